@@ -4,8 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.errors import AlphaloopError
 from alphaloop.server_kind import Granularity
+
+
+@dataclass(frozen=True, slots=True)
+class SliceCounts:
+    """What a server's own counters moved by while some requests of one evidence key, and no others, ran there."""
+
+    num_requests: int
+    num_prompt_tokens: int  #: of all
+    num_tokens: int  #: of all texts
+    counts: AcceptanceCounts  #: all rounds behind the prompts', and one for the prompts
+
+    def num_passes(self, num_tokens: int) -> int:
+        """Passes of the target for one of its texts, if each had as many tokens a round."""
+        behind = max(1, self.num_tokens - self.num_requests)
+        return 1 + round((num_tokens - 1) * (self.counts.rounds - 1) / behind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +41,7 @@ class Served:
     num_proposed: int = 0  #: draft tokens, as the server told
     num_accepted: int = 0
     is_counted: bool = True  #: whether the job's counts are known; if not, they say only how many tokens it has
+    slice_counts: SliceCounts | None = None  #: of all requests of the slice that this one ended
 
     def num_passes(self, num_tokens: int) -> int | None:
         """Passes of the target for a text of `num_tokens`; None where not even sums are told.

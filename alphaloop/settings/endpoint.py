@@ -50,6 +50,9 @@ class EndpointSettings(Section):
     api_key: Annotated[SecretStr, AfterValidator(_sendable)] | None = None  #: best from the environment
     drafter: TaskName | None = None  #: a name for what drafts there; unset: nothing does. Replicas have the same
     num_draft_tokens: int | None = Field(None, ge=1, le=64)  #: k with which the server was started; with a drafter only
+    metrics_url: Annotated[str, AfterValidator(refuse_address)] | None = (
+        None  #: a vLLM's page for Prometheus, as in http://host:8000/metrics: counts come from there alone
+    )
     max_requests: int = Field(16, ge=1, le=1024)  #: most requests at once
     connect_s: float = Field(10.0, gt=0)  #: wait for a connection
     answer_s: float = Field(600.0, gt=0)  #: from a request to the first byte of its reply: a queue lies between
@@ -59,4 +62,6 @@ class EndpointSettings(Section):
     def _drafts_with_a_k(self) -> Self:
         if (self.drafter is None) != (self.num_draft_tokens is None):
             raise ValueError("expected drafter and num_draft_tokens together: a server drafts with the k of its start")
+        if self.metrics_url is not None and self.drafter is None:
+            raise ValueError("expected metrics_url with a drafter only: there is nothing to count where nothing drafts")
         return self

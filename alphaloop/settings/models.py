@@ -142,8 +142,17 @@ class ModelSettings(Section):
         if self.target.engine == "server" and not self.endpoints:
             raise ValueError('expected [models.endpoints.NAME], because target.engine is "server"')
         lengths: dict[str, tuple[str, int | None]] = {}
+        counted: dict[str, tuple[str, bool]] = {}
         for name, endpoint in self.endpoints.items():
             if endpoint.drafter is not None:
+                has_metrics = endpoint.metrics_url is not None
+                other, is_counted = counted.setdefault(endpoint.drafter, (name, has_metrics))
+                if is_counted != has_metrics:
+                    raise ValueError(
+                        f"expected metrics_url at all endpoints of the drafter {endpoint.drafter} or at none, found it "
+                        f"at {name if has_metrics else other} and not at {other if has_metrics else name}: counts of "
+                        "both kinds are never added up"
+                    )
                 first, length = lengths.setdefault(endpoint.drafter, (name, endpoint.num_draft_tokens))
                 if length != endpoint.num_draft_tokens:
                     raise ValueError(

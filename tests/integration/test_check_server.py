@@ -19,6 +19,7 @@ from alphaloop.server_kind import ServerKind
 from tests.fixtures import server_replies
 from tests.fixtures.cli import Cli
 from tests.fixtures.inference_server import Answer, Connection, listening_beside, stream, whole
+from tests.fixtures.metrics_page import MetricsPage
 from tests.fixtures.orders import CarriedOut
 from tests.fixtures.server_replies import openai, streamed
 
@@ -146,6 +147,28 @@ def test_an_endpoint_of_the_settings_is_asked_with_its_key(
         done = CarriedOut(order("plain"))
         assert (done.code, done.reports[0]["kind"]) == (0, "openai")
         assert {asked.headers["authorization"] for asked in server.asked} == {"Bearer hunter2"}
+
+
+def test_counters_of_an_endpoint_of_the_settings_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALPHALOOP_CONFIGS", str(tmp_path))
+    page = MetricsPage(num_draft_tokens=40, accepts=[9, 5, 2, 1]).text()
+
+    async def answer(connection: Connection) -> None:
+        is_page = connection.asked.path == "/metrics"
+        await (whole(page.encode(), content_type="text/plain") if is_page else speaking(openai()))(connection)
+
+    with listening_beside(answer) as server:
+        for path, expected in (
+            ("metrics", ("ok", "17 of 40 drafted tokens accepted since its start")),
+            ("v1/models", ("warning", "not read: expected vllm:spec_decode_num_drafts_total on the page of metrics")),
+        ):
+            (tmp_path / "models.toml").write_text(
+                f'[models.endpoints.plain]\nkind = "openai"\nurl = "{server.url}"\ndrafter = "ngram"\n'
+                f'num_draft_tokens = 4\nmetrics_url = "{server.url.removesuffix("v1")}{path}"\n',
+                encoding="utf-8",
+            )
+            verdict, sentence = found(CarriedOut(order("plain")))["counters"]
+            assert (verdict, sentence.startswith(expected[1])) == (expected[0], True)
 
 
 def test_what_is_no_endpoint_is_named(configs: Callable[[str], None]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from alphaloop.commands.reports import Finding, ServerCheck
+from alphaloop.errors import ServerError
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.server_kind import ServerKind
 from worker.engine import Sampling
@@ -49,6 +50,8 @@ async def check_server(endpoint: Endpoint) -> ServerCheck:
         _stream(whole, streamed, len(pieces)),
         _counts(endpoint.kind, whole),
     ]
+    if endpoint.metrics_url is not None:
+        findings.append(await _counters(asked))
     if stopped is not None:
         findings.append(_stop(whole, stopped, ending))
     return ServerCheck(endpoint.url, endpoint.kind, card.id, whole.told.granularity, tuple(findings))
@@ -92,6 +95,17 @@ def _counts(kind: ServerKind, reply: Reply) -> Finding:
         hint = f"; {_HINTS[kind]}" if kind == "vllm" else ""
         return Finding("counts", "warning", f"{found}, and at which positions is not told{hint}")
     return Finding("counts", "ok", f"{found}, at which positions is told")
+
+
+async def _counters(endpoint: Endpoint) -> Finding:
+    try:
+        async with ServerClient(endpoint) as client:
+            found = await client.counters()
+    except ServerError as error:
+        return Finding("counters", "warning", f"not read: {error.message}")
+    return Finding(
+        "counters", "ok", f"{sum(found.accepts)} of {found.num_draft_tokens} drafted tokens accepted since its start"
+    )
 
 
 def _ending(reply: Reply) -> str:

@@ -18,6 +18,7 @@ from alphaloop.messages import Job
 from alphaloop.server_kind import ServerKind
 from worker.engine import Sampling
 from worker.servers.asking import body_of, path_of, tokenize_body_of
+from worker.servers.counters import Counters
 from worker.servers.endpoint import Endpoint
 from worker.servers.events import events
 from worker.servers.forms import ModelCard, ModelList, Piece, Tokenized, Version, read_form
@@ -45,17 +46,23 @@ class ServerClient:
     def __init__(self, endpoint: Endpoint, *, context_length: int | None = None) -> None:
         self._endpoint, self._context_length = endpoint, context_length
         self._http = HttpSession(endpoint.api_key, endpoint.limits)
+        # A page of metrics elsewhere does not see the server's key.
+        self._metrics = self._http if endpoint.has_own_metrics else HttpSession(None, endpoint.limits)
         self._named: Version | None = None  #: an SGLang's, asked once
         self._naming = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         await self._http.__aenter__()
+        if self._metrics is not self._http:
+            await self._metrics.__aenter__()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._http.__aexit__(kind, error, trace)
+        if self._metrics is not self._http:
+            await self._metrics.__aexit__(kind, error, trace)
 
     async def complete(self, job: Job, sampling: Sampling, *, on_text: Callable[[str], None] | None = None) -> Reply:
         """The text of a job. With `on_text` it is streamed, and each piece of text handed over as it comes.
@@ -91,6 +98,11 @@ class ServerClient:
         return reader.reply(time.perf_counter() - began)
 
     @property
+    def endpoint(self) -> Endpoint:
+        """Whom it asks."""
+        return self._endpoint
+
+    @property
     def must_stream(self) -> bool:
         """Whether only a stream tells when the first token came, and loses nothing that a whole reply tells."""
         return self._endpoint.kind in ("openai", "tensorrt_llm", "sglang")
@@ -106,6 +118,14 @@ class ServerClient:
         async with self._http.asked("POST", f"{self._endpoint.root}/tokenize", body) as content:
             found = read_form(Tokenized, await content.whole())
         return found.max_model_len - found.count
+
+    async def counters(self) -> Counters:
+        """What the page of metrics says; the endpoint has its address. Raises ServerError."""
+        url = self._endpoint.metrics_url
+        if url is None:
+            raise RuntimeError("an endpoint without an address of metrics has no counters")
+        async with self._metrics.asked("GET", url) as content:
+            return Counters.of_page((await content.whole()).decode(errors="replace"))
 
     async def models(self) -> tuple[ModelCard, ...]:
         """What the server lists at /models."""

@@ -39,6 +39,7 @@ class Endpoint:
     api_key: SecretStr | None = None
     limits: Limits = Limits()
     num_draft_tokens: int | None = None  #: k with which it was started; None: nothing drafts, or nobody said
+    metrics_url: str | None = None  #: of a server whose counters are read, because it tells nothing of a request
 
     def __post_init__(self) -> None:
         field = "url"
@@ -60,7 +61,13 @@ class Endpoint:
             settings.api_key,
             limits,
             settings.num_draft_tokens,
+            settings.metrics_url,
         )
+
+    @property
+    def has_own_metrics(self) -> bool:
+        """Whether the page of metrics, if there is one, is the server's own and may see its key."""
+        return self.metrics_url is None or _origin(self.metrics_url) == _origin(self.url)
 
     @property
     def api(self) -> str:
@@ -72,3 +79,8 @@ class Endpoint:
     def root(self) -> str:
         """The address before /version, /props and other paths outside of OpenAI's form."""
         return self.api.removesuffix("/v1")
+
+
+def _origin(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc

@@ -85,7 +85,9 @@ def _server(
     model = found.model if found else settings.model or ""
     length = (found.context_length if found else None) or identity.context_length
     server = found.server if found else settings.kind
-    drafter = settings.drafter and models.drafter_state(settings.drafter, server)
+    # What is counted in another way is evidence of another kind, and has another name.
+    revision = server if settings.metrics_url is None else f"{server}-counters"
+    drafter = settings.drafter and models.drafter_state(settings.drafter, revision)
     return Server(name, Endpoint.of(settings, model=model), drafter or None, settings.max_requests, length)
 
 

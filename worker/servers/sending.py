@@ -18,6 +18,7 @@ from alphaloop.errors import AlphaloopError, PromptTooLong, RequestRefused, Serv
 from worker.engine import TokenDelta
 from worker.served import FailedRequest
 from worker.servers.client import ServerClient
+from worker.servers.counting import Counting
 from worker.servers.fleet import Fleet
 from worker.servers.places import Flight
 from worker.servers.preparing import TokenEstimate
@@ -25,6 +26,7 @@ from worker.servers.reading import Reply
 from worker.servers.request import Event, Failed, Finished, InLine, Interrupted, Request, Streamed
 from worker.servers.served_text import Sent, generation_of
 from worker.servers.testing import Tests
+from worker.servers.told import NOTHING
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ class Sending:
         self._told = InLine()
         self._on_their_way: set[Request] = set()
         self._tests = tests
+        self._counting = Counting(clients)
 
     def put(self, request: Request) -> None:
         """Let it wait for its endpoint; a job that left after a failure goes on as it would have here."""
@@ -136,6 +139,7 @@ class Sending:
     async def _send(self, request: Request, flight: Flight) -> None:
         name, sent_at = flight.endpoint, self._clock()
         outcome: Reply | AlphaloopError | None = None
+        self._counting.began(name, request.prepared)
         try:
             try:
                 outcome = await self._ask(request, name)
@@ -146,13 +150,17 @@ class Sending:
                 outcome = ServerFailed(f"asking the server failed: {reason_of(error)}")
             finally:
                 ended_at, num_beside = self._clock(), self._fleet.ended(flight)
+                due = self._counting.ended(name, outcome if isinstance(outcome, Reply) else None)
             if isinstance(outcome, AlphaloopError):
                 await self._after(request, flight, outcome)
             else:
                 self._fleet.succeeded(name)
                 self._fleet.forget(request.job_id)
                 self._tokens.learn(request.prepared.job, outcome.num_prompt_tokens)
-                sent = Sent(name, self._drafters[name], request.admitted_at, sent_at, ended_at, num_beside)
+                found = await self._counting.read(name, due) if due is not None else None
+                if self._counting.counts(name):
+                    outcome = replace(outcome, told=NOTHING)  # counts of two kinds are never added up
+                sent = Sent(name, self._drafters[name], request.admitted_at, sent_at, ended_at, num_beside, found)
                 self._say(request, Finished(request, generation_of(request.job_id, outcome, sent)))
         finally:
             self._on_their_way.discard(request)

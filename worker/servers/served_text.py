@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
 from worker.engine import DrafterCounts, Generation
-from worker.served import Served
+from worker.served import Served, SliceCounts
 from worker.servers import told
 from worker.servers.reading import Reply
 from worker.servers.told import Told
@@ -23,6 +23,7 @@ class Sent:
     sent_at: float  #: to this endpoint, the last one that it was sent to
     ended_at: float
     num_beside: float  #: mean requests in flight there meanwhile, itself included
+    slice_counts: SliceCounts | None = None  #: of the slice that it ended
 
 
 def generation_of(job_id: str, reply: Reply, sent: Sent) -> Generation:
@@ -33,6 +34,9 @@ def generation_of(job_id: str, reply: Reply, sent: Sent) -> Generation:
     known = _known(reply, sent.drafter)
     counts = known.counts or told.of_vanilla(known.granularity, reply.num_tokens).counts or AcceptanceCounts()
     is_counted = known.counts is not None
+    num_rounds = counts.rounds if is_counted else None
+    if num_rounds is None and sent.slice_counts is not None:
+        num_rounds = sent.slice_counts.num_passes(reply.num_tokens)
     waited_s, wall_s = sent.sent_at - sent.admitted_at, sent.ended_at - sent.admitted_at
     return Generation(
         job_id=job_id,
@@ -53,14 +57,15 @@ def generation_of(job_id: str, reply: Reply, sent: Sent) -> Generation:
             draft_revision=sent.drafter.revision if sent.drafter else "",
             num_draft_tokens=sent.drafter.max_draft_tokens if sent.drafter else 0,
             num_beside=sent.num_beside,
-            num_rounds=counts.rounds if is_counted else None,
+            num_rounds=num_rounds,
             prefill_s=reply.times.prefill_s,
             decode_s=reply.times.decode_s if reply.times.decode_s is not None else _decode_s(reply),
             queue_s=reply.times.queue_s,
-            granularity=known.granularity,
+            granularity="counters" if sent.slice_counts is not None else known.granularity,
             num_proposed=known.num_proposed,
             num_accepted=known.num_accepted,
             is_counted=is_counted,
+            slice_counts=sent.slice_counts,
         ),
     )
 

@@ -229,6 +229,14 @@ def test_a_wrong_endpoint_is_refused_with_its_path_and_without_its_secrets(confi
             {"one": {"drafter": "ngram", "num_draft_tokens": 4}, "two": {"drafter": "ngram", "num_draft_tokens": 8}},
             "expected one num_draft_tokens of the drafter ngram, found 4 at one and 8 at two",
         ),
+        ({"one": {"metrics_url": "http://localhost:8000/metrics"}}, "expected metrics_url with a drafter only"),
+        (
+            {
+                "one": {"drafter": "ngram", "num_draft_tokens": 4},
+                "two": {"drafter": "ngram", "num_draft_tokens": 4, "metrics_url": "http://localhost:8000/metrics"},
+            },
+            "expected metrics_url at all endpoints of the drafter ngram or at none, found it at two and not at one",
+        ),
     ],
 )
 def test_servers_that_contradict_each_other_are_refused(endpoints: dict[str, dict[str, object]], said: str) -> None:

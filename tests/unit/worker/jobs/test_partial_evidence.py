@@ -26,7 +26,7 @@ from worker.intake.validation import ReadyJob
 from worker.jobs.claiming import ClaimedJob
 from worker.jobs.lanes import lane_of
 from worker.jobs.outcomes import succeeded
-from worker.served import Served
+from worker.served import Served, SliceCounts
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ENGINE = FakeEngine(
@@ -205,3 +205,27 @@ def test_sums_that_a_server_told_are_evidence_beside_the_run(
         assert row.is_drafted
         assert (row.counts.num_accepted, row.counts.rounds, row.counts.num_tokens) == (40, 41, 81)
         assert sum(sums.accepts) / sums.rounds == pytest.approx(1.0)
+
+
+def test_a_slice_is_one_row_of_the_job_that_ended_it_and_counts_as_one_job() -> None:
+    """Three texts of 81 tokens: its rounds are all of theirs behind the prompts', and its lengths their mean."""
+    generation, prepared = decode(1)
+    counts = AcceptanceCounts(151, 51, 0, (100,) * 4, (100, 50, 30, 10), (50, 30, 10, 0))
+    found = SliceCounts(3, 90, 243, counts)
+    served = Served("here", "lookup", "vllm-1-counters", 4, 1.0, None, None, None, None, "nothing", is_counted=False)
+    served = replace(served, slice_counts=found)
+    told = replace(generation, counts=AcceptanceCounts(81, 81), served=served, drafted=(), shadows=())
+    outcome = outcome_of(told, prepared)
+    ((key, sums),) = outcome.evidence
+    assert (key.drafter, key.draft_revision, key.task) == ("lookup", "vllm-1-counters", "code")
+    assert (sums.jobs, sums.rounds, sums.accepts) == (1, 150, (50, 30, 10, 0))
+    (row,) = outcome.shadows
+    assert (row.num_prompt_tokens, row.num_output_tokens, sums.output_tokens) == (30, 81, 81)
+    control, prepared = decode(1, purpose=Purpose.CONTROL)
+    assert outcome_of(replace(told, job_id=control.job_id), prepared).evidence == []
+
+
+def test_a_text_of_a_slice_has_the_passes_that_its_tokens_take_there() -> None:
+    found = SliceCounts(3, 90, 243, AcceptanceCounts(151, 51, 0, (100,), (100,), (90,)))
+    assert found.num_passes(81) == 1 + 50  # 80 tokens behind the first, of 240 in 150 rounds
+    assert found.num_passes(1) == 1

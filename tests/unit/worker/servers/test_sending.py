@@ -11,6 +11,7 @@ from alphaloop.errors import AlphaloopError, ReplyCut, ServerUnreachable
 from alphaloop.messages import Body, Job
 from tests.fixtures.simulated_fleet import Clock
 from worker.engine import PreparedJob, Sampling
+from worker.servers.endpoint import Endpoint
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import FleetEndpoint
 from worker.servers.preparing import TokenEstimate
@@ -20,6 +21,8 @@ from worker.servers.sending import Sending
 
 class Servers:
     """Two servers that die with every request, after its first word; a test finds them gone, and they come back."""
+
+    endpoint = Endpoint("http://gpu", "vllm", "m")
 
     must_stream = False
 

@@ -1,0 +1,185 @@
+"""A server that tells nothing of a request: its counters are evidence, over real connections to one in vLLM's form."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+from pydantic import SecretStr
+
+from alphaloop.acceptance import PREFILL, AcceptanceCounts
+from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.errors import ReplyInvalid
+from alphaloop.messages import Mode
+from tests.fakes import FakeEngine
+from tests.fixtures.inference_server import Connection, InferenceServer, listening, whole
+from tests.fixtures.metrics_page import MetricsPage
+from tests.fixtures.models import make_job
+from tests.fixtures.served_engine import ServedEngine, engine_over
+from worker.engine import Generation, Sampling
+from worker.served import SliceCounts
+from worker.servers.client import ServerClient
+from worker.servers.counters import Counters
+from worker.servers.endpoint import Endpoint
+from worker.servers.engine import ServerEngine
+
+DRAFTING = Decision(Mode.SPECULATIVE, "lookup", None, 4, Reason.FORCED, "by the test")
+SAMPLING = Sampling(max_tokens=24, temperature=0.0)
+
+
+@contextmanager
+def silent_server(*, round_s: float = 0.0) -> Iterator[tuple[ServerEngine, ServedEngine]]:
+    """An engine over one server that drafts with k = 4 and tells nothing of a request."""
+    server = ServedEngine(FakeEngine(), "lookup", 4, round_s, tells=False)
+    with engine_over({"silent": server}) as engine:
+        yield engine, server
+
+
+def decode(engine: ServerEngine, tasks: Sequence[str], *, behind: int = 0) -> list[Generation]:
+    """A job of each task at once, to the end of all; in the order in which they ended."""
+    for number, task in enumerate(tasks):
+        job = make_job(f"complete function {behind + number}", behind + number).model_copy(update={"task": task})
+        engine.admit(engine.prepare(job, SAMPLING), DRAFTING)
+    found: list[Generation] = []
+    while len(found) < len(tasks):
+        step = engine.step()
+        assert not step.failed
+        found += step.finished
+    return found
+
+
+def slices(found: Sequence[Generation]) -> list[SliceCounts]:
+    return [one.served.slice_counts for one in found if one.served and one.served.slice_counts]
+
+
+def moved(server: ServedEngine, before: Counters) -> tuple[int, int, tuple[int, ...]]:
+    """What the server itself says: tokens, drafted tokens, and those accepted by position."""
+    now = Counters.of_page(server.metrics.text())
+    accepts = tuple(after - then for then, after in zip(before.accepts, now.accepts, strict=True))
+    return now.num_tokens - before.num_tokens, now.num_draft_tokens - before.num_draft_tokens, accepts
+
+
+def settled(engine: ServerEngine) -> None:
+    """Ask until a slice is counted, so that the counters are known at the beginning of the next one."""
+    for behind in range(100, 130):
+        if slices(decode(engine, ["before"], behind=behind)):
+            return
+    raise AssertionError("no slice was ever counted")
+
+
+def test_a_slice_of_one_task_has_the_servers_own_sums_and_is_told_with_the_job_that_ended_it() -> None:
+    with silent_server() as (engine, server):
+        settled(engine)
+        before = Counters.of_page(server.metrics.text())
+        found = decode(engine, ["code"] * 3)
+        num_tokens, num_drafted, accepts = moved(server, before)
+    (counted,) = slices(found)
+    assert found[-1].served is not None
+    assert found[-1].served.slice_counts is counted
+    assert found[-1].served.draft_revision == "vllm-0.32.0-counters", "evidence of its own kind"
+    assert found[-1].served.num_rounds == counted.num_passes(24)
+    assert (counted.num_requests, counted.num_tokens) == (3, num_tokens)
+    assert (sum(counted.counts.proposed), counted.counts.accepts) == (num_drafted, accepts)
+    assert num_drafted > 0
+    for one in found:
+        assert (one.is_counted, one.drafted, one.counts.num_tokens) == (False, (), 24)
+
+
+def test_tasks_that_run_together_are_credited_with_nothing() -> None:
+    with silent_server(round_s=0.002) as (engine, _):
+        settled(engine)
+        assert slices(decode(engine, ["code", "sql", "code"])) == []
+        assert len(slices(decode(engine, ["sql", "sql"], behind=10))) == 1, "the next slice is whole again"
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        lambda metrics: metrics.add(24, AcceptanceCounts(10, 1, 0, (9,) * 4, (9, 5, 4, 3), (5, 4, 3, 2))),
+        lambda metrics: metrics.add(24, PREFILL),
+    ],
+    ids=["with drafts", "without drafts"],
+)
+def test_a_slice_with_anothers_request_in_it_is_left_out(happens: Callable[[MetricsPage], None]) -> None:
+    with silent_server() as (engine, server):
+        settled(engine)
+        happens(server.metrics)
+        assert slices(decode(engine, ["code"])) == []
+        assert len(slices(decode(engine, ["code"], behind=10))) == 1
+
+
+def test_a_slice_in_which_the_server_was_started_again_is_left_out() -> None:
+    with silent_server() as (engine, server):
+        settled(engine)
+        server.metrics = MetricsPage()
+        assert slices(decode(engine, ["code"])) == []
+        assert len(slices(decode(engine, ["code"], behind=10))) == 1
+
+
+def test_a_page_that_is_missing_costs_no_job(caplog: pytest.LogCaptureFixture) -> None:
+    with silent_server() as (engine, server):
+        settled(engine)
+        server.metrics.is_missing = True
+        for number in range(2):
+            assert slices(decode(engine, ["code"], behind=number)) == []
+        told = [record for record in caplog.records if "its counters were not read" in record.getMessage()]
+        assert len(told) == 1, "said once"
+        server.metrics.is_missing = False
+        settled(engine)
+
+
+def test_a_server_that_tells_of_requests_is_not_asked_for_counters() -> None:
+    """Without `metrics_url` nothing is read."""
+    server = ServedEngine(FakeEngine(), "lookup", 4)
+    paths: list[str] = []
+    answer = server.__call__
+
+    async def noted(connection: Connection) -> None:
+        paths.append(connection.asked.path)
+        await answer(connection)
+
+    async def run() -> None:
+        async with listening(noted) as listener, ServerClient(Endpoint(listener.url, "vllm", "fake")) as client:
+            await client.complete(make_job("one two"), SAMPLING)
+
+    asyncio.run(run())
+    assert paths == ["/v1/completions"]
+    with engine_over({"telling": server}) as engine:
+        (found,) = decode(engine, ["code"])
+    assert found.served is not None
+    assert (found.is_counted, found.served.slice_counts) == (True, None)
+    assert found.served.draft_revision == "vllm-0.32.0"
+
+
+def read(metrics_url: Callable[[InferenceServer], str]) -> tuple[Counters, InferenceServer]:
+    page = MetricsPage(num_requests=2, num_tokens=9).text().encode()
+
+    async def run() -> tuple[Counters, InferenceServer]:
+        async with listening(whole(page)) as server:
+            url = metrics_url(server)
+            endpoint = Endpoint(server.url, "openai", "fake", SecretStr("hunter2"), metrics_url=url)
+            async with ServerClient(endpoint) as client:
+                return await client.counters(), server
+
+    return asyncio.run(run())
+
+
+def test_the_servers_own_page_sees_its_key_and_no_other_page_does() -> None:
+    found, server = read(lambda one: one.url.removesuffix("/v1") + "/metrics")
+    assert (found.num_requests, found.num_tokens) == (2, 9)
+    assert server.asked[0].headers["authorization"] == "Bearer hunter2"
+    found, server = read(lambda one: one.url.removesuffix("/v1").replace("127.0.0.1", "localhost") + "/metrics")
+    assert (found.num_tokens, "authorization" in server.asked[0].headers) == (9, False)
+
+
+def test_a_page_without_the_counters_is_invalid() -> None:
+    async def run() -> None:
+        async with listening(whole(b"# no metrics\n")) as server:
+            endpoint = Endpoint(server.url, "openai", "fake", metrics_url=f"{server.url}/metrics")
+            async with ServerClient(endpoint) as client:
+                await client.counters()
+
+    with pytest.raises(ReplyInvalid, match="vllm:spec_decode_num_drafts_total"):
+        asyncio.run(run())
