@@ -28,6 +28,7 @@ from benchmarks.engines.vllm_lookup import vllm_lookup
 from benchmarks.engines.weights import dense_folder
 from benchmarks.engines.workload import read_prompts
 
+_ANSWER_S: Final = 900.0
 _NAMES: Final = ("plain", "ngram", "lookup", "lookup_memory")
 
 
@@ -84,12 +85,18 @@ def main() -> int:
             for task, found in chosen.items():
                 begin = _Moment.now(process)
                 with ThreadPoolExecutor(options.load) as pool:
-                    texts += pool.map(lambda prompt, s=server, t=task: _ask(s, prompt, t, options), found)
+                    written = list(pool.map(lambda prompt, s=server, t=task: _ask(s, prompt, t, options), found))
+                _keep(options.out, written)
+                texts += written
                 seconds.setdefault(server.name, {})[task] = _Moment.now(process).since(begin)
-    if options.out is not None:
-        options.out.write_text("".join(json.dumps(asdict(text)) + "\n" for text in texts))
     _report(texts, seconds, list(chosen))
     return 0
+
+
+def _keep(out: Path | None, texts: Sequence[Text]) -> None:
+    if out is not None:
+        with out.open("a", encoding="utf-8") as lines:
+            lines.writelines(json.dumps(asdict(text)) + "\n" for text in texts)
 
 
 def _servers(options: argparse.Namespace, tasks: Sequence[str]) -> list[Server]:
@@ -120,7 +127,7 @@ def _ask(server: Server, prompt: str, task: str, options: argparse.Namespace) ->
         body["vllm_xargs"] = {TASK: task}
     if options.gaps and server.drafter is None:
         body |= {"logprobs": True, "top_logprobs": 2}
-    reply = read_json(f"{server.url}/chat/completions", body)
+    reply = read_json(f"{server.url}/chat/completions", body, timeout_s=_ANSWER_S)
     choice = reply["choices"][0]
     told = (reply.get("metrics") or {}).get("speculative_decoding") or {}
     tops = [place["top_logprobs"] for place in (choice.get("logprobs") or {}).get("content") or []]
@@ -178,7 +185,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--load", type=int, default=1, help="requests at once")
     parser.add_argument("--k", type=int, default=4)
     parser.add_argument("--gaps", action="store_true", help="ask the server without drafts for log-probabilities too")
-    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--out", type=Path, default=None, help="lines are added to it")
     parser.add_argument("--model", default=None)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--port", type=int, default=8011)

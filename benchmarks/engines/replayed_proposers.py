@@ -1,17 +1,21 @@
-"""How long a proposal takes: texts that vLLM wrote are read again by both drafters, in vLLM's own environment.
+"""Both drafters on texts that vLLM wrote, in vLLM's own environment: tokens a round, and the time of a proposal.
 
-    PYTHONPATH=. .venv-vllm/bin/python -m benchmarks.engines.replayed_proposers texts.jsonl [K]
+    PYTHONPATH=. .venv-vllm/bin/python -m benchmarks.engines.replayed_proposers texts.jsonl --k 4,8,12
 
-`texts.jsonl` is from `benchmarks.engines.lookup --out`. Rows are filled, called and accepted as vLLM does it. Where a
-text came from a server with the same drafter without memory, its rounds must be those that the server counted.
+`texts.jsonl` is from `benchmarks.engines.lookup --out`. Greedy texts are the target's own whatever drafts, so a replay
+counts what a server with that drafter would. Rows are filled, called and accepted as vLLM does it. Where a text came
+from a server with the same drafter and k, its rounds must be those that the server counted: the exit code is 1 if not.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -80,33 +84,64 @@ def _num_agreed(draft: Sequence[int], behind: Sequence[int]) -> int:
 
 
 def _batches(texts: Sequence[dict[str, Any]], size: int) -> Iterator[Sequence[dict[str, Any]]]:
-    for begin in range(0, len(texts) - size + 1, size):
+    for begin in range(0, len(texts), size):
         yield texts[begin : begin + size]
 
 
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """All texts, read by one drafter."""
+
+    rounds: list[list[tuple[int, int]]]  #: (drafted, accepted), text by text
+    times_us: Any  #: of each call of `propose`, whatever its rows
+
+    @classmethod
+    def of(cls, drafter: Any, texts: Sequence[dict[str, Any]], size: int) -> Replayed:
+        """`size` texts at once. The first of them are read twice, and timed the second time: n-grams are compiled."""
+        replay(drafter, texts[:size], [])
+        times: list[float] = []
+        rounds = [one for batch in _batches(texts, size) for one in replay(drafter, batch, times)]
+        return cls(rounds, 1e6 * np.array(times))
+
+
+def num_other(texts: Sequence[dict[str, Any]], replayed: Replayed) -> int:
+    """Texts whose rounds are other than those that their server counted.
+
+    The last round is left out: it may reach beyond the end of the text, where only the server knows what followed.
+    """
+    told = [list(zip(one["drafted"], one["accepted"], strict=True)) for one in texts]
+    return sum(one[:-1] != two[:-1] for one, two in zip(told, replayed.rounds, strict=True))
+
+
 def main() -> int:
-    """Print microseconds a proposal, and whether the rounds are those of the server. 1 where they are not."""
-    with open(sys.argv[1], encoding="utf-8") as lines:
-        found = [json.loads(line) for line in lines]
-    k = int(sys.argv[2]) if len(sys.argv) > 2 else 4
-    num_other = 0
+    """Print a line for each drafter and k."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engines.replayed_proposers", description=__doc__)
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("--k", type=lambda text: [int(one) for one in text.split(",")], default=[4])
+    parser.add_argument("--servers-k", type=int, default=4, help="k of the servers that wrote the texts")
+    options = parser.parse_args()
+    found = [json.loads(line) for line in options.texts.read_text(encoding="utf-8").splitlines()]
+    failed = False
     for name, make in (("ngram", ngram), ("lookup", lookup)):
-        texts = [one for one in found if one["server"] == name]
-        for size in _BATCHES:
-            drafter = make(k, size)
-            times: list[float] = []
-            for batch in _batches(texts, size):
-                told = [list(zip(one["drafted"], one["accepted"], strict=True)) for one in batch]
-                played = replay(drafter, batch, times)
-                # The last round of a text may reach beyond its end, where nothing is known.
-                num_other += sum(one[:-1] != two[:-1] for one, two in zip(told, played, strict=True))
-            took = 1e6 * np.array(times)
-            print(
-                f"{name}, {size} at once: {len(times)} proposals of {len(texts)} texts, mean {took.mean():.0f} us, "
-                f"median {np.median(took):.0f}, p99 {np.quantile(took, 0.99):.0f}"
+        own = [one for one in found if one["server"] == name]
+        others = num_other(own, Replayed.of(make(options.servers_k, 1), own, 1)) if own else 0
+        print(f"{name}: {others} of {len(own)} texts have other rounds than its server counted")
+        failed |= others > 0
+        texts = [one for one in found if one["server"] == "plain"] or own
+        num_tokens = sum(len(one["token_ids"]) for one in texts)
+        for k in options.k:
+            alone, together = (Replayed.of(make(k, size), texts, size) for size in _BATCHES)
+            drafted = sum(one for rounds in alone.rounds for one, _ in rounds)
+            num_rounds = num_tokens - sum(one for rounds in alone.rounds for _, one in rounds)
+            times = ", ".join(
+                f"{size} at once median {np.median(took):.0f} us p99 {np.quantile(took, 0.99):.0f} us"
+                for size, took in zip(_BATCHES, (alone.times_us, together.times_us), strict=True)
             )
-    print(f"texts whose rounds are other than the server's: {num_other}")
-    return int(num_other > 0)
+            print(
+                f"{name}, k = {k}: {num_tokens / num_rounds:.3f} tokens and {drafted / num_rounds:.3f} drafted ones "
+                f"a round; {times}"
+            )
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from alphaloop.inside_vllm.settings import ProposerSettings
 from benchmarks.engines.closed_loop import Played, Result
 from benchmarks.engines.cpu_seconds import cpu_seconds
 from benchmarks.engines.lookup import Text
-from benchmarks.engines.replayed_proposers import lookup, replay
+from benchmarks.engines.replayed_proposers import Replayed, lookup, num_other, replay
 from benchmarks.engines.scoring import POLICIES, PlayedBlock, by_task, over_better_static, quantile, summary
 from benchmarks.engines.serve import NGRAM, draft_model
 from benchmarks.engines.server import llama_cpp, vllm
@@ -136,11 +137,18 @@ def test_rounds_without_a_draft_count_and_texts_are_compared_by_token() -> None:
 
 def test_a_replay_drafts_and_accepts_as_a_server_does() -> None:
     repeating = [1, 2, 3, 4, 5, 6] * 4
-    texts = [{"prompt_ids": repeating[:8], "token_ids": [*repeating[8:20], 9]}, {"prompt_ids": [1], "token_ids": [2]}]
+    texts: list[dict[str, Any]] = [
+        {"prompt_ids": repeating[:8], "token_ids": [*repeating[8:20], 9]},
+        {"prompt_ids": [1], "token_ids": [2]},
+    ]
     times: list[float] = []
     first, second = replay(lookup(4, 2), texts, times)
     assert (first, second) == ([(4, 4), (4, 4), (4, 1)], [])
     assert len(times) == 4  # one more: the first pass reads the prompt, and nothing was drafted before it
+    told = [{**texts[0], "drafted": [4, 4, 4], "accepted": [4, 4, 3]}, {**texts[1], "drafted": [], "accepted": []}]
+    assert num_other(told, Replayed.of(lookup(4, 1), told, 1)) == 0
+    told[0]["accepted"] = [4, 3, 3]
+    assert num_other(told, Replayed.of(lookup(4, 2), told, 2)) == 1
 
 
 def test_processor_time_is_that_of_a_process_and_its_children() -> None:
