@@ -46,7 +46,7 @@ from tests.stories.asking import Asking
 from tests.stories.configs import PROFILE, write_configs
 from tests.stories.deployment import Deployment
 from tests.stories.faults import Faults
-from tests.stories.models import trained_draft, tuned_target
+from tests.stories.models import SERVED_RECIPE, trained_draft, tuned_target
 from tests.stories.pictures import take_pictures
 from tests.stories.prompts import DRAFTED, story_prompts
 from tests.stories.size import Size
@@ -86,7 +86,15 @@ class ServedRun:
         """Train → the first model is served → the second one is, under the same names → the report."""
         prompts, asking = story_prompts(self.seed, num_probes=self.size.num_probes), Asking(self.seed, self.size)
         tuned = tuned_target(self.data_dir, SOURCE, prompts, self.size, seed=self.seed, say=self.say)
-        draft = trained_draft(self.data_dir, tuned, prompts, num_threads=self.num_threads, seed=self.seed, say=self.say)
+        draft = trained_draft(
+            self.data_dir,
+            tuned,
+            prompts,
+            num_threads=self.num_threads,
+            seed=self.seed,
+            say=self.say,
+            recipe=SERVED_RECIPE,
+        )
         first, second = (self._servers(str(model), draft) for model in (tuned, dense_folder("bfloat16")))
         # The same names, addresses and settings: only the weights are others.
         second = [replace(server, port=before.port) for server, before in zip(second, first, strict=True)]
