@@ -202,7 +202,7 @@ class Engine(MeasuringDevice, Protocol):
     def step(self) -> Step:
         """One round for every admitted sequence, or what servers sent since the last step.
 
-        Raises DecodeFailed, after which `abandon` empties the engine.
+        Raises DecodeFailed, after which `abandon` empties the engine, and EngineSick where nothing will mend it.
         """
 
     def wake(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from alphaloop.settings.claim_check import ClaimCheckSettings
 from alphaloop.settings.console import ConsoleSettings
 from alphaloop.settings.endpoint import EndpointSettings
+from alphaloop.settings.in_process import InProcessSettings
 from alphaloop.settings.load import Settings, default_data_dir, find_configs, load_settings, read_tasks
 from alphaloop.settings.model import (
     EmbeddedSettings,
@@ -35,6 +36,7 @@ __all__ = [
     "DrafterSettings",
     "EmbeddedSettings",
     "EndpointSettings",
+    "InProcessSettings",
     "KafkaSettings",
     "LogSettings",
     "LookupDrafterSettings",

@@ -36,6 +36,12 @@ def refuse_key(key: str | None) -> None:
         raise ValueError("expected printable ASCII without spaces around it, found something else")
 
 
+def refuse_half_a_drafter(drafter: str | None, num_draft_tokens: int | None) -> None:
+    """Raise ValueError where only one of the two is given."""
+    if (drafter is None) != (num_draft_tokens is None):
+        raise ValueError("expected drafter and num_draft_tokens together: a server drafts with the k of its start")
+
+
 def _sendable(key: SecretStr) -> SecretStr:
     refuse_key(key.get_secret_value())
     return key
@@ -60,8 +66,7 @@ class EndpointSettings(Section):
 
     @model_validator(mode="after")
     def _drafts_with_a_k(self) -> Self:
-        if (self.drafter is None) != (self.num_draft_tokens is None):
-            raise ValueError("expected drafter and num_draft_tokens together: a server drafts with the k of its start")
+        refuse_half_a_drafter(self.drafter, self.num_draft_tokens)
         if self.metrics_url is not None and self.drafter is None:
             raise ValueError("expected metrics_url with a drafter only: there is nothing to count where nothing drafts")
         return self

@@ -138,6 +138,8 @@ def find_configs(configs: Path | None) -> Path | None:
     return next((folder for folder in (Path("configs"), CHECKOUT_CONFIGS) if (folder / "tasks.toml").is_file()), None)
 
 
+#: Settings that say which section a table is.
+_TAGS: Final = ("method", "kind")
 _TASKS: Final = TypeAdapter(dict[TaskName, TaskSettings])
 
 
@@ -198,9 +200,18 @@ def explained(error: ValidationError, within: tuple[str, ...] = ()) -> ConfigErr
     path = ".".join(parts)
     if first["type"] == "extra_forbidden":
         return ConfigError(f"{path}: no such setting", hint=nearest(parts[-1], set(section.model_fields)))
-    secret = any(word in path for word in ("password", "url", "api_key"))
-    found = "a secret" if secret else repr(first["input"])[:80]
-    return ConfigError(f"{path}: {first['msg']}; found {found}", hint="configs/ explains every setting")
+    return ConfigError(
+        f"{path}: {first['msg']}; found {_shown(path, first['input'])}", hint="configs/ explains every setting"
+    )
+
+
+def _shown(path: str, found: object) -> str:
+    """What was found, without secrets: of a whole section only which one it is."""
+    if any(word in path for word in ("password", "url", "api_key")):
+        return "a secret"
+    if isinstance(found, Mapping):
+        return next((f"{tag} = {found[tag]!r}"[:80] for tag in _TAGS if tag in found), "a table")
+    return repr(found)[:80]
 
 
 def _located(place: Sequence[int | str]) -> tuple[list[str], type[BaseModel]]:
@@ -215,13 +226,19 @@ def _located(place: Sequence[int | str]) -> tuple[list[str], type[BaseModel]]:
         if typing.get_origin(annotation) is dict:
             annotation = typing.get_args(annotation)[1]
         elif len(sections) > 1:
-            annotation = next(one for one in sections if one.model_fields["method"].default == part)
+            annotation = next(one for one in sections if _has_tag(one, part))
             continue
         elif sections:
             section = sections[0]
             annotation = section.model_fields[part].annotation if part in section.model_fields else None
         path.append(part)
     return path, section
+
+
+def _has_tag(section: type[BaseModel], tag: str) -> bool:
+    """Whether this is the section that the tag selects. Of two, the one without a default is for all other values."""
+    field = next(section.model_fields[name] for name in _TAGS if name in section.model_fields)
+    return tag == ("server" if field.is_required() else field.default)
 
 
 def nearest(name: str, known: set[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -11,8 +11,10 @@ from pydantic_core import PydanticCustomError
 from alphaloop.deciding import lookup_prior
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.messages.text import TaskName
+from alphaloop.server_kind import ServerKind
 from alphaloop.settings.device import AUTO, DeviceName
 from alphaloop.settings.endpoint import EndpointSettings
+from alphaloop.settings.in_process import KIND, InProcessSettings
 from alphaloop.settings.section import Section, Share
 
 Dtype = Literal["bfloat16", "float16", "float32", "float64"]
@@ -130,12 +132,28 @@ DrafterSettings = Annotated[
 ]
 
 
+def _kind(given: Any) -> Any:
+    kind = given.get("kind") if isinstance(given, dict) else getattr(given, "kind", None)
+    return "server" if kind in get_args(ServerKind) else kind
+
+
+#: The section's `kind` selects one of them.
+AnyEndpointSettings = Annotated[
+    Annotated[EndpointSettings, Tag("server")] | Annotated[InProcessSettings, Tag(KIND)],
+    Discriminator(
+        _kind,
+        custom_error_type="kind",
+        custom_error_message=f"Expected kind to be {', '.join(get_args(ServerKind))} or {KIND}",
+    ),
+]
+
+
 class ModelSettings(Section):
     """configs/models.toml."""
 
     target: TargetSettings = TargetSettings()
     drafters: dict[TaskName, DrafterSettings] = Field({"lookup": LookupDrafterSettings()})
-    endpoints: dict[TaskName, EndpointSettings] = Field(default_factory=dict)
+    endpoints: dict[TaskName, AnyEndpointSettings] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _replicas_agree(self) -> Self:
@@ -145,7 +163,7 @@ class ModelSettings(Section):
         counted: dict[str, tuple[str, bool]] = {}
         for name, endpoint in self.endpoints.items():
             if endpoint.drafter is not None:
-                has_metrics = endpoint.metrics_url is not None
+                has_metrics = isinstance(endpoint, EndpointSettings) and endpoint.metrics_url is not None
                 other, is_counted = counted.setdefault(endpoint.drafter, (name, has_metrics))
                 if is_counted != has_metrics:
                     raise ValueError(

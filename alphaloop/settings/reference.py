@@ -53,16 +53,21 @@ def _sections(path: str, model: type[BaseModel]) -> list[str]:
         for section in sections:
             nested.append((f"{path}.{name}" + (".<name>" if _is_mapping(field.annotation) else ""), section))
     doc = inspect.cleandoc(model.__doc__ or "")
-    method = (
-        f", `method = {json.dumps(model.model_fields['method'].default)}`" if "method" in model.model_fields else ""
-    )
-    parts = [f"\n## `[{path}]`{method}\n\n{doc}\n"]
+    parts = [f"\n## `[{path}]`{_tag(model)}\n\n{doc}\n"]
     if own:
         prefix = ENV_PREFIX + path.upper().replace(".", "__") + "__"
         parts.append(_table(own, prefix))
     for nested_path, section in nested:
         parts += _sections(nested_path, section)
     return parts
+
+
+def _tag(model: type[BaseModel]) -> str:
+    """The setting that selects this section, where there are several for one name."""
+    for name in ("method", "kind"):
+        if name in model.model_fields and not (field := model.model_fields[name]).is_required():
+            return f", `{name} = {json.dumps(field.default)}`"
+    return ""
 
 
 def _table(fields: dict[str, tuple[FieldInfo, str]], prefix: str) -> str:

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from alphaloop.commands.events import Report, Tell
 from alphaloop.commands.orders import CheckServerOrder
 from alphaloop.errors import ConfigError
-from alphaloop.settings import Settings
+from alphaloop.settings import EndpointSettings, Settings
 from worker.servers.endpoint import Endpoint
 
 
@@ -40,7 +40,13 @@ def _endpoint(order: CheckServerOrder, settings: Settings) -> Endpoint:
             f"found {order.server!r}",
             hint="endpoints are tables of configs/models.toml: [models.endpoints.NAME]",
         )
-    return Endpoint.of(endpoints[order.server], model=order.model)
+    settings_of_it = endpoints[order.server]
+    if not isinstance(settings_of_it, EndpointSettings):
+        raise ConfigError(
+            f"expected an endpoint with an address, found vLLM inside a worker: {order.server}",
+            hint="`alphaloop calibrate` starts it, and the worker's log says what came up",
+        )
+    return Endpoint.of(settings_of_it, model=order.model)
 
 
 def _key(name: str | None) -> SecretStr | None:

@@ -10,7 +10,7 @@ from datetime import datetime
 from uuid import UUID
 
 from alphaloop.deciding.policy import Decision, DraftSetting
-from alphaloop.errors import DecodeFailed, reason_of
+from alphaloop.errors import DecodeFailed, EngineSick, reason_of
 from alphaloop.messages import Mode
 from worker.engine import Engine, Generation, Step
 from worker.jobs.claiming import ClaimedJob
@@ -155,13 +155,18 @@ class RunningJobs:
             job.setting = setting
 
     def step(self) -> Stepped:
-        """One round of everything that runs. A failed step empties the engine; its jobs run alone later."""
+        """One round of everything that runs. A failed step empties the engine; its jobs run alone later.
+
+        Raises EngineSick where the engine says so itself; its jobs stay here.
+        """
         waiting = self._engine.load().waiting
         lanes = tuple(job.lane for job_id, job in self._running.items() if job_id not in waiting)
         if (failure := self._redraft_failure) is not None:
             return self._after_failure(failure, lanes)
         try:
             step = self._engine.step()
+        except EngineSick:
+            raise
         except Exception as error:
             return self._after_failure(_decode_failed(f"a step over {len(lanes)} jobs", error), lanes)
         finished = [(self._running.pop(generation.job_id), generation) for generation in step.finished]

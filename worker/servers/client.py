@@ -107,6 +107,14 @@ class ServerClient:
         """Whether only a stream tells when the first token came, and loses nothing that a whole reply tells."""
         return self._endpoint.kind in ("openai", "tensorrt_llm", "sglang")
 
+    @property
+    def sick(self) -> str | None:
+        """A server may always come back."""
+        return None
+
+    async def revive(self) -> None:
+        """Others start the server."""
+
     async def room_behind(self, job: Job) -> int | None:
         """Tokens that the context leaves behind the job's prompt; None where the server does not count for others.
 

@@ -16,13 +16,13 @@ from typing import Final
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision, Reason
-from alphaloop.errors import DecodeFailed, InvalidField
+from alphaloop.errors import DecodeFailed, EngineSick, InvalidField
 from alphaloop.messages import Job
 from alphaloop.server_identity import ServerIdentity
 from worker.cache_memory import CacheMemory
 from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta
 from worker.served import FailedRequest
-from worker.servers.client import ServerClient
+from worker.servers.connecting import client_of
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 from worker.servers.loop_thread import LoopThread
@@ -52,10 +52,12 @@ class ServerEngine:
         known: Mapping[str, ServerIdentity] | None = None,
         num_slots: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        thread: LoopThread | None = None,
     ) -> None:
         """`known`: what each endpoint is; one that comes back as another server is out.
 
-        `num_slots`: most jobs at once; all that the endpoints take unless given.
+        `num_slots`: most jobs at once; all that the endpoints take unless given. `thread`: where endpoints inside this
+        process were started; the engine ends it.
         """
         self._identity, self._servers, self._fleet, self._clock = identity, tuple(servers), fleet, clock
         self._tokens = TokenEstimate()
@@ -66,9 +68,9 @@ class ServerEngine:
         self._in_line = InLine()
         most = sum(server.max_requests for server in servers)
         self._num_slots = most if num_slots is None else min(num_slots, most)
-        self._thread = LoopThread("servers")
+        self._thread = thread or LoopThread("servers")
         self._clients = {
-            server.name: ServerClient(server.endpoint, context_length=server.context_length) for server in servers
+            server.name: client_of(server.endpoint, context_length=server.context_length) for server in servers
         }
         self._sending = Sending(
             self._clients,
@@ -139,7 +141,13 @@ class ServerEngine:
         """A request stays where it began."""
 
     def step(self) -> Step:
-        """What came from the servers since the last step; waits a little if nothing did."""
+        """What came from the servers since the last step; waits a little if nothing did.
+
+        Raises EngineSick where an endpoint inside this process cannot decode any more.
+        """
+        for client in self._clients.values():
+            if client.sick is not None:
+                raise EngineSick(client.sick)
         began = self._clock()
         num_decoding = self.load().num_decoding
         deltas: list[TokenDelta] = []

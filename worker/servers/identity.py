@@ -39,10 +39,10 @@ PROMPTS: Final = (
     '{"name": "',
     "Yesterday it rained, so today",
 )
-_NUM_LIKELIEST: Final = 5  #: the most that OpenAI's form of a continued prompt allows
+NUM_LIKELIEST: Final = 5  #: the most that OpenAI's form of a continued prompt allows
 #: Later tokens follow from the first ones, which may differ at a near-tie.
-_GREEDY: Final = Sampling(max_tokens=2, temperature=0.0)
-_NAME: Final = "identity"
+GREEDY: Final = Sampling(max_tokens=2, temperature=0.0)
+NAME: Final = "identity"
 #: A question is given up after so many seconds without an answer, where the endpoint's own limit is shorter.
 _LEAST_ANSWER_S: Final = 60.0
 
@@ -85,7 +85,7 @@ class _AskingClient(ServerClient):
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint)
         self._asked_of = endpoint
-        self._num_likeliest = _NUM_LIKELIEST
+        self._num_likeliest = NUM_LIKELIEST
 
     async def answer(self, prompt: str) -> Answer:
         """Go on with a prompt. A server that tells no probabilities is not asked for them again."""
@@ -99,8 +99,8 @@ class _AskingClient(ServerClient):
 
     async def _answer(self, prompt: str) -> Answer:
         endpoint = self._asked_of
-        job = Job(job_id=_NAME, task=_NAME, body=Body(prompt=prompt), purpose=Purpose.CONTROL)
-        body: RequestBody = body_of(endpoint.kind, endpoint.model, job, _GREEDY, stream=False)
+        job = Job(job_id=NAME, task=NAME, body=Body(prompt=prompt), purpose=Purpose.CONTROL)
+        body: RequestBody = body_of(endpoint.kind, endpoint.model, job, GREEDY, stream=False)
         if self._num_likeliest:
             body["logprobs"] = self._num_likeliest
         async with self._http.asked("POST", f"{endpoint.api}{path_of(job)}", body) as content:

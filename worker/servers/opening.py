@@ -1,27 +1,34 @@
-"""From settings to the engine that sends jobs to servers: every endpoint is asked what it serves."""
+"""From settings to the engine that sends jobs to endpoints: every one is asked what it serves, or started here."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import logging
 import random
+import socket
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 from urllib.parse import urlsplit
 
 from alphaloop.engine_identity import EngineIdentity
-from alphaloop.errors import ConfigError, ModelNotServed, ServerError
+from alphaloop.errors import ConfigError, EngineSick, ModelNotServed, ServerError
 from alphaloop.server_identity import ServerIdentity
 from alphaloop.settings.endpoint import EndpointSettings
-from alphaloop.settings.models import ModelSettings
+from alphaloop.settings.in_process import InProcessSettings
+from alphaloop.settings.models import AnyEndpointSettings, ModelSettings
 from alphaloop.store.server_identities import ServerIdentityStore
+from worker.servers.connecting import AnyEndpoint, identity_of
 from worker.servers.endpoint import Endpoint
 from worker.servers.engine import ServerEngine
 from worker.servers.fleet import Fleet
-from worker.servers.identity import ask_identity
+from worker.servers.in_process.client import Start, VllmClient
+from worker.servers.in_process.library import start_vllm
 from worker.servers.lives import NamedServers, name_servers, name_unstored
+from worker.servers.loop_thread import LoopThread
 from worker.servers.server import Server
 
 log = logging.getLogger(__name__)
@@ -33,41 +40,65 @@ _MOST_NAME_CHARS: Final = 200
 
 
 def open_server_engine(
-    models: ModelSettings, *, identities: ServerIdentityStore | None = None, num_slots: int | None = None
+    models: ModelSettings,
+    *,
+    identities: ServerIdentityStore | None = None,
+    num_slots: int | None = None,
+    start: Start = start_vllm,
 ) -> ServerEngine:
     """Ask every endpoint what it is, and build the engine over those that answer; the others are tested again later.
 
     `identities` has what endpoints were in earlier lives; without it every life is the first. `num_slots`: most jobs at
-    once; all that the endpoints take unless given. Raises ConfigError where an endpoint does not serve what the
-    settings say, or another model than the others, ServerError where none answers, and StoreError.
+    once; all that the endpoints take unless given. `start` starts vLLM in this process. Raises ConfigError where an
+    endpoint does not serve what the settings say, or another model than the others, ServerError where none answers,
+    EngineSick where vLLM does not start here, and StoreError.
     """
-    found, missing = asyncio.run(_ask_all(models.endpoints))
-    if not found:
-        raise next(iter(missing.values()))
-    named = name_unstored(found) if identities is None else name_servers(found, identities)
-    identity = _identity(models, named)
-    servers = [
-        _server(models, name, settings, found.get(name), identity)
-        for name, settings in models.endpoints.items()
-        if name in found or settings.model is not None
-    ]
-    fleet = Fleet([server.as_fleet_endpoint() for server in servers], clock=time.monotonic, rng=random.Random())
-    for name, error in missing.items():
-        log.warning("%s: %s", name, error.message, extra={"action": "endpoint_away", "endpoint": name})
-        if name in {server.name for server in servers}:
-            fleet.failed(name, error)
-    return ServerEngine(identity, servers, fleet, known=found, num_slots=num_slots)
+    endpoints = {name: _endpoint(name, settings, start) for name, settings in models.endpoints.items()}
+    thread = LoopThread("servers")
+    try:
+        most = {name: settings.max_requests for name, settings in models.endpoints.items()}
+        found, missing = thread.wait_for(_ask_all(endpoints, most))
+        if not found:
+            raise next(iter(missing.values()))
+        named = name_unstored(found) if identities is None else name_servers(found, identities)
+        identity = _identity(models, named, endpoints)
+        servers = [
+            _server(models, name, endpoints[name], found.get(name), identity)
+            for name, settings in models.endpoints.items()
+            if name in found or settings.model is not None
+        ]
+        fleet = Fleet([server.as_fleet_endpoint() for server in servers], clock=time.monotonic, rng=random.Random())
+        for name, error in missing.items():
+            log.warning("%s: %s", name, error.message, extra={"action": "endpoint_away", "endpoint": name})
+            if name in {server.name for server in servers}:
+                fleet.failed(name, error)
+        return ServerEngine(identity, servers, fleet, known=found, num_slots=num_slots, thread=thread)
+    except BaseException:
+        thread.wait_for(_close(endpoints))
+        thread.close()
+        raise
+
+
+def _endpoint(name: str, settings: AnyEndpointSettings, start: Start) -> AnyEndpoint:
+    if isinstance(settings, InProcessSettings):
+        return VllmClient(name, settings, start=start)
+    return Endpoint.of(settings)
 
 
 async def _ask_all(
-    endpoints: Mapping[str, EndpointSettings],
+    endpoints: Mapping[str, AnyEndpoint], max_requests: Mapping[str, int]
 ) -> tuple[dict[str, ServerIdentity], dict[str, ServerError]]:
-    """What each endpoint said, and why the others did not. Raises ConfigError."""
-    asked = (ask_identity(Endpoint.of(one), max_requests=one.max_requests) for one in endpoints.values())
+    """What each endpoint said, and why the others did not. Raises ConfigError and EngineSick.
+
+    Servers are asked first, because a mistake shows there at once. vLLM here starts one engine after the other: each
+    measures which memory is free.
+    """
+    servers = {name: one for name, one in endpoints.items() if not isinstance(one, VllmClient)}
+    asked = (identity_of(one, max_requests=max_requests[name]) for name, one in servers.items())
     answers = await asyncio.gather(*asked, return_exceptions=True)
     found: dict[str, ServerIdentity] = {}
     missing: dict[str, ServerError] = {}
-    for name, answer in zip(endpoints, answers, strict=True):
+    for name, answer in zip(servers, answers, strict=True):
         if isinstance(answer, ServerIdentity):
             found[name] = answer
         elif isinstance(answer, ConfigError | ModelNotServed):
@@ -76,26 +107,50 @@ async def _ask_all(
             missing[name] = answer
         else:
             raise answer
-    return found, missing
+    for name, one in endpoints.items():
+        if isinstance(one, VllmClient):
+            found[name] = await _start(name, one)
+    return {name: found[name] for name in endpoints if name in found}, missing
+
+
+async def _start(name: str, vllm: VllmClient) -> ServerIdentity:
+    try:
+        await vllm.start()
+        return await vllm.identity()
+    except ConfigError as error:
+        raise ConfigError(f"models.endpoints.{name}: {error.message}", hint=error.hint) from error
+    except ServerError as error:
+        raise EngineSick(f"models.endpoints.{name}: {error.message}", hint=error.hint) from error
+
+
+async def _close(endpoints: Mapping[str, AnyEndpoint]) -> None:
+    """End what was started here."""
+    for one in endpoints.values():
+        if isinstance(one, VllmClient):
+            await one.__aexit__(None, None, None)
 
 
 def _server(
-    models: ModelSettings, name: str, settings: EndpointSettings, found: ServerIdentity | None, identity: EngineIdentity
+    models: ModelSettings, name: str, endpoint: AnyEndpoint, found: ServerIdentity | None, identity: EngineIdentity
 ) -> Server:
-    model = found.model if found else settings.model or ""
+    settings = models.endpoints[name]
+    if isinstance(endpoint, Endpoint) and found is not None:
+        endpoint = replace(endpoint, model=found.model)
     length = (found.context_length if found else None) or identity.context_length
     server = found.server if found else settings.kind
     # What is counted in another way is evidence of another kind, and has another name.
-    revision = server if settings.metrics_url is None else f"{server}-counters"
-    drafter = settings.drafter and models.drafter_state(settings.drafter, revision)
-    return Server(name, Endpoint.of(settings, model=model), drafter or None, settings.max_requests, length)
+    is_counted = isinstance(settings, EndpointSettings) and settings.metrics_url is not None
+    drafter = settings.drafter and models.drafter_state(settings.drafter, f"{server}-counters" if is_counted else server)
+    return Server(name, endpoint, drafter or None, settings.max_requests, length)
 
 
-def _identity(models: ModelSettings, named: NamedServers) -> EngineIdentity:
+def _identity(models: ModelSettings, named: NamedServers, endpoints: Mapping[str, AnyEndpoint]) -> EngineIdentity:
     """Of all endpoints together: they serve one model."""
-    target, endpoints = models.target, models.endpoints
-    hosts = sorted({urlsplit(one.url).netloc for one in endpoints.values()})
-    addresses = "\n".join(sorted(f"{name} {one.url}" for name, one in endpoints.items()))
+    target = models.target
+    hosts = {
+        socket.gethostname() if isinstance(one, VllmClient) else urlsplit(one.url).netloc for one in endpoints.values()
+    }
+    addresses = "\n".join(sorted(f"{name} {_address(one)}" for name, one in endpoints.items()))
     return EngineIdentity(
         engine=named.engine[:_MOST_NAME_CHARS],
         target=target.name,
@@ -103,5 +158,12 @@ def _identity(models: ModelSettings, named: NamedServers) -> EngineIdentity:
         dtype=target.dtype,
         device=f"servers {hashlib.sha256(addresses.encode()).hexdigest()[:_HASH_CHARS]}",
         context_length=named.context_length or _UNKNOWN_CONTEXT,
-        host=",".join(hosts)[:_MOST_NAME_CHARS],
+        host=",".join(sorted(hosts))[:_MOST_NAME_CHARS],
     )
+
+
+def _address(endpoint: AnyEndpoint) -> str:
+    """Where its costs were measured: an address, or a device here and how vLLM uses it."""
+    if isinstance(endpoint, Endpoint):
+        return endpoint.url
+    return f"{endpoint.device} {json.dumps(endpoint.settings.engine_args(), sort_keys=True, default=str)}"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.server_kind import ServerKind
-from worker.servers.endpoint import Endpoint
+from worker.servers.connecting import AnyEndpoint
 from worker.servers.fleet_member import FleetEndpoint
 
 
@@ -15,7 +15,7 @@ class Server:
     """An endpoint of the fleet."""
 
     name: str
-    endpoint: Endpoint
+    endpoint: AnyEndpoint
     drafter: DrafterState | None  #: what drafts there
     max_requests: int  #: at once
     context_length: int

@@ -11,9 +11,9 @@ from alphaloop.errors import AlphaloopError, ServerSilent
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.server_identity import ServerIdentity, differs
 from worker.engine import Sampling
-from worker.servers.client import ServerClient
+from worker.servers.connecting import identity_of
+from worker.servers.endpoint_client import EndpointClient
 from worker.servers.fleet import Fleet
-from worker.servers.identity import ask_identity
 from worker.servers.server import Server
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ class Tests:
 
     def __init__(
         self,
-        clients: Mapping[str, ServerClient],
+        clients: Mapping[str, EndpointClient],
         servers: Mapping[str, Server],
         fleet: Fleet,
         known: Mapping[str, ServerIdentity],
@@ -57,6 +57,8 @@ class Tests:
     async def _test(self, name: str) -> AlphaloopError | None:
         was_down = any(status.name == name and status.state == "down" for status in self._fleet.statuses())
         try:
+            if was_down:
+                await self._clients[name].revive()
             await _is_well(self._clients[name])
             told = await self._changed(name) if was_down else None
         except AlphaloopError as error:
@@ -77,7 +79,7 @@ class Tests:
     async def _changed(self, name: str) -> str | None:
         """What is other than before the server went away, in words."""
         server = self._servers[name]
-        found = await ask_identity(server.endpoint, max_requests=server.max_requests)
+        found = await identity_of(server.endpoint, max_requests=server.max_requests)
         before = self._known.setdefault(name, found)
         return differs(before, found)
 
@@ -86,7 +88,7 @@ def _extra(name: str) -> dict[str, str]:
     return {"action": "server_changed", "endpoint": name}
 
 
-async def _is_well(client: ServerClient) -> None:
+async def _is_well(client: EndpointClient) -> None:
     """Return when the server has decoded the text. Raises ServerError."""
     try:
         async with asyncio.timeout(_MOST_S):
