@@ -1,4 +1,4 @@
-"""What every engine promises above the seam: the fake, a tiny real model, and servers over real connections.
+"""What every engine promises above the seam: the fake, a tiny real model, servers over real connections, vLLM inside.
 
 A test that changes how a running text is drafted, or counts the rounds of a step, is for engines that own a device.
 """
@@ -20,6 +20,7 @@ from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, InvalidField, PromptTooLong
 from alphaloop.settings import WorkerSettings
 from tests.fakes import FakeEngine
+from tests.fixtures.fake_vllm import FakeVllm, engine_in_process
 from tests.fixtures.models import VANILLA, lookup_decision, make_job
 from tests.fixtures.served_engine import engine_of_servers
 from worker.costs.calibration import calibrate, plan
@@ -52,19 +53,24 @@ def fake(num_slots: int = 4, context_length: int | None = None) -> Engine:
     return FakeEngine(num_slots=num_slots, context_length=context_length or 512)
 
 
-@pytest.fixture(params=["fake", "transformers", "servers"])
+@pytest.fixture(params=["fake", "transformers", "servers", "vllm_in_process"])
 def build_any(request: pytest.FixtureRequest) -> Iterator[Build]:
-    """The same of every engine; that of servers has a vanilla endpoint and one that drafts with k = 4."""
-    if request.param != "servers":
+    """The same of every engine; those of endpoints have a vanilla one and one that drafts with k = 4."""
+    if request.param in ("fake", "transformers"):
         yield fake if request.param == "fake" else request.getfixturevalue("tiny_engine")
         return
     with ExitStack() as exits:
 
         def build(num_slots: int = 4, context_length: int | None = None) -> Engine:
-            engine = exits.enter_context(
-                engine_of_servers(num_slots=num_slots, context_length=context_length or 512, round_s=0.002)
+            length = context_length or 512
+            if request.param == "vllm_in_process":
+                inside = FakeVllm(round_s=0.002)
+                return exits.enter_context(
+                    engine_in_process(inside, num_slots=num_slots, context_length=length)
+                )
+            return exits.enter_context(
+                engine_of_servers(num_slots=num_slots, context_length=length, round_s=0.002)
             )
-            return engine
 
         yield build
 

@@ -4,12 +4,21 @@ import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.errors import ConfigError
-from alphaloop.settings import PolicySettings, Settings, find_configs, load_settings, read_tasks
+from alphaloop.settings import (
+    EndpointSettings,
+    InProcessSettings,
+    PolicySettings,
+    Settings,
+    find_configs,
+    load_settings,
+    read_tasks,
+)
 from alphaloop.settings.kafka_properties import RESERVED
 from alphaloop.settings.reference import settings_reference
 
@@ -191,6 +200,7 @@ def test_an_endpoint_has_a_name_and_its_key_may_come_from_a_variable(
     monkeypatch.setenv("ALPHALOOP_MODELS__ENDPOINTS__PLAIN__API_KEY", "hunter2")
     settings = load_settings(configs)
     found = settings.models.endpoints["plain"]
+    assert isinstance(found, EndpointSettings)
     assert (found.kind, found.url, found.model) == ("vllm", "http://gpu-1:8000/v1", None)
     assert found.api_key is not None
     assert found.api_key.get_secret_value() == "hunter2"
@@ -200,7 +210,7 @@ def test_an_endpoint_has_a_name_and_its_key_may_come_from_a_variable(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('kind = "vlm"', "models.endpoints.plain.kind: Input should be 'vllm', 'sglang'"),
+        ('kind = "vlm"', "models.endpoints.plain: Expected kind to be vllm, sglang, llama_cpp, tensorrt_llm, openai or"),
         ('url = "gpu-1:8000"', "models.endpoints.plain.url: Value error, expected http:// or https:// and a host"),
         ('url = "http://me:hunter2@gpu"', "models.endpoints.plain.url: Value error, expected no name or password"),
         ('api_key = "hunter2 "', "models.endpoints.plain.api_key: Value error, expected printable ASCII"),
@@ -216,6 +226,56 @@ def test_a_wrong_endpoint_is_refused_with_its_path_and_without_its_secrets(confi
     with pytest.raises(ConfigError) as caught:
         load_settings(configs)
     assert str(caught.value).startswith(said)
+    assert "hunter2" not in str(caught.value)
+
+
+IN_PROCESS: Final = {"kind": "vllm_in_process", "model": "org/model"}
+DRAFTING: Final = {"drafter": "ngram", "num_draft_tokens": 4, "speculative_config": {"method": "ngram"}}
+
+
+def in_process(**given: object) -> InProcessSettings:
+    found = load_settings(overrides={"models": {"endpoints": {"here": IN_PROCESS | given}}}).models.endpoints["here"]
+    assert isinstance(found, InProcessSettings)
+    return found
+
+
+def test_vllm_in_the_worker_is_started_with_its_own_options_and_those_that_follow_from_ours() -> None:
+    plain = in_process(options={"enforce_eager": True}).engine_args()
+    assert plain["enforce_eager"] is True
+    assert (plain["model"], plain["max_num_seqs"], plain["tensor_parallel_size"]) == ("org/model", 16, 1)
+    assert (plain["enable_log_requests"], plain["disable_log_stats"]) == (False, False)
+    assert not {"speculative_config", "per_request_spec_decode_metrics"} & plain.keys()
+    drafting = in_process(**DRAFTING).engine_args()
+    assert drafting["speculative_config"] == {"method": "ngram", "num_speculative_tokens": 4}
+    assert drafting["per_request_spec_decode_metrics"] == "detailed"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"url": "http://gpu-1:8000"}, r"models\.endpoints\.here\.url: no such setting"),
+        ({"model": ""}, r"models\.endpoints\.here\.model: String should have at least 1 character"),
+        ({"drafter": "ngram"}, "expected drafter and num_draft_tokens together"),
+        ({"drafter": "ngram", "num_draft_tokens": 4}, "expected drafter and speculative_config together"),
+        ({"speculative_config": {}}, "expected drafter and speculative_config together"),
+        (
+            DRAFTING | {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5}},
+            r"to be num_draft_tokens or left out, found 5 and 4; found kind = 'vllm_in_process'",
+        ),
+        ({"options": {"enable_log_requests": True, "model": "x"}}, "found enable_log_requests, model: settings or"),
+        ({"options": {"trust_remote_code": True}}, "found trust_remote_code"),
+        ({"gpu_memory_utilization": 1.5}, r"models\.endpoints\.here\.gpu_memory_utilization: Input should be less"),
+    ],
+)
+def test_wrong_settings_of_vllm_in_the_worker_are_refused(given: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        in_process(**given)
+
+
+def test_a_table_that_is_wrong_as_a_whole_is_not_shown() -> None:
+    endpoint = {"kind": "vllm", "url": "http://gpu-1:8000", "api_key": "hunter2", "drafter": "ngram"}
+    with pytest.raises(ConfigError, match="found kind = 'vllm'") as caught:
+        load_settings(overrides={"models": {"endpoints": {"plain": endpoint}}})
     assert "hunter2" not in str(caught.value)
 
 
