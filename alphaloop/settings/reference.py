@@ -101,7 +101,7 @@ def _type_name(annotation: Any) -> str:
     if origin is tuple:
         return f"list of {_type_name(arguments[0])}"
     if origin is dict:
-        return f"table of {_type_name(arguments[1])}"
+        return "table" if arguments[1] is Any else f"table of {_type_name(arguments[1])}"
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return " or ".join(f"`{member.value}`" for member in annotation)
     names = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path", SecretStr: "secret"}

@@ -65,12 +65,8 @@ def build_any(request: pytest.FixtureRequest) -> Iterator[Build]:
             length = context_length or 512
             if request.param == "vllm_in_process":
                 inside = FakeVllm(round_s=0.002)
-                return exits.enter_context(
-                    engine_in_process(inside, num_slots=num_slots, context_length=length)
-                )
-            return exits.enter_context(
-                engine_of_servers(num_slots=num_slots, context_length=length, round_s=0.002)
-            )
+                return exits.enter_context(engine_in_process(inside, num_slots=num_slots, context_length=length))
+            return exits.enter_context(engine_of_servers(num_slots=num_slots, context_length=length, round_s=0.002))
 
         yield build
 

@@ -266,7 +266,9 @@ def test_a_cancelled_request_is_aborted_in_the_engine(fake: FakeVllm, is_streame
             await asyncio.Event().wait()
 
         fake.generate = generate
-        task = asyncio.create_task(client.complete(make_job(PROMPT), GREEDY, on_text=[].append if is_streamed else None))
+        task = asyncio.create_task(
+            client.complete(make_job(PROMPT), GREEDY, on_text=[].append if is_streamed else None)
+        )
         await begun.wait()
         assert not fake.engine.aborted
         task.cancel()

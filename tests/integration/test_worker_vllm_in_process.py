@@ -24,7 +24,7 @@ def test_jobs_are_decoded_by_the_route_of_their_decision_and_outlive_their_engin
     """The plain engine dies in the middle: its jobs are decoded again, by its next life or by the other engine."""
     fake, client = FakeVllm(round_s=0.002), Client(worker_settings)
     with engine_in_process(fake) as engine, running_worker(worker_settings, engine) as running:
-        plain, speculative = fake.lives
+        plain, _ = fake.lives
         forced = [job(number, decoding=("speculative", "vanilla")[number % 2]) for number in range(20)]
         client.send("code", forced)
         until(lambda: len(plain.asked) > 20, "jobs are in the engine")  # 16 are those of its identity

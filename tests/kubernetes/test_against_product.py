@@ -212,7 +212,9 @@ def test_a_worker_reaches_the_servers_that_it_sends_jobs_to(monkeypatch: pytest.
     assert models.target.engine == "server"
     assert {endpoint.drafter for endpoint in models.endpoints.values()} == {None, "ngram"}
     (rule,) = one(SERVED, "NetworkPolicy", "servers")["spec"]["egress"]
-    assert {port["port"] for port in rule["ports"]} == {urlsplit(each.url).port for each in models.endpoints.values() if isinstance(each, EndpointSettings)}
+    assert {port["port"] for port in rule["ports"]} == {
+        urlsplit(each.url).port for each in models.endpoints.values() if isinstance(each, EndpointSettings)
+    }
 
 
 def test_the_scaler_measures_the_workers_own_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import closing
 
 from alphaloop.commands.events import Advance, Report, Stage, Tell
 from alphaloop.commands.orders import CalibrateOrder
@@ -25,7 +26,9 @@ def calibrate_device(order: CalibrateOrder, settings: Settings, tell: Tell) -> i
     """Measure, store unless told not to, report. Raises AlphaloopError."""
     began = time.perf_counter()
     database = None if order.no_store else _database(with_running_stack(settings))
-    engine, points = _measure(settings, order.budget, database, tell)
+    tell(Stage(name="loading the model"))
+    with closing(open_engine(settings.models, num_slots=settings.worker.batch_size, database=database)) as engine:
+        points = _measure(engine, settings, order.budget, tell)
     identity = engine.identity
     if database is not None:
         revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
@@ -38,15 +41,10 @@ def calibrate_device(order: CalibrateOrder, settings: Settings, tell: Tell) -> i
     return 0
 
 
-def _measure(
-    settings: Settings, budget_s: float, database: Database | None, tell: Tell
-) -> tuple[Engine, tuple[CostPoint, ...]]:
-    tell(Stage(name="loading the model"))
-    engine = open_engine(settings.models, num_slots=settings.worker.batch_size, database=database)
+def _measure(engine: Engine, settings: Settings, budget_s: float, tell: Tell) -> tuple[CostPoint, ...]:
     tell(Stage(name="measuring"))
     if not engine.can_redraft:
-        asked = calibrate_servers(engine, budget_s=budget_s, on_measured=lambda: tell(Advance()))
-        return engine, tuple(asked)
+        return tuple(calibrate_servers(engine, budget_s=budget_s, on_measured=lambda: tell(Advance())))
     points = calibrate(
         engine,
         plan(engine, settings.worker),
@@ -54,7 +52,7 @@ def _measure(
         budget_s=budget_s,
         on_measured=lambda done, total: tell(Advance(total=total)),
     )
-    return engine, tuple(with_shared_weights(points, timed_by(engine.drafters)))
+    return tuple(with_shared_weights(points, timed_by(engine.drafters)))
 
 
 def _database(settings: Settings) -> Database:

@@ -210,7 +210,10 @@ def test_an_endpoint_has_a_name_and_its_key_may_come_from_a_variable(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ('kind = "vlm"', "models.endpoints.plain: Expected kind to be vllm, sglang, llama_cpp, tensorrt_llm, openai or"),
+        (
+            'kind = "vlm"',
+            "models.endpoints.plain: Expected kind to be vllm, sglang, llama_cpp, tensorrt_llm, openai or",
+        ),
         ('url = "gpu-1:8000"', "models.endpoints.plain.url: Value error, expected http:// or https:// and a host"),
         ('url = "http://me:hunter2@gpu"', "models.endpoints.plain.url: Value error, expected no name or password"),
         ('api_key = "hunter2 "', "models.endpoints.plain.api_key: Value error, expected printable ASCII"),
