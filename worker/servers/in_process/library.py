@@ -11,6 +11,7 @@ import os
 import re
 import signal
 from collections.abc import AsyncGenerator, Mapping
+from multiprocessing import resource_tracker
 from typing import Any, Final
 
 from jinja2 import TemplateError
@@ -130,7 +131,8 @@ def _set_up_process() -> None:
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     # Ctrl-C goes to all processes of a terminal, and vLLM's would end before the running jobs have. Child processes
-    # inherit the mask of the thread that starts them.
+    # inherit the mask of the thread that starts them. The tracker's own start would undo it.
+    resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
