@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -390,6 +391,7 @@ def test_mistakes_of_the_settings_are_named(fake: FakeVllm) -> None:
         asked(completed())
 
 
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
 def test_without_the_package_the_error_says_what_to_install() -> None:
     with pytest.raises(ConfigError, match="vllm is not installed") as caught:
         asked(completed())

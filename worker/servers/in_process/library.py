@@ -28,6 +28,7 @@ from alphaloop.errors import (
 )
 from alphaloop.messages import Job
 from worker.engine import Sampling
+from worker.servers.in_process.guard import Guard
 
 INSTALL: Final = "pip install 'alphaloop[vllm]'"
 _END_S: Final = 15.0  #: for vLLM's processes to end by themselves
@@ -41,8 +42,8 @@ _CHAT: Final = {"add_generation_prompt": True, "continue_final_message": False, 
 class RunningVllm:
     """One life of vLLM's engine. One event loop's thread uses it, the first one that asks for a text."""
 
-    def __init__(self, engine: Any, *, version: str, device: str) -> None:
-        self._engine = engine
+    def __init__(self, engine: Any, guard: Guard, *, version: str, device: str) -> None:
+        self._engine, self._guard = engine, guard
         self.version = version
         self.device = device  #: as a person would name it
         self.context_length = int(engine.model_config.max_model_len)  #: tokens of prompt and text together
@@ -91,6 +92,7 @@ class RunningVllm:
         self._engine.shutdown(timeout=_END_S)
         # vLLM shuts it down again when it is collected, and fails then where the interpreter is ending too.
         self._engine.shutdown = _nothing
+        self._guard.close()
 
 
 def start_vllm(engine_args: Mapping[str, Any]) -> RunningVllm:
@@ -112,11 +114,13 @@ def start_vllm(engine_args: Mapping[str, Any]) -> RunningVllm:
         config = AsyncEngineArgs(**engine_args).create_engine_config()
     except Exception as error:
         raise ConfigError(f"vLLM refuses its options: {_said(error)}") from error
+    guard = Guard()
     try:
         engine = AsyncLLM.from_vllm_config(config)
     except Exception as error:
+        guard.close()
         raise EngineSick(f"vLLM's engine did not start: {_said(error)}", hint="its own lines above say why") from error
-    return RunningVllm(engine, version=__version__, device=_device(current_platform))
+    return RunningVllm(engine, guard, version=__version__, device=_device(current_platform))
 
 
 def _nothing(timeout: float | None = None) -> None:
@@ -130,6 +134,8 @@ def _set_up_process() -> None:
     # Its lines go through the worker's log from WARNING up. Its own form would show the texts of exceptions.
     os.environ.setdefault("VLLM_CONFIGURE_LOGGING", "0")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # Its processes give themselves names, which would be written over the mark of their guard.
+    os.environ["SPT_NOENV"] = "1"
     # Ctrl-C goes to all processes of a terminal, and vLLM's would end before the running jobs have. Child processes
     # inherit the mask of the thread that starts them. The tracker's own start would undo it.
     resource_tracker.ensure_running()
