@@ -25,6 +25,7 @@ _NOT_AN_OPTION: Final = frozenset(
         "model",
         "per_request_spec_decode_metrics",
         "revision",
+        "served_model_name",
         "speculative_config",
         "tensor_parallel_size",
         "trust_remote_code",
@@ -38,6 +39,7 @@ class InProcessSettings(Section):
     kind: Literal["vllm_in_process"] = KIND
     model: str = Field(min_length=1)  #: what vLLM loads: a folder, or a hub name
     revision: str | None = None  #: of a hub name
+    served_model_name: str | None = Field(None, min_length=1)  #: in evidence, as a server has one; unset: model
     drafter: TaskName | None = None  #: a name for what speculative_config drafts with; unset: nothing drafts
     num_draft_tokens: int | None = Field(None, ge=1, le=64)  #: its k, vLLM's num_speculative_tokens
     speculative_config: dict[str, Any] | None = None  #: vLLM's table, without num_speculative_tokens
@@ -80,6 +82,7 @@ class InProcessSettings(Section):
             **self.options,
             "model": self.model,
             "revision": self.revision,
+            "served_model_name": self.served_model_name,
             "max_num_seqs": self.max_requests,
             "tensor_parallel_size": self.tensor_parallel_size,
             "dtype": self.dtype,

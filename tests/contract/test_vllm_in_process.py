@@ -286,6 +286,8 @@ def test_its_identity_is_that_of_the_server_of_the_same_version(fake: FakeVllm) 
     assert (found.server, found.model, found.root, found.context_length) == ("vllm-0.32.0", "smollm2", "smollm2", 2048)
     assert len(found.answers) == 16
     assert found.scatter == 0.0
+    named = asked(lambda client: client.identity(), served_model_name="small")
+    assert (named.model, named.root, named.answers) == ("small", "smollm2", found.answers)
     first = found.answers[0].likeliest
     assert sorted(first.values(), reverse=True) == [-0.5, -1.5, -2.5, -3.5, -4.5]
 

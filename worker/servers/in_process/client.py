@@ -45,7 +45,7 @@ class VllmClient:
 
     def __init__(self, name: str, settings: InProcessSettings, *, start: Start = start_vllm) -> None:
         self._name, self.settings, self._start = name, settings, start
-        self.model = settings.model
+        self.model = settings.served_model_name or settings.model
         self.sick: str | None = None
         self._vllm: RunningVllm | None = None
         self._is_silent = self._is_closed = False
@@ -120,7 +120,7 @@ class VllmClient:
         return ServerIdentity(
             server=f"{self.kind}-{vllm.version}",
             model=self.model,
-            root=self.model,
+            root=self.settings.model,
             context_length=vllm.context_length,
             answers=tuple(answers),
             scatter=distance(answers, together) or 0.0,
