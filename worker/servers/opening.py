@@ -140,7 +140,9 @@ def _server(
     server = found.server if found else settings.kind
     # What is counted in another way is evidence of another kind, and has another name.
     is_counted = isinstance(settings, EndpointSettings) and settings.metrics_url is not None
-    drafter = settings.drafter and models.drafter_state(settings.drafter, f"{server}-counters" if is_counted else server)
+    drafter = settings.drafter and models.drafter_state(
+        settings.drafter, f"{server}-counters" if is_counted else server
+    )
     return Server(name, endpoint, drafter or None, settings.max_requests, length)
 
 
