@@ -178,8 +178,17 @@ def assemble(
         refuse=lambda delivery, error: publishing.forwarder.put(DeadMessage(delivery, error, control_intake)),
         retry=retry,
     )
+    presence = Presence(
+        WorkerStore(database),
+        background.put,
+        engine.identity,
+        owner=owner,
+        num_held=lambda: leases.num_held,
+        clock=time.monotonic,
+    )
+    costs = deciding.costs
     steering, slices = open_switchback(
-        settings.policy, engine, database, deciding.costs, owner=owner, now=clock.now, rng=rng
+        settings.policy, engine, database, costs, lambda: presence.num_peers, owner=owner, now=clock.now, rng=rng
     )
     topic_watch = TopicWatch(
         [intake, control_intake], TopicIds(settings.kafka).ask, every_s=settings.kafka.topic_check_s
@@ -214,14 +223,7 @@ def assemble(
         costs=deciding.costs,
         leases=leases,
         steering=steering,
-        presence=Presence(
-            WorkerStore(database),
-            background.put,
-            engine.identity,
-            owner=owner,
-            num_held=lambda: leases.num_held,
-            clock=time.monotonic,
-        ),
+        presence=presence,
         recorder=recorder,
         background=background,
         store_slices=slices.store,

@@ -20,7 +20,7 @@ EVERY_S: Final = 2.0
 class Store(Protocol):
     """What is needed of alphaloop.store.workers.WorkerStore."""
 
-    def say(self, load: WorkerLoad) -> None: ...
+    def say(self, load: WorkerLoad) -> int: ...
     def leave(self, owner: str) -> None: ...
 
 
@@ -47,6 +47,7 @@ class Presence:
         self._tokens: dict[str, int] = {}
         self._num_tokens = 0  #: of all jobs, since the last word
         self._said_at: float | None = None
+        self.num_peers = 0  #: other workers with the same device, when it was last said
 
     def started(self, job_id: str) -> None:
         """A job is decoded from its start."""
@@ -76,7 +77,10 @@ class Presence:
             self._num_tokens / since_s if since_s else None,
         )
         self._num_tokens, self._said_at = 0, now
-        self._write("the worker's load", partial(self._store.say, load))
+        self._write("the worker's load", partial(self._say, load))
+
+    def _say(self, load: WorkerLoad) -> None:
+        self.num_peers = self._store.say(load)
 
     def leave(self) -> None:
         """Have the row deleted."""

@@ -23,6 +23,12 @@ _SAY: Final = text("""
         tokens_per_s = excluded.tokens_per_s, seen_at = excluded.seen_at
     RETURNING (xmax = 0) AS is_new
 """)
+#: A worker that has said nothing for so long asks the same servers no more, or will be heard of again.
+PEER_FOR: Final = timedelta(seconds=30)
+
+_PEERS: Final = text("""
+    SELECT count(*) FROM workers WHERE device = :device AND owner <> :owner AND seen_at > now() - :peer_for
+""")
 _FORGET: Final = text("DELETE FROM workers WHERE seen_at < now() - :forgotten_after")
 _LEAVE: Final = text("DELETE FROM workers WHERE owner = :owner")
 _SEEN: Final = text("""
@@ -72,8 +78,12 @@ class WorkerStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def say(self, load: WorkerLoad) -> None:
-        """Replace what this worker said before. The first time, forget workers that ended without a word."""
+    def say(self, load: WorkerLoad) -> int:
+        """Replace what this worker said before; returns how many others with the same device said something lately.
+
+        Inference servers are one device, so these are the workers that ask the same servers. The first time, forget
+        workers that ended without a word.
+        """
         given = {
             "owner": load.owner,
             "device": load.device,
@@ -88,6 +98,8 @@ class WorkerStore:
         with self._database.begin() as connection:
             if connection.execute(_SAY, given).scalar():
                 connection.execute(_FORGET, {"forgotten_after": FORGOTTEN_AFTER})
+            peers = {"device": load.device, "owner": load.owner, "peer_for": PEER_FOR}
+            return int(connection.execute(_PEERS, peers).scalar_one())
 
     def leave(self, owner: str) -> None:
         """The worker ends."""

@@ -31,11 +31,13 @@ class _Assigned:
 class RequestSteering:
     """A `Steering` that draws the arm of each request when it starts.
 
-    A request that another endpoint took than its arm's is not counted, in either arm.
+    A request that another endpoint took than its arm's is not counted, in either arm. While other workers ask the same
+    servers no request is on trial, because the load of these servers is not known then: in simulation two workers found
+    a speed-up of .77 where there was none, and no interval held the truth.
     """
 
-    def __init__(self, schedule: RequestSchedule, now: Callable[[], datetime]) -> None:
-        self._schedule, self._now = schedule, now
+    def __init__(self, schedule: RequestSchedule, now: Callable[[], datetime], num_peers: Callable[[], int]) -> None:
+        self._schedule, self._now, self._num_peers = schedule, now, num_peers
         self._assigned: dict[str, _Assigned] = {}
         self._tells_rounds: set[str] = set()  # endpoints that told of a request's rounds once
         self._seen_at = now()
@@ -46,7 +48,7 @@ class RequestSteering:
         """Vanilla in a control slice of its subject, otherwise as decided."""
         self._look(running)
         drafter, num_draft_tokens = decision.setting.drafter, decision.setting.num_draft_tokens
-        if not (drafter and num_draft_tokens and is_free(lane, decision)):
+        if not (drafter and num_draft_tokens and is_free(lane, decision)) or self._num_peers():
             return decision.setting
         trial = Trial(subject_of(lane), Treatment(drafter, num_draft_tokens))
         speculates = self._schedule.start(job_id, trial, self._seen_at)
@@ -64,7 +66,8 @@ class RequestSteering:
         self._pass_time()
         for generation in step.finished:
             if (assigned := self._assigned.pop(generation.job_id, None)) is not None:
-                self._schedule.end(generation.job_id, self._facts(generation, assigned), self._seen_at)
+                facts = None if self._num_peers() else self._facts(generation, assigned)
+                self._schedule.end(generation.job_id, facts, self._seen_at)
         for job_id in (*(failed.job_id for failed in step.failed), *step.interrupted):
             self._leave(job_id)
         return by_sampling_bucket(self._schedule.take())

@@ -28,17 +28,21 @@ def open_switchback(
     engine: Engine,
     database: Database,
     costs: KnownCosts,
+    num_peers: Callable[[], int],
     *,
     owner: str,
     now: Callable[[], datetime],
     rng: random.Random,
 ) -> tuple[Steering, SliceRecorder]:
-    """Build both; `rng` draws what is vanilla: slices of rounds, or requests where the engine cannot change those."""
+    """Build both; `rng` draws what is vanilla: slices of rounds, or requests where the engine cannot change those.
+
+    `num_peers`: other workers that ask the same servers.
+    """
     share = policy.control_share
     steering: Steering
     if engine.can_redraft:
         schedule = SwitchbackSchedule(SwitchbackDesign(control_share=share), rng)
         steering = RoundSteering(schedule, LengthsTogether(lambda: costs.table), now)
     else:
-        steering = RequestSteering(RequestSchedule(RequestDesign(control_share=share), rng), now)
+        steering = RequestSteering(RequestSchedule(RequestDesign(control_share=share), rng), now, num_peers)
     return steering, SliceRecorder(SwitchbackStore(database), engine.identity, revisions(engine), owner=owner, now=now)

@@ -17,8 +17,9 @@ class Said:
         self.loads: list[WorkerLoad] = []
         self.left: list[str] = []
 
-    def say(self, load: WorkerLoad) -> None:
+    def say(self, load: WorkerLoad) -> int:
         self.loads.append(load)
+        return len(self.loads) - 1
 
     def leave(self, owner: str) -> None:
         self.left.append(owner)
@@ -49,6 +50,7 @@ def test_a_load_is_said_now_and_then_however_many_steps_there_are() -> None:
         presence.stepped(step(a=2, b=1))
         turn()
     assert len(said.loads) == 2
+    assert presence.num_peers == 1, "as it was told with the last word"
     first, second = said.loads
     assert (first.tokens, first.tokens_per_s) == ({}, None)
     assert (second.tokens, second.tokens_per_s) == ({"a": 128, "b": 64}, 192 / EVERY_S)

@@ -46,7 +46,10 @@ class World:
         self.running = RunningJobs(self.engine)
         self.jobs = jobs
         schedule = RequestSchedule(RequestDesign(control_share=share), random.Random(1))
-        self.steering = RequestSteering(schedule, lambda: NOW + timedelta(seconds=self.engine.now_s))
+        self.num_peers = 0  #: other workers that ask the same servers
+        self.steering = RequestSteering(
+            schedule, lambda: NOW + timedelta(seconds=self.engine.now_s), lambda: self.num_peers
+        )
         self.slices: list[TaskSlice] = []
         self.stepped: list[Stepped] = []
         self.started: list[RunningJob] = []
@@ -87,6 +90,17 @@ def test_requests_on_trial_that_start_in_a_control_slice_are_admitted_vanilla_an
     assert all(not ended[job.job_id].drafted for job in control if job.job_id in ended), "as it began, so it ends"
     assert {one.slice.task for one in world.slices} == {"code", "sql"}
     assert {one.sampling_bucket for one in world.slices} == {"greedy"}
+
+
+def test_nothing_is_on_trial_and_nothing_counted_while_another_worker_asks_the_same_servers() -> None:
+    world = World(("code", LOOKUP))
+    world.turn(100)
+    ended = [generation for one in world.stepped for _, generation in one.finished]
+    world.num_peers, num_started = 1, len(world.started)
+    world.turn(900)
+    assert all(job.setting == job.decision.setting for job in world.started[num_started:]), "none is a control"
+    counted = sum(one.slice.num_prompt_rounds for one in (*world.slices, *world.steering.close()))
+    assert 0 < counted <= len(ended), "what ended before the other worker came, and nothing else"
 
 
 def test_a_slice_adds_up_what_its_requests_took() -> None:
