@@ -98,15 +98,28 @@ class EndpointMetrics(Collector):
         failed = CounterMetricFamily(
             "alphaloop_endpoint_failures", "Requests that failed at the server", labels=[*labels, "code"]
         )
+        undrafted = GaugeMetricFamily(
+            "alphaloop_endpoint_undrafted_in_flight",
+            "Of the requests at a server that switches drafts, those without drafts",
+            labels=labels,
+        )
+        switches = GaugeMetricFamily(
+            "alphaloop_endpoint_switches_drafts",
+            "1 where a server that shall leave out drafts for one request does so",
+            labels=labels,
+        )
         for status in statuses:
             names = [status.name, status.drafter or ""]
             in_flight.add_metric(names, status.num_in_flight)
             limit.add_metric(names, status.limit)
             since.add_metric(names, status.since_s)
+            if status.num_undrafted is not None:
+                undrafted.add_metric(names, status.num_undrafted)
+                switches.add_metric(names, float(status.is_obeying))
             for one in _STATES:
                 state.add_metric([*names, one], float(one == status.state))
             for code in _FAILURES:
                 failed.add_metric([*names, code], status.num_failed.get(code, 0))
             others = sum(number for code, number in status.num_failed.items() if code not in _FAILURES)
             failed.add_metric([*names, _OTHER], others)
-        return in_flight, limit, state, since, failed
+        return in_flight, limit, state, since, failed, undrafted, switches

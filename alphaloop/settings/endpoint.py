@@ -59,6 +59,7 @@ class EndpointSettings(Section):
     metrics_url: Annotated[str, AfterValidator(refuse_address)] | None = (
         None  #: a vLLM's page for Prometheus, as in http://host:8000/metrics: counts come from there alone
     )
+    switches_drafts: bool = False  #: vLLM with alphaloop's look-up drafts for one request and not for the next one
     max_requests: int = Field(16, ge=1, le=1024)  #: most requests at once
     connect_s: float = Field(10.0, gt=0)  #: wait for a connection
     answer_s: float = Field(600.0, gt=0)  #: from a request to the first byte of its reply: a queue lies between
@@ -69,4 +70,12 @@ class EndpointSettings(Section):
         refuse_half_a_drafter(self.drafter, self.num_draft_tokens)
         if self.metrics_url is not None and self.drafter is None:
             raise ValueError("expected metrics_url with a drafter only: there is nothing to count where nothing drafts")
+        if self.switches_drafts and (self.kind != "vllm" or self.drafter is None):
+            raise ValueError(
+                'expected switches_drafts only with kind = "vllm" and a drafter: elsewhere all requests draft alike'
+            )
+        if self.switches_drafts and self.metrics_url is not None:
+            raise ValueError(
+                "expected switches_drafts without metrics_url: counters mix requests with drafts and without"
+            )
         return self

@@ -191,6 +191,10 @@ class ModelSettings(Section):
         if self.target.engine == "own":
             return self.drafters[name].state(name, revision, is_stale=is_stale)
         num_by_drafter = Counter(one.drafter for one in self.endpoints.values())
+        num_vanilla = sum(
+            one.drafter is None or (isinstance(one, EndpointSettings) and one.switches_drafts)
+            for one in self.endpoints.values()
+        )
         k = {one.drafter: one.num_draft_tokens for one in self.endpoints.values()}[name] or 1
         return DrafterState(
             name,
@@ -199,5 +203,5 @@ class ModelSettings(Section):
             is_stale,
             least_draft_tokens=k,
             num_endpoints=num_by_drafter[name],
-            num_vanilla_endpoints=max(1, num_by_drafter[None]),
+            num_vanilla_endpoints=max(1, num_vanilla),
         )

@@ -78,6 +78,7 @@ def test_it_says_how_finely_a_server_tells(kind: ServerKind, granularity: str, v
     assert done.code == 0
     assert done.reports[0]["granularity"] == granularity
     findings = found(done)
+    assert findings.get("switch") == (("ok", "every request is drafted for") if kind == "vllm" else None)
     assert (findings["counts"][0], findings["counts"][1].startswith(sentence)) == (verdict, True)
     assert findings["server"] == (
         ("warning", "openai; it does not say its version, so a change of it goes unseen")
@@ -171,6 +172,38 @@ def test_counters_of_an_endpoint_of_the_settings_are_read(tmp_path: Path, monkey
             assert (verdict, sentence.startswith(expected[1])) == (expected[0], True)
 
 
+@pytest.mark.parametrize(
+    ("obeys", "is_set", "verdict", "sentence"),
+    [
+        (True, True, "ok", "a request that asks for no drafts gets none"),
+        (True, False, "ok", "a request that asks for no drafts gets none: one endpoint with switches_drafts = true"),
+        (False, True, "warning", "switches_drafts is set, but it drafted for a request that asked for no drafts; "),
+    ],
+)
+def test_it_says_whether_a_request_can_do_without_drafts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, obeys: bool, is_set: bool, verdict: str, sentence: str
+) -> None:
+    drafted = server_replies.vllm()
+    bare = {"num_spec_steps": 0, "num_draft_tokens": 0, "num_accepted_draft_tokens": 0}
+    undrafted = {**drafted, "metrics": {**drafted["metrics"], "speculative_decoding": bare}}
+
+    async def answer(connection: Connection) -> None:
+        asks_for_none = connection.asked.body.get("vllm_xargs") == {"alphaloop_num_draft_tokens": 0}
+        await speaking(undrafted if asks_for_none and obeys else drafted)(connection)
+
+    monkeypatch.setenv("ALPHALOOP_CONFIGS", str(tmp_path))
+    with listening_beside(answer) as server:
+        switches = "switches_drafts = true" if is_set else ""
+        (tmp_path / "models.toml").write_text(
+            f'[models.endpoints.both]\nkind = "vllm"\nurl = "{server.url}"\n'
+            f'drafter = "lookup"\nnum_draft_tokens = 4\n{switches}\n',
+            encoding="utf-8",
+        )
+        findings = found(CarriedOut(order("both")))
+    assert findings["switch"][0] == verdict
+    assert findings["switch"][1].startswith(sentence)
+
+
 def test_what_is_no_endpoint_is_named(configs: Callable[[str], None]) -> None:
     configs("http://127.0.0.1:9/v1")
     assert CarriedOut(order("fast")).error.message == (
@@ -207,6 +240,7 @@ def test_findings_are_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: p
         ["text", "ok"],
         ["stream", "ok"],
         ["counts", "ok"],
+        ["switch", "ok"],
         ["stop", "ok"],
     ]
 

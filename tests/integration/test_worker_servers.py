@@ -74,6 +74,34 @@ def test_jobs_go_to_the_server_of_their_decision_and_come_back_with_its_counts(
     assert servers["speculative"].num_texts >= 10
 
 
+def test_one_server_that_switches_drafts_takes_the_jobs_of_both_decisions(
+    worker_settings: Settings, database: Database
+) -> None:
+    server = ServedEngine(FakeEngine(), "lookup", 4, switches_drafts=True)
+    client = Client(worker_settings)
+    with engine_over({"both": server}) as engine, running_worker(worker_settings, engine) as running:
+        client.send("code", [job(number, decoding=("speculative", "vanilla")[number % 2]) for number in range(20)])
+        by_id = {result.job_id: result for result in client.results(20)}
+        sample = running.components.metrics.registry.get_sample_value
+        labels = {"endpoint": "both", "drafter": "lookup"}
+        assert sample("alphaloop_endpoint_switches_drafts", labels) == 1
+        assert sample("alphaloop_endpoint_undrafted_in_flight", labels) == 0
+        costs = running.components.costs.table.rounds(2)
+        assert costs.part_ms(None, 1) is not None
+        assert costs.round_ms("lookup", 4) is not None
+    for number in range(20):
+        decoding = by_id[f"job-{number}"].decoding
+        assert decoding is not None
+        assert decoding.mode == (Mode.SPECULATIVE, Mode.VANILLA)[number % 2]
+        assert bool(sum(decoding.proposed)) == (number % 2 == 0)
+    with database.begin() as connection:
+        query = "SELECT mode, count(*), sum(array_sum(proposed)) > 0 FROM decode_runs GROUP BY mode"
+        rows = {mode: (num, drafted) for mode, num, drafted in connection.execute(text(query))}
+    assert rows["speculative"] == (10, True)
+    assert rows["vanilla"][0] == 10
+    assert not rows["vanilla"][1]
+
+
 def test_a_prompt_that_the_server_refuses_fails_alone_and_at_once(
     worker_settings: Settings, database: Database
 ) -> None:

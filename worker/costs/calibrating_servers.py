@@ -79,7 +79,7 @@ def steps(engine: Engine) -> Iterator[list[Shape]]:
     The largest load of a server is its share of the engine's slots.
     """
     num_vanilla = max((drafter.num_vanilla_endpoints for drafter in engine.drafters), default=1)
-    num_endpoints = num_vanilla + sum(drafter.num_endpoints for drafter in engine.drafters)
+    num_endpoints = len(engine.endpoints())
     most = max(1, engine.load().num_slots // max(1, num_endpoints))
     length = engine.identity.context_length
     near, far = (min(context, length // 2) for context in (BASE_CONTEXT, FAR_CONTEXT))

@@ -76,11 +76,9 @@ class Alone:
         return self._rng.choice([member for *key, member in free if tuple(key) == least])
 
     def _is_last_of_route(self, member: Member) -> bool:
-        return not any(
-            other.endpoint.drafter == member.endpoint.drafter and other.is_open and not other.is_kept
-            for other in self._members.values()
-            if other is not member
-        )
+        others = [other for other in self._members.values() if other is not member]
+        served = {route for other in others if other.is_open and not other.is_kept for route in other.routes}
+        return not served.issuperset(member.routes)
 
     def _has_just_started(self, member: Member) -> bool:
         up_again_s = member.circuit.up_again_s

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from alphaloop.errors import InvalidField
-from alphaloop.inside_vllm.asked import TASK
+from alphaloop.inside_vllm.asked import NUM_DRAFT_TOKENS, TASK
 from alphaloop.messages import Job
 from alphaloop.server_kind import ServerKind
 from worker.engine import Sampling
@@ -26,8 +26,19 @@ def path_of(job: Job) -> str:
     return "/chat/completions" if job.body.messages is not None else "/completions"
 
 
-def body_of(kind: ServerKind, model: str, job: Job, sampling: Sampling, *, stream: bool) -> Body:
-    """The JSON of a request. Raises InvalidField for a setting that this kind of server cannot follow."""
+def body_of(
+    kind: ServerKind,
+    model: str,
+    job: Job,
+    sampling: Sampling,
+    *,
+    stream: bool,
+    num_draft_tokens: int | None = None,
+) -> Body:
+    """The JSON of a request. Raises InvalidField for a setting that this kind of server cannot follow.
+
+    `num_draft_tokens`: most tokens of a draft, of vLLM with our look-up; None: as the server was started.
+    """
     body: Body = {
         "model": model,
         "max_tokens": sampling.max_tokens,
@@ -47,7 +58,10 @@ def body_of(kind: ServerKind, model: str, job: Job, sampling: Sampling, *, strea
         body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     if stream:
         body["stream_options"] = {"include_usage": True}
-    return body | _ADDED[kind](sampling) | _asking_for_counts(kind, job, stream=stream)
+    body |= _ADDED[kind](sampling) | _asking_for_counts(kind, job, stream=stream)
+    if num_draft_tokens is not None:
+        body["vllm_xargs"] = {**body.get("vllm_xargs", {}), NUM_DRAFT_TOKENS: num_draft_tokens}
+    return body
 
 
 def tokenize_body_of(model: str, job: Job) -> Body:

@@ -15,11 +15,10 @@ from worker.servers.endpoint import Endpoint
 from worker.servers.forms import ModelCard
 from worker.servers.model_card import card_of
 from worker.servers.reading import Reply
+from worker.servers.switching import REPETITIVE_PROMPT, why_not
 
-#: It repeats itself, so that a drafter that looks texts up has something to draft.
-_PROMPT: Final = "one two three four one two three four one two three four one two"
 _NAME: Final = "check-server"
-_JOB: Final = Job(job_id=_NAME, task=_NAME, body=Body(prompt=_PROMPT), purpose=Purpose.CONTROL)
+_JOB: Final = Job(job_id=_NAME, task=_NAME, body=Body(prompt=REPETITIVE_PROMPT), purpose=Purpose.CONTROL)
 _GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
 #: How a server is made to tell more.
 _HINTS: Final[dict[ServerKind, str]] = {
@@ -43,12 +42,15 @@ async def check_server(endpoint: Endpoint) -> ServerCheck:
         streamed = await client.complete(_JOB, _GREEDY, on_text=pieces.append)
         ending = _ending(whole)
         stopped = await client.complete(_JOB, replace(_GREEDY, stop=(ending,))) if ending else None
+        may_switch = endpoint.switches_drafts or (endpoint.kind == "vllm" and whole.told.num_proposed > 0)
+        switching = [_switching(await why_not(client), is_set=endpoint.switches_drafts)] if may_switch else []
     findings = [
         _server(endpoint.kind, version),
         _model(card),
         _text(streamed),
         _stream(whole, streamed, len(pieces)),
         _counts(endpoint.kind, whole),
+        *switching,
     ]
     if endpoint.metrics_url is not None:
         findings.append(await _counters(asked))
@@ -106,6 +108,15 @@ async def _counters(endpoint: Endpoint) -> Finding:
     return Finding(
         "counters", "ok", f"{sum(found.accepts)} of {found.num_draft_tokens} drafted tokens accepted since its start"
     )
+
+
+def _switching(told: str | None, *, is_set: bool) -> Finding:
+    """Whether a request can ask for no drafts; `told`: why not. Most servers cannot, which is no fault of theirs."""
+    if told is not None:
+        words = f"switches_drafts is set, but {told}" if is_set else "every request is drafted for"
+        return Finding("switch", "warning" if is_set else "ok", words)
+    hint = "" if is_set else ": one endpoint with switches_drafts = true serves both routes"
+    return Finding("switch", "ok", f"a request that asks for no drafts gets none{hint}")
 
 
 def _ending(reply: Reply) -> str:

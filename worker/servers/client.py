@@ -64,10 +64,18 @@ class ServerClient:
         if self._metrics is not self._http:
             await self._metrics.__aexit__(kind, error, trace)
 
-    async def complete(self, job: Job, sampling: Sampling, *, on_text: Callable[[str], None] | None = None) -> Reply:
+    async def complete(
+        self,
+        job: Job,
+        sampling: Sampling,
+        *,
+        on_text: Callable[[str], None] | None = None,
+        num_draft_tokens: int | None = None,
+    ) -> Reply:
         """The text of a job. With `on_text` it is streamed, and each piece of text handed over as it comes.
 
-        A chat of an old SGLang is streamed only where the job asks for it.
+        A chat of an old SGLang is streamed only where the job asks for it. `num_draft_tokens`: most tokens of a draft,
+        where the server follows a request in that (0: it decodes vanilla); None: as it was started.
 
         Raises PromptTooLong, InvalidField, or a ServerError.
         """
@@ -81,7 +89,14 @@ class ServerClient:
             if old is not None and not job.body.stream:
                 on_text = None  # it tells of chats in whole replies alone
             url = f"{endpoint.api}{path_of(job)}"
-            body = body_of(endpoint.kind, endpoint.model, job, sampling, stream=on_text is not None)
+            body = body_of(
+                endpoint.kind,
+                endpoint.model,
+                job,
+                sampling,
+                stream=on_text is not None,
+                num_draft_tokens=num_draft_tokens,
+            )
         reader = ReplyReader(
             endpoint.kind,
             endpoint.model,

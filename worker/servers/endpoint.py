@@ -40,6 +40,7 @@ class Endpoint:
     limits: Limits = Limits()
     num_draft_tokens: int | None = None  #: k with which it was started; None: nothing drafts, or nobody said
     metrics_url: str | None = None  #: of a server whose counters are read, because it tells nothing of a request
+    switches_drafts: bool = False  #: whether the settings say that a request may ask it not to draft
 
     def __post_init__(self) -> None:
         field = "url"
@@ -62,6 +63,7 @@ class Endpoint:
             limits,
             settings.num_draft_tokens,
             settings.metrics_url,
+            settings.switches_drafts,
         )
 
     @property

@@ -30,8 +30,18 @@ class EndpointClient(Protocol):
     def sick(self) -> str | None:
         """Why nothing will ever decode here again in this process, in words; None of what may come back."""
 
-    async def complete(self, job: Job, sampling: Sampling, *, on_text: Callable[[str], None] | None = None) -> Reply:
+    async def complete(
+        self,
+        job: Job,
+        sampling: Sampling,
+        *,
+        on_text: Callable[[str], None] | None = None,
+        num_draft_tokens: int | None = None,
+    ) -> Reply:
         """The text of a job. With `on_text` it is streamed, and each piece of text handed over as it comes.
+
+        `num_draft_tokens`: most tokens of a draft, where the endpoint follows a request in that; None: as it was
+        started.
 
         Raises PromptTooLong, InvalidField, or a ServerError. Cancelling it ends the request.
         """

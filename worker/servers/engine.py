@@ -125,7 +125,7 @@ class ServerEngine:
             raise DecodeFailed(f"no endpoint has the drafter {decision.drafter!r}")
         sampling = prepared.sampling
         barred = {server.name for server in self._servers if refusal_of(server, sampling) is not None}
-        of_route = {server.name for server in self._servers if server.drafter_name == decision.drafter}
+        of_route = {server.name for server in self._servers if decision.drafter in server.routes}
         request = Request(
             prepared,
             decision.drafter,

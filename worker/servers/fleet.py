@@ -51,23 +51,25 @@ class Fleet:
     ) -> str | None:
         """The endpoint for a request of a route: the least loaded that has room; None: wait, and ask again.
 
-        A request that is not bound goes to another route where its own has no room. While a bound one waits, it takes
-        no place where that one may go. Endpoints in `avoid` get a request only where no other is open, and
-        those in `barred` never. `alone`: the endpoint has nothing in flight, and takes nothing else until the request
-        has ended.
+        A request that is not bound goes to another route where its own has no room, and so does one whose route no
+        endpoint has any more. While a bound one waits, it takes no place where that one may go. Endpoints in `avoid`
+        get a request only where no other is open, and those in `barred` never. `alone`: the endpoint has nothing in
+        flight, and takes nothing else until the request has ended.
 
         Whoever waits asks again when something changed, at least every `ASKS_AGAIN_S` seconds, the longest waiting
         first. Whoever got a name says `began` before anyone asks again.
         """
-        usable = [member for name, member in self._members.items() if member.is_open and name not in barred]
-        usable = [member for member in usable if not is_bound or member.endpoint.drafter == drafter]
+        members = [member for name, member in self._members.items() if name not in barred]
+        of_route = [member for member in members if drafter in member.routes]
+        is_bound = is_bound and bool(of_route)
+        usable = [member for member in (of_route if is_bound else members) if member.is_open]
         usable = [member for member in usable if member.endpoint.name not in avoid] or usable
         if alone:
             return self._alone.choose(usable)
         for member in usable:
             member.is_wanted |= member.is_kept
         usable = [member for member in usable if not member.is_kept]
-        own = [member for member in usable if member.endpoint.drafter == drafter]
+        own = [member for member in usable if drafter in member.routes]
         if is_bound:
             return self._bound(own)
         own, usable = self._left_to_ordinary(own), self._left_to_ordinary(usable)
@@ -75,18 +77,29 @@ class Fleet:
 
     def is_away(self, drafter: str | None, *, is_bound: bool, barred: Collection[str] = ()) -> bool:
         """Whether every endpoint is away that `choose` could name for such a request."""
-        return all(
-            member.is_away
-            for name, member in self._members.items()
-            if name not in barred and (not is_bound or member.endpoint.drafter == drafter)
-        )
+        members = [member for name, member in self._members.items() if name not in barred]
+        of_route = [member for member in members if drafter in member.routes]
+        return all(member.is_away for member in (of_route if is_bound and of_route else members))
 
-    def began(self, name: str, *, alone: bool = False) -> Flight:
-        """A request goes to the endpoint now. The flight is handed back to `ended`, however the request ends."""
+    def switches(self, name: str, obeys: bool) -> None:
+        """Whether the endpoint drafts for no request that asks for none. If not, it is no vanilla route."""
+        member = self._members[name]
+        member.switches = obeys and member.endpoint.switches_drafts
+
+    def has_route(self, name: str, drafter: str | None) -> bool:
+        """Whether requests of that route go to the endpoint."""
+        return drafter in self._members[name].routes
+
+    def began(self, name: str, *, drafter: str | None = None, alone: bool = False) -> Flight:
+        """A request goes to the endpoint now. The flight is handed back to `ended`, however the request ends.
+
+        `drafter` is its route. The flight says whether the request has to ask the endpoint not to draft.
+        """
         member = self._members[name]
         if alone:
             self._alone.began(member)
-        return member.places.add(name, is_alone=alone)
+        is_undrafted = drafter is None and member.switches
+        return member.places.add(name, is_alone=alone, is_undrafted=is_undrafted)
 
     def ended(self, flight: Flight) -> float:
         """A request ended or was given up: the mean number in flight there while it was, itself included."""

@@ -50,6 +50,7 @@ class FleetEndpoint:
     drafter: str | None  #: what drafts there; None: nothing does
     num_draft_tokens: int  #: 0 without a drafter
     max_requests: int  #: at once, at least 1
+    switches_drafts: bool = False  #: whether a request may ask it not to draft, so that it is a vanilla route too
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class EndpointStatus:
     reason: str | None
     is_for_suspect: bool  #: whether it is kept for a request that has to run alone
     num_failed: Mapping[str, int]  #: requests that failed there, by the error's code
+    num_undrafted: int | None = None  #: of those in flight, asked for without drafts; None where nobody can ask so
+    is_obeying: bool = True  #: whether it does as requests ask, as far as is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,13 @@ class Member:
         self._clock = clock
         self._num_invalid = 0
         self._num_failed: Counter[str] = Counter()
+        #: Whether it drafts for no request that asks for none, as far as is known.
+        self.switches = endpoint.switches_drafts
+
+    @property
+    def routes(self) -> tuple[str | None, ...]:
+        """Drafters that a request may have here now; None: vanilla."""
+        return (self.endpoint.drafter, None) if self.switches else (self.endpoint.drafter,)
 
     @property
     def is_open(self) -> bool:
@@ -171,6 +181,8 @@ class Member:
             self.circuit.reason,
             self.is_kept,
             dict(self._num_failed),
+            places.num_undrafted if self.endpoint.switches_drafts else None,
+            self.switches or not self.endpoint.switches_drafts,
         )
 
     def _doubt(self, error: AlphaloopError) -> None:

@@ -15,12 +15,13 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from alphaloop.engine_identity import EngineIdentity
-from alphaloop.errors import ConfigError, EngineSick, ModelNotServed, ServerError
+from alphaloop.errors import AlphaloopError, ConfigError, EngineSick, ModelNotServed, ServerError
 from alphaloop.server_identity import ServerIdentity
 from alphaloop.settings.endpoint import EndpointSettings
 from alphaloop.settings.in_process import InProcessSettings
 from alphaloop.settings.models import AnyEndpointSettings, ModelSettings
 from alphaloop.store.server_identities import ServerIdentityStore
+from worker.servers.client import ServerClient
 from worker.servers.connecting import AnyEndpoint, identity_of
 from worker.servers.endpoint import Endpoint
 from worker.servers.engine import ServerEngine
@@ -30,6 +31,7 @@ from worker.servers.in_process.library import start_vllm
 from worker.servers.lives import NamedServers, name_servers, name_unstored
 from worker.servers.loop_thread import LoopThread
 from worker.servers.server import Server
+from worker.servers.switching import why_not
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ def open_server_engine(
         if not found:
             raise next(iter(missing.values()))
         named = name_unstored(found) if identities is None else name_servers(found, identities)
+        models = _without_disobedient(models, thread.wait_for(_why_not_switching(models, found)))
         identity = _identity(models, named, endpoints)
         servers = [
             _server(models, name, endpoints[name], found.get(name), identity)
@@ -130,6 +133,45 @@ async def _close(endpoints: Mapping[str, AnyEndpoint]) -> None:
             await one.__aexit__(None, None, None)
 
 
+async def _why_not_switching(models: ModelSettings, found: Mapping[str, ServerIdentity]) -> dict[str, str]:
+    """Of the endpoints that shall switch drafts and answer: why one cannot, in words."""
+    asked = {
+        name: settings
+        for name, settings in models.endpoints.items()
+        if isinstance(settings, EndpointSettings) and settings.switches_drafts and name in found
+    }
+    answers = await asyncio.gather(*(_why_not(settings, found[name].model) for name, settings in asked.items()))
+    return {name: told for name, told in zip(asked, answers, strict=True) if told is not None}
+
+
+def _switches(settings: AnyEndpointSettings) -> bool:
+    return isinstance(settings, EndpointSettings) and settings.switches_drafts
+
+
+async def _why_not(settings: EndpointSettings, model: str) -> str | None:
+    try:
+        async with ServerClient(Endpoint.of(settings, model=model)) as client:
+            return await why_not(client)
+    except AlphaloopError as error:
+        return f"it could not be asked: {error.message}"
+
+
+def _without_disobedient(models: ModelSettings, told: Mapping[str, str]) -> ModelSettings:
+    """The settings with these endpoints as servers that draft for every request."""
+    for name, why in told.items():
+        hint = "all its requests are drafted for; start the worker again when this is mended"
+        log.error("endpoint %s cannot switch drafts: %s; %s", name, why, hint, extra=_extra(name))
+    endpoints = {
+        name: settings.model_copy(update={"switches_drafts": False}) if name in told else settings
+        for name, settings in models.endpoints.items()
+    }
+    return models.model_copy(update={"endpoints": endpoints})
+
+
+def _extra(name: str) -> dict[str, str]:
+    return {"action": "drafts_not_switched", "endpoint": name}
+
+
 def _server(
     models: ModelSettings, name: str, endpoint: AnyEndpoint, found: ServerIdentity | None, identity: EngineIdentity
 ) -> Server:
@@ -143,7 +185,7 @@ def _server(
     drafter = settings.drafter and models.drafter_state(
         settings.drafter, f"{server}-counters" if is_counted else server
     )
-    return Server(name, endpoint, drafter or None, settings.max_requests, length)
+    return Server(name, endpoint, drafter or None, settings.max_requests, length, _switches(settings))
 
 
 def _identity(models: ModelSettings, named: NamedServers, endpoints: Mapping[str, AnyEndpoint]) -> EngineIdentity:

@@ -31,6 +31,7 @@ class Flight:
     began_s: float
     area: float  #: requests in flight at the endpoint, summed over time up to `began_s`
     is_alone: bool
+    is_undrafted: bool  #: asks an endpoint that drafts for a text without drafts
 
 
 class Places:
@@ -42,13 +43,18 @@ class Places:
         self._grown_s = self._counted_s = clock()
         self._paused_until_s = self._last_cut_s = -math.inf
         self._num_busy = 0
-        self._num_in_flight = 0
+        self._num_in_flight = self._num_undrafted = 0
         self._area = 0.0
 
     @property
     def num_in_flight(self) -> int:
         """Requests that began and have not ended."""
         return self._num_in_flight
+
+    @property
+    def num_undrafted(self) -> int:
+        """Of those, asked for without drafts where something drafts."""
+        return self._num_undrafted
 
     @property
     def limit(self) -> int:
@@ -76,16 +82,18 @@ class Places:
         """Whether the limit is the endpoint's most."""
         return self.limit >= self._most
 
-    def add(self, endpoint: str, *, is_alone: bool) -> Flight:
+    def add(self, endpoint: str, *, is_alone: bool, is_undrafted: bool = False) -> Flight:
         """One request more."""
         now = self._count()
         self._num_in_flight += 1
-        return Flight(endpoint, now, self._area, is_alone)
+        self._num_undrafted += is_undrafted
+        return Flight(endpoint, now, self._area, is_alone, is_undrafted)
 
     def remove(self, flight: Flight) -> float:
         """One request less. Its mean number of requests in flight while it was, itself included."""
         now = self._count()
         self._num_in_flight -= 1
+        self._num_undrafted -= flight.is_undrafted
         life_s = now - flight.began_s
         return (self._area - flight.area) / life_s if life_s > 0 else self._num_in_flight + 1.0
 

@@ -26,6 +26,7 @@ from worker.servers.preparing import TokenEstimate
 from worker.servers.reading import Reply
 from worker.servers.request import Event, Failed, Finished, InLine, Interrupted, Request, Streamed
 from worker.servers.served_text import Sent, generation_of
+from worker.servers.switching import why_not_obeyed
 from worker.servers.testing import Tests
 from worker.servers.told import NOTHING
 
@@ -107,7 +108,7 @@ class Sending:
                 refused.add(asked)
                 waiting.append(request)
                 continue
-            flight = self._fleet.began(name, alone=request.must_be_alone)
+            flight = self._fleet.began(name, drafter=request.drafter, alone=request.must_be_alone)
             self._on_their_way.add(request)
             request.task = asyncio.create_task(self._send(request, flight))
         self._line = waiting
@@ -143,7 +144,7 @@ class Sending:
         self._counting.began(name, request.prepared)
         try:
             try:
-                outcome = await self._ask(request, name)
+                outcome = await self._ask(request, name, 0 if flight.is_undrafted else None)
             except AlphaloopError as error:
                 outcome = error
             except Exception as error:
@@ -158,29 +159,39 @@ class Sending:
                 self._fleet.succeeded(name)
                 self._fleet.forget(request.job_id)
                 self._tokens.learn(request.prepared.job, outcome.num_prompt_tokens)
+                drafter = None if flight.is_undrafted and self._obeyed(name, outcome) else self._drafters[name]
                 found = await self._counting.read(name, due) if due is not None else None
                 if self._counting.counts(name):
                     outcome = replace(outcome, told=NOTHING)  # counts of two kinds are never added up
-                sent = Sent(name, self._drafters[name], request.admitted_at, sent_at, ended_at, num_beside, found)
+                sent = Sent(name, drafter, request.admitted_at, sent_at, ended_at, num_beside, found)
                 self._say(request, Finished(request, generation_of(request.job_id, outcome, sent)))
         finally:
             self._on_their_way.discard(request)
             request.task = None
             self._dispatch()
 
-    async def _ask(self, request: Request, name: str) -> Reply:
+    def _obeyed(self, name: str, reply: Reply) -> bool:
+        """Whether a request without drafts was decoded so; if not, the endpoint gets no more of them."""
+        told = why_not_obeyed(reply)
+        if told is not None:
+            self._fleet.switches(name, False)
+            log.error("endpoint %s: %s", name, told, extra={"action": "drafts_not_switched", "endpoint": name})
+        return told is None
+
+    async def _ask(self, request: Request, name: str, num_draft_tokens: int | None) -> Reply:
         """The reply. A prompt that leaves less than the job's limit in the context is asked for what it leaves."""
         client, prepared = self._clients[name], request.prepared
         on_text = partial(self._streamed, request) if client.must_stream or prepared.job.body.stream else None
         sampling = replace(prepared.sampling, max_tokens=request.max_tokens)
         try:
-            return await client.complete(prepared.job, sampling, on_text=on_text)
+            return await client.complete(prepared.job, sampling, on_text=on_text, num_draft_tokens=num_draft_tokens)
         except PromptTooLong:
             room = await client.room_behind(prepared.job)
             if room is None or not 0 < room < request.max_tokens:
                 raise
             request.max_tokens = room
-            return await client.complete(prepared.job, replace(sampling, max_tokens=room), on_text=on_text)
+            sampling = replace(sampling, max_tokens=room)
+            return await client.complete(prepared.job, sampling, on_text=on_text, num_draft_tokens=num_draft_tokens)
 
     def _streamed(self, request: Request, text: str) -> None:
         if request.prepared.job.body.stream:
@@ -219,7 +230,8 @@ class Sending:
         """
         drafter = self._drafters[name]
         request.barred |= {other for other, drafts in self._drafters.items() if drafts == drafter}
-        return not request.is_bound and not request.barred.issuperset(self._drafters)
+        left = [other for other in self._drafters if other not in request.barred]
+        return any(not request.is_bound or self._fleet.has_route(other, request.drafter) for other in left)
 
     def _say(self, request: Request, event: Event) -> None:
         if not request.is_dropped:

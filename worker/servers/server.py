@@ -19,6 +19,7 @@ class Server:
     drafter: DrafterState | None  #: what drafts there
     max_requests: int  #: at once
     context_length: int
+    switches_drafts: bool = False  #: whether it drafts for one request and not for the next, as each of them asks
 
     @property
     def kind(self) -> ServerKind:
@@ -30,7 +31,12 @@ class Server:
         """The route: replicas of one have the same."""
         return self.drafter.name if self.drafter else None
 
+    @property
+    def routes(self) -> tuple[str | None, ...]:
+        """Drafters that a request may have here; None: vanilla."""
+        return (self.drafter_name, None) if self.switches_drafts else (self.drafter_name,)
+
     def as_fleet_endpoint(self) -> FleetEndpoint:
         """As the fleet routes to it."""
         k = self.drafter.max_draft_tokens if self.drafter else 0
-        return FleetEndpoint(self.name, self.drafter_name, k, self.max_requests)
+        return FleetEndpoint(self.name, self.drafter_name, k, self.max_requests, self.switches_drafts)

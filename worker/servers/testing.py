@@ -15,6 +15,7 @@ from worker.servers.connecting import identity_of
 from worker.servers.endpoint_client import EndpointClient
 from worker.servers.fleet import Fleet
 from worker.servers.server import Server
+from worker.servers.switching import why_not
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ class Tests:
                 await self._clients[name].revive()
             await _is_well(self._clients[name])
             told = await self._changed(name) if was_down else None
+            if was_down and self._servers[name].switches_drafts:
+                await self._look_again(name)
         except AlphaloopError as error:
             self._fleet.tested(name, error)
             return error
@@ -76,6 +79,13 @@ class Tests:
             self._ended.set()
             self._ended = asyncio.Event()
 
+    async def _look_again(self, name: str) -> None:
+        """See whether it follows requests that want no drafts: that is part of how a server was started."""
+        told = await why_not(self._clients[name])
+        self._fleet.switches(name, told is None)
+        if told is not None:
+            log.error("endpoint %s: %s", name, told, extra=_extra(name, "drafts_not_switched"))
+
     async def _changed(self, name: str) -> str | None:
         """What is other than before the server went away, in words."""
         server = self._servers[name]
@@ -84,8 +94,8 @@ class Tests:
         return differs(before, found)
 
 
-def _extra(name: str) -> dict[str, str]:
-    return {"action": "server_changed", "endpoint": name}
+def _extra(name: str, action: str = "server_changed") -> dict[str, str]:
+    return {"action": action, "endpoint": name}
 
 
 async def _is_well(client: EndpointClient) -> None:

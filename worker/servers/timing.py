@@ -32,7 +32,10 @@ class Timing:
         self._clients, self._thread = clients, thread
         self._by_drafter: dict[str | None, Server] = {}
         for server in servers:
-            self._by_drafter.setdefault(server.drafter.name if server.drafter else None, server)
+            self._by_drafter.setdefault(server.drafter_name, server)
+        for server in servers:  # rather one that never drafts
+            for route in server.routes:
+                self._by_drafter.setdefault(route, server)
         self._rng = random.Random(0)
 
     def round_ms(self, drafter: str | None, batch: int, context: int, num_samples: int) -> float:
@@ -67,7 +70,7 @@ class Timing:
 
         async def ask_all() -> list[Generation]:
             async with asyncio.timeout(_MOST_S):
-                return await asyncio.gather(*(self._ask(server, job, num_tokens, batch) for job in jobs))
+                return await asyncio.gather(*(self._ask(server, drafter, job, num_tokens, batch) for job in jobs))
 
         try:
             return self._thread.wait_for(ask_all())
@@ -76,13 +79,15 @@ class Timing:
         except AlphaloopError as error:
             raise DecodeFailed(f"measuring {server.name} failed: {error.message}", hint=error.hint) from error
 
-    async def _ask(self, server: Server, job: Job, num_tokens: int, batch: int) -> Generation:
+    async def _ask(self, server: Server, drafter: str | None, job: Job, num_tokens: int, batch: int) -> Generation:
         client = self._clients[server.name]
         clock = asyncio.get_running_loop().time
         began = clock()
         on_text = (lambda text: None) if client.must_stream else None
-        reply = await client.complete(job, Sampling(max_tokens=num_tokens, temperature=0.0), on_text=on_text)
-        sent = Sent(server.name, server.drafter, began, began, clock(), float(batch))
+        sampling = Sampling(max_tokens=num_tokens, temperature=0.0)
+        num_draft_tokens = 0 if drafter is None and server.drafter is not None else None
+        reply = await client.complete(job, sampling, on_text=on_text, num_draft_tokens=num_draft_tokens)
+        sent = Sent(server.name, server.drafter if drafter else None, began, began, clock(), float(batch))
         return generation_of(job.job_id, reply, sent)
 
     def _server(self, drafter: str | None) -> Server:

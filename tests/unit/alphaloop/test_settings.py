@@ -288,6 +288,22 @@ def test_a_table_that_is_wrong_as_a_whole_is_not_shown() -> None:
         ({}, r"expected \[models\.endpoints\.NAME\]"),
         ({"one": {"drafter": "ngram"}}, "expected drafter and num_draft_tokens together"),
         ({"one": {"num_draft_tokens": 4}}, "expected drafter and num_draft_tokens together"),
+        ({"one": {"switches_drafts": True}}, "expected switches_drafts only with kind"),
+        (
+            {
+                "one": {
+                    "drafter": "n",
+                    "num_draft_tokens": 4,
+                    "switches_drafts": True,
+                    "metrics_url": "http://gpu/metrics",
+                }
+            },
+            "expected switches_drafts without metrics_url",
+        ),
+        (
+            {"one": {"kind": "sglang", "drafter": "ngram", "num_draft_tokens": 4, "switches_drafts": True}},
+            "expected switches_drafts only with kind",
+        ),
         (
             {"one": {"drafter": "ngram", "num_draft_tokens": 4}, "two": {"drafter": "ngram", "num_draft_tokens": 8}},
             "expected one num_draft_tokens of the drafter ngram, found 4 at one and 8 at two",
@@ -306,3 +322,17 @@ def test_servers_that_contradict_each_other_are_refused(endpoints: dict[str, dic
     known = {name: {"kind": "vllm", "url": "http://localhost:8000", **found} for name, found in endpoints.items()}
     with pytest.raises(ConfigError, match=said):
         load_settings(overrides={"models": {"target": {"engine": "server"}, "endpoints": known}})
+
+
+@pytest.mark.parametrize(("others", "num_vanilla"), [({}, 1), ({"plain": {}}, 2)])
+def test_an_endpoint_that_switches_drafts_is_one_of_either_route(
+    others: dict[str, dict[str, object]], num_vanilla: int
+) -> None:
+    both = {"drafter": "lookup", "num_draft_tokens": 4, "switches_drafts": True}
+    known = {
+        name: {"kind": "vllm", "url": "http://localhost:8000", **found}
+        for name, found in {"both": both, **others}.items()
+    }
+    models = load_settings(overrides={"models": {"target": {"engine": "server"}, "endpoints": known}}).models
+    drafter = models.drafter_state("lookup", "r1")
+    assert (drafter.num_endpoints, drafter.num_vanilla_endpoints) == (1, num_vanilla)

@@ -83,9 +83,17 @@ class VllmClient:
             raise ServerUnreachable(error.message, hint=error.hint) from error
         self._is_silent = False
 
-    async def complete(self, job: Job, sampling: Sampling, *, on_text: Callable[[str], None] | None = None) -> Reply:
+    async def complete(
+        self,
+        job: Job,
+        sampling: Sampling,
+        *,
+        on_text: Callable[[str], None] | None = None,
+        num_draft_tokens: int | None = None,
+    ) -> Reply:
         """The text of a job. With `on_text` it is streamed, and each piece of text handed over as it comes.
 
+        `num_draft_tokens` is not followed: what drafts here drafts for all requests.
         Raises PromptTooLong or a ServerError.
         """
         vllm = self._up()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from alphaloop.cost import CostKind
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import DecodeFailed
 from tests.fakes import FakeEngine
 from worker.costs.calibrating_servers import calibrate_servers, steps
 from worker.costs.calibration import Shape
+from worker.servers.fleet_member import EndpointStatus
 
 NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4, num_vanilla_endpoints=1)
 
@@ -18,6 +21,12 @@ class Servers(FakeEngine):
     def __init__(self, refuses: tuple[Shape, ...] = ()) -> None:
         super().__init__(num_slots=16, drafters=(NGRAM,), context_length=8192)
         self.now_s, self.asked, self._refuses = 0.0, list[Shape](), refuses
+
+    def endpoints(self) -> Sequence[EndpointStatus]:
+        return [
+            EndpointStatus(name, drafter, "up", 0, 8, 0.0, None, False, {})
+            for name, drafter in (("plain", None), ("speculative", "ngram"))
+        ]
 
     @property
     def can_redraft(self) -> bool:

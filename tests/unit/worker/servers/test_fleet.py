@@ -28,6 +28,7 @@ from worker.servers.places import Flight
 PLAIN = FleetEndpoint("plain", None, 0, 4)
 PLAIN_2 = FleetEndpoint("plain-2", None, 0, 4)
 NGRAM = FleetEndpoint("ngram", "ngram", 4, 4)
+BOTH = FleetEndpoint("both", "ngram", 4, 4, switches_drafts=True)
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def send(fleet: Fleet, drafter: str | None, num: int, *, is_bound: bool = False)
         name = fleet.choose(drafter, is_bound=is_bound)
         if name is None:
             break
-        flights.append(fleet.began(name))
+        flights.append(fleet.began(name, drafter=drafter))
     return flights
 
 
@@ -309,3 +310,43 @@ def test_a_route_is_away_where_all_its_endpoints_are_or_asked_for_a_long_quiet(c
     assert fleet.is_away(None, is_bound=False, barred={"ngram"})
     clock.pass_s(58.0)
     assert not fleet.is_away(None, is_bound=True)
+
+
+def test_an_endpoint_that_switches_drafts_has_both_routes_and_one_set_of_places(clock: Clock) -> None:
+    fleet = fleet_of(clock, BOTH)
+    vanilla, drafting = send(fleet, None, 3, is_bound=True), send(fleet, "ngram", 3, is_bound=True)
+    assert ([one.is_undrafted for one in vanilla], [one.is_undrafted for one in drafting]) == ([True] * 3, [False])
+    (status,) = fleet.statuses()
+    assert (status.num_in_flight, status.num_undrafted) == (4, 3)
+    for flight in vanilla:
+        fleet.ended(flight)
+    (status,) = fleet.statuses()
+    assert (status.num_in_flight, status.num_undrafted) == (1, 0)
+
+
+def test_vanilla_requests_of_a_plain_endpoint_ask_for_nothing(clock: Clock) -> None:
+    assert [one.is_undrafted for one in send(fleet_of(clock, PLAIN, NGRAM), None, 8)] == [False] * 8
+
+
+def test_a_route_that_no_endpoint_has_any_more_binds_nobody(clock: Clock) -> None:
+    fleet = fleet_of(clock, BOTH)
+    fleet.switches("both", obeys=False)
+    (flight,) = send(fleet, None, 1, is_bound=True)
+    assert (flight.endpoint, flight.is_undrafted) == ("both", False)
+    assert not fleet.is_away(None, is_bound=True)
+    assert not fleet.has_route("both", None)
+    fleet.switches("both", obeys=True)
+    assert fleet.has_route("both", None)
+
+
+def test_where_a_vanilla_endpoint_is_left_bound_requests_wait_for_it(clock: Clock) -> None:
+    fleet = fleet_of(clock, BOTH, PLAIN)
+    fleet.switches("both", obeys=False)
+    assert {one.endpoint for one in send(fleet, None, 8, is_bound=True)} == {"plain"}
+
+
+def test_an_endpoint_is_the_last_of_its_route_if_nobody_else_has_one_of_its_two(clock: Clock) -> None:
+    for others, kept in (((PLAIN,), "plain"), ((NGRAM,), "ngram")):
+        fleet = fleet_of(clock, BOTH, *others)
+        fleet.choose(None, is_bound=False, alone=True)
+        assert [status.name for status in fleet.statuses() if status.is_for_suspect] == [kept]

@@ -67,12 +67,17 @@ class FleetModel(RuleBasedStateMachine):
         status = self.statuses[name]
         return status.num_in_flight < status.limit and not status.is_for_suspect
 
+    def has_route(self, drafter: str | None) -> bool:
+        return drafter in {endpoint.drafter for endpoint in self.endpoints.values()}
+
     @rule(drafter=st.sampled_from(DRAFTERS), is_bound=st.booleans(), avoids=st.booleans())
     def send(self, drafter: str | None, is_bound: bool, avoids: bool) -> None:
         avoid = {self.rng.choice(list(self.endpoints))} if avoids else set()
         free = {name for name in self.endpoints if self.has_room(name)}
         own = {name for name in free if self.endpoints[name].drafter == drafter}
         name = self.fleet.choose(drafter, is_bound=is_bound, avoid=avoid)
+        # A route that no endpoint has binds nobody.
+        is_bound = is_bound and self.has_route(drafter)
         is_awaited = max(self.bound_waited_s.values()) > self.clock() - ASKS_AGAIN_S
         if name is None:
             assert avoid or not own or (is_awaited and not is_bound), "a free place of the route was not found"
@@ -104,7 +109,7 @@ class FleetModel(RuleBasedStateMachine):
             assert len(self.kept()) <= max(1, len(opened) // 2), "the fleet is left to others by half"
         if name is not None:
             assert self.statuses[name].num_in_flight == 0
-            assert not is_bound or self.endpoints[name].drafter == drafter
+            assert not is_bound or self.endpoints[name].drafter == drafter or not self.has_route(drafter)
             self.flights.append(self.fleet.began(name, alone=True))
 
     @precondition(lambda self: self.flights)

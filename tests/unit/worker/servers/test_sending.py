@@ -43,7 +43,9 @@ class Servers:
             clock=self.clock,
         )
 
-    async def complete(self, job: Job, sampling: Sampling, *, on_text: Callable[[str], None]) -> None:
+    async def complete(
+        self, job: Job, sampling: Sampling, *, on_text: Callable[[str], None], num_draft_tokens: int | None
+    ) -> None:
         self.clock.pass_s(1.0)
         on_text("amber ")
         raise ReplyCut

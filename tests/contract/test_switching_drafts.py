@@ -1,0 +1,158 @@
+"""One server that drafts for one request and not for the next: two routes at one endpoint, over real connections."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import pytest
+
+from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.messages import Mode, Purpose
+from tests.fakes import FakeEngine
+from tests.fixtures.models import make_job
+from tests.fixtures.served_engine import ServedEngine, engine_over
+from worker.engine import Generation, Sampling
+from worker.served import Served
+from worker.servers.engine import ServerEngine
+
+ASKED = "alphaloop_num_draft_tokens"
+
+
+def switching(*, obeys: bool = True, num_slots: int = 4, round_s: float = 0.0) -> ServedEngine:
+    """A server with look-up, k = 4, whose settings say that it switches drafts."""
+    return ServedEngine(FakeEngine(num_slots=num_slots), "lookup", 4, round_s, switches_drafts=True, obeys=obeys)
+
+
+def admit(engine: ServerEngine, number: int, drafter: str | None, reason: Reason, purpose: str = "traffic") -> None:
+    mode = Mode.SPECULATIVE if drafter else Mode.VANILLA
+    decision = Decision(mode, drafter, "vllm-0.32.0" if drafter else None, 4 if drafter else 0, reason, "test")
+    job = make_job(f"write text number {number}", number).model_copy(update={"purpose": Purpose(purpose)})
+    engine.admit(engine.prepare(job, Sampling(24, 0.0)), decision)
+
+
+def finish(engine: ServerEngine) -> dict[str, Generation]:
+    found: dict[str, Generation] = {}
+    while engine.load().num_running:
+        step = engine.step()
+        assert not step.failed
+        found |= {one.job_id: one for one in step.finished}
+    return found
+
+
+def served(generations: dict[str, Generation]) -> list[Served]:
+    return [one.served for _, one in sorted(generations.items()) if one.served]
+
+
+def asked(server: ServedEngine) -> Sequence[object]:
+    """What each request for a text asked for; None: nothing."""
+    return [body.get("vllm_xargs", {}).get(ASKED) for body in server.bodies]
+
+
+@pytest.mark.parametrize("purpose", ["traffic", "control"])
+def test_one_server_decodes_vanilla_and_speculatively_side_by_side(purpose: str) -> None:
+    server = switching()
+    with engine_over({"both": server}) as engine:
+        assert engine.drafters[0].num_endpoints == engine.drafters[0].num_vanilla_endpoints == 1
+        server.bodies.clear()
+        for number in range(4):
+            admit(engine, number, "lookup" if number % 2 else None, Reason.CONTROL, purpose)
+        found = finish(engine)
+        (status,) = engine.endpoints()
+    assert [one.drafter for one in served(found)] == [None, "lookup", None, "lookup"]
+    assert [bool(one.num_proposed) for one in served(found)] == [False, True, False, True]
+    assert [one.num_draft_tokens for one in served(found)] == [0, 4, 0, 4]
+    assert all(one.is_counted for one in found.values())
+    assert sorted(asked(server), key=str) == [0, 0, None, None]
+    assert (status.num_in_flight, status.num_undrafted, status.is_obeying) == (0, 0, True)
+
+
+def test_the_request_says_task_and_drafts_together() -> None:
+    server = switching()
+    with engine_over({"both": server}) as engine:
+        server.bodies.clear()
+        admit(engine, 1, None, Reason.NOT_FASTER)
+        finish(engine)
+    assert [body["vllm_xargs"] for body in server.bodies] == [{"alphaloop_task": "code", ASKED: 0}]
+
+
+def test_a_server_that_ignores_the_field_is_found_before_any_job(caplog: pytest.LogCaptureFixture) -> None:
+    server = switching(obeys=False)
+    with caplog.at_level(logging.ERROR), engine_over({"both": server, "plain": ServedEngine(FakeEngine())}) as engine:
+        assert engine.drafters[0].num_vanilla_endpoints == 1, "the plain one alone"
+        server.bodies.clear()
+        for number in range(4):
+            admit(engine, number, None, Reason.FORCED)
+        found = finish(engine)
+    assert "endpoint both cannot switch drafts: it drafted for a request that asked for no drafts" in caplog.text
+    assert {one.endpoint for one in served(found)} == {"plain"}
+    assert not server.bodies
+
+
+def test_where_no_endpoint_is_vanilla_a_forced_job_is_decoded_and_recorded_as_it_was() -> None:
+    with engine_over({"both": switching(obeys=False)}) as engine:
+        admit(engine, 1, None, Reason.FORCED)
+        (one,) = served(finish(engine))
+    assert (one.drafter, one.num_draft_tokens, one.num_proposed > 0) == ("lookup", 4, True)
+
+
+def test_a_server_that_obeys_no_more_is_no_vanilla_route_any_more(caplog: pytest.LogCaptureFixture) -> None:
+    server = switching()
+    with caplog.at_level(logging.ERROR), engine_over({"both": server}) as engine:
+        server.obeys = False
+        server.bodies.clear()
+        found = []
+        for number in range(3):
+            admit(engine, number, None, Reason.CONTROL)
+            found += served(finish(engine))
+        (status,) = engine.endpoints()
+    assert [one.drafter for one in found] == ["lookup"] * 3, "what decoded it is recorded"
+    assert asked(server) == [0, None, None], "the first one shows it"
+    assert "endpoint both: it drafted for a request that asked for no drafts" in caplog.text
+    assert not status.is_obeying
+
+
+def test_a_server_that_comes_back_is_looked_at_again() -> None:
+    server = switching()
+    with engine_over({"both": server}) as engine:
+        server.obeys = False
+        admit(engine, 1, None, Reason.CONTROL)
+        finish(engine)
+        assert not engine.endpoints()[0].is_obeying
+        server.obeys, server.answer = True, _gone
+        admit(engine, 2, None, Reason.CONTROL)
+        while engine.endpoints()[0].state != "down":
+            engine.step()
+        server.answer = None
+        (one,) = served(finish(engine))
+        assert engine.endpoints()[0].is_obeying
+    assert one.drafter is None
+
+
+def test_both_routes_have_the_places_of_one_server() -> None:
+    server = switching(num_slots=2, round_s=0.02)
+    with engine_over({"both": server}, num_slots=8) as engine:
+        for number in range(2):
+            admit(engine, number, "lookup" if number else None, Reason.FORCED)
+        assert not engine.load().num_free
+        engine.step()
+        (status,) = engine.endpoints()
+        assert (status.num_in_flight, status.num_undrafted, status.limit) == (2, 1, 2)
+        found = finish(engine)
+    assert all(one.num_beside > 1.2 for one in served(found)), "each had the other one beside it"
+
+
+def test_what_a_round_takes_is_asked_of_both_routes() -> None:
+    server = switching(round_s=0.004)
+    with engine_over({"both": server}) as engine:
+        server.bodies.clear()
+        vanilla_ms = engine.measure_round_ms(None, 1, 1, 64, 1)
+        assert set(asked(server)) == {0}
+        server.bodies.clear()
+        speculative_ms = engine.measure_round_ms("lookup", 1, 5, 64, 1)
+        assert set(asked(server)) == {None}
+    assert min(vanilla_ms, speculative_ms) >= 3.0
+
+
+async def _gone(connection: object) -> None:
+    raise ConnectionError

@@ -1,0 +1,44 @@
+"""Whether a server drafts for one request and not for the next, as each of them asks.
+
+vLLM does with alphaloop's look-up and its worker class (docs/decisions/0024-look-up-in-vllm.md). Any other vLLM takes
+the field of the request and ignores it, so its word is not enough: a text that repeats itself shows it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from alphaloop.messages import Body, Job, Purpose
+from worker.engine import Sampling
+from worker.servers.endpoint_client import EndpointClient
+from worker.servers.reading import Reply
+
+#: It repeats itself, so that a drafter that looks texts up has something to draft.
+REPETITIVE_PROMPT: Final = "one two three four one two three four one two three four one two"
+_JOB: Final = Job(
+    job_id="switching-drafts", task="self-test", body=Body(prompt=REPETITIVE_PROMPT), purpose=Purpose.CONTROL
+)
+_SAMPLING: Final = Sampling(max_tokens=24, temperature=0.0)
+
+
+async def why_not(client: EndpointClient) -> str | None:
+    """Why the server cannot be asked for a text without drafts, in words; None: it can. Raises what a request does."""
+    drafting = await client.complete(_JOB, _SAMPLING)
+    if drafting.told.granularity == "nothing":
+        return (
+            "it tells nothing of drafts, so nobody can see whether it leaves them out; "
+            "start it with --enable-per-request-metrics --per-request-spec-decode-metrics detailed"
+        )
+    if not drafting.told.num_proposed:
+        return "it drafted nothing of a text that repeats itself, so nobody can see whether it would leave drafts out"
+    return why_not_obeyed(await client.complete(_JOB, _SAMPLING, num_draft_tokens=0))
+
+
+def why_not_obeyed(reply: Reply) -> str | None:
+    """Why a text that was asked for without drafts was not decoded so, in words; None where nothing was drafted."""
+    if reply.told.doubt is None and not reply.told.num_proposed:
+        return None
+    return (
+        "it drafted for a request that asked for no drafts; "
+        "start it with --worker-cls alphaloop.inside_vllm.worker.LookupWorker"
+    )
