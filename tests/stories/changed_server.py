@@ -95,9 +95,9 @@ class ServedRun:
             say=self.say,
             recipe=SERVED_RECIPE,
         )
-        first, second = (self._servers(str(model), draft) for model in (tuned, dense_folder("bfloat16")))
         # The same names, addresses and settings: only the weights are others.
-        second = [replace(server, port=before.port) for server, before in zip(second, first, strict=True)]
+        ports = free_ports(2)
+        first, second = (self._servers(str(model), draft, ports) for model in (tuned, dense_folder("bfloat16")))
         configs = write_configs(self.data_dir / "configs", models=_models(first), size=self.size, is_watched=False)
         traffic = {DRAFTED: asking.endless(prompts.traffic[DRAFTED])}
         options = GlobalOptions(configs, PROFILE, self.data_dir)
@@ -116,8 +116,8 @@ class ServedRun:
                     on.run_scheduler(configs)
                 return _judged(database)
 
-    def _servers(self, model: str, draft: Path) -> list[Server]:
-        python, ports = str(self.vllm_python), free_ports(2)
+    def _servers(self, model: str, draft: Path, ports: Sequence[int]) -> list[Server]:
+        python = str(self.vllm_python)
         plain = vllm(PLAIN, python, model, ports[0], max_requests=4)
         drafting = vllm(DRAFTING, python, model, ports[1], max_requests=4, speculative=draft_model(str(draft)))
         return [plain, replace(drafting, drafter=SMALL)]

@@ -7,9 +7,7 @@ it began.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
@@ -22,12 +20,13 @@ from alphaloop.server_identity import ServerIdentity
 from worker.cache_memory import CacheMemory
 from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta
 from worker.served import FailedRequest
+from worker.servers.arrivals import Arrivals
 from worker.servers.connecting import client_of
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 from worker.servers.loop_thread import LoopThread
 from worker.servers.preparing import TokenEstimate, prepare, refusal_of
-from worker.servers.request import Event, Failed, Finished, InLine, Interrupted, Request, Streamed
+from worker.servers.request import Failed, Finished, InLine, Interrupted, Request, Streamed
 from worker.servers.sending import Sending
 from worker.servers.server import Server
 from worker.servers.testing import Tests
@@ -62,9 +61,7 @@ class ServerEngine:
         self._identity, self._servers, self._fleet, self._clock = identity, tuple(servers), fleet, clock
         self._tokens = TokenEstimate()
         self._running: dict[str, Request] = {}
-        self._changed = threading.Condition()
-        self._events: deque[Event] = deque()
-        self._is_woken = False
+        self._arrivals = Arrivals()
         self._in_line = InLine()
         most = sum(server.max_requests for server in servers)
         self._num_slots = most if num_slots is None else min(num_slots, most)
@@ -78,7 +75,7 @@ class ServerEngine:
             fleet,
             Tests(self._clients, {server.name: server for server in servers}, fleet, known or {}),
             self._tokens,
-            tell=self._take,
+            tell=self._arrivals.put,
             tell_line=self._take_line,
             clock=clock,
         )
@@ -154,7 +151,7 @@ class ServerEngine:
         finished: list[Generation] = []
         failed: list[FailedRequest] = []
         interrupted: list[str] = []
-        for event in self._next_events():
+        for event in self._arrivals.take(_WAIT_S):
             if self._running.get(event.request.job_id) is not event.request:
                 continue  # cancelled meanwhile
             match event:
@@ -182,9 +179,7 @@ class ServerEngine:
 
     def wake(self) -> None:
         """End the wait of `step`."""
-        with self._changed:
-            self._is_woken = True
-            self._changed.notify_all()
+        self._arrivals.wake()
 
     def cancel(self, job_id: str) -> bool:
         """Close the request's connection, so that its server aborts it; False if it is not here."""
@@ -252,20 +247,7 @@ class ServerEngine:
         """Jobs that have to run alone at a server."""
         return self._fleet.suspects()
 
-    def _take(self, event: Event) -> None:
-        with self._changed:
-            self._events.append(event)
-            self._changed.notify_all()
-
     def _take_line(self, in_line: InLine) -> None:
         """Another number of slots is free now, so `step` ends."""
         self._in_line = in_line
         self.wake()
-
-    def _next_events(self) -> list[Event]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._events or self._is_woken, _WAIT_S)
-            self._is_woken = False
-            events = list(self._events)
-            self._events.clear()
-            return events
