@@ -162,7 +162,7 @@ def _judged(database: Database) -> dict[str, Any]:
         "right": is_right,
         "headline": report.summary,
         "events": named,
-        "sentences": [line["sentence"] for line in report.content["drift"]],
+        "sentences": [line["verdict"] for line in report.content["drift"]],
         "changed_servers": changed,
     }
 

@@ -28,6 +28,8 @@ CONVERSION: Final = 1
 QUICK_BYTES: Final = 16 << 20
 DESCRIPTION: Final = ["*.json", "*.model", "*.txt", "*.jinja"]
 WEIGHTS: Final = ["*.safetensors"]
+#: Which tokens a draft proposes. It decides what is accepted as the weights do, so it is a part of their revision.
+DRAFT_VOCABULARY: Final = "draft_vocabulary.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,10 @@ class Weights:
 def find_weights(source: str, hub_revision: str | None = None) -> Weights:
     """Locate `source` and name its revision; raises ModelNotFound or UnsupportedModel."""
     path = _locate(source, hub_revision, [*DESCRIPTION, *WEIGHTS])
-    return Weights(path, _revision(_weight_files(path)))
+    files = _weight_files(path)
+    if (vocabulary := path / DRAFT_VOCABULARY).is_file():
+        files.append(vocabulary)
+    return Weights(path, _revision(files))
 
 
 def find_description(source: str, hub_revision: str | None = None) -> Path:

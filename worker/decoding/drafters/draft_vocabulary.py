@@ -1,46 +1,49 @@
 """A draft that proposes only frequent tokens: its head costs a part of the target's (FR-Spec, arXiv 2502.14856).
 
-The draft's folder is a plain transformers model with the full vocabulary; the file `draft_vocabulary.safetensors`
-beside the weights names, ascending, the tokens it was trained to propose. Whoever drafts with it keeps those rows of
-the head and maps column i of its logits to token `token_ids[i]`. Tokens outside have q = 0, which every exact
-acceptance rule allows.
+The draft's folder is a plain transformers model with the full vocabulary; the file `draft_vocabulary.json` beside the
+weights names, ascending, the tokens it was trained to propose. Whoever drafts with it keeps those rows of the head and
+maps column i of its logits to token `token_ids[i]`. Tokens outside have q = 0, which every exact acceptance rule
+allows. The file is no safetensors file, because vLLM takes every tensor in such files for a weight.
 """
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, ValidationError
 from torch import Tensor, nn
 
 from alphaloop.errors import UnsupportedModel
+from worker.decoding.sources import DRAFT_VOCABULARY
 
-FILE: Final = "draft_vocabulary.safetensors"
-_KEY: Final = "token_ids"
+
+class _Vocabulary(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    token_ids: list[NonNegativeInt] = Field(min_length=1)
 
 
 def read_draft_vocabulary(folder: Path) -> Tensor | None:
     """The tokens that the draft in `folder` proposes: [number], int64, ascending. None: all of them."""
-    file = folder / FILE
+    file = folder / DRAFT_VOCABULARY
     if not file.is_file():
         return None
     try:
-        token_ids = load_file(file)[_KEY]
-    except (SafetensorError, KeyError, OSError) as error:
-        raise UnsupportedModel(f"{file}: expected a tensor {_KEY!r}: {error}") from error
-    if token_ids.dtype != torch.int64 or token_ids.dim() != 1 or not len(token_ids) or token_ids[0] < 0:
-        raise UnsupportedModel(f"{file}: expected token ids, found {token_ids.dtype} of shape {tuple(token_ids.shape)}")
-    if not bool((token_ids.diff() > 0).all()):
+        token_ids = _Vocabulary.model_validate_json(file.read_bytes()).token_ids
+    except (ValidationError, OSError) as error:
+        raise UnsupportedModel(f"{file}: expected a list of token ids as `token_ids`: {error}") from error
+    if any(one >= after for one, after in pairwise(token_ids)):
         raise UnsupportedModel(f"{file}: expected token ids in ascending order, each once")
-    return token_ids
+    return torch.tensor(token_ids, dtype=torch.int64)
 
 
 def write_draft_vocabulary(folder: Path, token_ids: Tensor) -> None:
     """Write `token_ids` [number], ascending, beside the weights in `folder`."""
-    save_file({_KEY: token_ids.to(torch.int64).contiguous()}, folder / FILE)
+    (folder / DRAFT_VOCABULARY).write_text(json.dumps({"token_ids": token_ids.tolist()}), encoding="utf-8")
 
 
 def restrict_head(model: Any, token_ids: Tensor) -> None:

@@ -10,8 +10,9 @@ import torch
 
 from alphaloop.errors import UnsupportedModel
 from worker.decoding.device import find_device
-from worker.decoding.drafters.draft_vocabulary import FILE, read_draft_vocabulary, restrict_head, write_draft_vocabulary
+from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head, write_draft_vocabulary
 from worker.decoding.models import load_weights
+from worker.decoding.sources import DRAFT_VOCABULARY, find_weights
 from worker.decoding.training.draft import cut_draft, save_draft
 
 TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6]])
@@ -56,8 +57,11 @@ def test_a_saved_draft_is_a_plain_model_that_computes_the_same(tiny_models: dict
     with torch.no_grad():
         draft.model.layers[0].mlp.up_proj.weight.mul_(1.5)
     save_draft(draft, loaded.tokenizer, tmp_path, torch.float64)
+    before = find_weights(str(tmp_path)).revision
     write_draft_vocabulary(tmp_path, torch.tensor([1, 5]))
     again = target_of(tmp_path)
+    assert find_weights(str(tmp_path)).revision != before, "another vocabulary is another draft"
+    assert [file.name for file in tmp_path.glob("*.safetensors")] == ["model.safetensors"], "vLLM reads all of these"
     assert again.model.config.num_hidden_layers == 1
     assert again.tokenizer.get_vocab() == loaded.tokenizer.get_vocab()
     torch.testing.assert_close(logits_of(again.model), logits_of(draft).double(), atol=1e-3, rtol=1e-3)
@@ -83,8 +87,8 @@ def test_a_vocabulary_comes_back_and_a_wrong_one_is_refused(tmp_path: Path) -> N
     assert found.tolist() == [2, 3, 9]
     for wrong in (torch.tensor([3, 2]), torch.tensor([2, 2]), torch.tensor([-1, 2]), torch.tensor([[1, 2]])):
         write_draft_vocabulary(tmp_path, wrong)
-        with pytest.raises(UnsupportedModel, match=FILE):
+        with pytest.raises(UnsupportedModel, match=DRAFT_VOCABULARY):
             read_draft_vocabulary(tmp_path)
-    (tmp_path / FILE).write_bytes(b"no safetensors")
-    with pytest.raises(UnsupportedModel, match=FILE):
+    (tmp_path / DRAFT_VOCABULARY).write_bytes(b"no JSON")
+    with pytest.raises(UnsupportedModel, match=DRAFT_VOCABULARY):
         read_draft_vocabulary(tmp_path)
