@@ -47,7 +47,7 @@ class Presence:
         self._tokens: dict[str, int] = {}
         self._num_tokens = 0  #: of all jobs, since the last word
         self._said_at: float | None = None
-        self.num_peers = 0  #: other workers with the same device, when it was last said
+        self.num_peers = 0  #: other workers that ask the same inference servers, when it was last said
 
     def started(self, job_id: str) -> None:
         """A job is decoded from its start."""
@@ -80,7 +80,8 @@ class Presence:
         self._write("the worker's load", partial(self._say, load))
 
     def _say(self, load: WorkerLoad) -> None:
-        self.num_peers = self._store.say(load)
+        num_peers = self._store.say(load)
+        self.num_peers = num_peers if self._identity.has_shared_device else 0
 
     def leave(self) -> None:
         """Have the row deleted."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Final
 from urllib.parse import urlsplit
 
-from alphaloop.engine_identity import EngineIdentity
+from alphaloop.engine_identity import SERVERS, EngineIdentity
 from alphaloop.errors import AlphaloopError, ConfigError, EngineSick, ModelNotServed, ServerError
 from alphaloop.server_identity import ServerIdentity
 from alphaloop.settings.endpoint import EndpointSettings
@@ -195,12 +195,13 @@ def _identity(models: ModelSettings, named: NamedServers, endpoints: Mapping[str
         socket.gethostname() if isinstance(one, VllmClient) else urlsplit(one.url).netloc for one in endpoints.values()
     }
     addresses = "\n".join(sorted(f"{name} {_address(one)}" for name, one in endpoints.items()))
+    kind = SERVERS if any(isinstance(one, Endpoint) for one in endpoints.values()) else "vllm inside "
     return EngineIdentity(
         engine=named.engine[:_MOST_NAME_CHARS],
         target=target.name,
         target_revision=target.revision or named.target_revision,
         dtype=target.dtype,
-        device=f"servers {hashlib.sha256(addresses.encode()).hexdigest()[:_HASH_CHARS]}",
+        device=f"{kind}{hashlib.sha256(addresses.encode()).hexdigest()[:_HASH_CHARS]}",
         context_length=named.context_length or _UNKNOWN_CONTEXT,
         host=",".join(sorted(hosts))[:_MOST_NAME_CHARS],
     )

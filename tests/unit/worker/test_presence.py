@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
 
 from alphaloop.store.workers import WorkerLoad
 from tests.fakes import FakeEngine
@@ -32,9 +35,10 @@ def step(**tokens: int) -> Step:
     return Step((), (), len(tokens), 1, 0.01, tokens_by_job=tokens)
 
 
-def test_a_load_is_said_now_and_then_however_many_steps_there_are() -> None:
+@pytest.mark.parametrize(("device", "num_peers"), [("servers 12ab", 1), ("cpu-2-threads", 0)])
+def test_a_load_is_said_now_and_then_however_many_steps_there_are(device: str, num_peers: int) -> None:
     said, now = Said(), [0.0]
-    identity = FakeEngine().identity
+    identity = replace(FakeEngine().identity, device=device)
     presence = Presence(said, said.write, identity, owner="w", num_held=lambda: 3, clock=lambda: now[0])
     running: list[str] = []
 
@@ -50,7 +54,7 @@ def test_a_load_is_said_now_and_then_however_many_steps_there_are() -> None:
         presence.stepped(step(a=2, b=1))
         turn()
     assert len(said.loads) == 2
-    assert presence.num_peers == 1, "as it was told with the last word"
+    assert presence.num_peers == num_peers, "workers on equal devices have a device each"
     first, second = said.loads
     assert (first.tokens, first.tokens_per_s) == ({}, None)
     assert (second.tokens, second.tokens_per_s) == ({"a": 128, "b": 64}, 192 / EVERY_S)
