@@ -18,7 +18,10 @@ from packaging.version import Version
 ROOT: Final = Path(__file__).resolve().parents[1]
 PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 BUILD: Final = ["hatchling>=1.26,<2", "editables"]
-GROUPS: Final = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values(), BUILD]
+#: vLLM pins versions that others may not have beside it, so whoever takes it has an environment of its own.
+UNLOCKED: Final = "vllm"
+EXTRAS: Final = [group for name, group in PROJECT["optional-dependencies"].items() if name != UNLOCKED]
+GROUPS: Final = [PROJECT["dependencies"], *EXTRAS, BUILD]
 DECLARED: Final = [Requirement(text) for group in GROUPS for text in group]
 
 
