@@ -9,7 +9,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Mapping
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from types import TracebackType
 from typing import Final, Self
 
@@ -48,21 +48,19 @@ class ServerClient:
         self._http = HttpSession(endpoint.api_key, endpoint.limits)
         # A page of metrics elsewhere does not see the server's key.
         self._metrics = self._http if endpoint.has_own_metrics else HttpSession(None, endpoint.limits)
+        self._open = AsyncExitStack()
         self._named: Version | None = None  #: an SGLang's, asked once
         self._naming = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
-        await self._http.__aenter__()
-        if self._metrics is not self._http:
-            await self._metrics.__aenter__()
+        for session in {self._http, self._metrics}:
+            await self._open.enter_async_context(session)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._http.__aexit__(kind, error, trace)
-        if self._metrics is not self._http:
-            await self._metrics.__aexit__(kind, error, trace)
+        await self._open.aclose()
 
     async def complete(
         self,

@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeGuard
 from urllib.parse import urlsplit
 
 from alphaloop.engine_identity import SERVERS, EngineIdentity
@@ -135,16 +135,12 @@ async def _close(endpoints: Mapping[str, AnyEndpoint]) -> None:
 
 async def _why_not_switching(models: ModelSettings, found: Mapping[str, ServerIdentity]) -> dict[str, str]:
     """Of the endpoints that shall switch drafts and answer: why one cannot, in words."""
-    asked = {
-        name: settings
-        for name, settings in models.endpoints.items()
-        if isinstance(settings, EndpointSettings) and settings.switches_drafts and name in found
-    }
+    asked = {name: settings for name, settings in models.endpoints.items() if _switches(settings) and name in found}
     answers = await asyncio.gather(*(_why_not(settings, found[name].model) for name, settings in asked.items()))
     return {name: told for name, told in zip(asked, answers, strict=True) if told is not None}
 
 
-def _switches(settings: AnyEndpointSettings) -> bool:
+def _switches(settings: AnyEndpointSettings) -> TypeGuard[EndpointSettings]:
     return isinstance(settings, EndpointSettings) and settings.switches_drafts
 
 
