@@ -66,10 +66,10 @@ class RequestSchedule:
 
     def end(self, request_id: str, facts: RequestFacts | None, now: datetime) -> None:
         """A request ended; without facts where nothing is known of it, or another endpoint took it."""
-        request = self._running.pop(request_id, None)
-        if request is None:
+        if request_id not in self._running:
             return
-        self._pass_time(now)
+        self._pass_time(now)  # the request ran until now, so it is among those that run
+        request = self._running.pop(request_id)
         self._num_control -= not request.speculates
         if request.block is not None and request.phase is not None:
             request.block.end(request.trial, request.phase, facts)

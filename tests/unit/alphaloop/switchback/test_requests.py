@@ -87,6 +87,17 @@ def test_requests_of_which_nothing_is_known_hold_nothing_up() -> None:
     traffic.schedule.end("never started", None, START)
 
 
+@pytest.mark.parametrize("share", [0.02, 0.2])
+def test_the_share_of_control_is_that_of_the_design_where_one_request_runs_at_a_time(share: float) -> None:
+    schedule = RequestSchedule(RequestDesign(control_share=share), random.Random(1))
+    speculates = []
+    for number in range(5000):
+        began = START + timedelta(seconds=10 * number)
+        speculates.append(schedule.start(f"{number}", CODE, began))
+        schedule.end(f"{number}", facts(10 * number), began + timedelta(seconds=9))
+    assert speculates.count(False) / len(speculates) == pytest.approx(share, rel=0.15)
+
+
 def test_time_without_requests_earns_no_control() -> None:
     schedule = RequestSchedule(DESIGN, random.Random(1))
     arms = []
