@@ -9,40 +9,21 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from alphaloop.errors import (
-    ModelNotServed,
-    PromptTooLong,
-    ReplyCut,
-    ReplyInvalid,
-    RequestRefused,
-    ServerBusy,
-    ServerFailed,
-    ServerLoginRefused,
-    ServerSilent,
-    ServerUnavailable,
-    ServerUnreachable,
-)
+from alphaloop.errors import PromptTooLong, ServerError
 from worker.engine import Load
 from worker.servers.fleet_member import EndpointState, EndpointStatus, SuspectCounts
 
 _STATES: Final[tuple[EndpointState, ...]] = get_args(EndpointState)
+
+
+def _codes_below(error: type[ServerError]) -> Iterable[str]:
+    for below in error.__subclasses__():
+        yield below.code
+        yield from _codes_below(below)
+
+
 #: All are shown from the start: a counter that begins at 1 has not grown, for Prometheus.
-_FAILURES: Final = tuple(
-    error.code
-    for error in (
-        PromptTooLong,
-        RequestRefused,
-        ServerUnavailable,
-        ServerUnreachable,
-        ServerBusy,
-        ServerLoginRefused,
-        ServerSilent,
-        ServerFailed,
-        ReplyCut,
-        ReplyInvalid,
-        ModelNotServed,
-    )
-)
+_FAILURES: Final = (PromptTooLong.code, *_codes_below(ServerError))
 _OTHER: Final = "other"
 
 

@@ -6,12 +6,11 @@
 
 One worker, one Kafka, one PostgreSQL. Each block of one task and one load is played three times, in an order that is
 drawn: all jobs to the vanilla server, all to the speculative one (both by `decoding` of the job), and routed by the
-worker's own decisions. Only one server is busy at a time, so each policy has the same cores: vLLM's processes poll for
-seconds behind their last request, and that is waited for. Before the first block, jobs of every task at every load go
-to both servers, because a static policy that is known to be the better one has a history too. The worker learns from
-all three policies, as it would from probes and exploration. A table goes to standard error. Last line: JSON. Exit
-status 1 where a job has two different results. FOLDER holds TASK.jsonl files with a `prompt` a line; without it prompts
-come from this Python's own sources.
+worker's own decisions. Both servers have the same cores, so each policy has them. Before the first block, jobs of every
+task at every load go to both servers, because a static policy that is known to be the better one has a history too. The
+worker learns from all three policies, as it would from probes and exploration. A table goes to standard error. Last
+line: JSON. Exit status 1 where a job has two different results. FOLDER holds TASK.jsonl files with a `prompt` a line;
+without it prompts come from this Python's own sources.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from benchmarks.engines.scoring import (
     summary,
 )
 from benchmarks.engines.serve import VLLM_PYTHON
-from benchmarks.engines.server import ENVIRONMENT, on_cores
+from benchmarks.engines.server import on_cores, with_threads
 from benchmarks.engines.setting_up import FOLDER, Running, Wanted, environment, set_up
 from benchmarks.engines.weights import dense_folder
 from benchmarks.engines.workload import LOADS, Block, draw_blocks, read_prompts
@@ -64,6 +63,9 @@ def main() -> int:
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
     prompts = read_prompts(options.prompts, seed=options.seed, max_characters=options.max_characters)
     if options.tasks:
+        if absent := set(options.tasks) - set(prompts):
+            short = f"no prompt of at most {options.max_characters} characters: {', '.join(sorted(absent))}"
+            raise ValueError(f"expected tasks of {', '.join(sorted(prompts))}; {short}")
         prompts = {task: prompts[task] for task in options.tasks}
     few, many = options.jobs
     blocks = draw_blocks(prompts, num_blocks=options.blocks, jobs_each={1: few, 8: many}, seed=options.seed)
@@ -78,6 +80,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         options.timeout_s,
         options.seed,
         worker=dict(given.split("=", 1) for given in options.worker),
+        num_threads=options.threads,
     )
     conditions = _conditions(options, wanted)
     console.print(conditions)
@@ -136,7 +139,7 @@ def _in_front(
 ) -> list[InFront]:
     rng = random.Random(options.seed + 1)
     every = sorted((task, prompt) for task, found in prompts.items() for prompt in found)
-    with environment(ENVIRONMENT), on_cores(wanted.cores):
+    with environment(with_threads(wanted.num_threads)), on_cores(wanted.cores):
         offline = offline_engine(running.plain, wanted.vllm_python, wanted.model, wanted.dtype)
     try:
         offline.wait_until_ready()
@@ -195,7 +198,7 @@ def _conditions(options: argparse.Namespace, wanted: Wanted) -> dict[str, Any]:
         "load_average": os.getloadavg()[0],
         "commit": commit_of(REPOSITORY, "HEAD"),
         "has_changes": is_changed(REPOSITORY),
-        "servers": "vLLM 0.32 CPU, eager, one thread each, no prefix cache",
+        "servers": f"vLLM 0.32 CPU, eager, one process and {options.threads} thread(s) each, no prefix cache",
         "model": Path(wanted.model).name,
         "drafts": f"draft model {Path(wanted.draft).name}" if wanted.draft else "look-up, k = 4",
         "dtype": wanted.dtype,
@@ -229,6 +232,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--round-jobs", type=int, default=64)
     parser.add_argument("--ahead", type=int, default=2, help="requests that may wait in a server's own queue")
     parser.add_argument("--cores", type=lambda text: [int(one) for one in text.split(",")], default=[], help="0,1")
+    parser.add_argument("--threads", type=int, default=1, help="of each server")
     parser.add_argument("--timeout-s", type=float, default=900.0, help="without any result")
     parser.add_argument("--worker", nargs="+", default=[], metavar="NAME=VALUE", help="CALIBRATION_SAMPLES=1")
     parser.add_argument("--vllm-python", type=Path, default=VLLM_PYTHON)

@@ -140,7 +140,8 @@ class ClosedLoop:
     def _send(self, job: PromptJob, decoding: str) -> None:
         key, value = job.job_id.encode(), job.encoded(decoding=decoding)
         self._producer.send(jobs_topic(job.task), key=key, value=value)
-        self._producer.poll(0)
+        # A client that waits for a job does not let it linger for others.
+        self._producer.serve(_POLL_S)
 
     def _next(self) -> Result | None:
         record = self._consumer.poll(_POLL_S)

@@ -47,6 +47,15 @@ def routes(blocks: Sequence[PlayedBlock]) -> Counter[str]:
     return Counter(result.drafter or VANILLA for one in blocks for result in one.played[ROUTED].results)
 
 
+def reasons(blocks: Sequence[PlayedBlock]) -> Counter[str]:
+    """Jobs that were routed, by what drafted and why."""
+    return Counter(
+        f"{result.drafter or VANILLA}: {result.decoding.reason if result.decoding else 'not told'}"
+        for one in blocks
+        for result in one.played[ROUTED].results
+    )
+
+
 def quantile(values: Sequence[float], share: float) -> float:
     """The value that this share of them does not exceed."""
     ordered = sorted(values)
@@ -63,6 +72,7 @@ def summary(blocks: Sequence[PlayedBlock]) -> dict[str, Any]:
         "low": round(low, 4),
         "high": round(high, 4),
         "routes": dict(routes(blocks)),
+        "reasons": dict(reasons(blocks).most_common()),
     }
 
 

@@ -16,7 +16,7 @@ from alphaloop.embedded.process import ChildProcess
 from alphaloop.server_kind import ServerKind
 from benchmarks.contestants.process import REPOSITORY
 
-#: One thread that waits without spinning: two spinning ones took fifty times as long beside other work.
+#: Threads that wait without spinning: two spinning ones took fifty times as long beside other work.
 ENVIRONMENT: Final = {
     "OMP_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -26,6 +26,9 @@ ENVIRONMENT: Final = {
     "DO_NOT_TRACK": "1",
     "HF_HUB_OFFLINE": "1",
 }
+#: The model runs in the process of the scheduler, as in vLLM's offline engine. vLLM's CPU platform would replace "uni"
+#: by two processes, which poll for each other all the time and for a second behind the last request.
+EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 HOST: Final = "127.0.0.1"
 MODEL_NAME: Final = "model"  #: under which every server here serves its model
 _START_TIMEOUT_S: Final = 900.0
@@ -61,6 +64,11 @@ class Server:
         return {f"{place}__{key.upper()}": str(value) for key, value in given.items()}
 
 
+def with_threads(num_threads: int) -> dict[str, str]:
+    """The environment of a server that computes with so many threads."""
+    return {**ENVIRONMENT, "OMP_NUM_THREADS": str(num_threads)}
+
+
 def vllm(
     name: str,
     python: str,
@@ -71,8 +79,9 @@ def vllm(
     dtype: str = "bfloat16",
     max_requests: int = 8,
     max_model_len: int = 2048,
+    num_threads: int = 1,
 ) -> Server:
-    """vLLM's OpenAI server. `speculative` is its --speculative-config.
+    """vLLM's OpenAI server. `speculative` is its --speculative-config, `num_threads` those that compute.
 
     Prefixes are not cached, so that a prompt that is sent twice costs the same both times.
     """
@@ -80,10 +89,11 @@ def vllm(
         *(python, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--served-model-name", MODEL_NAME),
         *("--host", HOST, "--port", str(port), "--dtype", dtype, "--max-model-len", str(max_model_len)),
         *("--max-num-seqs", str(max_requests), "--gpu-memory-utilization", "0.3", "--enforce-eager"),
-        *("--no-enable-prefix-caching", "--enable-per-request-metrics"),
+        *("--no-enable-prefix-caching", "--enable-per-request-metrics", "--distributed-executor-backend", EXECUTOR),
     ]
+    environment = with_threads(num_threads)
     if speculative is None:
-        return Server(name, "vllm", tuple(command), port, max_requests)
+        return Server(name, "vllm", tuple(command), port, max_requests, environment=environment)
     # vLLM refuses to start with these metrics where nothing drafts.
     command += ["--per-request-spec-decode-metrics", "detailed", "--speculative-config", json.dumps(speculative)]
     return Server(
@@ -94,6 +104,7 @@ def vllm(
         max_requests,
         str(speculative["method"]),
         int(speculative["num_speculative_tokens"]),
+        environment,
     )
 
 

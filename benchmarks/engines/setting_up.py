@@ -43,6 +43,7 @@ class Wanted:
     seed: int
     endpoint: Mapping[str, str] = field(default_factory=dict)  #: further settings of both endpoints
     worker: Mapping[str, str] = field(default_factory=dict)  #: further settings of the worker
+    num_threads: int = 1  #: of each inference server
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ def two_servers(wanted: Wanted) -> tuple[Server, Server]:
             speculative=given,
             dtype=wanted.dtype,
             max_requests=wanted.requests,
+            num_threads=wanted.num_threads,
         )
         for name, port, given in ((PLAIN, ports[0], None), (DRAFTING, ports[1], speculative))
     )
