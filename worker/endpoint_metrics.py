@@ -89,11 +89,24 @@ class EndpointMetrics(Collector):
             "1 where a server that shall leave out drafts for one request does so",
             labels=labels,
         )
+        whole_load_known = GaugeMetricFamily(
+            "alphaloop_endpoint_whole_load_known",
+            "1 where the server told a moment ago how many requests it has, whoever sent them",
+            labels=labels,
+        )
+        others = GaugeMetricFamily(
+            "alphaloop_endpoint_others_in_flight",
+            "Requests of other clients at the server, where it tells its load",
+            labels=labels,
+        )
         for status in statuses:
             names = [status.name, status.drafter or ""]
             in_flight.add_metric(names, status.num_in_flight)
             limit.add_metric(names, status.limit)
             since.add_metric(names, status.since_s)
+            whole_load_known.add_metric(names, float(status.is_whole_load_known))
+            if status.num_others is not None:
+                others.add_metric(names, status.num_others)
             if status.num_undrafted is not None:
                 undrafted.add_metric(names, status.num_undrafted)
                 switches.add_metric(names, float(status.is_obeying))
@@ -101,6 +114,6 @@ class EndpointMetrics(Collector):
                 state.add_metric([*names, one], float(one == status.state))
             for code in _FAILURES:
                 failed.add_metric([*names, code], status.num_failed.get(code, 0))
-            others = sum(number for code, number in status.num_failed.items() if code not in _FAILURES)
-            failed.add_metric([*names, _OTHER], others)
-        return in_flight, limit, state, since, failed, undrafted, switches
+            num_other = sum(number for code, number in status.num_failed.items() if code not in _FAILURES)
+            failed.add_metric([*names, _OTHER], num_other)
+        return in_flight, limit, state, since, failed, undrafted, switches, whole_load_known, others

@@ -25,6 +25,15 @@ class SliceCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """Requests in flight while one was, the means: ours, and those of others as far as servers told of them."""
+
+    num_beside: float  #: at its endpoint, itself included
+    num_elsewhere: float  #: at all other endpoints of the fleet together
+    is_whole: bool  #: whether every endpoint told of all its requests, all the time
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
     """Where a server decoded a text, and how fast; costs are learned from it, because no server tells of its passes."""
 
@@ -32,7 +41,7 @@ class Served:
     drafter: str | None  #: what drafts there; None: nothing does
     draft_revision: str  #: empty without a drafter
     num_draft_tokens: int  #: the k of that endpoint; 0 without a drafter
-    num_beside: float  #: requests in flight at that endpoint while this one was, the mean, itself included
+    num_beside: float  #: our requests in flight at that endpoint while this one was, the mean, itself included
     num_rounds: int | None  #: passes of the target, the one that read the prompt included; None where not told
     prefill_s: float | None  #: from the start of work to the first token; None where not known
     decode_s: float | None  #: from the first token to the last; None where not known
@@ -42,6 +51,7 @@ class Served:
     num_accepted: int = 0
     is_counted: bool = True  #: whether the job's counts are known; if not, they say only how many tokens it has
     slice_counts: SliceCounts | None = None  #: of all requests of the slice that this one ended
+    load: ServerLoad | None = None  #: of the whole fleet meanwhile; None of a request that was no job's
 
     def num_passes(self, num_tokens: int) -> int | None:
         """Passes of the target for a text of `num_tokens`; None where not even sums are told.

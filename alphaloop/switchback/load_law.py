@@ -3,7 +3,7 @@
 When a control slice begins, the load moves from one endpoint to another. So its requests meet other loads than those of
 the treatment windows, in the same direction in every block, and comparing windows with slices cannot tell that from the
 effect of speculation. But inside a control slice the load runs through all values up to the usual one. With n requests
-at the vanilla endpoint and m of this worker elsewhere,
+at the vanilla endpoint and m elsewhere, whoever sent them,
 
     log(seconds a round) = α_block + log(1 + g · n + h · m) + log(1 + c · context) + noise
 

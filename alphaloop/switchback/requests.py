@@ -30,8 +30,8 @@ class RequestFacts:
     num_proposed: int  #: draft tokens that the target read in them
     decode_s: float  #: that these took
     prompt_s: float | None  #: to the first token, without waiting; None where `decode_s` and the counts include it
-    num_beside: float  #: requests in flight at its endpoint meanwhile, the mean, itself included
-    num_elsewhere: float  #: requests of this worker in flight at other endpoints meanwhile, the mean
+    num_beside: float  #: requests in flight at its endpoint meanwhile, whoever sent them, the mean, itself included
+    num_elsewhere: float  #: the same at the other endpoints
     mean_context_tokens: float
     expected: Expected | None = None  #: of its decision
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,6 +18,8 @@ from worker.jobs.running import RunningJobs
 from worker.jobs.steering import TaskSlice, by_sampling_bucket, is_free, subject_of
 from worker.served import Served
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class _Assigned:
@@ -24,7 +27,6 @@ class _Assigned:
 
     drafter: str | None  #: that it was assigned to; None: vanilla
     started_at: datetime
-    running_s_before: float
     expected: Expected | None
 
 
@@ -32,29 +34,34 @@ class RequestSteering:
     """A `Steering` that draws the arm of each request when it starts.
 
     A request that another endpoint took than its arm's is not counted, in either arm. While other workers ask the same
-    servers no request is on trial, because the load of these servers is not known then: in simulation two workers found
-    a speed-up of .77 where there was none, and no interval held the truth.
+    servers, requests are on trial only where the load of every server is known: in simulation two workers that counted
+    their own requests alone found a speed-up of .77 where there was none, and no interval held the truth.
     """
 
-    def __init__(self, schedule: RequestSchedule, now: Callable[[], datetime], num_peers: Callable[[], int]) -> None:
-        self._schedule, self._now, self._num_peers = schedule, now, num_peers
+    def __init__(
+        self,
+        schedule: RequestSchedule,
+        now: Callable[[], datetime],
+        num_peers: Callable[[], int],
+        is_whole_load_known: Callable[[], bool],
+    ) -> None:
+        """`num_peers`: other workers that ask the same servers; `is_whole_load_known`: of every server of the fleet."""
+        self._schedule, self._now = schedule, now
+        self._num_peers, self._is_whole_load_known = num_peers, is_whole_load_known
         self._assigned: dict[str, _Assigned] = {}
         self._tells_rounds: set[str] = set()  # endpoints that told of a request's rounds once
         self._seen_at = now()
-        self._num_running = 0
-        self._running_s = 0.0  # seconds times requests that ran, on trial or not
+        self._is_blind = False
 
     def begin(self, job_id: str, lane: LaneKey, decision: Decision, running: RunningJobs) -> DraftSetting:
         """Vanilla in a control slice of its subject, otherwise as decided."""
         self._look(running)
         drafter, num_draft_tokens = decision.setting.drafter, decision.setting.num_draft_tokens
-        if not (drafter and num_draft_tokens and is_free(lane, decision)) or self._num_peers():
+        if not (drafter and num_draft_tokens and is_free(lane, decision)) or self._lacks_load():
             return decision.setting
         trial = Trial(subject_of(lane), Treatment(drafter, num_draft_tokens))
         speculates = self._schedule.start(job_id, trial, self._seen_at)
-        self._assigned[job_id] = _Assigned(
-            drafter if speculates else None, self._seen_at, self._running_s, decision.expected
-        )
+        self._assigned[job_id] = _Assigned(drafter if speculates else None, self._seen_at, decision.expected)
         return decision.setting if speculates else DraftSetting()
 
     def steer(self, running: RunningJobs) -> None:
@@ -66,8 +73,7 @@ class RequestSteering:
         self._pass_time()
         for generation in step.finished:
             if (assigned := self._assigned.pop(generation.job_id, None)) is not None:
-                facts = None if self._num_peers() else self._facts(generation, assigned)
-                self._schedule.end(generation.job_id, facts, self._seen_at)
+                self._schedule.end(generation.job_id, self._facts(generation, assigned), self._seen_at)
         for job_id in (*(failed.job_id for failed in step.failed), *step.interrupted):
             self._leave(job_id)
         return by_sampling_bucket(self._schedule.take())
@@ -83,12 +89,21 @@ class RequestSteering:
         for job_id in [job_id for job_id in self._assigned if job_id not in jobs]:
             self._leave(job_id)
         self._pass_time()
-        self._num_running = running.num_decoding
 
     def _pass_time(self) -> None:
-        now = self._now()
-        self._running_s += max(0.0, (now - self._seen_at).total_seconds()) * self._num_running
-        self._seen_at = max(now, self._seen_at)
+        self._seen_at = max(self._now(), self._seen_at)
+
+    def _lacks_load(self) -> bool:
+        """Whether others send requests to the servers, and nobody says how many."""
+        is_blind = self._num_peers() > 0 and not self._is_whole_load_known()
+        if is_blind != self._is_blind:
+            self._is_blind = is_blind
+            if is_blind:
+                told = "no request is on trial: other workers ask the same servers, and not every server tells its load"
+            else:
+                told = "requests are on trial again"
+            log.info(told, extra={"action": "trial_paused" if is_blind else "trial_goes_on"})
+        return is_blind
 
     def _leave(self, job_id: str) -> None:
         if self._assigned.pop(job_id, None) is not None:
@@ -97,6 +112,9 @@ class RequestSteering:
     def _facts(self, generation: Generation, assigned: _Assigned) -> RequestFacts | None:
         served, num_tokens = generation.served, generation.counts.num_tokens
         if served is None or served.drafter != assigned.drafter or num_tokens < 1:
+            return None
+        load = served.load
+        if load is None or (self._num_peers() and not load.is_whole):
             return None
         num_rounds = self._num_rounds(served, num_tokens)
         if num_rounds is None:
@@ -110,8 +128,6 @@ class RequestSteering:
             prompt_s = None
         if (num_rounds and decode_s <= 0) or (not num_rounds and prompt_s is None):
             return None
-        life_s = (self._seen_at - assigned.started_at).total_seconds()
-        num_running = (self._running_s - assigned.running_s_before) / life_s if life_s > 0 else 0.0
         return RequestFacts(
             started_at=assigned.started_at,
             num_rounds=num_rounds,
@@ -119,8 +135,8 @@ class RequestSteering:
             num_proposed=served.num_proposed,
             decode_s=decode_s,
             prompt_s=prompt_s,
-            num_beside=served.num_beside,
-            num_elsewhere=max(0.0, num_running - served.num_beside),
+            num_beside=load.num_beside,
+            num_elsewhere=load.num_elsewhere,
             mean_context_tokens=generation.num_prompt_tokens + generation.counts.num_tokens / 2,
             expected=assigned.expected,
         )

@@ -44,5 +44,8 @@ def open_switchback(
         schedule = SwitchbackSchedule(SwitchbackDesign(control_share=share), rng)
         steering = RoundSteering(schedule, LengthsTogether(lambda: costs.table), now)
     else:
-        steering = RequestSteering(RequestSchedule(RequestDesign(control_share=share), rng), now, num_peers)
+        schedule_of_requests = RequestSchedule(RequestDesign(control_share=share), rng)
+        steering = RequestSteering(
+            schedule_of_requests, now, num_peers, lambda: all(one.is_whole_load_known for one in engine.endpoints())
+        )
     return steering, SliceRecorder(SwitchbackStore(database), engine.identity, revisions(engine), owner=owner, now=now)

@@ -15,8 +15,9 @@ from random import Random
 from alphaloop.errors import AlphaloopError, ModelNotServed, RequestKillsServer
 from worker.servers.alone import ASKS_AGAIN_S, Alone
 from worker.servers.deaths import Deaths
+from worker.servers.fleet_load import FleetLoad
 from worker.servers.fleet_member import EndpointStatus, FleetEndpoint, Member, SuspectCounts
-from worker.servers.places import Flight
+from worker.servers.places import Flight, Landing
 from worker.servers.suspicion import DEATHS_ALONE_TO_BLAME, Suspicion, Verdict, needs_test
 
 
@@ -35,6 +36,7 @@ class Fleet:
         if not endpoints or len(self._members) != len(endpoints):
             raise ValueError(f"expected endpoints of different names, found {[found.name for found in endpoints]}")
         self._clock, self._rng = clock, rng
+        self.load = FleetLoad({name: member.places for name, member in self._members.items()}, clock=clock)
         self._alone = Alone(self._members, clock=clock, rng=rng)
         self._deaths = Deaths(self._members, clock=clock)
         self._num_killers = 0
@@ -99,15 +101,15 @@ class Fleet:
         if alone:
             self._alone.began(member)
         is_undrafted = drafter is None and member.switches
-        return member.places.add(name, is_alone=alone, is_undrafted=is_undrafted)
+        return member.places.add(name, self.load.began(), is_alone=alone, is_undrafted=is_undrafted)
 
-    def ended(self, flight: Flight) -> float:
-        """A request ended or was given up: the mean number in flight there while it was, itself included."""
+    def ended(self, flight: Flight) -> Landing:
+        """A request ended or was given up: how many were in flight while it was."""
         member = self._members[flight.endpoint]
-        mean = member.places.remove(flight)
+        landing = member.places.remove(flight, self.load.sums())
         if flight.is_alone:
             self._alone.ended(member)
-        return mean
+        return landing
 
     def succeeded(self, name: str) -> None:
         """A request was finished there."""

@@ -68,6 +68,12 @@ class EndpointStatus:
     num_failed: Mapping[str, int]  #: requests that failed there, by the error's code
     num_undrafted: int | None = None  #: of those in flight, asked for without drafts; None where nobody can ask so
     is_obeying: bool = True  #: whether it does as requests ask, as far as is known
+    num_others: float | None = None  #: requests of others there, as it told a moment ago; None where it did not
+
+    @property
+    def is_whole_load_known(self) -> bool:
+        """Whether it told a moment ago how many requests it has, whoever sent them."""
+        return self.num_others is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +189,7 @@ class Member:
             dict(self._num_failed),
             places.num_undrafted if self.endpoint.switches_drafts else None,
             self.switches or not self.endpoint.switches_drafts,
+            places.num_others,
         )
 
     def _doubt(self, error: AlphaloopError) -> None:

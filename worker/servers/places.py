@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
+from worker.served import ServerLoad
+from worker.servers.whole_load import LoadSums, WholeLoad, mean_load
+
 _DOUBLES_S: Final = 1.0
 _RECOVERS_S: Final = 60.0  #: even growth over the endpoint's whole range
 #: Refusals come in crowds: those of the requests that were sent together count once.
@@ -29,9 +32,18 @@ class Flight:
 
     endpoint: str
     began_s: float
-    area: float  #: requests in flight at the endpoint, summed over time up to `began_s`
+    here: LoadSums  #: of the endpoint up to `began_s`
+    everywhere: LoadSums  #: of all endpoints, its own among them
     is_alone: bool
     is_undrafted: bool  #: asks an endpoint that drafts for a text without drafts
+
+
+@dataclass(frozen=True, slots=True)
+class Landing:
+    """A request that ended or was given up."""
+
+    num_beside: float  #: our requests in flight at its endpoint meanwhile, the mean, itself included
+    load: ServerLoad  #: with those of others
 
 
 class Places:
@@ -40,16 +52,16 @@ class Places:
     def __init__(self, most: int, *, clock: Callable[[], float], rng: Random) -> None:
         self._most, self._clock, self._rng = most, clock, rng
         self._limit, self._known_good = float(most), float(most)
-        self._grown_s = self._counted_s = clock()
+        self._grown_s = clock()
+        self._load = WholeLoad(self._grown_s)
         self._paused_until_s = self._last_cut_s = -math.inf
         self._num_busy = 0
-        self._num_in_flight = self._num_undrafted = 0
-        self._area = 0.0
+        self._num_undrafted = 0
 
     @property
     def num_in_flight(self) -> int:
         """Requests that began and have not ended."""
-        return self._num_in_flight
+        return self._load.num_own
 
     @property
     def num_undrafted(self) -> int:
@@ -82,20 +94,36 @@ class Places:
         """Whether the limit is the endpoint's most."""
         return self.limit >= self._most
 
-    def add(self, endpoint: str, *, is_alone: bool, is_undrafted: bool = False) -> Flight:
-        """One request more."""
-        now = self._count()
-        self._num_in_flight += 1
-        self._num_undrafted += is_undrafted
-        return Flight(endpoint, now, self._area, is_alone, is_undrafted)
+    @property
+    def num_others(self) -> float | None:
+        """Requests of others there, as the server told a moment ago; None where it did not."""
+        return self._load.num_others(self._clock())
 
-    def remove(self, flight: Flight) -> float:
-        """One request less. Its mean number of requests in flight while it was, itself included."""
-        now = self._count()
-        self._num_in_flight -= 1
+    @property
+    def load_sums(self) -> LoadSums:
+        """Requests there summed over time, up to now."""
+        return self._load.sums(self._clock())
+
+    def told(self, num_present: int, num_own: float) -> None:
+        """The server says that it has `num_present` requests. `num_own` are ours of these."""
+        self._load.told(self._clock(), num_present, num_own)
+
+    def add(self, endpoint: str, everywhere: LoadSums, *, is_alone: bool, is_undrafted: bool = False) -> Flight:
+        """One request more. `everywhere`: of all endpoints, up to now."""
+        now = self._clock()
+        here = self._load.sums(now)
+        self._load.change(now, +1)
+        self._num_undrafted += is_undrafted
+        return Flight(endpoint, now, here, everywhere, is_alone, is_undrafted)
+
+    def remove(self, flight: Flight, everywhere: LoadSums) -> Landing:
+        """One request less. `everywhere`: of all endpoints, up to now."""
+        now = self._clock()
+        here, life_s, num_own = self._load.sums(now) - flight.here, now - flight.began_s, float(self._load.num_own)
+        self._load.change(now, -1)
         self._num_undrafted -= flight.is_undrafted
-        life_s = now - flight.began_s
-        return (self._area - flight.area) / life_s if life_s > 0 else self._num_in_flight + 1.0
+        load = mean_load(here, everywhere - flight.everywhere, life_s, num_own)
+        return Landing(here.own / life_s if life_s > 0 else num_own, load)
 
     def start_slowly(self) -> None:
         """The server is new: begin with one request."""
@@ -121,19 +149,13 @@ class Places:
         if now - self._last_cut_s < _ONE_CROWD_S:
             return False
         self._grow()
-        self._limit = self._known_good = max(1.0, min(self._limit, float(self._num_in_flight)) / 2)
+        self._limit = self._known_good = max(1.0, min(self._limit, float(self.num_in_flight)) / 2)
         self._last_cut_s = self._grown_s = now
         self._num_busy += 1
         if retry_after_s is None:
             pause_s = min(_FIRST_PAUSE_S * 2 ** (self._num_busy - 1), _LONGEST_PAUSE_S)
             self._paused_until_s = max(self._paused_until_s, now + pause_s * self._rng.uniform(0.5, 1.0))
         return self._num_busy >= _BUSY_IN_A_ROW
-
-    def _count(self) -> float:
-        now = self._clock()
-        self._area += self._num_in_flight * (now - self._counted_s)
-        self._counted_s = now
-        return now
 
     def _grow(self) -> None:
         """Bring the limit up to now; it does not grow during a pause."""

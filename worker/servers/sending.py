@@ -151,7 +151,7 @@ class Sending:
                 log.error("a request failed", exc_info=error, extra={"action": "request_raised", "endpoint": name})
                 outcome = ServerFailed(f"asking the server failed: {reason_of(error)}")
             finally:
-                ended_at, num_beside = self._clock(), self._fleet.ended(flight)
+                ended_at, landing = self._clock(), self._fleet.ended(flight)
                 due = self._counting.ended(name, outcome if isinstance(outcome, Reply) else None)
             if isinstance(outcome, AlphaloopError):
                 await self._after(request, flight, outcome)
@@ -163,7 +163,8 @@ class Sending:
                 found = await self._counting.read(name, due) if due is not None else None
                 if self._counting.counts(name):
                     outcome = replace(outcome, told=NOTHING)  # counts of two kinds are never added up
-                sent = Sent(name, drafter, request.admitted_at, sent_at, ended_at, num_beside, found)
+                beside, load = landing.num_beside, landing.load
+                sent = Sent(name, drafter, request.admitted_at, sent_at, ended_at, beside, found, load)
                 self._say(request, Finished(request, generation_of(request.job_id, outcome, sent)))
         finally:
             self._on_their_way.discard(request)

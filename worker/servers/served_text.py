@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
 from worker.engine import DrafterCounts, Generation
-from worker.served import Served, SliceCounts
+from worker.served import Served, ServerLoad, SliceCounts
 from worker.servers import told
 from worker.servers.reading import Reply
 from worker.servers.told import Told
@@ -22,8 +22,9 @@ class Sent:
     admitted_at: float  #: to the engine
     sent_at: float  #: to this endpoint, the last one that it was sent to
     ended_at: float
-    num_beside: float  #: mean requests in flight there meanwhile, itself included
+    num_beside: float  #: our mean requests in flight there meanwhile, itself included
     slice_counts: SliceCounts | None = None  #: of the slice that it ended
+    load: ServerLoad | None = None  #: of the whole fleet meanwhile; None where it is no job's request
 
 
 def generation_of(job_id: str, reply: Reply, sent: Sent) -> Generation:
@@ -66,6 +67,7 @@ def generation_of(job_id: str, reply: Reply, sent: Sent) -> Generation:
             num_accepted=known.num_accepted,
             is_counted=is_counted,
             slice_counts=sent.slice_counts,
+            load=sent.load,
         ),
     )
 

@@ -54,3 +54,17 @@ def test_a_job_under_suspicion_is_shown_until_it_is_given_up_and_then_as_a_kille
     assert shown == {(0, 0), (1, 0), (0, 1)}
     assert sum(servers.failures(endpoint.name, "reply_cut") or 0 for endpoint in ENDPOINTS) == 4
     assert servers.registry.get_sample_value("alphaloop_requests_waiting_for_route") == 2
+
+
+def test_the_load_of_others_is_shown_while_a_server_tells_it() -> None:
+    servers = Servers()
+
+    def shown(name: str) -> list[float | None]:
+        labels = [{"endpoint": one, "drafter": "" if one == "plain" else one} for one in ("plain", "ngram")]
+        return [servers.registry.get_sample_value(f"alphaloop_endpoint_{name}", one) for one in labels]
+
+    assert (shown("whole_load_known"), shown("others_in_flight")) == ([0, 0], [None, None])
+    servers.fleet.load.told("ngram", 7, 2)
+    assert (shown("whole_load_known"), shown("others_in_flight")) == ([0, 1], [None, 5])
+    servers.simulation.clock.pass_s(10.0)
+    assert (shown("whole_load_known"), shown("others_in_flight")) == ([0, 0], [None, None])

@@ -48,7 +48,10 @@ class World:
         schedule = RequestSchedule(RequestDesign(control_share=share), random.Random(1))
         self.num_peers = 0  #: other workers that ask the same servers
         self.steering = RequestSteering(
-            schedule, lambda: NOW + timedelta(seconds=self.engine.now_s), lambda: self.num_peers
+            schedule,
+            lambda: NOW + timedelta(seconds=self.engine.now_s),
+            lambda: self.num_peers,
+            lambda: self.engine.tells_load,
         )
         self.slices: list[TaskSlice] = []
         self.stepped: list[Stepped] = []
@@ -92,15 +95,48 @@ def test_requests_on_trial_that_start_in_a_control_slice_are_admitted_vanilla_an
     assert {one.sampling_bucket for one in world.slices} == {"greedy"}
 
 
-def test_nothing_is_on_trial_and_nothing_counted_while_another_worker_asks_the_same_servers() -> None:
+def num_counted(world: World) -> int:
+    """Requests that are in a slice, at the end."""
+    return sum(one.slice.num_prompt_rounds for one in (*world.slices, *world.steering.close()))
+
+
+def test_nothing_is_on_trial_and_nothing_counted_while_others_ask_servers_that_do_not_tell_their_load() -> None:
     world = World(("code", LOOKUP))
     world.turn(100)
     ended = [generation for one in world.stepped for _, generation in one.finished]
-    world.num_peers, num_started = 1, len(world.started)
+    world.num_peers, world.engine.tells_load, num_started = 1, False, len(world.started)
     world.turn(900)
     assert all(job.setting == job.decision.setting for job in world.started[num_started:]), "none is a control"
-    counted = sum(one.slice.num_prompt_rounds for one in (*world.slices, *world.steering.close()))
-    assert 0 < counted <= len(ended), "what ended before the other worker came, and nothing else"
+    assert 0 < num_counted(world) <= len(ended), "what ended before the other worker came, and nothing else"
+
+
+def test_requests_are_on_trial_beside_other_workers_where_servers_tell_their_load() -> None:
+    world = World(("code", LOOKUP))
+    world.num_peers, world.engine.num_others = 1, 4
+    world.turn(900)
+    assert {job.setting for job in world.started} == {LOOKUP.setting, DraftSetting()}
+    slices = [one.slice for one in (*world.slices, *world.steering.close())]
+    assert {one.phase for one in slices} == set(Phase)
+    assert all(13.9 < one.mean_running + one.mean_elsewhere < 14.1 for one in slices), "six of ours, eight of others"
+
+
+def test_the_trial_goes_on_when_servers_tell_again(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    world = World(("code", LOOKUP))
+    world.num_peers, world.engine.tells_load = 2, False
+    world.turn(100)
+    world.engine.tells_load, num_started = True, len(world.started)
+    world.turn(900)
+    assert DraftSetting() in {job.setting for job in world.started[num_started:]}
+    said = [getattr(record, "action", None) for record in caplog.records]
+    assert [action for action in said if action is not None] == ["trial_paused", "trial_goes_on"]
+
+
+def test_a_lone_worker_measures_at_servers_that_do_not_tell_their_load() -> None:
+    world = World(("code", LOOKUP))
+    world.engine.tells_load = False
+    world.turn(700)
+    assert {one.slice.phase for one in world.slices} >= {Phase.BEFORE, Phase.CONTROL, Phase.AFTER}
 
 
 def test_a_slice_adds_up_what_its_requests_took() -> None:

@@ -150,10 +150,10 @@ def test_the_mean_in_flight_is_over_a_requests_life(clock: Clock) -> None:
     clock.pass_s(2.0)
     second = fleet.began("plain")
     clock.pass_s(1.0)
-    assert fleet.ended(second) == pytest.approx(2.0)
+    assert fleet.ended(second).num_beside == pytest.approx(2.0)
     clock.pass_s(1.0)
-    assert fleet.ended(first) == pytest.approx((2 * 1 + 1 * 2 + 1 * 1) / 4)
-    assert fleet.ended(fleet.began("plain")) == 1.0, "a request that took no time"
+    assert fleet.ended(first).num_beside == pytest.approx((2 * 1 + 1 * 2 + 1 * 1) / 4)
+    assert fleet.ended(fleet.began("plain")).num_beside == 1.0, "a request that took no time"
 
 
 @pytest.mark.parametrize("error", [ServerUnavailable("away"), ServerLoginRefused("no key")])
