@@ -96,6 +96,31 @@ def test_it_says_which_options_make_vllm_tell() -> None:
     assert "--per-request-spec-decode-metrics detailed" in findings["counts"][1]
 
 
+@pytest.mark.parametrize(
+    ("kind", "page", "verdict", "sentence"),
+    [
+        ("vllm", MetricsPage().text(2), "ok", "it has 2 requests now"),
+        ("vllm", "", "warning", "how many requests it has is not told: expected vllm:num_requests_running"),
+        ("llama_cpp", None, "warning", "how many requests it has is not told: "),
+        ("openai", None, "warning", "how many requests it has is not told; name its kind"),
+    ],
+)
+def test_it_says_whether_a_server_tells_its_load(
+    kind: ServerKind, page: str | None, verdict: str, sentence: str
+) -> None:
+    speaks = speaking(server_replies.of(kind))
+
+    async def answer(connection: Connection) -> None:
+        if connection.asked.path == "/metrics":
+            refusal = whole({"error": {"code": 501, "message": "off", "type": "not_supported_error"}}, 501)
+            await (refusal if page is None else whole(page.encode(), content_type="text/plain"))(connection)
+        else:
+            await speaks(connection)
+
+    found_verdict, found_sentence = found(check(answer, kind))["load"]
+    assert (found_verdict, found_sentence.startswith(sentence)) == (verdict, True)
+
+
 def test_it_says_what_a_stop_string_takes_away() -> None:
     findings = found(check(speaking(server_replies.vllm(), tells_when_stopped=False), "vllm"))
     assert findings["stop"] == (
@@ -240,6 +265,7 @@ def test_findings_are_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: p
         ["text", "ok"],
         ["stream", "ok"],
         ["counts", "ok"],
+        ["load", "warning"],
         ["switch", "ok"],
         ["stop", "ok"],
     ]

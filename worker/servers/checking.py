@@ -28,6 +28,14 @@ _HINTS: Final[dict[ServerKind, str]] = {
     "tensorrt_llm": "start it with `per_request_spec_decode_stats: true` in its --extra_llm_api_options",
     "openai": "a server of a known kind tells more: name its kind",
 }
+#: How a server is made to tell how many requests it has.
+_LOAD_HINTS: Final[dict[ServerKind, str]] = {
+    "vllm": "start it without --disable-log-stats, and let its /metrics through",
+    "sglang": "versions of 2025 have no /v1/loads",
+    "llama_cpp": "start it with --metrics",
+    "tensorrt_llm": "alphaloop knows no page for it",
+    "openai": "name its kind, if it is a known one",
+}
 
 
 async def check_server(endpoint: Endpoint) -> ServerCheck:
@@ -43,6 +51,7 @@ async def check_server(endpoint: Endpoint) -> ServerCheck:
         ending = _ending(whole)
         stopped = await client.complete(_JOB, replace(_GREEDY, stop=(ending,))) if ending else None
         may_switch = endpoint.switches_drafts or (endpoint.kind == "vllm" and whole.told.num_proposed > 0)
+        load = await _load(client)
         switching = [_switching(await why_not(client), is_set=endpoint.switches_drafts)] if may_switch else []
     findings = [
         _server(endpoint.kind, version),
@@ -50,6 +59,7 @@ async def check_server(endpoint: Endpoint) -> ServerCheck:
         _text(streamed),
         _stream(whole, streamed, len(pieces)),
         _counts(endpoint.kind, whole),
+        load,
         *switching,
     ]
     if endpoint.metrics_url is not None:
@@ -97,6 +107,18 @@ def _counts(kind: ServerKind, reply: Reply) -> Finding:
         hint = f"; {_HINTS[kind]}" if kind == "vllm" else ""
         return Finding("counts", "warning", f"{found}, and at which positions is not told{hint}")
     return Finding("counts", "ok", f"{found}, at which positions is told")
+
+
+async def _load(client: ServerClient) -> Finding:
+    """Whether it tells how many requests it has: while other workers ask it too, speed-ups are measured only then."""
+    hint = _LOAD_HINTS[client.endpoint.kind]
+    try:
+        num_present = await client.num_present()
+    except ServerError as error:
+        return Finding("load", "warning", f"how many requests it has is not told: {error.message}; {hint}")
+    if num_present is None:
+        return Finding("load", "warning", f"how many requests it has is not told; {hint}")
+    return Finding("load", "ok", f"it has {num_present} requests now")
 
 
 async def _counters(endpoint: Endpoint) -> Finding:

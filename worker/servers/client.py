@@ -25,6 +25,7 @@ from worker.servers.forms import ModelCard, ModelList, Piece, Tokenized, Version
 from worker.servers.generate import PATH as GENERATE_PATH
 from worker.servers.generate import GeneratedPieces, generate_body
 from worker.servers.http import Content, HttpSession
+from worker.servers.load_page import MAX_BYTES, load_url, num_present
 from worker.servers.reading import Reply, ReplyReader
 from worker.servers.refusals import of_piece
 
@@ -147,6 +148,18 @@ class ServerClient:
             raise RuntimeError("an endpoint without an address of metrics has no counters")
         async with self._metrics.asked("GET", url) as content:
             return Counters.of_page((await content.whole()).decode(errors="replace"))
+
+    async def num_present(self) -> int | None:
+        """Requests that run or wait there now, whoever sent them; None of a server that has no page for it.
+
+        Raises ServerError, which is RequestRefused where the page was not turned on.
+        """
+        endpoint = self._endpoint
+        if (url := load_url(endpoint)) is None:
+            return None
+        session = self._metrics if url == endpoint.metrics_url else self._http
+        async with session.asked("GET", url) as content:
+            return num_present(endpoint, await content.at_most(MAX_BYTES))
 
     async def models(self) -> tuple[ModelCard, ...]:
         """What the server lists at /models."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from alphaloop.acceptance import AcceptanceCounts, InconsistentCounts
 from alphaloop.errors import ReplyInvalid
+from worker.servers.prometheus_page import values
 
 _DRAFTS: Final = "vllm:spec_decode_num_drafts_total"
 _DRAFT_TOKENS: Final = "vllm:spec_decode_num_draft_tokens_total"
@@ -35,13 +34,7 @@ class Counters:
     @classmethod
     def of_page(cls, page: str) -> Counters:
         """From the page. Raises ReplyInvalid where it lacks one of them."""
-        found = _sums(page)
-        for name in _NAMES:
-            if name not in found:
-                raise ReplyInvalid(
-                    f"expected {name} on the page of metrics, found none",
-                    hint="only a vLLM that drafts has all counters",
-                )
+        found = values(page, _NAMES, by="position", hint="only a vLLM that drafts has all counters")
         at = found[_ACCEPTED_AT]
         try:
             accepts = tuple(at[position] for position in sorted(at, key=int))
@@ -55,21 +48,6 @@ class Counters:
             accepts=accepts,
             num_present=sum(found[_RUNNING].values()) + sum(found[_WAITING].values()),
         )
-
-
-def _sums(page: str) -> Mapping[str, Mapping[str, int]]:
-    """Values by name and position, summed over the server's engines. Other metrics are not parsed: they are many."""
-    lines = [line for line in page.splitlines() if line.startswith(_NAMES)]
-    found: dict[str, dict[str, int]] = {}
-    try:
-        for family in text_string_to_metric_families("\n".join([*lines, ""])):
-            for sample in family.samples:
-                if sample.name in _NAMES:
-                    its, position = found.setdefault(sample.name, {}), sample.labels.get("position", "")
-                    its[position] = its.get(position, 0) + int(sample.value)
-    except (ValueError, OverflowError):
-        raise ReplyInvalid("expected a page of metrics in Prometheus' form, found another") from None
-    return found
 
 
 def lags(before: Counters, after: Counters, num_requests: int, num_tokens: int) -> bool:

@@ -24,6 +24,7 @@ from worker.servers.arrivals import Arrivals
 from worker.servers.connecting import client_of
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import EndpointStatus, SuspectCounts
+from worker.servers.load_watch import LoadWatch
 from worker.servers.loop_thread import LoopThread
 from worker.servers.preparing import TokenEstimate, prepare, refusal_of
 from worker.servers.request import Failed, Finished, InLine, Interrupted, Request, Streamed
@@ -79,6 +80,7 @@ class ServerEngine:
             tell_line=self._take_line,
             clock=clock,
         )
+        self._loads = LoadWatch(self._servers, self._clients, fleet.load, clock=clock)
         self._timing = Timing(self._servers, self._clients, self._thread)
         self._thread.wait_for(self._open())
 
@@ -86,6 +88,7 @@ class ServerEngine:
         for client in self._clients.values():
             await client.__aenter__()
         self._thread.keep(self._sending.watch())
+        self._thread.keep(self._loads.run())
 
     @property
     def identity(self) -> EngineIdentity:

@@ -1,0 +1,130 @@
+"""Servers tell how many requests they have, over real connections: each kind on its own page, and the engine's use."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from pydantic import SecretStr
+
+from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.errors import AlphaloopError, ReplyInvalid, RequestRefused, ServerFailed
+from alphaloop.messages import Mode
+from alphaloop.server_kind import ServerKind
+from tests.fakes import FakeEngine
+from tests.fixtures.inference_server import Answer, InferenceServer, listening, whole
+from tests.fixtures.metrics_page import MetricsPage
+from tests.fixtures.models import make_job
+from tests.fixtures.served_engine import ServedEngine, engine_over, engines_over
+from worker.engine import Generation, Sampling
+from worker.servers.client import ServerClient
+from worker.servers.endpoint import Endpoint
+from worker.servers.engine import ServerEngine
+
+VLLM = MetricsPage(num_strangers=3).text(4).encode()
+LLAMA_CPP = b"# TYPE llamacpp:requests_processing gauge\nllamacpp:requests_processing 5\nllamacpp:requests_deferred 2\n"
+SGLANG = {"version": "0.5.23", "loads": [{"dp_rank": 0, "num_running_reqs": 6, "num_waiting_reqs": 1}]}
+VANILLA = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "by the test")
+SAMPLING = Sampling(max_tokens=24, temperature=0.0)
+
+
+def ask(kind: ServerKind, answer: Answer) -> tuple[int | None, InferenceServer]:
+    async def run() -> tuple[int | None, InferenceServer]:
+        async with (
+            listening(answer) as server,
+            ServerClient(Endpoint(server.url, kind, "fake", SecretStr("hunter2"))) as client,
+        ):
+            return await client.num_present(), server
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "path"),
+    [
+        ("vllm", whole(VLLM, content_type="text/plain; version=0.0.4"), "/metrics"),
+        ("llama_cpp", whole(LLAMA_CPP, content_type="text/plain; version=0.0.4"), "/metrics"),
+        ("sglang", whole(SGLANG), "/v1/loads?include=core"),
+    ],
+)
+def test_each_kind_is_asked_on_its_own_page_with_its_key(kind: ServerKind, answer: Answer, path: str) -> None:
+    found, server = ask(kind, answer)
+    assert found == 7
+    assert [(asked.method, asked.path) for asked in server.asked] == [("GET", path)]
+    assert server.asked[0].headers["authorization"] == "Bearer hunter2"
+
+
+def test_a_server_of_another_kind_is_not_asked() -> None:
+    found, server = ask("openai", whole(VLLM))
+    assert (found, server.asked) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer", "error"),
+    [
+        ("sglang", whole({"detail": "Not Found"}, 404), RequestRefused),
+        ("llama_cpp", whole({"error": {"code": 501, "message": "not supported", "type": "x"}}, 501), ServerFailed),
+        ("vllm", whole(b"# stats are off\n"), ReplyInvalid),
+        ("vllm", whole(b"vllm:num_requests_running 1\n" + b"#" * (9 << 20)), ReplyInvalid),
+    ],
+    ids=["no such page", "turned off", "without gauges", "without end"],
+)
+def test_a_server_that_does_not_tell_says_so_in_an_error(
+    kind: ServerKind, answer: Answer, error: type[AlphaloopError]
+) -> None:
+    with pytest.raises(error):
+        ask(kind, answer)
+
+
+def decode(engine: ServerEngine, number: int) -> Generation:
+    engine.admit(engine.prepare(make_job(f"complete function {number}", number), SAMPLING), VANILLA)
+    while True:
+        step = engine.step()
+        assert not step.failed
+        if step.finished:
+            return step.finished[0]
+
+
+def decode_until_the_load_is_known(engine: ServerEngine) -> int:
+    for number in range(300):
+        decode(engine, number)
+        if all(one.is_whole_load_known for one in engine.endpoints()):
+            return number
+    raise AssertionError("the load was never known")
+
+
+def test_a_request_is_told_with_the_load_of_the_whole_fleet() -> None:
+    plain = ServedEngine(FakeEngine(), round_s=0.001, metrics=MetricsPage(num_strangers=2))
+    drafting = ServedEngine(FakeEngine(), "lookup", 4, 0.001, metrics=MetricsPage(num_strangers=5))
+    with engine_over({"plain": plain, "speculative": drafting}) as engine:
+        num_before = decode_until_the_load_is_known(engine)
+        found = decode(engine, num_before + 1)
+        served = {one.name: one.num_others for one in engine.endpoints()}
+    assert found.served is not None
+    assert found.served.num_beside == pytest.approx(1.0), "costs are learned over our own"
+    load = found.served.load
+    assert load is not None
+    assert load.is_whole
+    # A reading may fall between two requests of ours, or into one: it is of others to within one.
+    assert load.num_beside == pytest.approx(1 + 2, abs=1.0)
+    assert load.num_elsewhere == pytest.approx(5, abs=0.5)
+    assert served["speculative"] == 5.0
+
+
+def test_two_engines_see_each_others_requests() -> None:
+    plain = ServedEngine(FakeEngine(num_slots=16), round_s=0.02)
+    drafting = ServedEngine(FakeEngine(), "lookup", 4, 0.001)
+    with engines_over({"plain": plain, "speculative": drafting}, num_engines=2) as (ours, theirs):
+        for number in range(3):
+            job = make_job(f"complete function {number}", number)
+            theirs.admit(theirs.prepare(job, replace(SAMPLING, max_tokens=150)), VANILLA)
+        num_before = decode_until_the_load_is_known(ours)
+        found = decode(ours, num_before + 1)
+        assert theirs.load().num_running == 3, "they are at it still"
+        theirs.abandon()
+    assert found.served is not None
+    assert found.served.load is not None
+    assert found.served.load.is_whole
+    assert found.served.load.num_beside == pytest.approx(1 + 3, abs=1.0)
+    assert found.served.load.num_elsewhere == pytest.approx(0.0, abs=0.5)

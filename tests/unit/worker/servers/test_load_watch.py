@@ -1,0 +1,173 @@
+"""When servers are asked for their load, and what becomes of an answer or of none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+
+import pytest
+
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.errors import AlphaloopError, ReplyInvalid, RequestRefused, ServerSilent, ServerUnreachable
+from tests.fixtures.simulated_fleet import Clock
+from worker.servers.client import ServerClient
+from worker.servers.endpoint import Endpoint
+from worker.servers.fleet import Fleet
+from worker.servers.load_watch import LoadWatch
+from worker.servers.server import Server
+
+URL = "http://gpu:8000/v1"
+
+
+class Telling(ServerClient):
+    """A client whose server answers as it is told."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint)
+        self.says: int | Exception = 5
+        self.meanwhile: Callable[[], Awaitable[object]] | None = None
+        self.num_asked = 0
+
+    async def num_present(self) -> int | None:
+        self.num_asked += 1
+        if self.meanwhile is not None:
+            await self.meanwhile()
+        if isinstance(self.says, Exception):
+            raise self.says
+        return self.says
+
+
+class World:
+    """A fleet of a vanilla and a drafting server; it is asked again at once, and seconds pass when a test says so."""
+
+    def __init__(self, *, drafts: bool = True, metrics_url: str | None = None) -> None:
+        self.clock = Clock()
+        drafter = DrafterState("ngram", "r1", 4, least_draft_tokens=4) if drafts else None
+        endpoint = Endpoint(URL, "vllm", "m", metrics_url=metrics_url)
+        servers = [Server("plain", endpoint, None, 8, 4096), Server("ngram", endpoint, drafter, 8, 4096)]
+        self.clients = {one.name: Telling(endpoint) for one in servers}
+        self.fleet = Fleet([one.as_fleet_endpoint() for one in servers], clock=self.clock, rng=Random(0))
+        self.watch = LoadWatch(servers, self.clients, self.fleet.load, clock=self.clock, every_s=0.0)
+
+    @property
+    def plain(self) -> Telling:
+        return self.clients["plain"]
+
+    def turn(self, num_turns: int = 20) -> None:
+        """Watch for so many turns of the loop."""
+
+        async def watch() -> None:
+            watching = asyncio.create_task(self.watch.run())
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            watching.cancel()
+
+        asyncio.run(watch())
+
+    def others(self) -> list[float | None]:
+        return [status.num_others for status in self.fleet.statuses()]
+
+
+def test_servers_are_asked_while_there_are_requests_of_ours_and_a_little_longer() -> None:
+    world = World()
+    world.turn()
+    assert (world.plain.num_asked, world.others()) == (0, [None, None])
+    flight = world.fleet.began("plain")
+    world.turn()
+    assert world.plain.num_asked > 2
+    assert world.others() == [4, 5]
+    world.fleet.ended(flight)
+    num_asked = world.plain.num_asked
+    world.clock.pass_s(5.0)
+    world.turn()
+    assert world.plain.num_asked > num_asked
+    num_asked = world.plain.num_asked
+    world.clock.pass_s(60.0)
+    world.turn()
+    assert (world.plain.num_asked, world.others()) == (num_asked, [None, None])
+
+
+def test_servers_are_asked_though_each_request_ends_before_the_next_look() -> None:
+    world = World()
+    world.fleet.ended(world.fleet.began("plain"))
+    world.clock.pass_s(1.0)
+    world.turn()
+    assert world.others() == [5, 5]
+
+
+def test_servers_of_one_route_are_not_asked() -> None:
+    world = World(drafts=False)
+    world.fleet.began("plain")
+    world.turn()
+    assert world.plain.num_asked == 0
+
+
+def test_our_own_requests_are_those_between_the_question_and_the_answer() -> None:
+    world = World()
+    world.fleet.began("plain")
+
+    async def two_more() -> None:
+        if world.plain.num_asked == 1:
+            world.fleet.began("plain")
+            world.fleet.began("plain")
+        else:
+            await asyncio.Event().wait()
+
+    world.plain.meanwhile = two_more
+    world.turn()
+    assert world.others()[0] == 5 - (1 + 3) / 2
+
+
+@pytest.mark.parametrize("error", [RequestRefused("no such page"), ReplyInvalid("no gauges")])
+def test_a_server_that_does_not_tell_is_asked_seldom_and_holds_up_no_other(
+    error: AlphaloopError, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    world = World()
+    world.plain.says = error
+    world.fleet.began("plain")
+    world.turn()
+    assert (world.plain.num_asked, world.others()) == (1, [None, 5])
+    assert world.clients["ngram"].num_asked > 2
+    assert "plain does not tell its load" in caplog.text
+
+
+def test_a_server_that_is_silent_holds_up_no_other() -> None:
+    world = World()
+    world.fleet.began("plain")
+    world.plain.meanwhile = asyncio.Event().wait
+    world.turn()
+    assert world.others() == [None, 5]
+
+
+def test_a_server_that_was_silent_is_asked_again_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    world = World()
+    world.fleet.began("plain")
+    world.plain.says = ServerSilent("nothing came")
+    world.turn()
+    assert world.plain.num_asked > 2
+    world.plain.says = 2
+    world.turn()
+    assert world.others()[0] == 1
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["plain does not tell its load: nothing came", "plain tells its load"]
+
+
+def test_a_mistake_in_asking_ends_with_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    world.fleet.began("plain")
+    world.plain.says = RuntimeError("a mistake")
+    world.turn()
+    assert (world.plain.num_asked, world.others()) == (1, [None, 5])
+    assert [record.getMessage() for record in caplog.records] == ["asking plain for its load failed"]
+
+
+@pytest.mark.parametrize(("metrics_url", "others"), [(None, 0), ("http://elsewhere:9000/metrics", None)])
+def test_a_server_that_takes_no_connection_has_no_requests(metrics_url: str | None, others: float | None) -> None:
+    world = World(metrics_url=metrics_url)
+    world.fleet.began("ngram")
+    world.plain.says = ServerUnreachable("refused")
+    world.turn()
+    assert world.others() == [others, 4]

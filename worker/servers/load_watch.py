@@ -1,0 +1,87 @@
+"""Asks each server about twice a second how many requests it has, so that those of others are known.
+
+No request waits for it. It asks while jobs of this worker are at a server or were a moment ago, and only where there
+are two routes: nothing is on trial elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from alphaloop.errors import AlphaloopError, ServerSilent, ServerUnavailable, ServerUnreachable
+from worker.servers.client import ServerClient
+from worker.servers.endpoint_client import EndpointClient
+from worker.servers.fleet_load import FleetLoad
+from worker.servers.server import Server
+
+log = logging.getLogger(__name__)
+
+#: In simulation intervals of the trial are too narrow with one answer a second, and as wide as they should be with two.
+EVERY_S: Final = 0.5
+#: A server that does not tell is asked so seldom: it may be started again with another option.
+SELDOM_S: Final = 60.0
+_MOST_S: Final = 2.0  #: for one answer
+
+
+class LoadWatch:
+    """The pages of all servers of a fleet. One event loop uses it."""
+
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        clients: Mapping[str, EndpointClient],
+        load: FleetLoad,
+        *,
+        clock: Callable[[], float],
+        every_s: float = EVERY_S,
+    ) -> None:
+        has_choice = len({route for server in servers for route in server.routes}) > 1
+        self._clients = {name: one for name, one in clients.items() if isinstance(one, ServerClient) and has_choice}
+        self._load, self._clock, self._every_s = load, clock, every_s
+        self._failing: set[str] = set()
+
+    async def run(self) -> None:
+        """Ask until it is cancelled; servers do not wait for each other."""
+        await asyncio.gather(*(self._watch(name) for name in self._clients))
+
+    async def _watch(self, name: str) -> None:
+        while True:
+            began_s, pause_s = self._clock(), self._every_s
+            if self._load.is_wanted():
+                pause_s = await self._ask(name)
+            await asyncio.sleep(max(0.0, pause_s - (self._clock() - began_s)))
+
+    async def _ask(self, name: str) -> float:
+        """Ask once; seconds from its beginning until it is asked again."""
+        client, before = self._clients[name], self._load.num_own(name)
+        try:
+            try:
+                async with asyncio.timeout(_MOST_S):
+                    num_present = await client.num_present()
+            except TimeoutError:
+                raise ServerSilent(f"no page of its load within {_MOST_S:g} s") from None
+        except AlphaloopError as error:
+            return self._failed(name, error)
+        except Exception as error:
+            log.error("asking %s for its load failed", name, exc_info=error, extra={"action": "load_raised"})
+            return SELDOM_S
+        if num_present is None:
+            return SELDOM_S
+        # It counted at some moment in between.
+        self._load.told(name, num_present, (before + self._load.num_own(name)) / 2)
+        if name in self._failing:
+            self._failing.discard(name)
+            log.info("%s tells its load", name, extra={"action": "load_told", "endpoint": name})
+        return self._every_s
+
+    def _failed(self, name: str, error: AlphaloopError) -> float:
+        if isinstance(error, ServerUnreachable) and self._clients[name].endpoint.has_own_metrics:
+            self._load.told(name, 0, 0)  # what takes no connection has no requests
+        elif name not in self._failing:
+            self._failing.add(name)
+            told = {"action": "load_not_told", "endpoint": name, "code": error.code}
+            log.info("%s does not tell its load: %s", name, error.message, extra=told)
+        return self._every_s if isinstance(error, ServerUnavailable) else SELDOM_S
