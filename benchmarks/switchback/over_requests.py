@@ -3,6 +3,9 @@
 Two simulated servers, one that speculates and one that does not, each on a device of its own or both on one. The true
 speed-up is known, because the simulation computes what each moment of a treated request would have taken at the vanilla
 server under the same load.
+
+With `--workers 2` two workers ask the same servers and switch each by itself. `--load` says what they count as load:
+`own` requests alone, those of `all` at every moment, or `read`: those of others as the servers tell them now and then.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ import random
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from statistics import median
-from typing import Final
+from typing import Final, get_args
 
 from alphaloop.switchback.request_block import RequestDesign
 from alphaloop.switchback.request_schedule import RequestSchedule
@@ -23,7 +27,8 @@ from alphaloop.switchback.requests import RequestFacts
 from alphaloop.switchback.slices import Slice
 from alphaloop.switchback.speedup import measured_speedup
 from benchmarks.switchback.methods import Found
-from benchmarks.switchback.request_world import RequestScenario, RequestWorld
+from benchmarks.switchback.request_scenario import KnownLoad, RequestScenario
+from benchmarks.switchback.request_world import Experiment, RequestWorld
 from benchmarks.switchback.world import Truth
 
 _NULL: Final = RequestScenario("vanilla against vanilla")
@@ -48,16 +53,21 @@ def scenarios() -> list[RequestScenario]:
 
 def play(scenario: RequestScenario, seed: int, design: RequestDesign, num_requests: int) -> Found:
     """One run, and what the experiment concluded."""
-    schedule = RequestSchedule(design, random.Random(seed))
     slices: list[Slice] = []
+    schedules = [
+        RequestSchedule(design, random.Random(f"{seed} {one}" if one else seed)) for one in range(scenario.num_workers)
+    ]
 
-    def end(name: str, facts: RequestFacts | None, now: object) -> None:
-        schedule.end(name, facts, world.now)
-        slices.extend(schedule.take())
+    def experiment(schedule: RequestSchedule) -> Experiment:
+        def end(name: str, facts: RequestFacts | None, now: datetime) -> None:
+            schedule.end(name, facts, now)
+            slices.extend(schedule.take())
 
-    world = RequestWorld(scenario, seed, schedule.start, end)
+        return Experiment(schedule.start, end)
+
+    world = RequestWorld(scenario, seed, [experiment(one) for one in schedules])
     world.run(num_requests)
-    found = measured_speedup((*slices, *schedule.close()))
+    found = measured_speedup((*slices, *(one for schedule in schedules for one in schedule.close())))
     speedup = found.speedup
     low, ratio, high = (speedup.low, speedup.mean, speedup.high) if speedup else (0.0, math.nan, math.inf)
     return Found(low, ratio, high, found.verdict, world.control_s / world.trial_s, world.truth)
@@ -67,19 +77,33 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print a row for each scenario."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--requests", type=int, default=4000, help="requests on trial of a run")
+    parser.add_argument("--requests", type=int, default=4000, help="requests on trial of a run, of all workers")
     parser.add_argument("--share", type=float, default=0.15, help="of control")
     parser.add_argument("--first-seed", type=int, default=1000)
-    parser.add_argument("--only", default="", help="scenarios whose name has this in it")
+    parser.add_argument("--only", default="", help="the scenario of this name, or those whose name has it in it")
+    parser.add_argument("--workers", type=int, default=1, help="that ask the same two servers")
+    parser.add_argument("--load", choices=get_args(KnownLoad), default="all", help="what a worker counts as load")
+    parser.add_argument("--read-every", type=float, default=0.5, help="seconds between two answers about the load")
+    parser.add_argument("--read-delay", type=float, default=0.05, help="seconds that such an answer is old")
+    parser.add_argument("--cost", type=float, default=_DRAFT.cost, help="of a pass that drafts, in vanilla passes")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args(arguments)
     seeds = range(given.first_seed, given.first_seed + given.runs)
+    known = scenarios()
+    chosen = [one for one in known if one.name == given.only] or [one for one in known if given.only in one.name]
     print("| scenario | true | covered | ± | mean error | control |\n|---|---|---|---|---|---|")
     with ProcessPoolExecutor(given.processes) as pool:
-        for scenario in scenarios():
-            if given.only in scenario.name:
-                one = partial(play, scenario, design=RequestDesign(given.share), num_requests=given.requests)
-                print(_row(scenario.name, list(pool.map(one, seeds, chunksize=4))), flush=True)
+        for scenario in chosen:
+            asked = replace(
+                scenario,
+                cost=given.cost if scenario.num_draft_tokens else scenario.cost,
+                num_workers=given.workers,
+                known_load=given.load,
+                read_every_s=given.read_every,
+                read_delay_s=given.read_delay,
+            )
+            one = partial(play, asked, design=RequestDesign(given.share), num_requests=given.requests)
+            print(_row(scenario.name, list(pool.map(one, seeds, chunksize=4))), flush=True)
 
 
 def _row(name: str, found: Sequence[Found]) -> str:
@@ -88,9 +112,11 @@ def _row(name: str, found: Sequence[Found]) -> str:
         truth.add(one.truth)
     shown = [one for one in found if one.low > 0]
     num_held = sum(one.low <= truth.speedup <= one.high for one in shown)
+    share = sum(one.control_share for one in found) / len(found)
+    if not shown:
+        return f"| {name} | {truth.speedup:.2f} | no interval | | | {share:.1%} |"
     half = median(math.log(one.high / one.low) / 2 for one in shown)
     error = sum(math.log(one.ratio / truth.speedup) for one in shown) / len(shown)
-    share = sum(one.control_share for one in found) / len(found)
     return f"| {name} | {truth.speedup:.2f} | {num_held} of {len(shown)} | {half:.1%} | {error:+.1%} | {share:.1%} |"
 
 

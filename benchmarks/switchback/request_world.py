@@ -1,11 +1,11 @@
-"""Two simulated inference servers, one that speculates and one that does not, and the requests of one worker."""
+"""Two simulated inference servers, one that speculates and one that does not, and the requests of some workers."""
 
 from __future__ import annotations
 
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -14,7 +14,11 @@ import numpy as np
 
 from alphaloop.switchback.requests import RequestFacts, Trial
 from alphaloop.switchback.slices import Treatment
+from benchmarks.switchback.request_scenario import RequestScenario
+from benchmarks.switchback.seen_load import SeenLoad
 from benchmarks.switchback.world import Truth
+from worker.served import ServerLoad
+from worker.servers.places import Flight
 
 TRIAL: Final = Trial("task greedy", Treatment("draft", 4))
 _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -24,32 +28,18 @@ _LONGEST_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class RequestScenario:
-    """One experiment over requests, to be repeated with many seeds."""
+class Experiment:
+    """One worker's: it draws the arm of a request when that starts, and takes what is known of one that ended."""
 
-    name: str
-    is_shared: bool = False  #: both servers on one device: a pass takes what the requests of both make it take
-    num_draft_tokens: int = 0  #: 0: the speculating server decodes vanilla too, the null experiment
-    mean_acceptance: float = 0.7
-    correlation: float = 0.2  #: of the trials of one text
-    cost: float = 1.0  #: of a pass that drafts, in vanilla passes
-    cost_per_request: float = 0.0  #: the same, for each request beside the first in the pass
-    num_slots: int = 8  #: requests on trial at once, at most
-    jobs_per_s: float = math.inf  #: arrivals in a burst; infinite: a backlog
-    burst_s: float = 60.0  #: mean length of a burst, and of the quieter time behind it, with a quarter of the arrivals
-    num_others: int = 0  #: requests of other tasks, always at the vanilla server
-    are_others_constant: bool = True  #: or their number wanders
-    spread: float = 1.2  #: of the logarithm of a text's length
-    slow_every_s: float = math.inf  #: mean time between slow spells of the host
-    slow_s: float = 60.0  #: mean length of one; the host is 1.5 to 4 times slower
-    noise: float = 0.04
+    start: Callable[[str, Trial, datetime], bool]
+    end: Callable[[str, RequestFacts | None, datetime], None]
 
 
 @dataclass(slots=True)
 class _Text:
     name: str
+    worker: int | None  #: whose it is; None: of another task
     speculates: bool
-    is_other: bool
     num_tokens: int  #: behind the first
     num_rounds: int
     context: float
@@ -62,30 +52,30 @@ class _Text:
     decode_s: float = 0.0
     beside_s: float = 0.0  #: seconds times requests at its server
     elsewhere_s: float = 0.0  #: the same, at the other one
+    flight: Flight | None = None  #: as its worker counts it
 
 
 class RequestWorld:
-    """Repeatable traffic. `start` draws the arm of a request, `end` takes what is known of one that ended."""
+    """Repeatable traffic of as many workers as there are experiments."""
 
-    def __init__(
-        self,
-        scenario: RequestScenario,
-        seed: int,
-        start: Callable[[str, Trial, datetime], bool],
-        end: Callable[[str, RequestFacts | None, datetime], None],
-    ) -> None:
-        self.scenario, self._start, self._end = scenario, start, end
+    def __init__(self, scenario: RequestScenario, seed: int, experiments: Sequence[Experiment]) -> None:
+        self.scenario, self._experiments = scenario, experiments
         self._rng = random.Random(f"{scenario.name} {seed}")
         self._numbers = np.random.default_rng(self._rng.getrandbits(32))
         self._running: list[_Text] = []
         self._num_waiting = 0
         self._num_started = 0
         self._num_others = scenario.num_others
-        self._num_own_here = self._num_others_here = 0
+        self._num_here, self._num_others_here = [0] * len(experiments), 0
         self._edges, self._factors = [0.0], [1.0]
         self._is_burst, self._burst_ends_s = True, 0.0
         self._next_arrival_s = 0.0
         self.now_s = 0.0
+        every_s = scenario.read_every_s if scenario.known_load == "read" else math.inf
+        self._seen = [
+            SeenLoad(lambda: self.now_s, random.Random(f"reading {seed} {one}"), every_s, scenario.read_delay_s)
+            for one in range(len(experiments))
+        ]
         self.truth = Truth()
         self.control_s = 0.0  #: seconds times requests
         self.trial_s = 0.0
@@ -100,12 +90,15 @@ class RequestWorld:
         while self._num_started < num_requests:
             self._arrive()
             self._admit()
+            for seen in self._seen:
+                if seen.next_s <= self.now_s:
+                    seen.look(self._num_at())
             self._pass()
 
     def _arrive(self) -> None:
         scenario = self.scenario
         if math.isinf(scenario.jobs_per_s):
-            self._num_waiting = scenario.num_slots
+            self._num_waiting = scenario.num_slots * len(self._num_here)
             return
         while self._next_arrival_s <= self.now_s:
             self._num_waiting += 1
@@ -117,21 +110,24 @@ class RequestWorld:
 
     def _admit(self) -> None:
         scenario = self.scenario
-        while self._num_waiting and self._num_own_here < scenario.num_slots:
+        while self._num_waiting and min(self._num_here) < scenario.num_slots:
+            worker = self._num_here.index(min(self._num_here))
             self._num_waiting -= 1
-            self._num_own_here += 1
+            self._num_here[worker] += 1
             self._num_started += 1
             name = f"{self._num_started}"
-            self._running.append(self._text(name, self._start(name, TRIAL, self.now), is_other=False))
+            text = self._text(name, worker, self._experiments[worker].start(name, TRIAL, self.now))
+            text.flight = self._seen[worker].began(text.speculates)
+            self._running.append(text)
         if not scenario.num_others:
             return
         if not scenario.are_others_constant and self._rng.random() < 0.05:
             self._num_others = min(max(self._num_others + self._rng.choice((-1, 1)), 0), 2 * scenario.num_others)
         while self._num_others_here < self._num_others:
             self._num_others_here += 1
-            self._running.append(self._text("", speculates=False, is_other=True))
+            self._running.append(self._text("", None, speculates=False))
 
-    def _text(self, name: str, speculates: bool, *, is_other: bool) -> _Text:
+    def _text(self, name: str, worker: int | None, speculates: bool) -> _Text:
         scenario, rng = self.scenario, self._rng
         num_tokens = min(max(round(rng.lognormvariate(math.log(80), scenario.spread)), 2), 4000) - 1
         num_rounds = num_tokens
@@ -145,8 +141,8 @@ class RequestWorld:
         context = rng.uniform(50, 500) + num_tokens / 2
         return _Text(
             name,
+            worker,
             speculates,
-            is_other,
             num_tokens,
             num_rounds,
             context,
@@ -162,10 +158,8 @@ class RequestWorld:
         if not running:
             self.now_s = self._next_arrival_s
             return
+        num_at = self._num_at()
         factor = self._factor() * math.exp(self._rng.gauss(0.0, scenario.noise))
-        num_at = [0, 0]
-        for text in running:
-            num_at[text.speculates] += 1
         cost = scenario.cost + scenario.cost_per_request * max(num_at[1] - 1, 0)
         load = [len(running)] * 2 if scenario.is_shared else num_at
         pass_s = [1e-3 * (15.0 + 1.5 * load[0]) * factor, 1e-3 * (15.0 + 1.5 * load[1]) * factor * cost]
@@ -178,13 +172,14 @@ class RequestWorld:
         step_s = min(*took, _LONGEST_S)
         if not math.isinf(scenario.jobs_per_s):
             step_s = min(step_s, max(self._next_arrival_s - self.now_s, 1e-6))
+        step_s = min(step_s, max(min(seen.next_s for seen in self._seen) - self.now_s, 1e-6))
         self._go_on(step_s, took, num_at, pass_s, factor, cost)
 
     def _go_on(
         self, step_s: float, took: list[float], num_at: list[int], pass_s: list[float], factor: float, cost: float
     ) -> None:
         running = self._running
-        num_control = sum(not (text.speculates or text.is_other) for text in running)
+        num_control = sum(not text.speculates and text.worker is not None for text in running)
         self.control_s += step_s * num_control
         self.trial_s += step_s * (num_at[1] + num_control)
         ended: list[_Text] = []
@@ -208,11 +203,21 @@ class RequestWorld:
         self.now_s += step_s
         for text in ended:
             running.remove(text)
-            if text.is_other:
+            if text.worker is None or text.flight is None:
                 self._num_others_here -= 1
-            else:
-                self._num_own_here -= 1
-                self._end(text.name, _facts(text), self.now)
+                continue
+            self._num_here[text.worker] -= 1
+            seen = self._seen[text.worker].ended(text.flight)
+            known = self.scenario.known_load
+            facts = _facts(text, _true_load(text) if known == "all" else seen)
+            self._experiments[text.worker].end(text.name, facts if seen.is_whole or known != "read" else None, self.now)
+
+    def _num_at(self) -> list[int]:
+        """Requests at the vanilla server, and at the other one."""
+        num_at = [0, 0]
+        for text in self._running:
+            num_at[text.speculates] += 1
+        return num_at
 
     def _factor(self) -> float:
         scenario = self.scenario
@@ -225,7 +230,12 @@ class RequestWorld:
         return self._factors[bisect_right(self._edges, self.now_s) - 1]
 
 
-def _facts(text: _Text) -> RequestFacts:
+def _true_load(text: _Text) -> ServerLoad:
+    life_s = text.decode_s + text.prompt_s
+    return ServerLoad(text.beside_s / life_s, text.elsewhere_s / life_s, is_whole=True)
+
+
+def _facts(text: _Text, load: ServerLoad) -> RequestFacts:
     return RequestFacts(
         started_at=_EPOCH + timedelta(seconds=text.started_s),
         num_rounds=text.num_rounds,
@@ -233,7 +243,7 @@ def _facts(text: _Text) -> RequestFacts:
         num_proposed=TRIAL.treatment.num_draft_tokens * text.num_rounds if text.speculates else 0,
         decode_s=text.decode_s,
         prompt_s=text.prompt_s,
-        num_beside=text.beside_s / (text.decode_s + text.prompt_s),
-        num_elsewhere=text.elsewhere_s / (text.decode_s + text.prompt_s),
+        num_beside=load.num_beside,
+        num_elsewhere=load.num_elsewhere,
         mean_context_tokens=text.context,
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from statistics import mean
 
 import pytest
 
@@ -18,7 +20,7 @@ from alphaloop.switchback.speedup import measured_speedup
 from alphaloop.switchback.strata import compared_blocks
 from benchmarks.switchback.methods import Found
 from benchmarks.switchback.over_requests import play
-from benchmarks.switchback.request_world import RequestScenario
+from benchmarks.switchback.request_scenario import KnownLoad, RequestScenario
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 CODE = Trial("code greedy", Treatment("draft", 4))
@@ -182,3 +184,15 @@ def test_a_law_is_told_from_control_slices_that_are_parted_by_load() -> None:
     assert found.speedup.mean == pytest.approx(1.0, rel=1e-3), "the load moves, and speculation does nothing"
     whole = [one for one in slices if one.phase is not Phase.CONTROL or one.started_at.second == 40]
     assert load_law(compared_blocks(whole)) is None, "of a device, whose control slices are whole"
+
+
+def test_workers_that_share_servers_find_the_truth_with_a_load_that_is_read_now_and_then() -> None:
+    shared = RequestScenario("null, two workers", num_workers=2)
+
+    def error(known: KnownLoad) -> float:
+        """Of the mean of four runs; the truth is 1."""
+        found = [run(replace(shared, known_load=known), seed, 3000) for seed in range(4)]
+        return mean(math.log(one.ratio) for one in found)
+
+    assert error("own") < -0.1
+    assert abs(error("read")) < 0.02
