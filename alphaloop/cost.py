@@ -137,7 +137,7 @@ class RoundCosts:
     def __init__(
         self,
         surfaces: Mapping[str | None, Surface],
-        variances: Mapping[str | None, float],
+        variances: Mapping[str | None, Line],
         served: Collection[str | None],
         batch: float,
         context: float | None,
@@ -197,12 +197,14 @@ class RoundCosts:
         pass_ms = self._pass_ms(range(num_draft_tokens + 1) if proposed is None else proposed, num_draft_tokens)
         return None if pass_ms is None else (draft_ms, pass_ms)
 
-    def variance(self, drafter: str | None) -> float:
+    def variance(self, drafter: str | None, width: float = 1) -> float:
         """Variance of ln(milliseconds) of the target's pass, or of that drafter's proposal: the mean over its points.
 
-        0 when never measured.
+        Of a server's rounds, over those of that width, because a server that was asked for one length tells less of
+        another. 0 when never measured.
         """
-        return self._variances.get(drafter, 0.0)
+        variances = self._variances.get(drafter)
+        return 0.0 if variances is None else interpolated(variances, width)
 
     def _pass_ms(self, proposed: Sequence[float], k: int) -> float | None:
         """The target's part, for what is proposed, without padding.
@@ -238,13 +240,17 @@ def expected_tokens_per_round(reach: Sequence[float], acceptance: Sequence[float
     return tokens
 
 
-def _mean_variances(points: Iterable[CostPoint]) -> dict[str | None, float]:
-    """By what was timed, the target or a drafter; of rounds, not of prompts."""
-    found: dict[str | None, list[float]] = {}
+def _mean_variances(points: Iterable[CostPoint]) -> dict[str | None, Line]:
+    """By what was timed, the target or a drafter; of rounds, not of prompts. By width on servers, else one for all."""
+    found: dict[str | None, dict[int, list[float]]] = {}
     for point in points:
         if point.kind is not CostKind.PREFILL:
-            found.setdefault(point.drafter, []).append(point.correction_variance)
-    return {drafter: sum(variances) / len(variances) for drafter, variances in found.items()}
+            width = point.width if point.kind is CostKind.SERVED else 1
+            found.setdefault(point.drafter, {}).setdefault(width, []).append(point.correction_variance)
+    return {
+        drafter: (sorted(by_width), [sum(by_width[width]) / len(by_width[width]) for width in sorted(by_width)])
+        for drafter, by_width in found.items()
+    }
 
 
 def _order(point: CostPoint) -> tuple[str, str, int, int, int]:

@@ -40,7 +40,7 @@ class Served:
     endpoint: str  #: its name in the settings
     drafter: str | None  #: what drafts there; None: nothing does
     draft_revision: str  #: empty without a drafter
-    num_draft_tokens: int  #: the k of that endpoint; 0 without a drafter
+    num_draft_tokens: int  #: the k that decoded it; 0 without a drafter
     num_beside: float  #: our requests in flight at that endpoint while this one was, the mean, itself included
     num_rounds: int | None  #: passes of the target, the one that read the prompt included; None where not told
     prefill_s: float | None  #: from the start of work to the first token; None where not known

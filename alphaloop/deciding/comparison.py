@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import hypot, sqrt
 from typing import NamedTuple
 
@@ -46,12 +46,19 @@ class News(NamedTuple):
 
 
 def news_of(
-    tried: Alternative, chosen: Alternative, posteriors: Mapping[str, Posterior], shared_weights: Mapping[str, str]
+    tried: Alternative,
+    chosen: Alternative,
+    posteriors: Mapping[str, Posterior],
+    shared_weights: Mapping[str, str],
+    timed_apart: Collection[str] = (),
 ) -> News:
     """The uncertainty about ln(speed-up) of `tried` that only trying it can resolve; 0 for vanilla.
 
     If the chosen alternative uses the same drafter, or one with shared weights, its rounds already time that drafter.
     Then only the positions beyond the chosen length count. `shared_weights` is by drafter.
+
+    Of the drafters in `timed_apart`, servers', rounds of one length do not time another, so what the time of the tried
+    length is doubted more than that of the chosen one counts too.
     """
     if tried.drafter is None:
         return News()
@@ -60,7 +67,9 @@ def news_of(
     ):
         return News(_noise(tried, posteriors), tried.cost_sd)
     unseen = posteriors[tried.drafter].slopes[tried.num_draft_tokens][chosen.num_draft_tokens :]
-    return News(tried.slope * hypot(*unseen)) if unseen else News()
+    is_apart = tried.drafter == chosen.drafter and tried.drafter in timed_apart
+    cost_sd = sqrt(max(0.0, tried.cost_sd**2 - chosen.cost_sd**2)) if is_apart else 0.0
+    return News(tried.slope * hypot(*unseen), cost_sd)
 
 
 def _noise(alternative: Alternative, posteriors: Mapping[str, Posterior]) -> float:

@@ -23,7 +23,7 @@ Two things are worth a trial:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
@@ -129,10 +129,11 @@ def worth_trying(
     num_jobs: int,
     num_tokens: float,
     shared_weights: Mapping[str, str] | None = None,
+    timed_apart: Collection[str] = (),
 ) -> Trial | None:
     """The trial to decode these jobs with instead of the choice; None if no trial is affordable and worth its cost.
 
-    `shared_weights` as for `news_of`.
+    `shared_weights` and `timed_apart` as for `news_of`.
     """
     if limits.explore_share <= 0:
         return None
@@ -146,7 +147,7 @@ def worth_trying(
         lost = loss(chosen, rival, num_tokens)
         if lost > budget.balance:
             continue
-        news = news_of(rival, chosen, posteriors, shared_weights or {})
+        news = news_of(rival, chosen, posteriors, shared_weights or {}, timed_apart)
         gain = _gain(chosen, rival, news, num_jobs, limits.horizon_jobs) * per_job - lost / num_jobs
         if gain > 0 and (best is None or gain > best[0]):
             explanation = f"could be better: {rival.speedup:.2f}x ({rival.speedup_low:.2f} to {rival.speedup_high:.2f})"

@@ -52,7 +52,8 @@ class DrafterState:
     #: One name for drafters with shared weights, which differ only in where they end a draft: rounds of one are
     #: counted for the others too. Empty: no other drafter has its weights.
     shared_weights: str = ""
-    #: Where above 1, no shorter draft can be asked for: a server drafts as many tokens as it was started with.
+    #: No shorter draft can be asked for: most servers draft as many tokens as they were started with. 1 where every
+    #: endpoint obeys the k of a request.
     least_draft_tokens: int = 1
     num_endpoints: int = 1  #: servers on which it drafts, and which share its jobs; this process counts as one
     num_vanilla_endpoints: int = 1  #: servers of the same target on which nothing drafts
@@ -194,7 +195,6 @@ def weigh(
             by_load[load] = costs.rounds(load, context)
         here = by_load[load]
         longest = posterior.longest_proposed(num_running)
-        draft_variance = here.variance(drafter.name)
         first_token_ms = drafter.first_token_ms(costs, size.num_prompt_tokens) if size else 0.0
         draft_read_ms = num_read * drafter.reading_ms(costs, size.num_prompt_tokens) if size else 0.0
         read_ms = draft_read_ms if costs.is_served(drafter.name) else reading_ms + draft_read_ms
@@ -204,6 +204,7 @@ def weigh(
             if components is None:
                 break
             draft_ms, pass_ms = components
+            draft_variance = here.variance(drafter.name, k + 1)
             round_ms = draft_ms + pass_ms
             tokens, sd = posterior.tokens[k], posterior.tokens_sd[k]
             rounds_ms = num_tokens * round_ms

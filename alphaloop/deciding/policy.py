@@ -56,12 +56,12 @@ def decide(
     chosen, reason, sentence = _choose(alternatives, posteriors, limits, incumbent)
     decision = _decision(chosen, reason, sentence, able, alternatives)
     if budget is not None:
-        decision = _explore(decision, chosen, able, posteriors, budget, context, limits)
+        served = [drafter.name for drafter in able if costs.is_served(drafter.name)]
+        decision = _explore(decision, chosen, able, posteriors, budget, context, limits, served)
     if decision.reason in COMPARED and context.objective.aim is Aim.THROUGHPUT:
-        # A server's draft length is fixed, so it cannot follow what else runs.
-        one_length = {drafter.name for drafter in able if drafter.least_draft_tokens > 1}
-        free = {name: its for name, its in posteriors.items() if name not in one_length}
-        decision = replace(decision, posteriors=free if one_length else posteriors)
+        # A request on a server keeps its draft length, so it cannot follow what else runs.
+        free = {name: its for name, its in posteriors.items() if not costs.is_served(name)}
+        decision = replace(decision, posteriors=free if costs.is_of_servers else posteriors)
     return decision
 
 
@@ -125,6 +125,7 @@ def _explore(
     budget: ExplorationBudget,
     context: DecisionContext,
     limits: PolicyLimits,
+    served: Sequence[str],
 ) -> Decision:
     """The choice, or a trial of another setting, paid from the budget."""
     num_tokens = context.num_tokens
@@ -135,7 +136,9 @@ def _explore(
     scored = {drafter.name for drafter in able if drafter.is_scored}
     unknown = [a for a in decision.alternatives if a.drafter not in scored]
     shared_weights = {drafter.name: drafter.shared_weights for drafter in able if drafter.shared_weights}
-    trial = worth_trying(chosen, unknown, posteriors, budget, limits, context.num_jobs, num_tokens, shared_weights)
+    trial = worth_trying(
+        chosen, unknown, posteriors, budget, limits, context.num_jobs, num_tokens, shared_weights, served
+    )
     if trial is None:
         return replace(decision, budget=budget.used(chosen.drafter))
     tried = trial.alternative

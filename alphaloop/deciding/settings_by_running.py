@@ -40,8 +40,7 @@ def settings_by_running(
     `drafters` are those that may serve these jobs.
     """
     is_free = decision.reason in COMPARED and decision.alternatives and context.objective.aim is Aim.THROUGHPUT
-    is_fixed = any(drafter.least_draft_tokens > 1 for drafter in drafters)  # a request stays on its server
-    if num_slots < 1 or not is_free or is_fixed:
+    if num_slots < 1 or not is_free or costs.is_of_servers:  # a request on a server stays as it began
         return ()
     search = _Search(decision.setting, posteriors, costs, context.size)
     expected = min(context.num_running, num_slots)

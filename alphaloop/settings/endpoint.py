@@ -59,7 +59,7 @@ class EndpointSettings(Section):
     metrics_url: Annotated[str, AfterValidator(refuse_address)] | None = (
         None  #: a vLLM's page for Prometheus, as in http://host:8000/metrics: counts come from there alone
     )
-    switches_drafts: bool = False  #: vLLM with alphaloop's look-up drafts for one request and not for the next one
+    switches_drafts: bool = False  #: vLLM with alphaloop's look-up drafts as each request asks: so many tokens, or none
     max_requests: int = Field(16, ge=1, le=1024)  #: most requests at once
     connect_s: float = Field(10.0, gt=0)  #: wait for a connection
     answer_s: float = Field(600.0, gt=0)  #: from a request to the first byte of its reply: a queue lies between

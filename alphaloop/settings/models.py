@@ -195,13 +195,16 @@ class ModelSettings(Section):
             one.drafter is None or (isinstance(one, EndpointSettings) and one.switches_drafts)
             for one in self.endpoints.values()
         )
-        k = {one.drafter: one.num_draft_tokens for one in self.endpoints.values()}[name] or 1
+        drafting = [one for one in self.endpoints.values() if one.drafter == name]
+        k = {one.drafter: one.num_draft_tokens for one in drafting}[name] or 1
+        # A drafter has the lengths that all its endpoints can follow.
+        obey_requests = all(isinstance(one, EndpointSettings) and one.switches_drafts for one in drafting)
         return DrafterState(
             name,
             revision,
             k,
             is_stale,
-            least_draft_tokens=k,
+            least_draft_tokens=1 if obey_requests else k,
             num_endpoints=num_by_drafter[name],
             num_vanilla_endpoints=max(1, num_vanilla),
         )

@@ -1,4 +1,4 @@
-"""One server that drafts for one request and not for the next: two routes at one endpoint, over real connections."""
+"""One server that drafts as each request asks, so many tokens or none: two routes at one endpoint, real connections."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ def switching(*, obeys: bool = True, num_slots: int = 4, round_s: float = 0.0) -
     return ServedEngine(FakeEngine(num_slots=num_slots), "lookup", 4, round_s, switches_drafts=True, obeys=obeys)
 
 
-def admit(engine: ServerEngine, number: int, drafter: str | None, reason: Reason, purpose: str = "traffic") -> None:
+def admit(
+    engine: ServerEngine, number: int, drafter: str | None, reason: Reason, purpose: str = "traffic", k: int = 4
+) -> None:
     mode = Mode.SPECULATIVE if drafter else Mode.VANILLA
-    decision = Decision(mode, drafter, "vllm-0.32.0" if drafter else None, 4 if drafter else 0, reason, "test")
+    decision = Decision(mode, drafter, "vllm-0.32.0" if drafter else None, k if drafter else 0, reason, "test")
     job = make_job(f"write text number {number}", number).model_copy(update={"purpose": Purpose(purpose)})
     engine.admit(engine.prepare(job, Sampling(24, 0.0)), decision)
 
@@ -65,6 +67,61 @@ def test_one_server_decodes_vanilla_and_speculatively_side_by_side(purpose: str)
     assert all(one.is_counted for one in found.values())
     assert sorted(asked(server), key=str) == [0, 0, None, None]
     assert (status.num_in_flight, status.num_undrafted, status.is_obeying) == (0, 0, True)
+
+
+@pytest.mark.parametrize("purpose", ["traffic", "probe"])
+def test_each_request_has_the_k_of_its_decision(purpose: str) -> None:
+    server = switching()
+    with engine_over({"both": server}) as engine:
+        assert (engine.drafters[0].least_draft_tokens, engine.drafters[0].max_draft_tokens) == (1, 4)
+        server.bodies.clear()
+        for number in range(4):
+            admit(engine, number, "lookup", Reason.PROBE, purpose, k=number + 1)
+        found = finish(engine)
+    assert sorted(asked(server), key=str) == [1, 2, 3, None], "4 is the k of its start"
+    assert [one.num_draft_tokens for one in served(found)] == [1, 2, 3, 4]
+    for k, (_, generation) in enumerate(sorted(found.items()), start=1):
+        (drafted,) = generation.drafted
+        assert drafted.num_draft_tokens == len(generation.counts.proposed) == k
+        assert generation.is_counted
+
+
+def test_a_text_with_longer_rounds_than_it_asked_for_ends_the_choice_of_k(caplog: pytest.LogCaptureFixture) -> None:
+    server = switching()
+    with caplog.at_level(logging.ERROR), engine_over({"both": server}) as engine:
+        server.obeys = False
+        server.bodies.clear()
+        found = []
+        for number in range(3):
+            admit(engine, number, "lookup", Reason.FASTER, k=2)
+            found += served(finish(engine))
+        assert engine.drafters[0].least_draft_tokens == 4
+        (status,) = engine.endpoints()
+    assert [one.num_draft_tokens for one in found] == [4, 4, 4], "what decoded it is recorded"
+    assert asked(server) == [2, None, None], "the first one shows it"
+    assert "endpoint both: it drafted 4 tokens in a round for a request that asked for 2" in caplog.text
+    assert not status.is_obeying
+
+
+def test_requests_in_flight_when_the_choice_ends_are_recorded_as_what_decoded_them() -> None:
+    server = switching(round_s=0.02)
+    with engine_over({"both": server}) as engine:
+        server.bodies.clear()
+        admit(engine, 0, "lookup", Reason.FASTER, k=1)
+        while not server.bodies:
+            engine.step()
+        server.obeys = False
+        admit(engine, 1, "lookup", Reason.FASTER, k=2)
+        found = finish(engine)
+        assert engine.drafters[0].least_draft_tokens == 4
+    assert asked(server) == [1, 2]
+    assert [one.num_draft_tokens for one in served(found)] == [1, 4]
+
+
+def test_a_drafter_that_one_endpoint_has_at_one_length_has_it_everywhere() -> None:
+    fixed = ServedEngine(FakeEngine(), "lookup", 4)
+    with engine_over({"both": switching(), "fixed": fixed}) as engine:
+        assert (engine.drafters[0].least_draft_tokens, engine.drafters[0].num_endpoints) == (4, 2)
 
 
 def test_the_request_says_task_and_drafts_together() -> None:
@@ -119,6 +176,7 @@ def test_a_server_that_comes_back_is_looked_at_again() -> None:
         admit(engine, 1, None, Reason.CONTROL)
         finish(engine)
         assert not engine.endpoints()[0].is_obeying
+        assert engine.drafters[0].least_draft_tokens == 4
         server.obeys, server.answer = True, _gone
         admit(engine, 2, None, Reason.CONTROL)
         while engine.endpoints()[0].state != "down":
@@ -126,6 +184,7 @@ def test_a_server_that_comes_back_is_looked_at_again() -> None:
         server.answer = None
         (one,) = served(finish(engine))
         assert engine.endpoints()[0].is_obeying
+        assert engine.drafters[0].least_draft_tokens == 1
     assert one.drafter is None
 
 
@@ -151,7 +210,10 @@ def test_what_a_round_takes_is_asked_of_both_routes() -> None:
         server.bodies.clear()
         speculative_ms = engine.measure_round_ms("lookup", 1, 5, 64, 1)
         assert set(asked(server)) == {None}
-    assert min(vanilla_ms, speculative_ms) >= 3.0
+        server.bodies.clear()
+        shorter_ms = engine.measure_round_ms("lookup", 1, 3, 64, 1)
+        assert set(asked(server)) == {2}
+    assert min(vanilla_ms, speculative_ms, shorter_ms) >= 3.0
 
 
 async def _gone(connection: object) -> None:

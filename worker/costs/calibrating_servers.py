@@ -1,8 +1,9 @@
 """What rounds cost on servers, asked with requests of our own before any job: few of them, because they are real work.
 
-Each shape is asked once: first every route alone, then a prompt, then the largest load of one server, then doublings
-below it, then a far context. Every request decodes a few dozen tokens. It ends with the budget: a step is begun if the
-time that it is foreseen to take is left. What is not asked is learned from jobs (from_requests.py).
+Each shape is asked once: first every route alone, then a prompt, then the shortest draft where requests choose it,
+then the largest load of one server, then doublings below it, then a far context. Every request decodes a few dozen
+tokens. It ends with the budget: a step is begun if the time that it is foreseen to take is left. What is not asked is
+learned from jobs (from_requests.py).
 """
 
 from __future__ import annotations
@@ -96,6 +97,12 @@ def steps(engine: Engine) -> Iterator[list[Shape]]:
     first, *others = loads_up_to(most)
     yield rounds(first, near)
     yield [Shape(shape.drafter, 1, prompt, 0, CostKind.PREFILL) for shape in rounds(first, near)]
+    if shortest := [
+        Shape(drafter.name, first, drafter.least_draft_tokens + 1, near, CostKind.SERVED)
+        for drafter in engine.drafters
+        if drafter.least_draft_tokens < drafter.max_draft_tokens
+    ]:
+        yield shortest
     for load in reversed(others):
         yield rounds(load, near)
     if far > near:

@@ -5,6 +5,9 @@ others in flight, and at what context. Of each route, the vanilla one and each d
 (time_law.py), and its values at a few loads and contexts are the points of the cost table. What was calibrated or
 stored before counts as times that were taken before all others.
 
+Where requests choose their draft length, the law has a slope over it (length_law.py), and the route has points for the
+shortest draft and for the longest.
+
 With nothing known of it, a route takes `ASSUMED_RATIO` of what vanilla takes, within a factor of 2.2: so it is tried
 where that may pay, and its first requests tell. Routes without new times grow doubtful, as drafters do on a device
 (cost_doubt.py).
@@ -24,8 +27,9 @@ from alphaloop.cost_doubt import LogEstimate, faded, num_half_lives
 from alphaloop.cost_state import CostBasis, CostState, Deviation
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import StoreError
+from worker.costs.length_law import LengthLaw
 from worker.costs.route_laws import Route, RouteLaws, UsualShape, loads_up_to
-from worker.costs.time_law import Time, TimeLaw
+from worker.costs.time_law import Time
 from worker.costs.timed_requests import timed
 from worker.engine import Step
 
@@ -57,6 +61,8 @@ class _Shape:
     kind: CostKind
     size: int  #: requests in flight, or tokens of a prompt
     context: int
+    width: int = 1  #: draft tokens and one; 1 of a prompt
+    length: float = 1.0  #: draft tokens, as a share of the route's longest draft
 
 
 class RequestCosts:
@@ -78,15 +84,15 @@ class RequestCosts:
         save_every_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._widths: dict[Route, int] = {None: 1} | {d.name: d.max_draft_tokens + 1 for d in drafters}
+        self._drafters: dict[Route, DrafterState | None] = {None: None} | {d.name: d for d in drafters}
         self._clock, self._save, self._save_every_s = clock, save, save_every_s
         self._due = clock() + save_every_s
         loads = tuple(map(float, loads_up_to(most_in_flight)))
         slopes = UsualShape(loads, tuple(1 + _LOAD_SLOPE * (load - 1) for load in loads), _LOAD_SLOPE_SD)
         half_life, now = _REQUESTS_A_ROUND * half_life, clock()
-        assumed: dict[Route, float] = {route: ASSUMED_RATIO if route else 1.0 for route in self._widths}
+        assumed: dict[Route, float] = {route: ASSUMED_RATIO if route else 1.0 for route in self._drafters}
         self._rounds = RouteLaws(assumed, slopes, half_life=half_life, now=now)
-        self._prompts = RouteLaws(dict.fromkeys(self._widths, 1.0), _PROMPTS, half_life=half_life, now=now)
+        self._prompts = RouteLaws(dict.fromkeys(self._drafters, 1.0), _PROMPTS, half_life=half_life, now=now)
         self._first_ms: dict[_Shape, float] = {}  # of each shape, when it was first known
         self._shapes: tuple[_Shape, ...] = ()
         self._basis = CostBasis((), {})
@@ -99,7 +105,7 @@ class RequestCosts:
     @property
     def parts(self) -> tuple[Route, ...]:
         """None, the vanilla route, and the drafters."""
-        return tuple(self._widths)
+        return tuple(self._drafters)
 
     @property
     def table(self) -> CostTable:
@@ -114,7 +120,7 @@ class RequestCosts:
     def level(self, part: Route) -> float:
         """How much slower a route is than when it was first known, with one request in flight; 1 before that."""
         law = self._rounds.law(part)
-        first_ms = self._first_ms.get(_Shape(part, _round_kind(part), 1, BASE_CONTEXT))
+        first_ms = self._first_ms.get(self._shapes_of(part, 1, BASE_CONTEXT)[-1])
         return 1.0 if law is None or first_ms is None else math.exp(law.at(1).mean) / first_ms
 
     def read_s(self, num_tokens: int) -> float:
@@ -127,8 +133,9 @@ class RequestCosts:
         now = self._clock()
         for generation in step.finished:
             for found in timed(generation):
-                if found.drafter in self._widths:
-                    self._laws(found.kind).take(found.drafter, found.time, now)
+                if found.drafter in self._drafters:
+                    length = 1.0 if found.kind is CostKind.PREFILL else self._length(found.drafter, found.width)
+                    self._laws(found.kind).take(found.drafter, found.time._replace(length=length), now)
                     self._has_learned = True
 
     def save_when_due(self) -> bool:
@@ -146,7 +153,7 @@ class RequestCosts:
         moved = dict(zip(self._shapes, (math.log(point.ms) for point in points), strict=True))
         if not any(abs(value - self._saved.get(shape, math.inf)) >= _NEWS for shape, value in moved.items()):
             return False
-        counted = [self._laws(shape.kind).num_times(shape.route) for shape in self._shapes]
+        counted = [self._num_times(shape) for shape in self._shapes]
         try:
             self._save(
                 [
@@ -166,12 +173,13 @@ class RequestCosts:
 
     def _take_stored(self, point: CostPoint) -> None:
         """As a time from before: its error is what is stored with it."""
-        if point.drafter not in self._widths:
+        if point.drafter not in self._drafters:
             return
         size = point.width if point.kind is CostKind.PREFILL else point.batch
         context = BASE_CONTEXT if point.kind is CostKind.PREFILL else point.context
         variance = _STORED_SHARE * max(point.correction_variance, 1e-4)
-        taken = Time(float(size), float(context), point.ms, variance, is_relative=False)
+        length = 1.0 if point.kind is CostKind.PREFILL else self._length(point.drafter, point.width)
+        taken = Time(float(size), float(context), point.ms, variance, is_relative=False, length=length)
         self._laws(point.kind).take_stored(point.drafter, taken, point.num_samples)
 
     def _at_hand(self, *, is_fresh: bool = False) -> tuple[float, CostState, CostTable]:
@@ -188,28 +196,46 @@ class RequestCosts:
         shapes = tuple(known)
         if shapes != self._shapes:
             for shape, law in known.items():
-                self._first_ms.setdefault(shape, math.exp(law.at(shape.size, shape.context).mean))
+                self._first_ms.setdefault(shape, math.exp(_at(law, shape).mean))
             self._shapes, self._basis = shapes, CostBasis(tuple(map(self._first_point, shapes)), {})
         deviations = []
         for shape, law in known.items():
-            estimate = law.at(shape.size, shape.context)
+            estimate = _at(law, shape)
             mean = estimate.mean - math.log(self._first_ms[shape])
-            deviations.append(Deviation(mean, estimate.variance, self._laws(shape.kind).num_times(shape.route)))
-        return CostState(self._basis, {route: self._doubt(route, now) for route in self._widths}, tuple(deviations))
+            deviations.append(Deviation(mean, estimate.variance, self._num_times(shape)))
+        return CostState(self._basis, {route: self._doubt(route, now) for route in self._drafters}, tuple(deviations))
 
-    def _known(self) -> Iterator[tuple[_Shape, TimeLaw]]:
-        for route in self._widths:
+    def _known(self) -> Iterator[tuple[_Shape, LengthLaw]]:
+        for route in self._drafters:
             if (law := self._rounds.law(route)) is not None:
                 for context in (BASE_CONTEXT, FAR_CONTEXT):
-                    yield from ((_Shape(route, _round_kind(route), int(n), context), law) for n in law.nodes)
+                    yield from ((shape, law) for n in law.nodes for shape in self._shapes_of(route, int(n), context))
             if (law := self._prompts.law(route)) is not None:
                 yield from ((_Shape(route, CostKind.PREFILL, int(n), BASE_CONTEXT), law) for n in law.nodes)
+
+    def _shapes_of(self, route: Route, load: int, context: int) -> list[_Shape]:
+        """Rounds with the shortest and the longest draft, of which the second may be the only one."""
+        drafter = self._drafters[route]
+        if drafter is None:
+            return [_Shape(route, CostKind.ROUND, load, context)]
+        widths = sorted({drafter.least_draft_tokens + 1, drafter.max_draft_tokens + 1})
+        return [_Shape(route, CostKind.SERVED, load, context, w, self._length(route, w)) for w in widths]
+
+    def _length(self, route: Route, width: int) -> float:
+        """The draft of such a round, as a share of the route's longest draft; 1 where it has one length."""
+        drafter = self._drafters[route]
+        if drafter is None or drafter.least_draft_tokens == drafter.max_draft_tokens:
+            return 1.0
+        return drafter.within(width - 1) / drafter.max_draft_tokens
+
+    def _num_times(self, shape: _Shape) -> int:
+        return self._laws(shape.kind).num_times(shape.route, length=shape.length)
 
     def _first_point(self, shape: _Shape) -> CostPoint:
         ms = self._first_ms[shape]
         if shape.kind is CostKind.PREFILL:
             return CostPoint(shape.route, 1, shape.size, ms, 0, 0, shape.kind)
-        return CostPoint(shape.route, shape.size, self._widths[shape.route], ms, 0, shape.context, shape.kind)
+        return CostPoint(shape.route, shape.size, shape.width, ms, 0, shape.context, shape.kind)
 
     def _doubt(self, route: Route, now: float) -> LogEstimate:
         """What grows while a route gets no requests: another's load, or a restart, may have changed its speed."""
@@ -217,5 +243,5 @@ class RequestCosts:
         return faded(LogEstimate(0.0, 0.0), 0.0, num_half_lives(unused_s))
 
 
-def _round_kind(route: Route) -> CostKind:
-    return CostKind.ROUND if route is None else CostKind.SERVED
+def _at(law: LengthLaw, shape: _Shape) -> LogEstimate:
+    return law.at(shape.size, shape.context, length=shape.length)

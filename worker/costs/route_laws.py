@@ -2,6 +2,8 @@
 
 The vanilla route's law stands on its own times. Another route's law a priori follows it, so that a route with few
 requests is known at all loads about as vanilla is. Where vanilla has no times, the route with most of them leads.
+
+A server may follow requests in how long they draft. Then its route has a law of all lengths (length_law.py).
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from alphaloop.cost_doubt import PRIOR_SD
-from worker.costs.time_law import Time, TimeLaw, fitted, usual
+from worker.costs.length_law import LengthLaw, assumed_lengths, fitted_lengths
+from worker.costs.time_law import Time, fitted, usual
 
 #: A drafter, or None, the vanilla route.
 Route: TypeAlias = str | None
@@ -40,8 +43,9 @@ class UsualShape:
 class _Learned:
     times: deque[Time]
     taken_s: float  #: when the last one was
-    num_times: int = 0  #: ever taken, those before this process included
-    law: TimeLaw | None = None
+    num_longest: int = 0  #: times ever taken with the longest draft, those before this process included
+    num_shorter: int = 0  #: with a shorter one
+    law: LengthLaw | None = None
     is_new: bool = False  #: whether times came since the law was fitted
     fitted_s: float = -math.inf
 
@@ -59,14 +63,18 @@ class RouteLaws:
         """A time of a request."""
         learned = self._routes[route]
         learned.times.append(taken)
-        learned.num_times += 1
+        learned.num_shorter += taken.length < 1
+        learned.num_longest += taken.length >= 1
         learned.is_new, learned.taken_s = True, now
 
     def take_stored(self, route: Route, taken: Time, num_times: int) -> None:
         """A value from before, that rested on so many times; before any request."""
         learned = self._routes[route]
         learned.times.append(taken)
-        learned.num_times = max(learned.num_times, num_times)
+        if taken.length < 1:
+            learned.num_shorter = max(learned.num_shorter, num_times)
+        else:
+            learned.num_longest = max(learned.num_longest, num_times)
         learned.is_new = True
 
     def fit(self, now: float, *, is_fresh: bool = False) -> bool:
@@ -74,25 +82,29 @@ class RouteLaws:
         if not any(self._is_due(its, now, is_fresh=is_fresh) for its in self._routes.values()):
             return False
         first = self._leading()
-        leading = self._routes[first]
-        times = list(leading.times)
-        shape = self._shape
-        law = fitted(self.nodes, times, usual(self.nodes, shape.values, times, shape.slope_sd), self._half_life)
-        leading.law, leading.is_new, leading.fitted_s = law, False, now
+        times, shape = list(self._routes[first].times), self._shape
+        priors = {first: usual(self.nodes, shape.values, times, shape.slope_sd)}
+        laws = {first: fitted(self.nodes, times, priors[first], self._half_life)}
         for route, its in self._routes.items():
             if route != first:
-                prior = law.as_prior(self._assumed[route] / self._assumed[first], PRIOR_SD, _STEP_SD)
-                its.law = fitted(self.nodes, list(its.times), prior, self._half_life)
-                its.is_new, its.fitted_s = False, now
+                ratio = self._assumed[route] / self._assumed[first]
+                priors[route] = laws[first].as_prior(ratio, PRIOR_SD, _STEP_SD)
+                laws[route] = fitted(self.nodes, list(its.times), priors[route], self._half_life)
+            its.is_new, its.fitted_s = False, now
+        for route, its in self._routes.items():
+            its.law = assumed_lengths(laws[route], laws[None])
+            if any(taken.length < 1 for taken in its.times):
+                its.law = fitted_lengths(self.nodes, list(its.times), priors[route], laws[None], self._half_life)
         return True
 
-    def law(self, route: Route) -> TimeLaw | None:
+    def law(self, route: Route) -> LengthLaw | None:
         """As last fitted; None while no route has times."""
         return self._routes[route].law
 
-    def num_times(self, route: Route) -> int:
-        """Times that its law rests on."""
-        return self._routes[route].num_times
+    def num_times(self, route: Route, *, length: float = 1.0) -> int:
+        """Times that its law rests on: of the longest draft, or of shorter ones."""
+        its = self._routes[route]
+        return its.num_longest if length >= 1 else its.num_shorter
 
     def seconds_unused(self, route: Route, now: float) -> float:
         """Since the last time of the route, or since the beginning."""
@@ -105,7 +117,8 @@ class RouteLaws:
 
     @staticmethod
     def _is_due(its: _Learned, now: float, *, is_fresh: bool) -> bool:
-        return its.is_new and (is_fresh or its.num_times < _FIRST_TIMES or now - its.fitted_s >= _FITTED_EVERY_S)
+        is_first = its.num_longest + its.num_shorter < _FIRST_TIMES
+        return its.is_new and (is_fresh or is_first or now - its.fitted_s >= _FITTED_EVERY_S)
 
 
 def loads_up_to(most: int) -> Sequence[int]:

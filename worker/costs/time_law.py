@@ -29,20 +29,20 @@ import numpy.typing as npt
 from alphaloop.cost import BASE_CONTEXT
 from alphaloop.cost_doubt import LogEstimate
 
-_Array: TypeAlias = npt.NDArray[np.float64]
+Array: TypeAlias = npt.NDArray[np.float64]
 
 #: Tokens of context in which the two coefficients of context are counted.
 _CONTEXT_UNIT: Final = 1024
 #: Standard deviations at which a time counts half: 95 % as good as least squares where errors are normal.
 _CAUCHY: Final = 2.385
-_NUM_SWEEPS: Final = 6
+NUM_SWEEPS: Final = 6
 #: Relative standard deviation of one time before any residual was seen, and the times that this is worth.
 _USUAL_SD, _USUAL_TIMES = 0.15, 8
 _LEAST_SD: Final = 0.02
 #: A time that the line puts at less than so much of the shortest seen, far from what was seen, is not believed.
-_LEAST_SHARE: Final = 0.5
+LEAST_SHARE: Final = 0.5
 #: Doubt of a value is never more: within a factor of 3.2 with 95 %.
-_MOST_SD: Final = 0.6
+MOST_SD: Final = 0.6
 #: Standard deviation of a bend, as a share of the time at its node.
 _BEND_SD: Final = 0.2
 #: Of the coefficients of context, as shares of the time at the first node.
@@ -59,6 +59,8 @@ class Time(NamedTuple):
     #: Variance of ln(ms); where `is_relative`, in units of the regression's own error.
     variance: float
     is_relative: bool = True
+    #: Most draft tokens a round, as a share of the route's longest draft; 1 where all its requests have one length.
+    length: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +87,11 @@ class TimeLaw:
 
     def at(self, size: float, context: float = BASE_CONTEXT) -> LogEstimate:
         """ln(milliseconds) and its variance."""
-        (row,) = _rows(self.nodes, [size], [context])
+        (row,) = rows_of(self.nodes, [size], [context])
         ms = float(row @ np.asarray(self.coefficients))
         variance = float(row @ self.covariance @ row)
         ms = max(ms, self.least_ms)
-        return LogEstimate(math.log(ms), min(variance / ms**2, _MOST_SD**2))
+        return LogEstimate(math.log(ms), min(variance / ms**2, MOST_SD**2))
 
     def as_prior(self, ratio: float, level_sd: float, step_sd: float) -> Prior:
         """The prior of something that takes about `ratio` times as long."""
@@ -110,32 +112,50 @@ def fitted(nodes: Sequence[float], times: Sequence[Time], prior: Prior, half_lif
     """The law after `times`, the latest last. Without any it is the prior."""
     nodes = tuple(nodes)
     mean = np.array([*prior.values, prior.context, prior.context_each])
-    precision = _precision(nodes, prior)
-    least_ms = _LEAST_SHARE * min([time.ms for time in times] or [min(prior.values)])
+    precision = precision_of(nodes, prior)
+    least_ms = LEAST_SHARE * min([time.ms for time in times] or [min(prior.values)])
     if not times:
         return TimeLaw(nodes, tuple(mean.tolist()), np.linalg.inv(precision), least_ms, _USUAL_SD)
-    rows = _rows(nodes, [time.size for time in times], [time.context for time in times])
+    rows = rows_of(nodes, [time.size for time in times], [time.context for time in times])
     ms = np.array([time.ms for time in times])
-    variance = np.array([time.variance for time in times])
-    is_relative = np.array([time.is_relative for time in times])
-    kept = 2.0 ** (-np.arange(len(times))[::-1] / half_life)
-    error_sd, trust = _USUAL_SD, np.ones(len(times))
+    weighing = Weighing(times, half_life)
     coefficients, expected = mean, np.maximum(ms, least_ms)
     covariance = np.linalg.inv(precision)
-    for _ in range(_NUM_SWEEPS):
-        errors = np.where(is_relative, error_sd * np.sqrt(variance), np.sqrt(variance)) * expected
-        weights = kept * trust / errors**2
+    for _ in range(NUM_SWEEPS):
+        weights = weighing.precisions(expected)
         covariance = np.linalg.inv(precision + (rows * weights[:, None]).T @ rows)
         coefficients = covariance @ (precision @ mean + rows.T @ (weights * ms))
         expected = np.maximum(rows @ coefficients, least_ms)
-        residuals = (ms - expected) / expected
-        error_sd = _error_sd(residuals[is_relative], kept[is_relative])
-        errors = np.where(is_relative, error_sd * np.sqrt(variance), np.sqrt(variance))
-        trust = 1 / (1 + (residuals / errors / _CAUCHY) ** 2)
-    return TimeLaw(nodes, tuple(coefficients.tolist()), covariance, least_ms, error_sd)
+        weighing.learn((ms - expected) / expected)
+    return TimeLaw(nodes, tuple(coefficients.tolist()), covariance, least_ms, weighing.error_sd)
 
 
-def _rows(nodes: Sequence[float], sizes: Sequence[float], contexts: Sequence[float]) -> _Array:
+class Weighing:
+    """How much each time counts: by its own variance, its age, and how far it was from what was expected last."""
+
+    def __init__(self, times: Sequence[Time], half_life: float) -> None:
+        self._sd: Array = np.sqrt(np.array([time.variance for time in times]))
+        self._is_relative = np.array([time.is_relative for time in times])
+        self._kept = 2.0 ** (-np.arange(len(times))[::-1] / half_life)
+        self._trust = np.ones(len(times))
+        self.error_sd = _USUAL_SD  #: relative, of one time
+
+    def precisions(self, expected_ms: Array) -> Array:
+        """The weight of each time in least squares."""
+        weights: Array = self._kept * self._trust / (self._errors() * expected_ms) ** 2
+        return weights
+
+    def learn(self, residuals: Array) -> None:
+        """Take the relative distances from what was expected."""
+        self.error_sd = _error_sd(residuals[self._is_relative], self._kept[self._is_relative])
+        self._trust = 1 / (1 + (residuals / self._errors() / _CAUCHY) ** 2)
+
+    def _errors(self) -> Array:
+        errors: Array = np.where(self._is_relative, self.error_sd * self._sd, self._sd)
+        return errors
+
+
+def rows_of(nodes: Sequence[float], sizes: Sequence[float], contexts: Sequence[float]) -> Array:
     """How much each coefficient counts in each time. Sizes outside the nodes count as the nearest node."""
     x = np.clip(np.array(sizes, dtype=float), nodes[0], nodes[-1])
     rows = np.zeros((len(x), len(nodes) + 2))
@@ -152,7 +172,7 @@ def _rows(nodes: Sequence[float], sizes: Sequence[float], contexts: Sequence[flo
     return rows
 
 
-def _precision(nodes: Sequence[float], prior: Prior) -> _Array:
+def precision_of(nodes: Sequence[float], prior: Prior) -> Array:
     """Of the difference between the coefficients and their prior means."""
     count, values = len(nodes), prior.values
     first = values[0]
@@ -173,14 +193,14 @@ def _precision(nodes: Sequence[float], prior: Prior) -> _Array:
     return matrix.T @ matrix
 
 
-def _unit(num_nodes: int, entries: dict[int, float]) -> _Array:
+def _unit(num_nodes: int, entries: dict[int, float]) -> Array:
     row = np.zeros(num_nodes + 2)
     for index, value in entries.items():
         row[index] = value
     return row
 
 
-def _error_sd(residuals: _Array, weights: _Array) -> float:
+def _error_sd(residuals: Array, weights: Array) -> float:
     """Relative, of one time, from the median of the residuals' sizes and the usual one."""
     if not len(residuals):
         return _USUAL_SD

@@ -20,6 +20,7 @@ class Timed(NamedTuple):
     drafter: str | None
     kind: CostKind  #: prefill, or a whole round
     time: Time
+    width: int = 1  #: of a round: draft tokens that it may have, and one
 
 
 def timed(generation: Generation) -> list[Timed]:
@@ -41,7 +42,7 @@ def timed(generation: Generation) -> list[Timed]:
         variance = (1 + (load - 1) * _CORRELATION) * (1 + _ROUNDS_OF_OWN / (num_rounds - 1))
         context = generation.num_prompt_tokens + num_tokens / 2
         kind = CostKind.SERVED if served.drafter else CostKind.ROUND
-        found.append(Timed(served.drafter, kind, Time(load, context, ms, variance)))
+        found.append(Timed(served.drafter, kind, Time(load, context, ms, variance), served.num_draft_tokens + 1))
     if served.prefill_s and generation.num_prompt_tokens:
         time = Time(generation.num_prompt_tokens, BASE_CONTEXT, 1000 * served.prefill_s, 1.0)
         found.append(Timed(served.drafter, CostKind.PREFILL, time))

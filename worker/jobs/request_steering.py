@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 class _Assigned:
     """A request on trial that runs."""
 
-    drafter: str | None  #: that it was assigned to; None: vanilla
+    setting: DraftSetting  #: that it was assigned to: the decision's, or vanilla
     started_at: datetime
     expected: Expected | None
 
@@ -33,9 +33,10 @@ class _Assigned:
 class RequestSteering:
     """A `Steering` that draws the arm of each request when it starts.
 
-    A request that another endpoint took than its arm's is not counted, in either arm. While other workers ask the same
-    servers, requests are on trial only where the load of every server is known: in simulation two workers that counted
-    their own requests alone found a speed-up of .77 where there was none, and no interval held the truth.
+    A request that had another drafter than its arm's, or another draft length, is not counted, in either arm. While
+    other workers ask the same servers, requests are on trial only where the load of every server is known: in a
+    simulation two workers that counted their own requests alone found a speed-up of .77 where there was none, and no
+    interval held the truth.
     """
 
     def __init__(
@@ -61,8 +62,9 @@ class RequestSteering:
             return decision.setting
         trial = Trial(subject_of(lane), Treatment(drafter, num_draft_tokens))
         speculates = self._schedule.start(job_id, trial, self._seen_at)
-        self._assigned[job_id] = _Assigned(drafter if speculates else None, self._seen_at, decision.expected)
-        return decision.setting if speculates else DraftSetting()
+        setting = decision.setting if speculates else DraftSetting()
+        self._assigned[job_id] = _Assigned(setting, self._seen_at, decision.expected)
+        return setting
 
     def steer(self, running: RunningJobs) -> None:
         """See what runs; nothing that runs can change."""
@@ -111,7 +113,9 @@ class RequestSteering:
 
     def _facts(self, generation: Generation, assigned: _Assigned) -> RequestFacts | None:
         served, num_tokens = generation.served, generation.counts.num_tokens
-        if served is None or served.drafter != assigned.drafter or num_tokens < 1:
+        if served is None or num_tokens < 1:
+            return None
+        if assigned.setting != DraftSetting(served.drafter, served.num_draft_tokens):
             return None
         load = served.load
         if load is None or (self._num_peers() and not load.is_whole):

@@ -43,14 +43,17 @@ class Added:
 def told_of(kind: ServerKind, added: Added, num_tokens: int, num_draft_tokens: int | None = None) -> Told:
     """What that kind of server told about the drafts of a text of `num_tokens`.
 
-    `num_draft_tokens`: k of its start, where known; SGLang does not tell the depth of its trees.
+    `num_draft_tokens`: k that was asked for or that of its start, where known. SGLang does not tell the depth of its
+    trees, and vLLM's list of lengths is as long as that of its start.
     """
     if kind == "sglang":
         return _sglang(added, num_tokens, num_draft_tokens)
+    if kind == "vllm":
+        return _vllm(added, num_tokens, num_draft_tokens)
     return _TOLD[kind](added, num_tokens)
 
 
-def _vllm(added: Added, num_tokens: int) -> Told:
+def _vllm(added: Added, num_tokens: int, num_draft_tokens: int | None) -> Told:
     found = added.metrics.speculative_decoding if added.metrics else None
     if found is None:
         return told.NOTHING
@@ -63,7 +66,10 @@ def _vllm(added: Added, num_tokens: int) -> Told:
             return told.doubtful("rounds", f"the rounds do not add up to {sums[1]} of {sums[0]} tokens")
         return rounds
     if found.acceptance_histogram is not None:
-        return told.from_lengths(found.acceptance_histogram, found.num_draft_tokens, num_tokens, found.num_spec_steps)
+        k, histogram = num_draft_tokens or 0, found.acceptance_histogram
+        if found.num_draft_tokens == k * found.num_spec_steps and not any(histogram[k + 1 :]):
+            histogram = histogram[: k + 1]
+        return told.from_lengths(histogram, found.num_draft_tokens, num_tokens, found.num_spec_steps)
     return told.from_sums(found.num_draft_tokens, found.num_accepted_draft_tokens, num_tokens)
 
 
@@ -108,7 +114,6 @@ def _tensorrt_llm(added: Added, num_tokens: int) -> Told:
 
 
 _TOLD: Final[Mapping[ServerKind, Callable[[Added, int], Told]]] = {
-    "vllm": _vllm,
     "llama_cpp": _llama_cpp,
     "tensorrt_llm": _tensorrt_llm,
     "openai": lambda added, num_tokens: told.NOTHING,

@@ -101,7 +101,7 @@ class ServerClient:
             endpoint.model,
             sampling.max_tokens,
             self._context_length,
-            endpoint.num_draft_tokens,
+            endpoint.num_draft_tokens if num_draft_tokens is None else num_draft_tokens,
         )
         began = time.perf_counter()
         async with self._http.asked("POST", url, body) as content:

@@ -29,7 +29,7 @@ from worker.servers.loop_thread import LoopThread
 from worker.servers.preparing import TokenEstimate, prepare, refusal_of
 from worker.servers.request import Failed, Finished, InLine, Interrupted, Request, Streamed
 from worker.servers.sending import Sending
-from worker.servers.server import Server
+from worker.servers.server import Server, drafters_of
 from worker.servers.testing import Tests
 from worker.servers.timing import Timing
 
@@ -98,7 +98,7 @@ class ServerEngine:
     @property
     def drafters(self) -> tuple[DrafterState, ...]:
         """What drafts at the endpoints, each once."""
-        return tuple({server.drafter.name: server.drafter for server in self._servers if server.drafter}.values())
+        return drafters_of(self._servers, self._fleet.obeys)
 
     @property
     def can_redraft(self) -> bool:
@@ -131,6 +131,7 @@ class ServerEngine:
             decision.drafter,
             decision.reason in _BOUND and not of_route <= barred,
             self._clock(),
+            decision.num_draft_tokens if decision.drafter is not None else None,
             frozenset(barred),
             sampling.max_tokens,
         )
@@ -232,7 +233,7 @@ class ServerEngine:
 
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         """Median milliseconds of a round of `batch` requests at one endpoint; a drafter's round has its pass in it."""
-        return self._timing.round_ms(drafter, batch, context, num_samples)
+        return self._timing.round_ms(drafter, batch, width, context, num_samples)
 
     def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
         """Median milliseconds to the first token of a prompt that the server has never seen."""

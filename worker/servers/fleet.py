@@ -84,24 +84,31 @@ class Fleet:
         return all(member.is_away for member in (of_route if is_bound and of_route else members))
 
     def switches(self, name: str, obeys: bool) -> None:
-        """Whether the endpoint drafts for no request that asks for none. If not, it is no vanilla route."""
+        """Whether the endpoint drafts as each request asks. If not, it is no vanilla route, and drafts as started."""
         member = self._members[name]
         member.switches = obeys and member.endpoint.switches_drafts
+
+    def obeys(self, name: str) -> bool:
+        """Whether the endpoint drafts as each request asks, as far as is known."""
+        return self._members[name].switches
 
     def has_route(self, name: str, drafter: str | None) -> bool:
         """Whether requests of that route go to the endpoint."""
         return drafter in self._members[name].routes
 
-    def began(self, name: str, *, drafter: str | None = None, alone: bool = False) -> Flight:
+    def began(
+        self, name: str, *, drafter: str | None = None, num_draft_tokens: int | None = None, alone: bool = False
+    ) -> Flight:
         """A request goes to the endpoint now. The flight is handed back to `ended`, however the request ends.
 
-        `drafter` is its route. The flight says whether the request has to ask the endpoint not to draft.
+        `drafter` is its route, `num_draft_tokens` the k of its decision, if any. The flight says which k the request
+        has to ask the endpoint for.
         """
         member = self._members[name]
         if alone:
             self._alone.began(member)
-        is_undrafted = drafter is None and member.switches
-        return member.places.add(name, self.load.began(), is_alone=alone, is_undrafted=is_undrafted)
+        asked = member.asked_for(drafter, num_draft_tokens)
+        return member.places.add(name, self.load.began(), is_alone=alone, num_draft_tokens=asked)
 
     def ended(self, flight: Flight) -> Landing:
         """A request ended or was given up: how many were in flight while it was."""

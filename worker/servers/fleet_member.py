@@ -50,7 +50,9 @@ class FleetEndpoint:
     drafter: str | None  #: what drafts there; None: nothing does
     num_draft_tokens: int  #: 0 without a drafter
     max_requests: int  #: at once, at least 1
-    switches_drafts: bool = False  #: whether a request may ask it not to draft, so that it is a vanilla route too
+    switches_drafts: bool = (
+        False  #: whether each request may ask for its k; with none, so that it is a vanilla route too
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +102,23 @@ class Member:
         self._clock = clock
         self._num_invalid = 0
         self._num_failed: Counter[str] = Counter()
-        #: Whether it drafts for no request that asks for none, as far as is known.
+        #: Whether it drafts as each request asks, as far as is known.
         self.switches = endpoint.switches_drafts
 
     @property
     def routes(self) -> tuple[str | None, ...]:
         """Drafters that a request may have here now; None: vanilla."""
         return (self.endpoint.drafter, None) if self.switches else (self.endpoint.drafter,)
+
+    def asked_for(self, drafter: str | None, num_draft_tokens: int | None) -> int | None:
+        """Draft tokens that a request of this route has to ask for here; None: for nothing, it drafts as it started."""
+        if not self.switches:
+            return None
+        if drafter is None:
+            return 0
+        if num_draft_tokens is None or drafter != self.endpoint.drafter:
+            return None
+        return num_draft_tokens if num_draft_tokens < self.endpoint.num_draft_tokens else None
 
     @property
     def is_open(self) -> bool:

@@ -35,7 +35,12 @@ class Flight:
     here: LoadSums  #: of the endpoint up to `began_s`
     everywhere: LoadSums  #: of all endpoints, its own among them
     is_alone: bool
-    is_undrafted: bool  #: asks an endpoint that drafts for a text without drafts
+    num_draft_tokens: int | None = None  #: that it asks the endpoint for; None: for nothing, so as it was started
+
+    @property
+    def is_undrafted(self) -> bool:
+        """Whether it asks an endpoint that drafts for a text without drafts."""
+        return self.num_draft_tokens == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +113,18 @@ class Places:
         """The server says that it has `num_present` requests. `num_own` are ours of these."""
         self._load.told(self._clock(), num_present, num_own)
 
-    def add(self, endpoint: str, everywhere: LoadSums, *, is_alone: bool, is_undrafted: bool = False) -> Flight:
-        """One request more. `everywhere`: of all endpoints, up to now."""
+    def add(
+        self, endpoint: str, everywhere: LoadSums, *, is_alone: bool, num_draft_tokens: int | None = None
+    ) -> Flight:
+        """One request more; `num_draft_tokens` is what it asks for, if anything.
+
+        `everywhere`: of all endpoints, up to now.
+        """
         now = self._clock()
-        here = self._load.sums(now)
+        flight = Flight(endpoint, now, self._load.sums(now), everywhere, is_alone, num_draft_tokens)
         self._load.change(now, +1)
-        self._num_undrafted += is_undrafted
-        return Flight(endpoint, now, here, everywhere, is_alone, is_undrafted)
+        self._num_undrafted += flight.is_undrafted
+        return flight
 
     def remove(self, flight: Flight, everywhere: LoadSums) -> Landing:
         """One request less. `everywhere`: of all endpoints, up to now."""

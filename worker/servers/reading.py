@@ -39,7 +39,7 @@ class ReplyReader:
     model: str
     max_tokens: int
     context_length: int | None = None  #: where known, a text that ends there may be shorter than `max_tokens`
-    num_draft_tokens: int | None = None  #: k of the server's start, where known
+    num_draft_tokens: int | None = None  #: k that was asked for, or that of the server's start; None: not known
     finish_reason: str | None = None
     first_text_s: float | None = None
     _texts: list[str] = field(default_factory=list)

@@ -18,6 +18,7 @@ class Request:
     drafter: str | None  #: as decided; None: vanilla
     is_bound: bool  #: whether no other route may take it: a probe, a control, an arm of an experiment
     admitted_at: float  #: by the engine's clock, seconds
+    num_draft_tokens: int | None = None  #: as decided; None: as the endpoint was started
     barred: frozenset[str] = frozenset()  #: endpoints that cannot follow its settings
     max_tokens: int = 0  #: of the text; lowered where the server's context leaves less
     num_deltas: int = 0  #: pieces of text that are out

@@ -108,7 +108,12 @@ class Sending:
                 refused.add(asked)
                 waiting.append(request)
                 continue
-            flight = self._fleet.began(name, drafter=request.drafter, alone=request.must_be_alone)
+            flight = self._fleet.began(
+                name,
+                drafter=request.drafter,
+                num_draft_tokens=request.num_draft_tokens,
+                alone=request.must_be_alone,
+            )
             self._on_their_way.add(request)
             request.task = asyncio.create_task(self._send(request, flight))
         self._line = waiting
@@ -144,7 +149,7 @@ class Sending:
         self._counting.began(name, request.prepared)
         try:
             try:
-                outcome = await self._ask(request, name, 0 if flight.is_undrafted else None)
+                outcome = await self._ask(request, name, flight.num_draft_tokens)
             except AlphaloopError as error:
                 outcome = error
             except Exception as error:
@@ -159,25 +164,31 @@ class Sending:
                 self._fleet.succeeded(name)
                 self._fleet.forget(request.job_id)
                 self._tokens.learn(request.prepared.job, outcome.num_prompt_tokens)
-                drafter = None if flight.is_undrafted and self._obeyed(name, outcome) else self._drafters[name]
+                length = self._length_of(flight, outcome)
+                drafter = None if length == 0 else self._drafters[name]
                 found = await self._counting.read(name, due) if due is not None else None
                 if self._counting.counts(name):
                     outcome = replace(outcome, told=NOTHING)  # counts of two kinds are never added up
                 beside, load = landing.num_beside, landing.load
-                sent = Sent(name, drafter, request.admitted_at, sent_at, ended_at, beside, found, load)
+                sent = Sent(name, drafter, request.admitted_at, sent_at, ended_at, beside, found, load, length)
                 self._say(request, Finished(request, generation_of(request.job_id, outcome, sent)))
         finally:
             self._on_their_way.discard(request)
             request.task = None
             self._dispatch()
 
-    def _obeyed(self, name: str, reply: Reply) -> bool:
-        """Whether a request without drafts was decoded so; if not, the endpoint gets no more of them."""
-        told = why_not_obeyed(reply)
-        if told is not None:
-            self._fleet.switches(name, False)
-            log.error("endpoint %s: %s", name, told, extra={"action": "drafts_not_switched", "endpoint": name})
-        return told is None
+    def _length_of(self, flight: Flight, reply: Reply) -> int | None:
+        """The k that was asked for and obeyed; None: that of the server's start.
+
+        An endpoint that did not obey is asked for none any more.
+        """
+        name, asked = flight.endpoint, flight.num_draft_tokens
+        told = None if asked is None else why_not_obeyed(reply, asked)
+        if told is None:
+            return asked
+        self._fleet.switches(name, False)
+        log.error("endpoint %s: %s", name, told, extra={"action": "drafts_not_switched", "endpoint": name})
+        return None
 
     async def _ask(self, request: Request, name: str, num_draft_tokens: int | None) -> Reply:
         """The reply. A prompt that leaves less than the job's limit in the context is asked for what it leaves."""

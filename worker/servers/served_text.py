@@ -25,6 +25,14 @@ class Sent:
     num_beside: float  #: our mean requests in flight there meanwhile, itself included
     slice_counts: SliceCounts | None = None  #: of the slice that it ended
     load: ServerLoad | None = None  #: of the whole fleet meanwhile; None where it is no job's request
+    asked_length: int | None = None  #: k that the request asked for and got; None: that of the endpoint's start
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """The k that it was decoded with; 0 without a drafter."""
+        if self.drafter is None:
+            return 0
+        return self.drafter.max_draft_tokens if self.asked_length is None else self.asked_length
 
 
 def generation_of(job_id: str, reply: Reply, sent: Sent) -> Generation:
@@ -50,13 +58,13 @@ def generation_of(job_id: str, reply: Reply, sent: Sent) -> Generation:
         wall_s=wall_s,
         device_s=(sent.ended_at - sent.sent_at) / max(1.0, sent.num_beside),
         batch_size=max(1, round(sent.num_beside)),
-        drafted=_drafted(counts, sent.drafter) if is_counted and sent.drafter else (),
+        drafted=_drafted(counts, sent.drafter, sent.num_draft_tokens) if is_counted and sent.drafter else (),
         num_vanilla_rounds=1 if sent.drafter else counts.rounds,
         served=Served(
             endpoint=sent.endpoint,
             drafter=sent.drafter.name if sent.drafter else None,
             draft_revision=sent.drafter.revision if sent.drafter else "",
-            num_draft_tokens=sent.drafter.max_draft_tokens if sent.drafter else 0,
+            num_draft_tokens=sent.num_draft_tokens,
             num_beside=sent.num_beside,
             num_rounds=num_rounds,
             prefill_s=reply.times.prefill_s,
@@ -79,7 +87,7 @@ def _known(reply: Reply, drafter: DrafterState | None) -> Told:
     return reply.told
 
 
-def _drafted(counts: AcceptanceCounts, drafter: DrafterState) -> tuple[DrafterCounts, ...]:
+def _drafted(counts: AcceptanceCounts, drafter: DrafterState, num_draft_tokens: int) -> tuple[DrafterCounts, ...]:
     """The drafter's rounds: all behind the one that read the prompt."""
     behind = AcceptanceCounts(
         counts.rounds - 1,
@@ -89,7 +97,7 @@ def _drafted(counts: AcceptanceCounts, drafter: DrafterState) -> tuple[DrafterCo
         counts.trials,
         counts.accepts,
     )
-    return (DrafterCounts(drafter.name, drafter.revision, drafter.max_draft_tokens, behind, ()),)
+    return (DrafterCounts(drafter.name, drafter.revision, num_draft_tokens, behind, ()),)
 
 
 def _first_token_s(reply: Reply) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.server_kind import ServerKind
@@ -19,7 +20,7 @@ class Server:
     drafter: DrafterState | None  #: what drafts there
     max_requests: int  #: at once
     context_length: int
-    switches_drafts: bool = False  #: whether it drafts for one request and not for the next, as each of them asks
+    switches_drafts: bool = False  #: whether it drafts as each request asks, so many tokens or none
 
     @property
     def kind(self) -> ServerKind:
@@ -40,3 +41,14 @@ class Server:
         """As the fleet routes to it."""
         k = self.drafter.max_draft_tokens if self.drafter else 0
         return FleetEndpoint(self.name, self.drafter_name, k, self.max_requests, self.switches_drafts)
+
+
+def drafters_of(servers: Sequence[Server], obeys: Callable[[str], bool]) -> tuple[DrafterState, ...]:
+    """What drafts at the servers, each once; of one length where any of its servers does not draft as requests ask."""
+    found: dict[str, DrafterState] = {}
+    for server in servers:
+        if (drafter := server.drafter) is not None:
+            found.setdefault(drafter.name, drafter)
+            if not obeys(server.name):
+                found[drafter.name] = replace(drafter, least_draft_tokens=drafter.max_draft_tokens)
+    return tuple(found.values())

@@ -1,4 +1,4 @@
-"""Whether a server drafts for one request and not for the next, as each of them asks.
+"""Whether a server drafts for each request as it asks: so many tokens a round, or none.
 
 vLLM does with alphaloop's look-up and its worker class (docs/decisions/0024-look-up-in-vllm.md). Any other vLLM takes
 the field of the request and ignores it, so its word is not enough: a text that repeats itself shows it.
@@ -31,14 +31,21 @@ async def why_not(client: EndpointClient) -> str | None:
         )
     if not drafting.told.num_proposed:
         return "it drafted nothing of a text that repeats itself, so nobody can see whether it would leave drafts out"
-    return why_not_obeyed(await client.complete(_JOB, _SAMPLING, num_draft_tokens=0))
+    return why_not_obeyed(await client.complete(_JOB, _SAMPLING, num_draft_tokens=0), 0)
 
 
-def why_not_obeyed(reply: Reply) -> str | None:
-    """Why a text that was asked for without drafts was not decoded so, in words; None where nothing was drafted."""
-    if reply.told.doubt is None and not reply.told.num_proposed:
+def why_not_obeyed(reply: Reply, num_draft_tokens: int) -> str | None:
+    """Why a text was not decoded with at most so many draft tokens a round, which it asked for, in words.
+
+    None where it was, as far as the server tells.
+    """
+    told = reply.told
+    if num_draft_tokens:
+        if told.longest_draft <= num_draft_tokens:
+            return None
+        found = f"it drafted {told.longest_draft} tokens in a round for a request that asked for {num_draft_tokens}"
+    elif told.doubt is None and not told.num_proposed:
         return None
-    return (
-        "it drafted for a request that asked for no drafts; "
-        "start it with --worker-cls alphaloop.inside_vllm.worker.LookupWorker"
-    )
+    else:
+        found = "it drafted for a request that asked for no drafts"
+    return f"{found}; start it with --worker-cls alphaloop.inside_vllm.worker.LookupWorker"

@@ -38,11 +38,16 @@ class Timing:
                 self._by_drafter.setdefault(route, server)
         self._rng = random.Random(0)
 
-    def round_ms(self, drafter: str | None, batch: int, context: int, num_samples: int) -> float:
-        """Median milliseconds of a round of `batch` requests with `context` tokens before. Raises DecodeFailed."""
+    def round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
+        """Median milliseconds of a round of `batch` requests with `context` tokens before. Raises DecodeFailed.
+
+        Where the server follows requests in that, with `width` - 1 draft tokens.
+        """
         found = []
         for _ in range(num_samples):
-            for generation in self._together(drafter, batch, max(1, context - _NUM_TOKENS // 2), _NUM_TOKENS):
+            for generation in self._together(
+                drafter, batch, max(1, context - _NUM_TOKENS // 2), _NUM_TOKENS, width - 1
+            ):
                 served = generation.served
                 num_passes = served.num_passes(generation.counts.num_tokens) if served else None
                 if served and served.decode_s is not None and num_passes is not None and num_passes > 1:
@@ -64,13 +69,17 @@ class Timing:
         ]
         return statistics.median(found)
 
-    def _together(self, drafter: str | None, batch: int, num_prompt_tokens: int, num_tokens: int) -> list[Generation]:
+    def _together(
+        self, drafter: str | None, batch: int, num_prompt_tokens: int, num_tokens: int, k: int | None = None
+    ) -> list[Generation]:
         server = self._server(drafter)
+        sampling = Sampling(max_tokens=num_tokens, temperature=0.0)
         jobs = [self._job(number, num_prompt_tokens) for number in range(batch)]
+        asked = _asked(server, drafter, k)
 
         async def ask_all() -> list[Generation]:
             async with asyncio.timeout(_MOST_S):
-                return await asyncio.gather(*(self._ask(server, drafter, job, num_tokens, batch) for job in jobs))
+                return await asyncio.gather(*(self._ask(server, job, sampling, asked, batch) for job in jobs))
 
         try:
             return self._thread.wait_for(ask_all())
@@ -79,15 +88,14 @@ class Timing:
         except AlphaloopError as error:
             raise DecodeFailed(f"measuring {server.name} failed: {error.message}", hint=error.hint) from error
 
-    async def _ask(self, server: Server, drafter: str | None, job: Job, num_tokens: int, batch: int) -> Generation:
+    async def _ask(self, server: Server, job: Job, sampling: Sampling, asked: int | None, batch: int) -> Generation:
         client = self._clients[server.name]
         clock = asyncio.get_running_loop().time
         began = clock()
         on_text = (lambda text: None) if client.must_stream else None
-        sampling = Sampling(max_tokens=num_tokens, temperature=0.0)
-        num_draft_tokens = 0 if drafter is None and server.drafter is not None else None
-        reply = await client.complete(job, sampling, on_text=on_text, num_draft_tokens=num_draft_tokens)
-        sent = Sent(server.name, server.drafter if drafter else None, began, began, clock(), float(batch))
+        reply = await client.complete(job, sampling, on_text=on_text, num_draft_tokens=asked)
+        drafter = None if asked == 0 else server.drafter
+        sent = Sent(server.name, drafter, began, began, clock(), float(batch), asked_length=asked)
         return generation_of(job.job_id, reply, sent)
 
     def _server(self, drafter: str | None) -> Server:
@@ -99,3 +107,13 @@ class Timing:
         """A prompt that no cache of prefixes has: its words are drawn, about one token each."""
         words = " ".join(self._rng.choices(_WORDS, k=max(1, num_tokens)))
         return Job(job_id=f"measuring-{number}", task="measuring", body=Body(prompt=words), purpose=Purpose.CONTROL)
+
+
+def _asked(server: Server, drafter: str | None, k: int | None) -> int | None:
+    """Draft tokens to ask the server for; None: for nothing, so that it drafts as it was started."""
+    if server.drafter is None:
+        return None
+    if drafter is None:
+        return 0
+    is_shorter = server.switches_drafts and k is not None and k < server.drafter.max_draft_tokens
+    return k if is_shorter else None

@@ -23,6 +23,7 @@ class Told:
     num_proposed: int = 0
     num_accepted: int = 0
     counts: AcceptanceCounts | None = None  #: by position; None where the server does not tell enough for them
+    longest_draft: int = 0  #: tokens that some round drafted, at least; 0 where that is not told
     doubt: str | None = None  #: why the counts cannot be believed, in words; the text may be right all the same
 
 
@@ -56,7 +57,7 @@ def from_rounds(drafted: Sequence[int], accepted: Sequence[int], num_tokens: int
             counts = counts.with_round(proposed, taken, num_emitted=taken + 1 - cut)
     except InconsistentCounts as error:
         return doubtful("rounds", f"for {num_tokens} tokens: {error.message}")
-    return Told("rounds", sum(drafted), sum(accepted), counts)
+    return Told("rounds", sum(drafted), sum(accepted), counts, max(drafted))
 
 
 def from_lengths(histogram: Sequence[int], num_proposed: int, num_tokens: int, num_rounds: int) -> Told:
@@ -76,10 +77,11 @@ def from_lengths(histogram: Sequence[int], num_proposed: int, num_tokens: int, n
     if not num_rounds:
         return of_vanilla("lengths", num_tokens)
     num_vanilla, num_cut = _rest(num_rounds, num_accepted, num_tokens)
+    drafted = max(-(-num_proposed // num_rounds), *(i for i, rounds in enumerate(histogram) if rounds))
     if num_cut > longest:
         return doubtful("lengths", f"{num_cut} of the tokens that {num_rounds} rounds yield are missing")
     if num_proposed != num_rounds * longest:
-        return Told("lengths", num_proposed, num_accepted)
+        return Told("lengths", num_proposed, num_accepted, longest_draft=drafted)
     reached = tuple(accumulate(reversed(histogram)))[::-1]  # rounds that accepted at least 0, 1, 2 … tokens
     try:
         counts = AcceptanceCounts(
@@ -92,7 +94,7 @@ def from_lengths(histogram: Sequence[int], num_proposed: int, num_tokens: int, n
         )
     except InconsistentCounts as error:
         return doubtful("lengths", f"for {num_tokens} tokens: {error.message}")
-    return Told("lengths", num_proposed, num_accepted, counts)
+    return Told("lengths", num_proposed, num_accepted, counts, drafted)
 
 
 def from_sums(num_proposed: int, num_accepted: int, num_tokens: int) -> Told:

@@ -112,5 +112,8 @@ def test_doubt_about_a_drafters_cost_is_news_unless_its_rounds_are_timed_already
     assert news_of(three, vanilla, posteriors, {}).cost_sd == three.cost_sd > 0
     assert news_of(three, found["other", 3], posteriors, {}).cost_sd == three.cost_sd
     assert news_of(four, three, posteriors, {}).cost_sd == 0.0
+    beyond = news_of(four, three, posteriors, {}, ["draft"]).cost_sd
+    assert beyond == pytest.approx(math.sqrt(four.cost_sd**2 - three.cost_sd**2)), "a server's lengths are timed apart"
+    assert news_of(three, four, posteriors, {}, ["draft"]) == News(), "as well known as what is chosen"
     assert news_of(three, found["other", 3], posteriors, {"draft": "w", "other": "w"}) == News()
     assert news_of(vanilla, three, posteriors, {}).sd == 0.0

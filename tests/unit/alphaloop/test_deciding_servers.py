@@ -162,7 +162,10 @@ def test_what_runs_on_a_server_stays_as_it_is() -> None:
     posteriors = {"ngram": inferred(0.9, k=4)}
     decision = decide(posteriors, [NGRAM], table, CONTEXT, LIMITS)
     assert decision.setting == DraftSetting("ngram", 4)
-    assert settings_by_running(decision, posteriors, [NGRAM], table, CONTEXT, LIMITS, 32) == ()
+    free = replace(NGRAM, least_draft_tokens=1)
+    for drafter in (NGRAM, free):
+        assert settings_by_running(decision, posteriors, [drafter], table, CONTEXT, LIMITS, 32) == ()
+    assert decide(posteriors, [free], table, CONTEXT, LIMITS).posteriors == {}
     poor = decide({"ngram": inferred(0.6, k=4)}, [NGRAM], table, CONTEXT, LIMITS)
     running = [RunningSequence("a", decision)] * 3 + [RunningSequence("b", poor)] * 3
     together = LengthsTogether(lambda: table).settings(running, datetime(2026, 11, 1, tzinfo=UTC))

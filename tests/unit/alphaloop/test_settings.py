@@ -324,10 +324,17 @@ def test_servers_that_contradict_each_other_are_refused(endpoints: dict[str, dic
         load_settings(overrides={"models": {"target": {"engine": "server"}, "endpoints": known}})
 
 
-@pytest.mark.parametrize(("others", "num_vanilla"), [({}, 1), ({"plain": {}}, 2)])
-def test_an_endpoint_that_switches_drafts_is_one_of_either_route(
-    others: dict[str, dict[str, object]], num_vanilla: int
+_FIXED = {"drafter": "lookup", "num_draft_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("others", "num_vanilla", "num_drafting", "least_k"),
+    [({}, 1, 1, 1), ({"plain": {}}, 2, 1, 1), ({"fixed": _FIXED}, 1, 2, 4)],
+)
+def test_an_endpoint_that_switches_drafts_is_one_of_either_route_and_has_every_length(
+    others: dict[str, dict[str, object]], num_vanilla: int, num_drafting: int, least_k: int
 ) -> None:
+    """But a drafter has the lengths that all its endpoints can follow."""
     both = {"drafter": "lookup", "num_draft_tokens": 4, "switches_drafts": True}
     known = {
         name: {"kind": "vllm", "url": "http://localhost:8000", **found}
@@ -335,4 +342,5 @@ def test_an_endpoint_that_switches_drafts_is_one_of_either_route(
     }
     models = load_settings(overrides={"models": {"target": {"engine": "server"}, "endpoints": known}}).models
     drafter = models.drafter_state("lookup", "r1")
-    assert (drafter.num_endpoints, drafter.num_vanilla_endpoints) == (1, num_vanilla)
+    assert (drafter.num_endpoints, drafter.num_vanilla_endpoints) == (num_drafting, num_vanilla)
+    assert (drafter.least_draft_tokens, drafter.max_draft_tokens) == (least_k, 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from alphaloop.cost import CostKind
 from alphaloop.deciding.goodput import DrafterState
@@ -18,8 +19,8 @@ NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4, num_vanilla_endpoin
 class Servers(FakeEngine):
     """One vanilla server and one with look-up, of eight requests each, on a clock that only they move."""
 
-    def __init__(self, refuses: tuple[Shape, ...] = ()) -> None:
-        super().__init__(num_slots=16, drafters=(NGRAM,), context_length=8192)
+    def __init__(self, refuses: tuple[Shape, ...] = (), drafter: DrafterState = NGRAM) -> None:
+        super().__init__(num_slots=16, drafters=(drafter,), context_length=8192)
         self.now_s, self.asked, self._refuses = 0.0, list[Shape](), refuses
 
     def endpoints(self) -> Sequence[EndpointStatus]:
@@ -67,6 +68,14 @@ def test_each_shape_is_asked_once_and_only_the_servers_own_length() -> None:
     ]
     assert [Shape.of(point) for point in points] == engine.asked
     assert {point.num_samples for point in points} == {1}
+
+
+def test_where_requests_choose_their_draft_length_the_shortest_is_asked_too() -> None:
+    engine, fixed = Servers(drafter=replace(NGRAM, least_draft_tokens=1)), Servers()
+    for one in (engine, fixed):
+        calibrate_servers(one, budget_s=1000.0, clock=lambda one=one: one.now_s)  # type: ignore[misc]
+    assert engine.asked[4] == Shape("ngram", 1, 2, 256, CostKind.SERVED)
+    assert engine.asked[:4] + engine.asked[5:] == fixed.asked
 
 
 def test_the_budget_is_kept_and_routes_are_asked_alike() -> None:

@@ -18,6 +18,7 @@ from alphaloop.switchback.request_schedule import RequestSchedule
 from alphaloop.switchback.slices import Phase
 from tests.fixtures.claimed import NOW, claimed_job
 from tests.fixtures.served_requests import ServingEngine
+from worker.engine import Generation
 from worker.jobs.request_steering import RequestSteering
 from worker.jobs.running import RunningJob, RunningJobs, Stepped
 from worker.jobs.steering import TaskSlice
@@ -169,6 +170,25 @@ def test_a_request_that_another_endpoint_took_is_not_counted() -> None:
     slices = [one.slice for one in (*world.slices, *world.steering.close())]
     ended = [generation for one in world.stepped for _, generation in one.finished]
     assert sum(one.num_prompt_rounds for one in slices) == sum(bool(one.drafted) for one in ended) < len(ended)
+
+
+def test_a_request_that_had_another_draft_length_than_its_arm_is_not_counted() -> None:
+    """An endpoint that does not follow requests drafts as it was started."""
+    world = World(("code", LOOKUP), share=0.0)
+    told = world.engine._served
+    asked: list[int] = []
+
+    def served(generation: Generation) -> Generation:
+        found = told(generation)
+        assert found.served is not None
+        asked.append(2 + len(asked) % 2)
+        return replace(found, served=replace(found.served, num_draft_tokens=asked[-1]))
+
+    world.engine._served = served  # type: ignore[method-assign]
+    world.turn(200)
+    slices = [one.slice for one in (*world.slices, *world.steering.close())]
+    assert sum(one.num_prompt_rounds for one in slices) == asked.count(3) > 0
+    assert {one.treatment.num_draft_tokens for one in slices} == {3}
 
 
 def test_requests_that_are_dropped_or_fail_to_start_are_forgotten() -> None:

@@ -328,6 +328,27 @@ def test_vanilla_requests_of_a_plain_endpoint_ask_for_nothing(clock: Clock) -> N
     assert [one.is_undrafted for one in send(fleet_of(clock, PLAIN, NGRAM), None, 8)] == [False] * 8
 
 
+@pytest.mark.parametrize(
+    ("drafter", "k", "asked"),
+    [(None, None, 0), ("ngram", 1, 1), ("ngram", 3, 3), ("ngram", 4, None), ("ngram", None, None), ("eagle", 2, None)],
+)
+def test_a_request_asks_an_endpoint_that_switches_drafts_for_the_k_of_its_decision(
+    clock: Clock, drafter: str | None, k: int | None, asked: int | None
+) -> None:
+    fleet = fleet_of(clock, BOTH)
+    assert fleet.obeys("both")
+    assert fleet.began("both", drafter=drafter, num_draft_tokens=k).num_draft_tokens == asked
+    fleet.switches("both", obeys=False)
+    assert not fleet.obeys("both")
+    assert fleet.began("both", drafter=drafter, num_draft_tokens=k).num_draft_tokens is None
+
+
+def test_an_endpoint_of_one_length_is_asked_for_none(clock: Clock) -> None:
+    fleet = fleet_of(clock, NGRAM)
+    assert fleet.began("ngram", drafter="ngram", num_draft_tokens=2).num_draft_tokens is None
+    assert not fleet.obeys("ngram")
+
+
 def test_a_route_that_no_endpoint_has_any_more_binds_nobody(clock: Clock) -> None:
     fleet = fleet_of(clock, BOTH)
     fleet.switches("both", obeys=False)

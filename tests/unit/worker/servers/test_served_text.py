@@ -39,6 +39,18 @@ def test_rounds_and_times_are_the_servers_own() -> None:
     assert (found.served.num_rounds, found.served.decode_s, found.served.is_counted) == (4, 2.0, True)
 
 
+def test_a_text_has_the_k_that_was_asked_for_and_obeyed() -> None:
+    reply = replace(REPLY, told=from_rounds([2, 2, 1], [2, 1, 1], 9))
+    for asked, k in ((2, 2), (None, 4)):
+        found = generation_of("job", reply, replace(SENT, asked_length=asked))
+        (drafted,) = found.drafted
+        assert found.served is not None
+        assert (drafted.num_draft_tokens, found.served.num_draft_tokens) == (k, k)
+    untold = generation_of("job", replace(REPLY, told=NOTHING), replace(SENT, asked_length=2))
+    assert untold.served is not None
+    assert (untold.served.num_draft_tokens, untold.served.is_counted) == (2, False)
+
+
 def test_without_counts_it_says_how_many_tokens_there_are_and_that_no_more_is_known() -> None:
     for told in (NOTHING, from_sums(8, 5, 9), from_rounds([4, 4], [4, 4], 2)):
         found = generation_of("job", replace(REPLY, told=told), SENT)

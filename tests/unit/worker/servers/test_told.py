@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from alphaloop.acceptance import PREFILL, AcceptanceCounts
 from worker.servers import told
+from worker.servers.added import Added, told_of
+from worker.servers.forms import VllmMetrics, VllmSpeculation
 
 Played = tuple[tuple[int, int], ...]  #: of each round behind the first: tokens drafted, tokens accepted
 
@@ -37,7 +39,8 @@ def test_rounds_give_the_counts_that_were_played(found: Played) -> None:
     counts = played(found)
     drafted = [both for both in found if both[0]]
     said = told.from_rounds([both[0] for both in drafted], [both[1] for both in drafted], counts.num_tokens)
-    assert said == told.Told("rounds", sum(p for p, _ in drafted), sum(a for _, a in drafted), counts)
+    longest = max((p for p, _ in drafted), default=0)
+    assert said == told.Told("rounds", sum(p for p, _ in drafted), sum(a for _, a in drafted), counts, longest)
 
 
 @given(rounds(fixed=3), st.data())
@@ -54,6 +57,35 @@ def test_lengths_give_the_same_where_every_round_drafts_as_many(found: Played) -
     lengths = Counter(accepted for _, accepted in found)
     said = told.from_lengths([lengths[i] for i in range(4)], 3 * len(found), counts.num_tokens, len(found))
     assert said.counts == counts
+
+
+@given(rounds(fixed=2))
+def test_lengths_of_a_shorter_draft_than_the_servers_tell_positions_too(found: Played) -> None:
+    """vLLM's list is as long as the k of its start, whatever a request asked for."""
+    counts = played(found)
+    lengths = Counter(accepted for _, accepted in found)
+    whole = VllmSpeculation(
+        num_spec_steps=len(found),
+        num_draft_tokens=2 * len(found),
+        num_accepted_draft_tokens=sum(accepted for _, accepted in found),
+        acceptance_histogram=tuple(lengths[i] for i in range(5)),
+    )
+    added = Added(metrics=VllmMetrics(speculative_decoding=whole))
+    said = told_of("vllm", added, counts.num_tokens, 2)
+    assert said.counts == counts
+    assert said.longest_draft == 2
+    assert told_of("vllm", added, counts.num_tokens, 4).counts is None, "rounds of two, where four were asked for"
+
+
+@given(rounds())
+def test_no_round_drafted_less_than_is_said_of_the_longest(found: Played) -> None:
+    drafted = [both for both in found if both[0]]
+    lengths = Counter(accepted for _, accepted in drafted)
+    num_proposed = sum(proposed for proposed, _ in drafted)
+    said = told.from_lengths([lengths[i] for i in range(7)], num_proposed, played(found).num_tokens, len(drafted))
+    assert said.longest_draft <= max((proposed for proposed, _ in drafted), default=0)
+    if drafted:
+        assert said.longest_draft >= max(num_proposed / len(drafted), *(accepted for _, accepted in drafted))
 
 
 def test_lengths_of_ragged_drafts_tell_no_positions() -> None:

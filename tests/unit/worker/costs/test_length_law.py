@@ -1,0 +1,225 @@
+"""Rounds by draft length at servers that follow requests in it: right, sure as far as they should be, and monotone."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaloop.acceptance import Z95
+from alphaloop.cost import CostKind, CostPoint
+from alphaloop.deciding.decision import DecisionContext, DraftSetting
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.policy import decide
+from tests.fixtures.choosing import inferred
+from tests.fixtures.cost_store import Clock, Store
+from tests.fixtures.served import ServerLaw, answered, step_of
+from worker.costs.from_requests import ASSUMED_RATIO, RequestCosts
+from worker.costs.length_law import assumed_lengths, fitted_lengths
+from worker.costs.time_law import Time, fitted, usual
+
+FIXED = DrafterState("lookup", "r1", 4, least_draft_tokens=4)
+FREE = DrafterState("lookup", "r1", 4)
+VANILLA = ServerLaw(20.0, 1.0, 0.005)
+LOADS = (1, 2, 4, 8)
+NODES = (1.0, 2.0, 4.0, 8.0)
+
+
+def even(k: int) -> ServerLaw:
+    """Every drafted token takes as much, and more with more requests: a pass that computes."""
+    return ServerLaw(20.0 + 3.0 * k, 1.0 + 0.5 * k, 0.005)
+
+
+def flat(k: int) -> ServerLaw:
+    """Drafting takes a time of its own, and the pass as long at any width: one that reads weights."""
+    return ServerLaw(30.0, 1.5, 0.005) if k else VANILLA
+
+
+def steep(k: int) -> ServerLaw:
+    """One token is almost free, further ones are not."""
+    return ServerLaw(20.0 + 5.0 * max(0, k - 1), 1.0, 0.005)
+
+
+def made(drafter: DrafterState = FREE, points: Sequence[CostPoint] = (), store: Store | None = None) -> RequestCosts:
+    clock = Clock()
+    return RequestCosts(
+        [drafter],
+        points,
+        most_in_flight=8,
+        half_life=32,
+        save=store if store is not None else Store(),
+        save_every_s=60.0,
+        clock=clock,
+    )
+
+
+def serve(
+    costs: RequestCosts,
+    number: int,
+    law: Callable[[int], ServerLaw],
+    lengths: Sequence[int],
+    *,
+    seed: int = 0,
+    noise: float = 0.1,
+) -> None:
+    """`number` vanilla requests, and as many of each of these lengths; no table is asked for between them."""
+    rng = random.Random(seed)
+    for _ in range(number):
+        costs.observe(step_of([answered(rng, VANILLA, rng.choice(LOADS), noise=noise)]))
+        for k in lengths:
+            found = answered(rng, law(k), rng.choice(LOADS), drafter="lookup", k=k, tokens_per_round=2.0, noise=noise)
+            costs.observe(step_of([found]))
+
+
+def ms_of(costs: RequestCosts, k: int, load: float = 4, context: float = 500) -> float:
+    found = costs.table.rounds(load, context).round_ms("lookup", k)
+    assert found is not None
+    return found
+
+
+def test_where_all_requests_have_one_length_nothing_depends_on_lengths() -> None:
+    free, fixed = made(FREE), made(FIXED)
+    for costs in (free, fixed):
+        serve(costs, 60, even, [4])
+    of_longest = [point for point in free.table.points if point.kind is not CostKind.SERVED or point.width == 5]
+    assert tuple(of_longest) == fixed.table.points
+    for load in (1, 3, 8):
+        here, there = free.table.rounds(load, 700), fixed.table.rounds(load, 700)
+        assert here.round_ms("lookup", 4) == there.round_ms("lookup", 4)
+        assert here.variance("lookup", 5) == there.variance("lookup", 5)
+        assert here.variance(None) == there.variance(None)
+    assert free.level("lookup") == fixed.level("lookup")
+
+
+def test_a_shorter_draft_is_assumed_between_vanilla_and_the_longest() -> None:
+    costs = made()
+    serve(costs, 60, even, [4])
+    here = costs.table.rounds(4, 256)
+    vanilla, longest = here.part_ms(None, 1), here.round_ms("lookup", 4)
+    assert vanilla is not None
+    assert longest is not None
+    for k in (1, 2, 3):
+        even_ms = vanilla + (longest - vanilla) * k / 4
+        found = here.round_ms("lookup", k)
+        assert found is not None
+        assert even_ms <= found <= even_ms + 0.1 * (longest - vanilla), "no length is put below vanilla"
+    assert here.variance("lookup", 2) > 2 * here.variance("lookup", 5), "nobody has asked for it"
+
+
+def test_before_any_draft_all_lengths_are_assumed_and_doubtful() -> None:
+    costs = made()
+    serve(costs, 60, even, [])
+    here = costs.table.rounds(4)
+    vanilla = here.part_ms(None, 1)
+    assert vanilla is not None
+    assert here.round_ms("lookup", 4) == pytest.approx(ASSUMED_RATIO * vanilla, rel=0.01)
+    assert vanilla < (here.round_ms("lookup", 1) or 0.0) < ASSUMED_RATIO * vanilla
+    assert math.sqrt(here.variance("lookup", 5)) > math.sqrt(here.variance("lookup", 2)) > 0.1
+
+
+@pytest.mark.parametrize("law", [even, flat, steep])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_shortest_and_the_longest_draft_are_learned_within_a_tenth(
+    law: Callable[[int], ServerLaw], seed: int
+) -> None:
+    costs = made()
+    serve(costs, 80, law, [1, 4], seed=seed)
+    points = {(point.batch, point.width): point for point in costs.table.points if point.context == 256}
+    for load in LOADS:
+        for k in (1, 4):
+            assert ms_of(costs, k, load) == pytest.approx(law(k).round_ms(load, 500), rel=0.1)
+            point = points[load, k + 1]
+            off = abs(math.log(point.ms / law(k).round_ms(load, 256)))
+            assert off <= 1.2 * Z95 * math.sqrt(point.correction_variance)
+
+
+@pytest.mark.parametrize("law", [even, flat, steep])
+@pytest.mark.parametrize(("known", "unknown"), [(1, 4), (4, 1)])
+def test_requests_of_one_length_leave_the_others_in_doubt(
+    law: Callable[[int], ServerLaw], known: int, unknown: int
+) -> None:
+    costs = made()
+    serve(costs, 60, law, [known])
+    here = costs.table.rounds(4, 500)
+    assert ms_of(costs, known) == pytest.approx(law(known).round_ms(4, 500), rel=0.1)
+    sd, other_sd = (math.sqrt(here.variance("lookup", k + 1)) for k in (known, unknown))
+    assert sd < 0.1 < other_sd
+    off = abs(math.log(ms_of(costs, unknown) / law(unknown).round_ms(4, 500)))
+    assert off < 1.2 * Z95 * other_sd
+
+
+def test_what_was_stored_of_lengths_is_where_the_next_worker_begins() -> None:
+    store = Store()
+    costs = made(store=store)
+    serve(costs, 60, flat, [4])
+    assert costs.save()
+    assert {point.width for point in store.saved[-1] if point.kind is CostKind.SERVED} == {5}, "nothing assumed"
+    serve(costs, 60, flat, [1, 4], seed=1)
+    assert costs.save()
+    points = store.saved[-1]
+    assert {point.width for point in points if point.kind is CostKind.SERVED} == {2, 5}
+    again = made(points=points)
+    for k in (1, 2, 4):
+        assert ms_of(again, k) == pytest.approx(ms_of(costs, k), rel=0.05)
+    assert ms_of(made(FIXED, points), 4) == pytest.approx(ms_of(costs, 4), rel=0.1), "settings may change"
+
+
+@pytest.mark.parametrize(("alpha", "k"), [(0.9, 4), (0.35, 1), (0.05, 0)])
+def test_tasks_of_different_acceptance_get_different_lengths(alpha: float, k: int) -> None:
+    costs = made()
+    serve(costs, 80, even, [1, 2, 4])
+    context = DecisionContext("code", 1, 1, 200.0, prompt_tokens=200.0)
+    decision = decide({"lookup": inferred(alpha, k=4, sd=1e-3)}, [FREE], costs.table, context, PolicyLimits())
+    assert decision.setting == (DraftSetting("lookup", k) if k else DraftSetting())
+    assert {one.num_draft_tokens for one in decision.alternatives} == {0, 1, 2, 3, 4}
+    assert not decision.settings_by_running
+    assert not decision.posteriors, "it stays as it began"
+
+
+TIMES = st.lists(
+    st.builds(
+        Time,
+        st.floats(1, 8),
+        st.floats(10, 3000),
+        st.floats(1, 200),
+        st.floats(0.2, 5),
+        st.booleans(),
+        st.sampled_from([0.25, 0.5, 0.75, 1.0]),
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(vanilla=TIMES, drafted=TIMES, context=st.floats(10, 3000), load=st.floats(1, 8))
+def test_whatever_was_timed_no_longer_draft_is_faster_and_nothing_is_certain(
+    vanilla: list[Time], drafted: list[Time], context: float, load: float
+) -> None:
+    shape = tuple(1 + 0.05 * (node - 1) for node in NODES)
+    times = [time._replace(length=1.0) for time in vanilla]
+    target = fitted(NODES, times, usual(NODES, shape, times, 0.3), 128)
+    prior = target.as_prior(1.25, 0.4, 0.2)
+    for law in (
+        fitted_lengths(NODES, drafted, prior, target, 128),
+        assumed_lengths(fitted(NODES, drafted, prior, 128), target),
+    ):
+        found = [law.at(load, context, length=k / 4) for k in (1, 2, 3, 4)]
+        assert all(math.isfinite(one.mean) and one.variance > 0 for one in found)
+        assert all(one.mean <= other.mean + 1e-12 for one, other in pairwise(found))
+        assert float(law.weights.sum()) == pytest.approx(1.0)
+
+
+def test_a_request_is_counted_at_no_longer_draft_than_its_route_has() -> None:
+    """A server that was started again with another k has points of the one before."""
+    costs = made()
+    serve(costs, 40, even, [4])
+    points = [replace(point, width=9) if point.width == 5 else point for point in costs.table.points]
+    stored = [replace(point, num_samples=40, num_corrections=0) for point in points if point.width != 2]
+    assert ms_of(made(points=stored), 4) == pytest.approx(ms_of(costs, 4), rel=0.05)
