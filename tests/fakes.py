@@ -89,6 +89,7 @@ class FakeEngine:
 
     `acceptance[i]` is the probability that draft i + 1 of a round is accepted, the last one's for all behind it.
     `failing_steps` names steps, counted from 0, that raise DecodeFailed. `before_step` is called first in every step.
+    A text ends by itself after as many words as one of `num_words`, both included.
     With a `slowness` steps report that many times what `round_ms` says of their shape; without one, no parts at all.
     """
 
@@ -106,6 +107,7 @@ class FakeEngine:
         slowness: float | None = None,
         seed: int = 0,
         drafters: tuple[DrafterState, ...] = (DrafterState("lookup", "fake-1", 8),),
+        num_words: tuple[int, int] = (24, 80),
     ) -> None:
         self.identity = EngineIdentity(
             "fake-1", "fake", "000000000000", "float32", "no-device", context_length, "no-host"
@@ -114,7 +116,7 @@ class FakeEngine:
         self.num_steps = 0
         self._num_slots, self._acceptance, self._seed = num_slots, tuple(acceptance), seed
         self._failing, self._before_step, self._round_ms = frozenset(failing_steps), before_step, round_ms
-        self._slowness = slowness
+        self._slowness, self._num_words = slowness, num_words
         self._running: list[_Running] = []
 
     @property
@@ -150,7 +152,7 @@ class FakeEngine:
                 words,
                 random.Random(_number(self._seed, prepared.job.job_id)),
                 TextStream(decode_words, sampling.stop),
-                words.randint(24, 80),
+                words.randint(*self._num_words),
                 time.perf_counter(),
             )
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -21,12 +22,15 @@ from worker.engine import Generation, Sampling
 from worker.servers.client import ServerClient
 from worker.servers.endpoint import Endpoint
 from worker.servers.engine import ServerEngine
+from worker.servers.load_watch import LoadWatch
 
 VLLM = MetricsPage(num_strangers=3).text(4).encode()
 LLAMA_CPP = b"# TYPE llamacpp:requests_processing gauge\nllamacpp:requests_processing 5\nllamacpp:requests_deferred 2\n"
 SGLANG = {"version": "0.5.23", "loads": [{"dp_rank": 0, "num_running_reqs": 6, "num_waiting_reqs": 1}]}
 VANILLA = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "by the test")
 SAMPLING = Sampling(max_tokens=24, temperature=0.0)
+#: A reading may fall between two requests of ours, or into one: it is of others to within one, and rounding.
+WITHIN = 1.01
 
 
 def ask(kind: ServerKind, answer: Answer) -> tuple[int | None, InferenceServer]:
@@ -106,25 +110,46 @@ def test_a_request_is_told_with_the_load_of_the_whole_fleet() -> None:
     load = found.served.load
     assert load is not None
     assert load.is_whole
-    # A reading may fall between two requests of ours, or into one: it is of others to within one.
-    assert load.num_beside == pytest.approx(1 + 2, abs=1.0)
+    assert load.num_beside == pytest.approx(1 + 2, abs=WITHIN)
     assert load.num_elsewhere == pytest.approx(5, abs=0.5)
     assert served["speculative"] == 5.0
 
 
 def test_two_engines_see_each_others_requests() -> None:
-    plain = ServedEngine(FakeEngine(num_slots=16), round_s=0.02)
-    drafting = ServedEngine(FakeEngine(), "lookup", 4, 0.001)
+    plain = ServedEngine(FakeEngine(num_slots=16, num_words=(1000, 1000)), round_s=0.02)
+    drafting = ServedEngine(FakeEngine(num_words=(1000, 1000)), "lookup", 4, 0.001)
     with engines_over({"plain": plain, "speculative": drafting}, num_engines=2) as (ours, theirs):
         for number in range(3):
             job = make_job(f"complete function {number}", number)
-            theirs.admit(theirs.prepare(job, replace(SAMPLING, max_tokens=150)), VANILLA)
+            theirs.admit(theirs.prepare(job, replace(SAMPLING, max_tokens=480)), VANILLA)
         num_before = decode_until_the_load_is_known(ours)
         found = decode(ours, num_before + 1)
-        assert theirs.load().num_running == 3, "they are at it still"
+        assert plain.engine.load().num_running == 3, "they are at it still"
         theirs.abandon()
     assert found.served is not None
     assert found.served.load is not None
     assert found.served.load.is_whole
-    assert found.served.load.num_beside == pytest.approx(1 + 3, abs=1.0)
+    assert found.served.load.num_beside == pytest.approx(1 + 3, abs=WITHIN)
     assert found.served.load.num_elsewhere == pytest.approx(0.0, abs=0.5)
+
+
+def test_servers_are_not_asked_any_more_when_an_engine_closes_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    close = ServerClient.__aexit__
+
+    async def watch(watch: LoadWatch) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            said.append("not asked any more")
+
+    async def closing(client: ServerClient, *error: Any) -> None:
+        said.append("closed")
+        await close(client, *error)
+
+    monkeypatch.setattr(LoadWatch, "run", watch)
+    with engine_over({"plain": ServedEngine(FakeEngine())}) as engine:
+        decode(engine, 0)
+        monkeypatch.setattr(ServerClient, "__aexit__", closing)
+    assert said == ["not asked any more", "closed"]

@@ -205,7 +205,8 @@ class ServerEngine:
         self._thread.close()
 
     async def _close(self) -> None:
-        self._sending.drop_all()
+        await self._thread.end_kept()  # it asks the clients
+        await self._sending.end()
         for client in self._clients.values():
             await client.__aexit__(None, None, None)
 

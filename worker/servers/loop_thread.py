@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Final, TypeVar
 
 Result = TypeVar("Result")
@@ -34,8 +34,14 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
     def keep(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine until the end; called from within the loop."""
+        """Run a coroutine until the end or `end_kept`; called from within the loop."""
         self._kept.add(self._loop.create_task(work))
+
+    async def end_kept(self) -> None:
+        """Cancel what is kept and wait for its end, so that what it uses can be closed."""
+        kept = tuple(self._kept)
+        self._kept.clear()
+        await _ended(kept)
 
     def close(self) -> None:
         """Cancel all that runs and end the thread."""
@@ -51,7 +57,10 @@ class LoopThread:
             self._loop.close()
 
     def _cancel_all(self) -> None:
-        tasks = asyncio.all_tasks(self._loop)
-        for task in tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.run_until_complete(_ended(asyncio.all_tasks(self._loop)))
+
+
+async def _ended(tasks: Collection[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

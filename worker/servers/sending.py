@@ -88,6 +88,12 @@ class Sending:
         for request in [*self._line, *self._on_their_way]:
             self.drop(request)
 
+    async def end(self) -> None:
+        """Drop all of them and end all tests; nothing is asked any more once it returns."""
+        on_their_way = [request.task for request in self._on_their_way if request.task is not None]
+        self.drop_all()
+        await asyncio.gather(*on_their_way, self._tests.end(), return_exceptions=True)
+
     async def watch(self) -> None:
         """Test endpoints when they are due, and send what waits for them; runs until it is cancelled."""
         while True:

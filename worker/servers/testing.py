@@ -51,6 +51,13 @@ class Tests:
         """What the test found; None: the server is well. Cancelling the caller leaves the test to others."""
         return await asyncio.shield(self.begin(name))
 
+    async def end(self) -> None:
+        """Cancel those that run, and wait for their end."""
+        running = tuple(self._running.values())
+        for test in running:
+            test.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
     async def next_end(self) -> None:
         """Return when a test has ended."""
         await self._ended.wait()

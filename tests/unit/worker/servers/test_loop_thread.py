@@ -53,3 +53,25 @@ def test_its_end_cancels_what_runs_and_later_calls_do_nothing() -> None:
     assert ended == ["cancelled"]
     thread.call(lambda: ended.append("never"))
     assert ended == ["cancelled"]
+
+
+def test_what_is_kept_can_be_ended_before_what_it_uses_is_closed() -> None:
+    thread = LoopThread("test")
+    ended: list[str] = []
+
+    async def forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append("kept")
+
+    async def end() -> None:
+        thread.keep(forever())
+        await asyncio.sleep(0)
+        await thread.end_kept()
+        ended.append("closed")
+
+    thread.wait_for(end())
+    thread.close()
+    assert ended == ["kept", "closed"]
