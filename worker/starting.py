@@ -42,7 +42,9 @@ class Starting:
         num_started = 0
         if not self._running.num_to_run_alone:
             for _, jobs in groupby(startable, key=lambda claimed: claimed.ready.lane):
-                num_begun = self._start_lane(lane := list(jobs))
+                lane = list(jobs)
+                num_running = self._num_beside(len(lane), num_startable=len(startable) - num_started)
+                num_begun = self._start_lane(lane, num_running=num_running)
                 num_started += num_begun
                 if num_begun < len(lane):
                     break
@@ -59,7 +61,7 @@ class Starting:
 
     def _start_alone(self, claimed: ClaimedJob) -> int:
         ours = self._claim_again(claimed)
-        return 0 if ours is None else self._start_lane([ours], alone=True)
+        return 0 if ours is None else self._start_lane([ours], num_running=1, alone=True)
 
     def _claim_again(self, claimed: ClaimedJob) -> ClaimedJob | None:
         """The claim to decode with; None if the job has ended."""
@@ -87,7 +89,19 @@ class Starting:
         self._ended.expired(expired)
         return startable
 
-    def _start_lane(self, jobs: Sequence[ClaimedJob], *, alone: bool = False) -> int:
+    def _num_beside(self, num_jobs: int, num_startable: int) -> int:
+        """Sequences that will run beside jobs of one lane, these included.
+
+        A sequence that can draft in another way later is decided for what runs at its start. A request stays where it
+        began, so jobs that start right behind it count too: the other startable ones, and those in line.
+        """
+        num_running = self._running.num_decoding + num_jobs
+        if self._c.engine.can_redraft:
+            return num_running
+        num_soon = self._running.num_decoding + num_startable + self._c.feed.num_in_turn
+        return max(num_running, min(num_soon, self._c.engine.load().num_slots))
+
+    def _start_lane(self, jobs: Sequence[ClaimedJob], *, num_running: int, alone: bool = False) -> int:
         """Decide for jobs of one lane together and start them until memory is short; returns how many wait no longer.
 
         A job that the engine refuses waits no longer either: beside others it runs alone later, alone it has failed. An
@@ -96,7 +110,6 @@ class Starting:
         if len(self._running) and not self._running.has_room(jobs[0]):
             return 0
         decided_together = uuid4()
-        num_running = self._running.num_decoding + len(jobs)
         decisions = decide_lane(self._c, jobs, num_running=num_running, decision_id=decided_together)
         started_at = self._c.now()
         for number, (claimed, decision) in enumerate(zip(jobs, decisions, strict=True)):

@@ -104,10 +104,13 @@ class ClosedLoop:
         latencies: list[float] = []
         began = last = time.monotonic()
         while len(results) < len(jobs):
-            while waiting and len(sent_at) - len(results) < load:
-                job = waiting.popleft()
+            num_new = min(len(waiting), load - (len(sent_at) - len(results)))
+            for job in [waiting.popleft() for _ in range(num_new)]:
                 sent_at[job.job_id] = time.monotonic()
                 self._send(job, decoding)
+            if num_new:
+                # A client that waits for jobs does not let them linger for others.
+                self._producer.serve(_POLL_S)
             result = self._next()
             now = time.monotonic()
             if result is None or result.job_id not in sent_at or self.num_results[result.job_id] > 1:
@@ -140,8 +143,6 @@ class ClosedLoop:
     def _send(self, job: PromptJob, decoding: str) -> None:
         key, value = job.job_id.encode(), job.encoded(decoding=decoding)
         self._producer.send(jobs_topic(job.task), key=key, value=value)
-        # A client that waits for a job does not let it linger for others.
-        self._producer.serve(_POLL_S)
 
     def _next(self) -> Result | None:
         record = self._consumer.poll(_POLL_S)

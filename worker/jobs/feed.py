@@ -107,8 +107,13 @@ class JobFeed:
     @property
     def num_waiting(self) -> int:
         """Jobs taken from Kafka and not given to the engine."""
+        return self.num_in_turn + len(self._held) + len(self._suspects)
+
+    @property
+    def num_in_turn(self) -> int:
+        """Of these, jobs that wait for their turn alone."""
         num_unread = sum(map(len, self._readings)) + len(self._fetching)
-        return num_unread + len(self._line) + len(self._held) + len(self._suspects) + len(self.ready)
+        return num_unread + len(self._line) + len(self.ready)
 
     def waiting(self) -> Mapping[str, Waiting]:
         """By task, how many jobs wait unclaimed, and the age of the oldest."""

@@ -152,11 +152,11 @@ def test_a_replay_drafts_and_accepts_as_a_server_does() -> None:
 
 
 def test_processor_time_is_that_of_a_process_and_its_children() -> None:
-    burn = "import subprocess, sys, time\nwhile time.process_time() < .1: pass\nprint(flush=True); sys.stdin.read()"
+    burn = "import subprocess, sys, time\nwhile time.process_time() < .5: pass\nprint(flush=True); sys.stdin.read()"
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {burn!r}])"
     with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        assert cpu_seconds(process.pid) >= 0.1
+        assert cpu_seconds(process.pid) > 0.4, "the kernel counts in steps of 10 ms, for each process"
         process.communicate()
     assert cpu_seconds(process.pid) == 0

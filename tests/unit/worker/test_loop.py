@@ -47,6 +47,27 @@ def test_nobody_overtakes_a_job_for_which_there_is_no_memory() -> None:
     assert turning.outcomes() == dict.fromkeys(["first", "large", "small", "tiny"], "succeeded")
 
 
+class Undivertible(FakeEngine):
+    """What has begun goes on as it began, as requests do."""
+
+    @property
+    def can_redraft(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("engine", "beside"), [(FakeEngine, [2, 3]), (Undivertible, [8, 8])])
+def test_a_request_is_decided_for_what_will_run_beside_it(engine: type[FakeEngine], beside: list[int]) -> None:
+    jobs = [claimed_job("a"), claimed_job("b"), claimed_job("c", task="sql")]
+    turning = Turning(engine(num_slots=9), *jobs)
+    turning.feed.num_in_turn = 5
+    turning.turn()
+    assert turning.decided_beside == beside
+    turning = Turning(engine(num_slots=6), *jobs)
+    turning.feed.num_in_turn = 50
+    turning.turn()
+    assert turning.decided_beside == [min(num, 6) for num in beside], "no more run than there are slots"
+
+
 def test_a_job_that_has_no_room_in_an_empty_engine_fails() -> None:
     turning = Turning(MemoryEngine(20), claimed_job("large", max_tokens=21), claimed_job("small", max_tokens=2))
     turning.turn(2)
