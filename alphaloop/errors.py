@@ -34,7 +34,7 @@
     │   ├── UnsupportedModel      loaded, but not decodable exactly here
     │   ├── IncompatiblePair      a draft model that cannot or should not draft for this target
     │   ├── DecodeFailed          the engine could not decode a job; a self-test says whose fault that is
-    │   └── EngineSick            the engine fails whatever it decodes: the process exits, its jobs are given back
+    │   └── EngineSick            the engine can decode nothing any more: the process exits, jobs are given back
     ├── ServerError               an inference server that a worker sends jobs to
     │   ├── ServerUnavailable     the server is away, or cannot take this request now: the same one works later
     │   │   ├── ServerBusy        the server asks to be asked again later, and may say when
@@ -297,7 +297,7 @@ class DecodeFailed(ModelError):
 
 
 class EngineSick(ModelError):
-    """The engine fails whatever it decodes, so the process exits and gives its jobs back."""
+    """The engine can decode nothing any more, so the process exits and gives its jobs back."""
 
     code = "engine_sick"
 

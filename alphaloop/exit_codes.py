@@ -10,7 +10,7 @@ class ExitCode(IntEnum):
 
     STOPPED = 0  #: asked to stop, and everything was handed over
     FAILED = 1  #: an error that the last line of the log names
-    ENGINE_SICK = 3  #: the engine failed whatever it decoded; its jobs were given back uncounted
+    ENGINE_SICK = 3  #: nothing could be decoded any more; its jobs were given back uncounted
     HUNG = 4  #: a step, a run or a thread did not move for too long
 
     @property
@@ -22,6 +22,6 @@ class ExitCode(IntEnum):
 _MEANINGS = {
     ExitCode.STOPPED: "it was asked to stop",
     ExitCode.FAILED: "it met an error",
-    ExitCode.ENGINE_SICK: "its engine failed whatever it decoded",
+    ExitCode.ENGINE_SICK: "its engine could decode nothing any more",
     ExitCode.HUNG: "a step, a run or a thread did not move any more",
 }

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.errors import EngineSick
 from alphaloop.kafka.topics import CONTROL, TOKENS
 from alphaloop.messages import Mode, Status
 from alphaloop.settings import Settings
@@ -17,7 +18,7 @@ from tests.fixtures.inference_server import Connection, head, whole
 from tests.fixtures.models import make_job
 from tests.fixtures.probes import record_probes
 from tests.fixtures.served_engine import ServedEngine, engine_over
-from tests.fixtures.worker import Client, headers_of, running_worker, until
+from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
 from worker.engine import Sampling
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -193,6 +194,31 @@ def test_a_server_that_comes_back_as_another_gets_no_jobs(worker_settings: Setti
         assert "changed from vllm-0.32.0 to vllm-0.33.0" in reason
         client.send_to(CONTROL, b'{"action": "cancel", "job_id": "job-1"}')
         client.results(11)
+
+
+def test_a_worker_all_of_whose_servers_came_back_as_others_ends_and_the_next_one_takes_them_in(
+    worker_settings: Settings, database: Database
+) -> None:
+    servers = pair(round_s=0.001)
+    away = whole({"error": {"message": "no", "type": "x", "code": 503}}, 503)
+    client = Client(worker_settings)
+    with engine_over(servers) as engine:
+        worker = RunningWorker(worker_settings, engine, seed=1)
+        worker.start()
+        for server in servers.values():
+            server.answer = away
+        client.send("code", [job(number) for number in range(12)])
+        until(lambda: {one.state for one in engine.endpoints()} == {"down"}, "both servers are away")
+        for server in servers.values():
+            server.answer, server.version = None, "0.33.0"
+        until(lambda: worker.error is not None, "the worker ended by itself")
+        with pytest.raises(EngineSick, match="no inference server is left: plain: it came back as another server"):
+            worker.close()
+    with engine_over(servers) as engine, running_worker(worker_settings, engine):
+        results = client.results(12)
+    assert {result.status for result in results} == {Status.SUCCEEDED}
+    assert {result.decoding.engine for result in results if result.decoding} == {"vllm-0.33.0"}
+    assert {num_failures for _, num_failures in attempts(database).values()} == {0}
 
 
 def test_jobs_that_wait_for_an_absent_server_keep_nobody_from_the_others(

@@ -144,11 +144,14 @@ class ServerEngine:
     def step(self) -> Step:
         """What came from the servers since the last step; waits a little if nothing did.
 
-        Raises EngineSick where an endpoint inside this process cannot decode any more.
+        Raises EngineSick where an endpoint inside this process cannot decode any more, and where all endpoints came
+        back as other servers.
         """
         for client in self._clients.values():
             if client.sick is not None:
                 raise EngineSick(client.sick)
+        if (told := self._fleet.all_retired()) is not None:
+            raise EngineSick(f"no inference server is left: {told}", hint="the worker's next start takes them in anew")
         began = self._clock()
         num_decoding = self.load().num_decoding
         deltas: list[TokenDelta] = []

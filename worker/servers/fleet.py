@@ -165,6 +165,12 @@ class Fleet:
         """Another model or other settings stand behind the endpoint's address: it is out until a person looks."""
         self._members[name].circuit.retire(reason)
 
+    def all_retired(self) -> str | None:
+        """Where no endpoint is left, and waiting brings none back: why, in words."""
+        if any(member.circuit.state != "retired" for member in self._members.values()):
+            return None
+        return "; ".join(f"{status.name}: {status.reason}" for status in self.statuses())
+
     def due_tests(self) -> tuple[str, ...]:
         """Endpoints to test now. Each is under test until the caller says `tested`.
 

@@ -52,7 +52,7 @@ def test_an_end_is_told_with_its_reason_and_answered_by_a_new_start() -> None:
     one.pass_by(100)
     one.die(3)
     assert one.told == [
-        "the worker ended with code 3 (its engine failed whatever it decoded); starting it again in 1 s"
+        "the worker ended with code 3 (its engine could decode nothing any more); starting it again in 1 s"
     ]
     one.pass_by(0.5)
     assert one.child.num_starts == 0
