@@ -71,6 +71,15 @@ class InProcessSettings(Section):
             raise ValueError(f"expected other options of vLLM, found {', '.join(taken)}: settings or fixed here")
         return self
 
+    @property
+    def switches_drafts(self) -> bool:
+        """An engine here drafts for every request."""
+        return False
+
+    @property
+    def metrics_url(self) -> None:
+        """An engine here tells of each request."""
+
     def engine_args(self) -> dict[str, Any]:
         """The arguments of vLLM's AsyncEngineArgs."""
         drafting: dict[str, Any] = {}

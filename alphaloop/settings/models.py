@@ -163,7 +163,7 @@ class ModelSettings(Section):
         counted: dict[str, tuple[str, bool]] = {}
         for name, endpoint in self.endpoints.items():
             if endpoint.drafter is not None:
-                has_metrics = isinstance(endpoint, EndpointSettings) and endpoint.metrics_url is not None
+                has_metrics = endpoint.metrics_url is not None
                 other, is_counted = counted.setdefault(endpoint.drafter, (name, has_metrics))
                 if is_counted != has_metrics:
                     raise ValueError(
@@ -191,14 +191,11 @@ class ModelSettings(Section):
         if self.target.engine == "own":
             return self.drafters[name].state(name, revision, is_stale=is_stale)
         num_by_drafter = Counter(one.drafter for one in self.endpoints.values())
-        num_vanilla = sum(
-            one.drafter is None or (isinstance(one, EndpointSettings) and one.switches_drafts)
-            for one in self.endpoints.values()
-        )
+        num_vanilla = sum(one.drafter is None or one.switches_drafts for one in self.endpoints.values())
         drafting = [one for one in self.endpoints.values() if one.drafter == name]
         k = {one.drafter: one.num_draft_tokens for one in drafting}[name] or 1
         # A drafter has the lengths that all its endpoints can follow.
-        obey_requests = all(isinstance(one, EndpointSettings) and one.switches_drafts for one in drafting)
+        obey_requests = all(one.switches_drafts for one in drafting)
         return DrafterState(
             name,
             revision,

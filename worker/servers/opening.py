@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final, TypeGuard
+from typing import Final
 from urllib.parse import urlsplit
 
 from alphaloop.engine_identity import SERVERS, EngineIdentity
@@ -135,13 +135,13 @@ async def _close(endpoints: Mapping[str, AnyEndpoint]) -> None:
 
 async def _why_not_switching(models: ModelSettings, found: Mapping[str, ServerIdentity]) -> dict[str, str]:
     """Of the endpoints that shall switch drafts and answer: why one cannot, in words."""
-    asked = {name: settings for name, settings in models.endpoints.items() if _switches(settings) and name in found}
+    asked = {
+        name: settings
+        for name, settings in models.endpoints.items()
+        if isinstance(settings, EndpointSettings) and settings.switches_drafts and name in found
+    }
     answers = await asyncio.gather(*(_why_not(settings, found[name].model) for name, settings in asked.items()))
     return {name: told for name, told in zip(asked, answers, strict=True) if told is not None}
-
-
-def _switches(settings: AnyEndpointSettings) -> TypeGuard[EndpointSettings]:
-    return isinstance(settings, EndpointSettings) and settings.switches_drafts
 
 
 async def _why_not(settings: EndpointSettings, model: str) -> str | None:
@@ -177,11 +177,11 @@ def _server(
     length = (found.context_length if found else None) or identity.context_length
     server = found.server if found else settings.kind
     # What is counted in another way is evidence of another kind, and has another name.
-    is_counted = isinstance(settings, EndpointSettings) and settings.metrics_url is not None
+    is_counted = settings.metrics_url is not None
     drafter = settings.drafter and models.drafter_state(
         settings.drafter, f"{server}-counters" if is_counted else server
     )
-    return Server(name, endpoint, drafter or None, settings.max_requests, length, _switches(settings))
+    return Server(name, endpoint, drafter or None, settings.max_requests, length, settings.switches_drafts)
 
 
 def _identity(models: ModelSettings, named: NamedServers, endpoints: Mapping[str, AnyEndpoint]) -> EngineIdentity:
