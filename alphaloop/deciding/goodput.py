@@ -57,6 +57,8 @@ class DrafterState:
     least_draft_tokens: int = 1
     num_endpoints: int = 1  #: servers on which it drafts, and which share its jobs; this process counts as one
     num_vanilla_endpoints: int = 1  #: servers of the same target on which nothing drafts
+    num_places: int | None = None  #: requests that all its servers together take at once; None: all that run
+    num_vanilla_places: int | None = None  #: the same of those on which nothing drafts
 
     def shares_weights_with(self, other: DrafterState) -> bool:
         """Whether rounds of one are counted for the other too."""
@@ -126,17 +128,24 @@ class Alternative(NamedTuple):
 
 
 class Shares:
-    """Of so many sequences, those at one of the servers that share them; all, where this process decodes."""
+    """Of so many sequences, those at one of the servers that share them; all, where this process decodes.
+
+    Servers have no more than they take at once: what a full route leaves waits, or goes to another one.
+    """
 
     def __init__(self, num_running: int, drafters: Sequence[DrafterState]) -> None:
         self._num_running = num_running
         #: Each drafter is told of the servers without a drafter.
         self.num_vanilla_endpoints: Final = max((d.num_vanilla_endpoints for d in drafters), default=1)
-        self.vanilla: Final = self.at_one(num_running, self.num_vanilla_endpoints)
+        places = next((d.num_vanilla_places for d in drafters), None)
+        self.vanilla: Final = self.at_one(self._taken(places), self.num_vanilla_endpoints)
 
     def of(self, drafter: DrafterState) -> float:
         """At one of the drafter's servers."""
-        return self.at_one(self._num_running, drafter.num_endpoints)
+        return self.at_one(self._taken(drafter.num_places), drafter.num_endpoints)
+
+    def _taken(self, num_places: int | None) -> int:
+        return self._num_running if num_places is None else min(self._num_running, num_places)
 
     @staticmethod
     def at_one(num_sequences: int, num_endpoints: int) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -190,9 +189,8 @@ class ModelSettings(Section):
         """One of them as decisions take it. Raises KeyError for a name that is not one of them."""
         if self.target.engine == "own":
             return self.drafters[name].state(name, revision, is_stale=is_stale)
-        num_by_drafter = Counter(one.drafter for one in self.endpoints.values())
-        num_vanilla = sum(one.drafter is None or one.switches_drafts for one in self.endpoints.values())
         drafting = [one for one in self.endpoints.values() if one.drafter == name]
+        vanilla = [one for one in self.endpoints.values() if one.drafter is None or one.switches_drafts]
         k = {one.drafter: one.num_draft_tokens for one in drafting}[name] or 1
         # A drafter has the lengths that all its endpoints can follow.
         obey_requests = all(one.switches_drafts for one in drafting)
@@ -202,6 +200,8 @@ class ModelSettings(Section):
             k,
             is_stale,
             least_draft_tokens=1 if obey_requests else k,
-            num_endpoints=num_by_drafter[name],
-            num_vanilla_endpoints=max(1, num_vanilla),
+            num_endpoints=len(drafting),
+            num_vanilla_endpoints=max(1, len(vanilla)),
+            num_places=sum(one.max_requests for one in drafting),
+            num_vanilla_places=sum(one.max_requests for one in vanilla) or None,
         )

@@ -95,6 +95,20 @@ def test_servers_share_what_runs() -> None:
     assert find(weigh(posteriors, [NGRAM], table, 8), 4, "ngram").round_ms == pytest.approx(46.0)
 
 
+def test_servers_have_no_more_requests_than_they_take() -> None:
+    """A backlog fills both routes: their rounds are those of full servers, not of all that runs."""
+    table = served((20.0, 1.0), ngram=(2.0, 8.0))
+    posteriors = {"ngram": inferred(0.7, k=4)}
+    full = replace(NGRAM, num_places=8, num_vanilla_places=16, num_vanilla_endpoints=2)
+    found = weigh(posteriors, [full], table, 40)
+    assert find(found, 4, "ngram").round_ms == pytest.approx(2.0 + 8.0 * 8)
+    assert next(a for a in found if a.drafter is None).round_ms == pytest.approx(20.0 + 1.0 * 16 / 2)
+    assert find(weigh(posteriors, [full], table, 3), 4, "ngram").round_ms == pytest.approx(2.0 + 8.0 * 3)
+    context = replace(CONTEXT, num_running=40)
+    assert decide(posteriors, [full], table, context, LIMITS).drafter == "ngram"
+    assert decide(posteriors, [NGRAM], table, context, LIMITS).drafter is None, "as if one server had them all"
+
+
 def test_a_prompt_is_read_once_by_the_server_that_gets_it() -> None:
     table = served((20.0, 1.0), ngram=(30.0, 2.0), prompts=True)
     posteriors = {"ngram": inferred(0.7, k=4)}
@@ -187,7 +201,7 @@ def test_drafters_recorded_before_there_were_servers_are_read() -> None:
     content |= {**dict.fromkeys(names, ""), "num_slots": 8, "half_life_us": 1}
     facts, read = codec.read_session(json.loads(json.dumps(content)))
     assert read == (state,)
-    now = replace(NGRAM, num_endpoints=3, num_vanilla_endpoints=2)
+    now = replace(NGRAM, num_endpoints=3, num_vanilla_endpoints=2, num_places=24, num_vanilla_places=16)
     assert codec.read_session(json.loads(json.dumps(codec.session_content(facts, [now]))))[1] == (now,)
 
 

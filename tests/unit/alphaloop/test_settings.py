@@ -343,4 +343,5 @@ def test_an_endpoint_that_switches_drafts_is_one_of_either_route_and_has_every_l
     models = load_settings(overrides={"models": {"target": {"engine": "server"}, "endpoints": known}}).models
     drafter = models.drafter_state("lookup", "r1")
     assert (drafter.num_endpoints, drafter.num_vanilla_endpoints) == (num_drafting, num_vanilla)
+    assert (drafter.num_places, drafter.num_vanilla_places) == (16 * num_drafting, 16 * num_vanilla)
     assert (drafter.least_draft_tokens, drafter.max_draft_tokens) == (least_k, 4)
