@@ -6,9 +6,10 @@
 
 One worker, one Kafka, one PostgreSQL. Each block of one task and one load is played three times, in an order that is
 drawn: all jobs to the vanilla server, all to the speculative one (both by `decoding` of the job), and routed by the
-worker's own decisions. Both servers have the same cores, so each policy has them. Before the first block, jobs of every
-task at every load go to both servers, because a static policy that is known to be the better one has a history too. The
-worker learns from all three policies, as it would from probes and exploration. A table goes to standard error. Last
+worker's own decisions. Both servers have the same cores, so each policy has them. Before the first block, each policy
+plays jobs of every task at every load unmeasured: a static policy that is known to be the better one has a history too,
+and routing has explored what is new once and for all. The worker learns from all three policies, as it would from
+probes and exploration. A table goes to standard error. Last
 line: JSON. Exit status 1 where a job has two different results. FOLDER holds TASK.jsonl files with a `prompt` a line;
 without it prompts come from this Python's own sources.
 """
@@ -113,11 +114,11 @@ _SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 def _history(running: Running, prompts: dict[str, list[str]], options: argparse.Namespace) -> None:
-    """Unmeasured jobs of every task at every load on both servers, so that the first block is routed with evidence."""
+    """Unmeasured jobs of every task at every load, so that the first block is routed with evidence."""
     for load, num_jobs in zip((1, 8), options.history, strict=True):
         for number, (task, found) in enumerate(sorted(prompts.items())):
             block = Block(number, task, load, tuple(found[-num_jobs:]) if num_jobs else ())
-            for policy in (VANILLA, SPECULATIVE):
+            for policy in POLICIES:
                 jobs = block.jobs(f"history-{policy}-{load}", max_tokens=options.max_tokens)
                 wait_until_idle(running.processes.values())
                 running.loop.play(jobs, decoding=_DECODING[policy], load=load)
@@ -224,7 +225,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--blocks", type=int, default=26, help="of each of the three loads")
     parser.add_argument("--jobs", type=int, nargs=2, default=[2, 16], help="a block of load 1, and of load 8")
     parser.add_argument(
-        "--history", type=int, nargs=2, default=[4, 16], help="jobs of every task at each server before, by load"
+        "--history", type=int, nargs=2, default=[4, 16], help="jobs of every task by each policy before, by load"
     )
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--max-characters", type=int, default=3000, help="longer prompts are left out")
