@@ -1,0 +1,184 @@
+"""Jobs of every task through Kafka to two real vLLM servers: do the sums in Postgres equal the servers' own totals?
+
+    python -m benchmarks.engines.totals --prompts FOLDER
+    python -m benchmarks.engines.totals --prompts FOLDER --model TARGET --draft DRAFT --jobs 4 --threads 2
+
+One server drafts nothing, the other drafts with look-up or a draft model; the worker decides. What the servers counted
+before the first job (tests and costs) is taken off. Tables go to standard error: α by task, where its jobs went, and
+why. Last line: JSON. Exit status 1 where a job did not succeed or a sum differs. FOLDER holds TASK.jsonl files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import urllib.request
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psycopg
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.engines.closed_loop import Played
+from benchmarks.engines.cpu_seconds import wait_until_idle
+from benchmarks.engines.printing import print_found
+from benchmarks.engines.serve import VLLM_PYTHON
+from benchmarks.engines.server import HOST, Server
+from benchmarks.engines.setting_up import DRAFTING, FOLDER, PLAIN, Wanted, set_up
+from benchmarks.engines.weights import dense_folder
+from benchmarks.engines.workload import read_prompts
+from benchmarks.whole.jobs import PromptJob
+from worker.servers.prometheus_page import values
+
+console = Console(stderr=True, width=None if sys.stderr.isatty() else 130)
+
+_TOKENS: Final = "vllm:generation_tokens_total"
+_DRAFTED: Final = "vllm:spec_decode_num_draft_tokens_total"
+_ACCEPTED: Final = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+_SUMS: Final = """
+    SELECT coalesce(sum(num_tokens), 0)::int, coalesce(sum(array_sum(proposed)), 0)::int FROM decode_runs
+    WHERE starts_with(job_id, 'total-') AND (drafter IS NOT NULL) = %s
+"""
+_ACCEPTS: Final = """
+    SELECT position::int, sum(num)::int FROM decode_runs, unnest(accepts) WITH ORDINALITY AS at (num, position)
+    WHERE starts_with(job_id, 'total-') GROUP BY position
+"""
+#: Costs do not matter here, so they are measured as shortly as possible.
+_CALIBRATION: Final = {"CALIBRATION_SAMPLES": "1", "CALIBRATION_CONTEXTS": "[64]", "CALIBRATION_BUDGET_S": "0"}
+
+
+def main() -> int:
+    """Set up, send, add up."""
+    options = _options()
+    return print_found(lambda: _measure(options), lambda found: not found["adds_up"], console)
+
+
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    prompts = read_prompts(options.prompts, seed=options.seed, max_characters=options.max_characters)
+    jobs = [
+        PromptJob(f"total-{task}-{place}", task, prompt, options.max_tokens)
+        for place in range(options.jobs)
+        for task, found in sorted(prompts.items())
+        for prompt in found[place : place + 1]
+    ]
+    wanted = Wanted(
+        str(options.vllm_python),
+        options.model or str(dense_folder("bfloat16")),
+        options.draft,
+        "bfloat16",
+        8,
+        2,
+        tuple(options.cores),
+        options.timeout_s,
+        options.seed,
+        worker=_CALIBRATION,
+        num_threads=options.threads,
+    )
+    with set_up(wanted, sorted(prompts), FOLDER / "totals") as running:
+        servers = {PLAIN: running.plain, DRAFTING: running.drafting}
+        wait_until_idle(running.processes.values())
+        before = {name: _counted(server) for name, server in servers.items()}
+        played = running.loop.play(jobs, decoding="auto", load=8)
+        wait_until_idle(running.processes.values())
+        counted = {name: _counted(server) - before[name] for name, server in servers.items()}
+        recorded = _recorded(running.database_url, len(counted[DRAFTING].accepted))
+        alpha = running.alpha_by_task()
+    found = {
+        "jobs": len(jobs),
+        "tasks": len(prompts),
+        "servers": {name: asdict(sums) for name, sums in counted.items()},
+        "postgres": {name: asdict(sums) for name, sums in recorded.items()},
+        "alpha": alpha,
+        "routes": {task: dict(counts) for task, counts in _routes(played).items()},
+        "adds_up": recorded == counted,
+    }
+    _show(found)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Over all jobs of a route."""
+
+    tokens: int
+    drafted: int
+    accepted: tuple[int, ...]  #: by position
+
+    def __sub__(self, before: Sums) -> Sums:
+        accepted = tuple(now - then for now, then in zip(self.accepted, before.accepted, strict=True))
+        return Sums(self.tokens - before.tokens, self.drafted - before.drafted, accepted)
+
+
+def _counted(server: Server) -> Sums:
+    """By the server, since its start."""
+    with urllib.request.urlopen(f"http://{HOST}:{server.port}/metrics", timeout=30) as reply:
+        page = reply.read().decode()
+    names = (_TOKENS,) if server.drafter is None else (_TOKENS, _DRAFTED, _ACCEPTED)
+    found = values(page, names, by="position", hint="a vLLM server tells them")
+    accepted = found.get(_ACCEPTED, {})
+    return Sums(
+        sum(found[_TOKENS].values()),
+        sum(found.get(_DRAFTED, {}).values()),
+        tuple(accepted[position] for position in sorted(accepted, key=int)),
+    )
+
+
+def _recorded(database_url: str, num_positions: int) -> dict[str, Sums]:
+    """By the rows of the jobs."""
+    with psycopg.connect(database_url) as connection:
+        sums: dict[bool, tuple[int, int]] = {
+            drafts: connection.execute(_SUMS, (drafts,)).fetchone() or (0, 0) for drafts in (False, True)
+        }
+        at: dict[int, int] = dict(connection.execute(_ACCEPTS).fetchall())
+    accepted = tuple(at.get(position, 0) for position in range(1, num_positions + 1))
+    return {PLAIN: Sums(*sums[False], ()), DRAFTING: Sums(*sums[True], accepted)}
+
+
+def _routes(played: Played) -> dict[str, Counter[str]]:
+    found: dict[str, Counter[str]] = {}
+    for result in played.results:
+        reason = result.decoding.reason if result.decoding else ""
+        found.setdefault(result.task, Counter())[f"{result.drafter or 'vanilla'}: {reason}"] += 1
+    return dict(sorted(found.items()))
+
+
+def _show(found: dict[str, Any]) -> None:
+    table = Table("task", "alpha", "jobs by route and reason")
+    for task, counts in found["routes"].items():
+        alpha = found["alpha"].get(task, {}).get("alpha")
+        where = ", ".join(f"{route} {num}" for route, num in sorted(counts.items()))
+        table.add_row(task, "no drafts yet" if alpha is None else f"{alpha:.2f}", where)
+    console.print(table)
+    sums = Table("", "tokens", "drafted", "accepted by position")
+    for name, counted in found["servers"].items():
+        for teller, told in ((f"{name}, by the server", counted), (f"{name}, in Postgres", found["postgres"][name])):
+            sums.add_row(teller, str(told["tokens"]), str(told["drafted"]), " ".join(map(str, told["accepted"])))
+    console.print(sums)
+    console.print("they add up" if found["adds_up"] else "they differ")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.engines.totals",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--prompts", type=Path, default=None, help="folder with TASK.jsonl files")
+    parser.add_argument("--jobs", type=int, default=6, help="of each task")
+    parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--max-characters", type=int, default=1500, help="longer prompts are left out")
+    parser.add_argument("--model", default=None, help="folder of the target; SmolLM2 if not given")
+    parser.add_argument("--draft", default=None, help="folder of a draft model; look-up if not given")
+    parser.add_argument("--cores", type=lambda text: [int(one) for one in text.split(",")], default=[], help="0,1")
+    parser.add_argument("--threads", type=int, default=1, help="of each server")
+    parser.add_argument("--timeout-s", type=float, default=900.0, help="without any result")
+    parser.add_argument("--vllm-python", type=Path, default=VLLM_PYTHON)
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
