@@ -84,9 +84,10 @@ class Worker:
         4. set aside jobs whose servers are all away, so that nobody waits for their end
         5. tell      every two seconds, what this worker decodes and holds
         6. start     claimed jobs that fit, decided lane by lane
-        7. steer     drafter and k of each sequence in this round: by load, and by the switchback experiment
-        8. step      one round of the engine
-        9. hand over what ended, and streamed text
+        7. costs     what rounds and requests took is fitted, and stored when it is time: no job waits for it here
+        8. steer     drafter and k of each sequence in this round: by load, and by the switchback experiment
+        9. step      one round of the engine
+        10. hand over what ended, and streamed text
 
         Before the loop, `JobFeed` takes messages, validates, orders and claims them. After the loop, `Recorder` commits
         outcomes, and `Publisher` publishes them and finishes their deliveries. After a crash Kafka delivers unfinished
@@ -105,6 +106,8 @@ class Worker:
             num_waiting=lambda: self.num_waiting,
         )
         num_started = self._starting.start(0.0 if len(self._running) else timeout_s)
+        self._c.costs.refresh()
+        self._c.costs.save_when_due()
         if not len(self._running):
             return Turn(num_started, num_ended)
         self._c.steering.steer(self._running)
@@ -116,7 +119,6 @@ class Worker:
         recorded = self._c.recorder.take_recorded()
         if recorded:
             self._c.decider.count_scored(recorded)
-        self._c.costs.save_when_due()
 
     def _drop_unwanted(self) -> int:
         """End the jobs that nobody waits for any more, without a text; returns how many."""

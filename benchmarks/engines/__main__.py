@@ -90,7 +90,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         _history(running, prompts, options)
         played = [_play(running, block, options.max_tokens, rng) for block in blocks]
         alone = [one for one in played if one.block.load == 1]
-        beside = [seconds for one in alone for policy in POLICIES for seconds in one.played[policy].beside_s]
+        beside = {policy: [seconds for one in alone for seconds in one.played[policy].beside_s] for policy in POLICIES}
         alpha = running.alpha_by_task()
         rounds = _in_front(running, wanted, prompts, options) if options.rounds else []
         contradicted = len(running.loop.contradicted)
@@ -101,8 +101,8 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
             str(load): summary([one for one in played if one.block.load == load]) for load in sorted(set(LOADS))
         },
         "by_task": {task: told | {"alpha": alpha.get(task)} for task, told in by_task(played).items()},
-        "beside_the_request_ms": {"num_jobs": len(beside)}
-        | {name: round(1000 * quantile(beside, share), 2) for name, share in _SHARES.items()},
+        "beside_the_request_ms": _quantiles_ms([seconds for its in beside.values() for seconds in its])
+        | {"by_policy": {policy: _quantiles_ms(its) for policy, its in beside.items()}},
         "in_front_of_vllm": _ratios(rounds),
         "jobs_with_two_different_results": contradicted,
     }
@@ -111,6 +111,11 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 _SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+def _quantiles_ms(seconds: list[float]) -> dict[str, float]:
+    found = {name: round(1000 * quantile(seconds, share), 2) for name, share in _SHARES.items()}
+    return {"num_jobs": len(seconds)} | found
 
 
 def _history(running: Running, prompts: dict[str, list[str]], options: argparse.Namespace) -> None:

@@ -28,7 +28,7 @@ from alphaloop.cost_state import CostBasis, CostState, Deviation
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import StoreError
 from worker.costs.length_law import LengthLaw
-from worker.costs.route_laws import Route, RouteLaws, UsualShape, loads_up_to
+from worker.costs.route_laws import FITTED_EVERY_S, Route, RouteLaws, UsualShape, loads_up_to
 from worker.costs.time_law import Time
 from worker.costs.timed_requests import timed
 from worker.engine import Step
@@ -109,13 +109,13 @@ class RequestCosts:
 
     @property
     def table(self) -> CostTable:
-        """The costs as they are now; empty before the first time of any route."""
-        return self._at_hand()[2]
+        """The costs as `refresh` left them, with a route's first times; empty before the first time of any route."""
+        return self._at_hand(math.inf)[2]
 
     @property
     def state(self) -> CostState:
         """What `table` was made from when it was last asked for."""
-        return (self._made or self._at_hand())[1]
+        return (self._made or self._at_hand(math.inf))[1]
 
     def level(self, part: Route) -> float:
         """How much slower a route is than when it was first known, with one request in flight; 1 before that."""
@@ -138,6 +138,10 @@ class RequestCosts:
                     self._laws(found.kind).take(found.drafter, found.time._replace(length=length), now)
                     self._has_learned = True
 
+    def refresh(self) -> None:
+        """Fit the laws to the times that came, at most once a second: that takes some milliseconds."""
+        self._at_hand(FITTED_EVERY_S)
+
     def save_when_due(self) -> bool:
         """Store what was learned if it is time and there is news; True if it was stored."""
         if self._clock() < self._due:
@@ -149,7 +153,7 @@ class RequestCosts:
         """Store the points of routes that were timed, if any moved; a database that is away is tried again later."""
         if not self._has_learned:
             return False
-        points = self._at_hand(is_fresh=True)[1].points()
+        points = self._at_hand(0.0)[1].points()
         moved = dict(zip(self._shapes, (math.log(point.ms) for point in points), strict=True))
         if not any(abs(value - self._saved.get(shape, math.inf)) >= _NEWS for shape, value in moved.items()):
             return False
@@ -182,10 +186,10 @@ class RequestCosts:
         taken = Time(float(size), float(context), point.ms, variance, is_relative=False, length=length)
         self._laws(point.kind).take_stored(point.drafter, taken, point.num_samples)
 
-    def _at_hand(self, *, is_fresh: bool = False) -> tuple[float, CostState, CostTable]:
-        """The table, made again where times came or its doubt is old."""
+    def _at_hand(self, pause_s: float) -> tuple[float, CostState, CostTable]:
+        """The table, made again where a law was fitted or the table's doubt is old."""
         now = self._clock()
-        has_moved = [laws.fit(now, is_fresh=is_fresh) for laws in (self._rounds, self._prompts)]
+        has_moved = [laws.fit(now, pause_s=pause_s) for laws in (self._rounds, self._prompts)]
         if self._made is None or any(has_moved) or now - self._made[0] >= _TABLE_LASTS_S:
             state = self._state_at(now)
             self._made = now, state, state.table()

@@ -18,7 +18,7 @@ class KnownCosts(Protocol):
 
     @property
     def table(self) -> CostTable:
-        """The costs as they are now."""
+        """The costs as they are now, as far as `refresh` took in what was observed."""
 
     @property
     def state(self) -> CostState:
@@ -32,6 +32,9 @@ class KnownCosts(Protocol):
 
     def observe(self, step: Step) -> None:
         """Learn from what a step took."""
+
+    def refresh(self) -> None:
+        """Take in what was observed where that takes time; called when no job waits for a decision."""
 
     def save_when_due(self) -> bool:
         """Store what was learned if it is time and there is news; True if it was stored."""

@@ -26,7 +26,7 @@ _KEPT_HALF_LIVES: Final = 4
 #: Of the ratio of a route's times to the leading route's, how much it changes from one size to the double.
 _STEP_SD: Final = 0.2
 #: A law is fitted anew at most so often; but the first times of a route count at once.
-_FITTED_EVERY_S: Final = 1.0
+FITTED_EVERY_S: Final = 1.0
 _FIRST_TIMES: Final = 8
 
 
@@ -77,9 +77,12 @@ class RouteLaws:
             learned.num_longest = max(learned.num_longest, num_times)
         learned.is_new = True
 
-    def fit(self, now: float, *, is_fresh: bool = False) -> bool:
-        """Fit anew where times came, at once if `is_fresh`; whether any law may have changed."""
-        if not any(self._is_due(its, now, is_fresh=is_fresh) for its in self._routes.values()):
+    def fit(self, now: float, *, pause_s: float = FITTED_EVERY_S) -> bool:
+        """Fit anew where times came and `pause_s` have passed; whether any law may have changed.
+
+        The first times of a route do not wait.
+        """
+        if not any(self._is_due(its, now, pause_s) for its in self._routes.values()):
             return False
         first = self._leading()
         times, shape = list(self._routes[first].times), self._shape
@@ -116,9 +119,9 @@ class RouteLaws:
         return max(self._routes, key=lambda route: len(self._routes[route].times))
 
     @staticmethod
-    def _is_due(its: _Learned, now: float, *, is_fresh: bool) -> bool:
+    def _is_due(its: _Learned, now: float, pause_s: float) -> bool:
         is_first = its.num_longest + its.num_shorter < _FIRST_TIMES
-        return its.is_new and (is_fresh or is_first or now - its.fitted_s >= _FITTED_EVERY_S)
+        return its.is_new and (is_first or now - its.fitted_s >= pause_s)
 
 
 def loads_up_to(most: int) -> Sequence[int]:

@@ -21,6 +21,7 @@ from benchmarks.engines.scoring import POLICIES, PlayedBlock, by_task, over_bett
 from benchmarks.engines.serve import NGRAM, draft_model
 from benchmarks.engines.server import llama_cpp, vllm
 from benchmarks.engines.vllm_lookup import vllm_lookup
+from benchmarks.engines.totals import Sums, adds_up
 from benchmarks.engines.workload import LOADS, Block, draw_blocks, read_prompts
 
 PROMPTS = {"code": [f"code {n}" for n in range(5)], "math": [f"math {n}" for n in range(5)]}
@@ -160,3 +161,19 @@ def test_processor_time_is_that_of_a_process_and_its_children() -> None:
         assert cpu_seconds(process.pid) > 0.4, "the kernel counts in steps of 10 ms, for each process"
         process.communicate()
     assert cpu_seconds(process.pid) == 0
+
+
+@pytest.mark.parametrize(
+    ("recorded", "num_cut", "is_same"),
+    [
+        (Sums(100, 30, 90, (20, 10, 5)), 0, True),
+        (Sums(100, 30, 86, (20, 9, 3)), 2, True),
+        (Sums(100, 30, 86, (20, 9, 3)), 1, False),
+        (Sums(99, 30, 90, (20, 10, 5)), 9, False),
+        (Sums(100, 29, 90, (20, 10, 5)), 9, False),
+        (Sums(100, 30, 90, (19, 10, 5)), 9, False),
+        (Sums(100, 30, 90, (20, 11, 5)), 9, False),
+    ],
+)
+def test_sums_are_the_servers_but_for_what_the_end_of_a_text_cut(recorded: Sums, num_cut: int, is_same: bool) -> None:
+    assert adds_up(Sums(100, 30, 90, (20, 10, 5)), recorded, num_cut) is is_same

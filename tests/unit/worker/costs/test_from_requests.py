@@ -62,6 +62,7 @@ def serve(
             law = replace(law, fixed_ms=slower * law.fixed_ms, each_ms=slower * law.each_ms)
             ways = {"drafter": "ngram", "k": 4, "tokens_per_round": TOKENS} if route else {}
             costs.observe(step_of([answered(rng, law, rng.choice(loads), **ways)]))  # type: ignore[arg-type]
+        costs.refresh()
         clock.now_s += 0.5
 
 
@@ -231,3 +232,20 @@ def test_a_server_that_tells_only_sums_tells_its_rounds(store: Store, clock: Clo
         untold = replace(exact.served, num_rounds=None, granularity="nothing", decode_s=1e6)
         costs.observe(step_of([replace(exact, served=untold)]))
     assert costs.table.rounds(4).part_ms("ngram", 5) == pytest.approx(NGRAM_LAW.round_ms(4), rel=0.1)
+
+
+def test_decisions_do_not_wait_for_a_fit_but_see_the_first_times_at_once(store: Store, clock: Clock) -> None:
+    costs, rng = made(store, clock), random.Random(0)
+
+    def answer(slower: float) -> float:
+        law = replace(VANILLA_LAW, fixed_ms=slower * VANILLA_LAW.fixed_ms)
+        costs.observe(step_of([answered(rng, law, 1)]))
+        clock.now_s += 2.0
+        return costs.table.rounds(1).round_ms(None, 0) or 0.0
+
+    assert answer(1.0) != answer(1.0), "each of the first times is in the table"
+    for _ in range(20):
+        known = answer(1.0)
+    assert answer(9.0) == known, "a later one waits for a turn without a decision"
+    costs.refresh()
+    assert costs.table.rounds(1).round_ms(None, 0) != known
