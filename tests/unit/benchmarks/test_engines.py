@@ -20,8 +20,8 @@ from benchmarks.engines.replayed_proposers import Replayed, lookup, num_other, r
 from benchmarks.engines.scoring import POLICIES, PlayedBlock, by_task, over_better_static, quantile, summary
 from benchmarks.engines.serve import NGRAM, draft_model
 from benchmarks.engines.server import llama_cpp, vllm
-from benchmarks.engines.vllm_lookup import vllm_lookup
 from benchmarks.engines.totals import Sums, adds_up
+from benchmarks.engines.vllm_lookup import vllm_lookup
 from benchmarks.engines.workload import LOADS, Block, draw_blocks, read_prompts
 
 PROMPTS = {"code": [f"code {n}" for n in range(5)], "math": [f"math {n}" for n in range(5)]}
