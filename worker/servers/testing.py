@@ -63,11 +63,13 @@ class Tests:
         await self._ended.wait()
 
     async def _test(self, name: str) -> AlphaloopError | None:
-        was_down = any(status.name == name and status.state == "down" for status in self._fleet.statuses())
+        was_down = self._is_down(name)
         try:
             if was_down:
                 await self._clients[name].revive()
             await _is_well(self._clients[name])
+            # A request may have found it gone meanwhile, and another server may have answered.
+            was_down = was_down or self._is_down(name)
             told = await self._changed(name) if was_down else None
             if was_down and self._servers[name].switches_drafts:
                 await self._look_again(name)
@@ -85,6 +87,9 @@ class Tests:
             del self._running[name]
             self._ended.set()
             self._ended = asyncio.Event()
+
+    def _is_down(self, name: str) -> bool:
+        return any(status.name == name and status.state == "down" for status in self._fleet.statuses())
 
     async def _look_again(self, name: str) -> None:
         """See whether it follows requests that want no drafts: that is part of how a server was started."""

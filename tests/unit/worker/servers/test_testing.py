@@ -1,0 +1,66 @@
+"""Tests of a server: what they find where it goes away and comes back while one is under way."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from typing import Any, cast
+
+import pytest
+
+from alphaloop.errors import ServerUnreachable
+from alphaloop.server_identity import ServerIdentity
+from tests.fixtures.simulated_fleet import Clock
+from worker.servers import testing
+from worker.servers.endpoint import Endpoint
+from worker.servers.fleet import Fleet
+from worker.servers.server import Server
+
+ENDPOINT = Endpoint("http://gpu:8000/v1", "vllm", "m")
+KNOWN = ServerIdentity("vllm-0.32.0", "m", None, 4096, ())
+
+
+class Answering:
+    """A client whose server answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.has_asked, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def complete(self, *_: object) -> None:
+        self.has_asked.set()
+        await self.may_answer.wait()
+
+
+@pytest.mark.parametrize(
+    ("goes_away", "version", "state"),
+    [
+        (True, "0.33.0", "retired"),
+        (True, "0.32.0", "up"),
+        (False, "0.33.0", "up"),
+    ],
+)
+def test_a_server_that_was_away_while_it_was_tested_has_to_be_the_same(
+    goes_away: bool, version: str, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was never away is not asked what it is: that takes sixteen texts."""
+
+    async def identity_of(*_: object, **__: object) -> ServerIdentity:
+        return ServerIdentity(f"vllm-{version}", "m", None, 4096, ())
+
+    monkeypatch.setattr("worker.servers.testing.identity_of", identity_of)
+    server = Server("plain", ENDPOINT, None, 8, 4096)
+    fleet = Fleet([server.as_fleet_endpoint()], clock=Clock(), rng=Random(0))
+
+    async def run() -> None:
+        client = Answering()
+        tests = testing.Tests(cast(Any, {"plain": client}), {"plain": server}, fleet, {"plain": KNOWN})
+        test = tests.begin("plain")
+        await client.has_asked.wait()
+        if goes_away:
+            fleet.failed("plain", ServerUnreachable())
+        client.may_answer.set()
+        await test
+
+    asyncio.run(run())
+    (found,) = fleet.statuses()
+    assert found.state in ({state, "starting"} if state == "up" else {state})
