@@ -208,7 +208,8 @@ def test_a_worker_all_of_whose_servers_came_back_as_others_ends_and_the_next_one
         for server in servers.values():
             server.answer = away
         client.send("code", [job(number) for number in range(12)])
-        until(lambda: {one.state for one in engine.endpoints()} == {"down"}, "both servers are away")
+        # No request of before is under way, which the new servers could answer.
+        until(lambda: {(one.state, one.num_in_flight) for one in engine.endpoints()} == {("down", 0)}, "both are away")
         for server in servers.values():
             server.answer, server.version = None, "0.33.0"
         until(lambda: worker.error is not None, "the worker ended by itself")
