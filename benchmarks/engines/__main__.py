@@ -9,9 +9,8 @@ drawn: all jobs to the vanilla server, all to the speculative one (both by `deco
 worker's own decisions. Both servers have the same cores, so each policy has them. Before the first block, each policy
 plays jobs of every task at every load unmeasured: a static policy that is known to be the better one has a history too,
 and routing has explored what is new once and for all. The worker learns from all three policies, as it would from
-probes and exploration. A table goes to standard error. Last
-line: JSON. Exit status 1 where a job has two different results. FOLDER holds TASK.jsonl files with a `prompt` a line;
-without it prompts come from this Python's own sources.
+probes and exploration. A table goes to standard error. Last line: JSON. Exit status 1 where a job has two different
+results. FOLDER holds TASK.jsonl files with a `prompt` a line; without it prompts come from this Python's own sources.
 """
 
 from __future__ import annotations

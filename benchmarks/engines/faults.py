@@ -5,9 +5,9 @@
 
 Each fault comes while a quarter of the jobs is under way. The drafting server is killed with SIGKILL and started again;
 all processes of the plain server are stopped for a while (SIGSTOP) and go on; and both servers are killed and come back
-with other weights under the same name. The worker sends them nothing then, and is restarted, as its operator would do.
-Last line: JSON. Exit status 1 where a job has no result, two different ones, or one that did not succeed, and where
-the change of weights was not written down.
+with other weights under the same name. The worker sends them nothing then, and ends once both have; it is started
+again, as a supervisor would do. Last line: JSON. Exit status 1 where a job has no result, two different ones, or one
+that did not succeed, and where the change of weights was not written down.
 """
 
 from __future__ import annotations
@@ -32,15 +32,13 @@ from alphaloop.embedded.process import ChildProcess
 from benchmarks.engines.printing import print_found
 from benchmarks.engines.serve import VLLM_PYTHON
 from benchmarks.engines.server import Server, on_cores, running, wait_until_ready
-from benchmarks.engines.setting_up import DRAFTING, FOLDER, PLAIN, Running, Wanted, set_up
+from benchmarks.engines.setting_up import DRAFTING, FOLDER, PLAIN, SHORT_CALIBRATION, Running, Wanted, set_up
 from benchmarks.engines.weights import dense_folder, with_other_weights
 from benchmarks.engines.workload import read_prompts
 from benchmarks.whole.jobs import PromptJob
 
 console = Console(stderr=True, width=None if sys.stderr.isatty() else 130)
 
-#: Costs do not matter here, so they are measured as shortly as possible.
-_CALIBRATION: Final = {"CALIBRATION_SAMPLES": "1", "CALIBRATION_CONTEXTS": "[64]", "CALIBRATION_BUDGET_S": "0"}
 _JOBS: Final = """
     SELECT status, count(*) FROM jobs WHERE job_id LIKE 'fault-%' GROUP BY status
 """
@@ -76,7 +74,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         options.timeout_s,
         options.seed,
         {"ANSWER_S": str(options.answer_s), "SILENCE_S": str(options.answer_s)},
-        _CALIBRATION,
+        SHORT_CALIBRATION,
     )
     with ExitStack() as stack:
         up = stack.enter_context(set_up(wanted, sorted(prompts), FOLDER / "faults"))

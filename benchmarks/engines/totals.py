@@ -28,7 +28,7 @@ from benchmarks.engines.cpu_seconds import wait_until_idle
 from benchmarks.engines.printing import print_found
 from benchmarks.engines.serve import VLLM_PYTHON
 from benchmarks.engines.server import HOST, Server
-from benchmarks.engines.setting_up import DRAFTING, FOLDER, PLAIN, Wanted, set_up
+from benchmarks.engines.setting_up import DRAFTING, FOLDER, PLAIN, SHORT_CALIBRATION, Wanted, set_up
 from benchmarks.engines.weights import dense_folder
 from benchmarks.engines.workload import read_prompts
 from benchmarks.whole.jobs import PromptJob
@@ -52,8 +52,6 @@ _ACCEPTS: Final = """
     SELECT position::int, sum(num)::int FROM decode_runs, unnest(accepts) WITH ORDINALITY AS at (num, position)
     WHERE starts_with(job_id, 'total-') GROUP BY position
 """
-#: Costs do not matter here, so they are measured as shortly as possible.
-_CALIBRATION: Final = {"CALIBRATION_SAMPLES": "1", "CALIBRATION_CONTEXTS": "[64]", "CALIBRATION_BUDGET_S": "0"}
 
 
 def main() -> int:
@@ -80,7 +78,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         tuple(options.cores),
         options.timeout_s,
         options.seed,
-        worker=_CALIBRATION,
+        worker=SHORT_CALIBRATION,
         num_threads=options.threads,
     )
     with set_up(wanted, sorted(prompts), FOLDER / "totals") as running:

@@ -2,7 +2,7 @@
 
     up ──a failure that may be the server's──▶ doubted ──test passed──▶ up, at the limit it had
     up, doubted ──away──▶ down ──test passed──▶ up, with a slow start
-    any ──another model or other settings──▶ retired, until a person looks
+    any ──another model or other settings──▶ retired, until the worker starts again
 
 One test at a time. That of a doubted endpoint is due at once, those of one that is down after 1 s, 2 s, 4 s … 30 s.
 """
@@ -104,7 +104,7 @@ class Circuit:
         return was_down
 
     def retire(self, reason: str) -> None:
-        """Another server stands there now: nothing goes there until a person has looked."""
+        """Another server stands there now: nothing goes there until the worker starts again."""
         self._is_tested = False
         if self.state != "retired":
             self._become("retired", reason)

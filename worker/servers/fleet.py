@@ -162,7 +162,7 @@ class Fleet:
         self._suspicion.forget(job_id)
 
     def retired(self, name: str, reason: str) -> None:
-        """Another model or other settings stand behind the endpoint's address: it is out until a person looks."""
+        """Another model or other settings stand behind the endpoint's address: it is out until the worker ends."""
         self._members[name].circuit.retire(reason)
 
     def all_retired(self) -> str | None:
