@@ -30,6 +30,7 @@ from rich.table import Table
 from benchmarks.contestants.process import REPOSITORY
 from benchmarks.engines.cpu_seconds import wait_until_idle
 from benchmarks.engines.in_front import InFront, offline_engine, play
+from benchmarks.engines.options import add_pair, add_prompts, add_run, add_vllm
 from benchmarks.engines.printing import print_found
 from benchmarks.engines.scoring import (
     POLICIES,
@@ -41,7 +42,6 @@ from benchmarks.engines.scoring import (
     quantile,
     summary,
 )
-from benchmarks.engines.serve import VLLM_PYTHON
 from benchmarks.engines.server import on_cores, with_threads
 from benchmarks.engines.setting_up import FOLDER, Running, Wanted, environment, set_up
 from benchmarks.engines.weights import dense_folder
@@ -221,27 +221,21 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.engines", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--prompts", type=Path, default=None, help="folder with TASK.jsonl files")
     parser.add_argument("--tasks", nargs="+", default=[], help="only these")
-    parser.add_argument("--model", default=None, help="folder of the target; SmolLM2 if not given")
-    parser.add_argument("--draft", default=None, help="folder of a draft model; look-up if not given")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--blocks", type=int, default=26, help="of each of the three loads")
     parser.add_argument("--jobs", type=int, nargs=2, default=[2, 16], help="a block of load 1, and of load 8")
     parser.add_argument(
         "--history", type=int, nargs=2, default=[4, 16], help="jobs of every task by each policy before, by load"
     )
-    parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--max-characters", type=int, default=3000, help="longer prompts are left out")
     parser.add_argument("--rounds", type=int, default=6, help="beside vLLM's offline engine; 0 leaves it out")
     parser.add_argument("--round-jobs", type=int, default=64)
     parser.add_argument("--ahead", type=int, default=2, help="requests that may wait in a server's own queue")
-    parser.add_argument("--cores", type=lambda text: [int(one) for one in text.split(",")], default=[], help="0,1")
-    parser.add_argument("--threads", type=int, default=1, help="of each server")
-    parser.add_argument("--timeout-s", type=float, default=900.0, help="without any result")
     parser.add_argument("--worker", nargs="+", default=[], metavar="NAME=VALUE", help="CALIBRATION_SAMPLES=1")
-    parser.add_argument("--vllm-python", type=Path, default=VLLM_PYTHON)
-    parser.add_argument("--seed", type=int, default=0)
+    add_prompts(parser, max_tokens=96, max_characters=3000)
+    add_pair(parser)
+    add_vllm(parser)
+    add_run(parser, timeout_s=900.0)
     return parser.parse_args()
 
 

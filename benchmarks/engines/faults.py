@@ -29,8 +29,8 @@ import psycopg
 from rich.console import Console
 
 from alphaloop.embedded.process import ChildProcess
+from benchmarks.engines.options import add_prompts, add_run, add_vllm
 from benchmarks.engines.printing import print_found
-from benchmarks.engines.serve import VLLM_PYTHON
 from benchmarks.engines.server import Server, on_cores, running, wait_until_ready
 from benchmarks.engines.setting_up import DRAFTING, FOLDER, PLAIN, SHORT_CALIBRATION, Running, Wanted, set_up
 from benchmarks.engines.weights import dense_folder, with_other_weights
@@ -190,16 +190,12 @@ def _options() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--prompts", type=Path, default=None, help="folder with TASK.jsonl files")
     parser.add_argument("--jobs", type=int, default=1000)
-    parser.add_argument("--max-tokens", type=int, default=24)
-    parser.add_argument("--max-characters", type=int, default=800)
     parser.add_argument("--hang-s", type=float, default=40.0)
     parser.add_argument("--answer-s", type=float, default=20.0, help="after which a silent server counts as away")
-    parser.add_argument("--cores", type=lambda text: [int(one) for one in text.split(",")], default=[], help="0,1")
-    parser.add_argument("--timeout-s", type=float, default=600.0, help="without any result")
-    parser.add_argument("--vllm-python", type=Path, default=VLLM_PYTHON)
-    parser.add_argument("--seed", type=int, default=0)
+    add_prompts(parser, max_tokens=24, max_characters=800)
+    add_vllm(parser)
+    add_run(parser, timeout_s=600.0)
     return parser.parse_args()
 
 

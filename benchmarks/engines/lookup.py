@@ -22,7 +22,8 @@ from typing import Any, Final
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.inside_vllm.asked import TASK
 from benchmarks.engines.cpu_seconds import cpu_seconds
-from benchmarks.engines.serve import FOLDER, NGRAM, VLLM_PYTHON
+from benchmarks.engines.options import add_prompts, add_vllm
+from benchmarks.engines.serve import FOLDER, NGRAM
 from benchmarks.engines.server import MODEL_NAME, Server, read_json, running, vllm
 from benchmarks.engines.vllm_lookup import vllm_lookup
 from benchmarks.engines.weights import dense_folder
@@ -177,11 +178,8 @@ def _options() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--prompts", type=Path, default=None)
-    parser.add_argument("--max-characters", type=int, default=5000)
     parser.add_argument("--servers", type=lambda text: text.split(","), default=list(_NAMES))
     parser.add_argument("--jobs", type=int, default=8, help="prompts a task")
-    parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--load", type=int, default=1, help="requests at once")
     parser.add_argument("--k", type=int, default=4)
     parser.add_argument("--gaps", action="store_true", help="ask the server without drafts for log-probabilities too")
@@ -189,8 +187,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", default=None)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--port", type=int, default=8011)
-    parser.add_argument("--cores", type=lambda text: [int(one) for one in text.split(",")], default=[])
-    parser.add_argument("--vllm-python", type=Path, default=VLLM_PYTHON)
+    add_prompts(parser, max_tokens=96, max_characters=5000)
+    add_vllm(parser)
     return parser.parse_args()
 
 

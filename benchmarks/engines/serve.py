@@ -16,18 +16,17 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from pathlib import Path
 from typing import Any, Final
 
 from alphaloop.errors import AlphaloopError
 from benchmarks.contestants.process import REPOSITORY
+from benchmarks.engines.options import add_vllm
 from benchmarks.engines.server import Server, llama_cpp, running, vllm
 from benchmarks.engines.vllm_lookup import NUM_DRAFT_TOKENS, vllm_lookup
 from benchmarks.engines.weights import dense_folder, packaged_gguf
 
 FOLDER: Final = REPOSITORY / ".alphaloop" / "benchmarks" / "engines"
 NAMES: Final = ("vllm", "vllm-ngram", "vllm-lookup", "vllm-draft", "llama-cpp", "llama-cpp-ngram")
-VLLM_PYTHON: Final = REPOSITORY / ".venv-vllm" / "bin" / "python"
 LLAMA_PYTHON: Final = REPOSITORY / ".venv-llama" / "bin" / "python"
 NGRAM: Final[dict[str, Any]] = {
     "method": "ngram",
@@ -97,8 +96,7 @@ def _options() -> argparse.Namespace:
         help="tasks in whose earlier results vllm-lookup looks things up: sql,code",
     )
     parser.add_argument("--dtype", default="bfloat16", help="of vLLM")
-    parser.add_argument("--cores", type=lambda text: [int(one) for one in text.split(",")], default=[], help="2,3")
-    parser.add_argument("--vllm-python", type=Path, default=VLLM_PYTHON)
+    add_vllm(parser)
     return parser.parse_args()
 
 

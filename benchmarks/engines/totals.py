@@ -16,7 +16,6 @@ import sys
 import urllib.request
 from collections import Counter
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import psycopg
@@ -25,8 +24,8 @@ from rich.table import Table
 
 from benchmarks.engines.closed_loop import Played
 from benchmarks.engines.cpu_seconds import wait_until_idle
+from benchmarks.engines.options import add_pair, add_prompts, add_run, add_vllm
 from benchmarks.engines.printing import print_found
-from benchmarks.engines.serve import VLLM_PYTHON
 from benchmarks.engines.server import HOST, Server
 from benchmarks.engines.setting_up import DRAFTING, FOLDER, PLAIN, SHORT_CALIBRATION, Wanted, set_up
 from benchmarks.engines.weights import dense_folder
@@ -188,17 +187,11 @@ def _options() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--prompts", type=Path, default=None, help="folder with TASK.jsonl files")
     parser.add_argument("--jobs", type=int, default=6, help="of each task")
-    parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--max-characters", type=int, default=1500, help="longer prompts are left out")
-    parser.add_argument("--model", default=None, help="folder of the target; SmolLM2 if not given")
-    parser.add_argument("--draft", default=None, help="folder of a draft model; look-up if not given")
-    parser.add_argument("--cores", type=lambda text: [int(one) for one in text.split(",")], default=[], help="0,1")
-    parser.add_argument("--threads", type=int, default=1, help="of each server")
-    parser.add_argument("--timeout-s", type=float, default=900.0, help="without any result")
-    parser.add_argument("--vllm-python", type=Path, default=VLLM_PYTHON)
-    parser.add_argument("--seed", type=int, default=0)
+    add_prompts(parser, max_tokens=48, max_characters=1500)
+    add_pair(parser)
+    add_vllm(parser)
+    add_run(parser, timeout_s=900.0)
     return parser.parse_args()
 
 

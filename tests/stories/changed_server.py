@@ -38,7 +38,8 @@ from alphaloop.store.drift_events import DriftEventStore
 from alphaloop.store.probe_sets import ProbeSetStore
 from alphaloop.store.reports import ReportStore
 from alphaloop.tables import reports
-from benchmarks.engines.serve import VLLM_PYTHON, draft_model
+from benchmarks.engines.options import VLLM_PYTHON
+from benchmarks.engines.serve import draft_model
 from benchmarks.engines.server import MODEL_NAME, Server, running, vllm
 from benchmarks.engines.weights import dense_folder
 from scheduler.causes.cause import Cause
