@@ -24,7 +24,7 @@ from alphaloop.embedded.process import free_ports
 from benchmarks.contestants.process import REPOSITORY
 from benchmarks.engines.closed_loop import ClosedLoop, Played
 from benchmarks.engines.serve import FOLDER, NGRAM
-from benchmarks.engines.server import ENVIRONMENT, running, vllm
+from benchmarks.engines.server import ENVIRONMENT, EXECUTOR, running, vllm
 from benchmarks.engines.setting_up import environment
 from benchmarks.whole.jobs import PromptJob, draw_jobs, read_folder
 from benchmarks.whole.servers import running_servers
@@ -122,7 +122,9 @@ def _endpoint(
         "max_model_len": 2048,
         "max_requests": options.requests,
         "gpu_memory_utilization": 0.3,
-        "options": json.dumps({"enforce_eager": True, "enable_prefix_caching": False}),
+        "options": json.dumps(
+            {"enforce_eager": True, "enable_prefix_caching": False, "distributed_executor_backend": EXECUTOR}
+        ),
     }
     if speculative is not None:
         given |= {"drafter": speculative["method"], "num_draft_tokens": speculative["num_speculative_tokens"]}

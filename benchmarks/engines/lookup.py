@@ -137,8 +137,8 @@ def _ask(server: Server, prompt: str, task: str, options: argparse.Namespace) ->
         task,
         tuple(reply["prompt_token_ids"]),
         tuple(choice["token_ids"]),
-        tuple(told.get("per_step_drafted", ())),
-        tuple(told.get("per_step_accepted", ())),
+        tuple(told.get("per_step_drafted") or ()),  # null where no round drafted
+        tuple(told.get("per_step_accepted") or ()),
         tuple(abs(top[0]["logprob"] - top[1]["logprob"]) for top in tops),
     )
 
