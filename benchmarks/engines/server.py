@@ -16,9 +16,11 @@ from alphaloop.embedded.process import ChildProcess
 from alphaloop.server_kind import ServerKind
 from benchmarks.contestants.process import REPOSITORY
 
-#: Threads that wait without spinning: two spinning ones took fifty times as long beside other work.
+#: Threads that wait without spinning: two spinning ones took fifty times as long beside other work. vLLM's n-grams let
+#: numba set OpenMP's threads back after each round, so the model would compute with as many threads as numba has.
 ENVIRONMENT: Final = {
     "OMP_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",
     "OMP_WAIT_POLICY": "PASSIVE",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -66,7 +68,7 @@ class Server:
 
 def with_threads(num_threads: int) -> dict[str, str]:
     """The environment of a server that computes with so many threads."""
-    return {**ENVIRONMENT, "OMP_NUM_THREADS": str(num_threads)}
+    return {**ENVIRONMENT, "OMP_NUM_THREADS": str(num_threads), "NUMBA_NUM_THREADS": str(num_threads)}
 
 
 def vllm(
