@@ -27,7 +27,7 @@ class Reason(StrEnum):
     NO_COSTS = "no_costs"  #: the calibration of this device is missing
     NO_DRAFTER = "no_drafter"  #: no drafter is configured, or this worker lacks the probe's drafter
     EXPLORING = "exploring"  #: from the exploration budget
-    CONTROL = "control"  #: a control job is decoded vanilla
+    CONTROL = "control"  #: a control job, or a request to a server that is control of the experiment: decoded vanilla
     PROBE = "probe"  #: a probe measures the drafter it names
     FORCED = "forced"  #: the job, or its task's configuration, fixed the mode
     STALE_DRAFT = "stale_draft"  #: every drafter that could serve is flagged stale

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from uuid import UUID
 
+from alphaloop.deciding.decision import Reason
 from alphaloop.deciding.policy import Decision, DraftSetting
 from alphaloop.errors import DecodeFailed, EngineSick, reason_of
 from alphaloop.messages import Mode
@@ -56,11 +57,11 @@ class RunningJob:
 
     @property
     def recorded(self) -> Decision:
-        """What its row and its result say: the decision, and of a control request that it was not followed."""
+        """What its row and its result say: the decision; of a control request, that it is one and what was decided."""
         if not self.is_control:
             return self.decision
         told = "decoded vanilla as a control request, to measure what speculation gains; decided was: "
-        return replace(self.decision, explanation=told + self.decision.explanation)
+        return replace(self.decision, reason=Reason.CONTROL, explanation=told + self.decision.explanation)
 
     @property
     def queue_s(self) -> float:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alphaloop.deciding.decision import Reason
 from alphaloop.deciding.policy import DraftSetting
 from alphaloop.errors import DecodeFailed, RequestRefused
 from tests.fakes import FakeEngine
@@ -193,5 +194,5 @@ def test_a_control_request_says_that_its_decision_was_not_followed() -> None:
     job = RunningJob(claimed_job("a"), decision, UUID(int=1), NOW, DraftSetting(), is_control=True)
     assert job.recorded.explanation.startswith("decoded vanilla as a control request")
     assert job.recorded.explanation.endswith("decided was: lookup is expected to be faster")
-    assert job.recorded.reason is decision.reason
+    assert job.recorded.reason is Reason.CONTROL
     assert RunningJob(claimed_job("b"), decision, UUID(int=1), NOW, decision.setting).recorded is decision
