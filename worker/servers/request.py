@@ -25,6 +25,7 @@ class Request:
     avoid: frozenset[str] = frozenset()  #: endpoints on which it failed
     must_be_alone: bool = False  #: nothing else may run where it runs, because servers died with it
     task: asyncio.Task[None] | None = None
+    is_begun: bool = False  #: whether `task` has taken its first step
     is_dropped: bool = False
 
     @property

@@ -80,7 +80,8 @@ class Sending:
         self._fleet.forget(request.job_id)
         if request in self._line:
             self._line.remove(request)
-        if request.task is not None:
+        # A task that is cancelled before its first step never runs: it would not give its place back.
+        if request.task is not None and request.is_begun:
             request.task.cancel()
 
     def drop_all(self) -> None:
@@ -152,9 +153,12 @@ class Sending:
     async def _send(self, request: Request, flight: Flight) -> None:
         name, sent_at = flight.endpoint, self._clock()
         outcome: Reply | AlphaloopError | None = None
+        request.is_begun = True
         self._counting.began(name, request.prepared)
         try:
             try:
+                if request.is_dropped:
+                    raise asyncio.CancelledError
                 outcome = await self._ask(request, name, flight.num_draft_tokens)
             except AlphaloopError as error:
                 outcome = error
@@ -180,7 +184,7 @@ class Sending:
                 self._say(request, Finished(request, generation_of(request.job_id, outcome, sent)))
         finally:
             self._on_their_way.discard(request)
-            request.task = None
+            request.task, request.is_begun = None, False
             self._dispatch()
 
     def _length_of(self, flight: Flight, reply: Reply) -> int | None:

@@ -111,3 +111,17 @@ def test_what_waits_for_some_endpoints_alone_is_told_with_whether_these_are_away
     assert servers.lines[-1] == InLine(frozenset({"job-1", "job-3"}), frozenset({"job-3"}))
     assert len(servers.lines) == 3, "told where it is other than before"
     assert len(flights) == 2
+
+
+def test_a_request_that_is_dropped_before_its_first_step_gives_its_place_back() -> None:
+    async def drops() -> tuple[int, int, list[Event]]:
+        servers = Servers(1)
+        requests = [request(number) for number in range(2)]
+        for one in requests:
+            servers.sending.put(one)
+        tasks = [one.task for one in requests if one.task is not None]
+        servers.sending.drop_all()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return len(tasks), servers.fleet.num_in_flight, servers.events
+
+    assert asyncio.run(drops()) == (2, 0, [])
