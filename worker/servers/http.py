@@ -96,6 +96,8 @@ class HttpSession:
                 return await self._sent(method, url, body, sending)
             except aiohttp.ClientConnectorError as error:
                 raise first or _lost(error) from None
+            except ServerUnreachable as error:
+                raise first or error from None
             except (aiohttp.ClientConnectionError, ConnectionError) as error:
                 if not sending.is_on_kept_connection or time.perf_counter() - began > _STALE_S:
                     raise
@@ -155,7 +157,8 @@ class Content:
     async def end(self) -> None:
         """Read what stands behind the last event of a stream, a packet of its own; unread, the connection is lost."""
         if not self._response.content.at_eof():
-            with suppress(TimeoutError):
+            # The text is whole already, however the connection ends.
+            with suppress(TimeoutError, aiohttp.ClientError, OSError):
                 async with asyncio.timeout(_END_S):
                     await self._response.content.readany()
 

@@ -93,7 +93,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
     try:
         until, now = parsedate_to_datetime(asked), parsedate_to_datetime(headers.get("Date", ""))
         return max(0.0, (until - now).total_seconds())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return None
 
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from alphaloop.errors import AlphaloopError, ServerSilent
+from alphaloop.errors import AlphaloopError, ServerFailed, ServerSilent, reason_of
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.server_identity import ServerIdentity, differs
 from worker.engine import Sampling
@@ -76,6 +76,12 @@ class Tests:
         except AlphaloopError as error:
             self._fleet.tested(name, error)
             return error
+        except Exception as error:
+            # Without a verdict the endpoint would count as being tested for ever.
+            log.error("a test of endpoint %s failed", name, exc_info=error, extra=_extra(name))
+            failure = ServerFailed(f"testing the server failed: {reason_of(error)}")
+            self._fleet.tested(name, failure)
+            return failure
         else:
             self._fleet.tested(name, None)
             if told is not None:

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from alphaloop.errors import ServerUnreachable
+from alphaloop.errors import ServerFailed, ServerUnreachable
 from alphaloop.server_identity import ServerIdentity
 from tests.fixtures.simulated_fleet import Clock
 from worker.servers import testing
@@ -64,3 +64,22 @@ def test_a_server_that_was_away_while_it_was_tested_has_to_be_the_same(
     asyncio.run(run())
     (found,) = fleet.statuses()
     assert found.state == state
+
+
+def test_a_test_that_fails_in_an_unknown_way_is_a_verdict_too() -> None:
+    """The endpoint is tested again later, and who waits for the test goes on."""
+
+    class Broken:
+        async def complete(self, *_: object) -> None:
+            raise OSError("no processes left")
+
+    clock, server = Clock(), Server("plain", ENDPOINT, None, 8, 4096)
+    fleet = Fleet([server.as_fleet_endpoint()], clock=clock, rng=Random(0))
+
+    async def found() -> object:
+        return await testing.Tests(cast(Any, {"plain": Broken()}), {"plain": server}, fleet, {}).begin("plain")
+
+    assert isinstance(asyncio.run(found()), ServerFailed)
+    assert [status.state for status in fleet.statuses()] == ["down"]
+    clock.pass_s(60.0)
+    assert list(fleet.due_tests()) == ["plain"]
