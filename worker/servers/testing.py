@@ -9,7 +9,7 @@ from typing import Final
 
 from alphaloop.errors import AlphaloopError, ServerFailed, ServerSilent, reason_of
 from alphaloop.messages import Body, Job, Purpose
-from alphaloop.server_identity import ServerIdentity, differs
+from alphaloop.server_identity import ServerIdentity, differs, told_apart
 from worker.engine import Sampling
 from worker.servers.connecting import identity_of
 from worker.servers.endpoint_client import EndpointClient
@@ -105,11 +105,17 @@ class Tests:
             log.error("endpoint %s: %s", name, told, extra=_extra(name, "drafts_not_switched"))
 
     async def _changed(self, name: str) -> str | None:
-        """What is other than before the server went away, in words."""
+        """What is other than before the server went away, in words.
+
+        One that is here for the first time must have the weights of the others, because a task may be sent to either.
+        """
         server = self._servers[name]
         found = await identity_of(server.endpoint, max_requests=server.max_requests)
-        before = self._known.setdefault(name, found)
-        return differs(before, found)
+        if name not in self._known:
+            told = next((told_apart(known, found) for known in self._known.values()), None)
+            self._known[name] = found
+            return told.sentence if told is not None and told.nature == "weights" else None
+        return differs(self._known[name], found)
 
 
 def _extra(name: str, action: str = "server_changed") -> dict[str, str]:

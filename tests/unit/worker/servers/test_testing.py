@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from alphaloop.errors import ServerFailed, ServerUnreachable
-from alphaloop.server_identity import ServerIdentity
+from alphaloop.server_identity import Answer, ServerIdentity
 from tests.fixtures.simulated_fleet import Clock
 from worker.servers import testing
 from worker.servers.endpoint import Endpoint
@@ -83,3 +83,31 @@ def test_a_test_that_fails_in_an_unknown_way_is_a_verdict_too() -> None:
     assert [status.state for status in fleet.statuses()] == ["down"]
     clock.pass_s(60.0)
     assert list(fleet.due_tests()) == ["plain"]
+
+
+@pytest.mark.parametrize(("late_text", "state"), [("red", "starting"), ("blue", "retired")])
+def test_a_server_that_was_away_at_the_start_has_to_have_the_model_of_the_others(
+    late_text: str, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def identity(text: str) -> ServerIdentity:
+        return ServerIdentity("vllm-0.32.0", "m", None, 4096, (Answer(text, {text: -0.1, "green": -3.0}),) * 16)
+
+    async def identity_of(*_: object, **__: object) -> ServerIdentity:
+        return identity(late_text)
+
+    class Well:
+        async def complete(self, *_: object) -> None: ...
+        async def revive(self) -> None: ...
+
+    monkeypatch.setattr("worker.servers.testing.identity_of", identity_of)
+    server = Server("late", ENDPOINT, None, 8, 4096)
+    fleet = Fleet([server.as_fleet_endpoint()], clock=Clock(), rng=Random(0))
+    fleet.failed("late", ServerUnreachable())
+
+    async def run() -> None:
+        known = {"other": identity("red")}
+        await testing.Tests(cast(Any, {"late": Well()}), {"late": server}, fleet, known).begin("late")
+
+    asyncio.run(run())
+    (found,) = fleet.statuses()
+    assert found.state == state
