@@ -78,7 +78,7 @@ class Tests:
             return error
         except Exception as error:
             # Without a verdict the endpoint would count as being tested for ever.
-            log.error("a test of endpoint %s failed", name, exc_info=error, extra=_extra(name))
+            log.error("a test of endpoint %s failed", name, exc_info=error, extra=_extra(name, "test_raised"))
             failure = ServerFailed(f"testing the server failed: {reason_of(error)}")
             self._fleet.tested(name, failure)
             return failure
@@ -107,15 +107,17 @@ class Tests:
     async def _changed(self, name: str) -> str | None:
         """What is other than before the server went away, in words.
 
-        One that is here for the first time must have the weights of the others, because a task may be sent to either.
+        A server that was away at the worker's start must have the weights of the others, because a task may be sent to
+        either.
         """
         server = self._servers[name]
         found = await identity_of(server.endpoint, max_requests=server.max_requests)
-        if name not in self._known:
-            told = next((told_apart(known, found) for known in self._known.values()), None)
-            self._known[name] = found
-            return told.sentence if told is not None and told.nature == "weights" else None
-        return differs(self._known[name], found)
+        if (before := self._known.get(name)) is not None:
+            return differs(before, found)
+        first = next(iter(self._known.values()), found)
+        self._known[name] = found
+        told = told_apart(first, found)
+        return told.sentence if told is not None and told.nature == "weights" else None
 
 
 def _extra(name: str, action: str = "server_changed") -> dict[str, str]:
