@@ -8,69 +8,99 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from worker.decoding.network.kernels.linear import (
+    Arguments,
+    arranged,
+    arranged_bias,
+    can_arrange,
+    linear_kernel,
+    most_rows,
+)
 from worker.decoding.network.kernels.multiplying import has_pair_products
-from worker.decoding.network.kernels.narrow import Arguments, arranged, can_arrange, most_rows, narrow_kernel
 from worker.decoding.network.kernels.threads import openmp
 
 
 class PackedLinear:
     """y = x W' + b, once prepared for many calls.
 
-    On a CPU that oneDNN serves, the weights are reordered into its blocks: torch's own linear does that again in every
-    call. Measured on 2 cores for SmolLM2 in bf16, one token: 0.6 of torch's time (docs/log.md). With
-    `is_twice` a second copy has the layout that `kernels.narrow` reads, for passes of a few tokens: it halves the time
-    once more, and doubles the memory.
+    On a CPU in bfloat16 there are two ways to compute it, each with a layout of its own: `kernels.linear`, and oneDNN,
+    whose weights are reordered into its blocks here because torch's own linear does that again in every call. Where the
+    kernel is always the faster one (`kernels.linear.most_rows`), weights have its layout only. Elsewhere it serves
+    passes of a few tokens, and weights are held in both layouts if `is_twice`.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, is_twice: bool = False) -> None:
-        self._bias = None if bias is None else bias.contiguous()
-        self._is_packed = can_pack(weight)
-        self._narrow: _Narrow | None = None
-        if is_twice and self._is_packed and can_arrange(weight) and openmp() is not None:
-            self._narrow = _Narrow(weight, self._bias)
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self._is_packed else weight
+        can_compile = can_pack(weight) and can_arrange(weight) and openmp() is not None
+        is_always = can_compile and most_rows() is None
+        self._layers: list[_Compiled | _ByTorch] = []  # the first that serves a number of tokens computes them
+        if is_always or (can_compile and is_twice):
+            self._layers.append(_Compiled(weight, bias))
+        if not is_always:
+            self._layers.append(_ByTorch(weight, bias))
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, in] → [tokens, out]."""
-        if self._narrow is not None and len(x) <= self._narrow.most_rows:
-            return self._narrow(x, None)
-        if self._is_packed:
-            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
-            return y
-        return functional.linear(x, self._weight, self._bias)
+        return self._layer(len(x))(x, None)
 
     def added_to(self, held: Tensor, x: Tensor) -> Tensor:
         """`held` + y, in one kernel if there is one."""
-        if self._narrow is not None and len(x) <= self._narrow.most_rows:
-            return self._narrow(x, held)
-        if self._is_packed:
-            total: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, held, self._weight, self._bias, "add")
-            return total
-        return held + functional.linear(x, self._weight, self._bias)
+        return self._layer(len(x))(x, held)
+
+    def _layer(self, num_rows: int) -> _Compiled | _ByTorch:
+        return next(layer for layer in self._layers if layer.serves(num_rows))
 
 
-class _Narrow:
-    """The same for at most `most_rows` tokens."""
+class _ByTorch:
+    """The layer by oneDNN, and by torch's own linear where oneDNN has no kernel."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.most_rows = most_rows()
+        self._is_packed = can_pack(weight)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self._is_packed else weight
+        self._bias = None if bias is None else bias.contiguous()
+
+    def serves(self, num_rows: int) -> bool:
+        """Always."""
+        return True
+
+    def __call__(self, x: Tensor, held: Tensor | None) -> Tensor:
+        if not self._is_packed:
+            plain = functional.linear(x, self._weight, self._bias)
+            return plain if held is None else held + plain
+        y: Tensor
+        if held is None:
+            y = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        else:
+            y = torch.ops.mkldnn._linear_pointwise.binary(x, held, self._weight, self._bias, "add")
+        return y
+
+
+class _Compiled:
+    """The layer by `kernels.linear`."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self._most_rows = most_rows()
         self._weight = arranged(weight)
-        self._bias = bias  # its address is below
+        self._bias = None if bias is None else arranged_bias(bias)  # its address is below
         self._num_outputs = weight.shape[0]
-        self._kernel = narrow_kernel(by_pairs=has_pair_products())
+        self._kernel = linear_kernel(by_pairs=has_pair_products())
         self._arguments = Arguments(
             weights=self._weight.data_ptr(),
             num_inputs=weight.shape[1],
             num_outputs=self._num_outputs,
-            bias=0 if bias is None else bias.data_ptr(),
+            bias=0 if self._bias is None else self._bias.data_ptr(),
         )
         self._address = ctypes.addressof(self._arguments)
+
+    def serves(self, num_rows: int) -> bool:
+        """Whether this is how so many tokens are computed."""
+        return self._most_rows is None or num_rows <= self._most_rows
 
     def __call__(self, x: Tensor, held: Tensor | None) -> Tensor:
         x = x.contiguous()
         y = x.new_empty((len(x), self._num_outputs))
         if not len(x):
             return y
+        held = None if held is None else held.contiguous()
         a = self._arguments
         a.x, a.y, a.held = x.data_ptr(), y.data_ptr(), 0 if held is None else held.data_ptr()
         a.num_rows = len(x)

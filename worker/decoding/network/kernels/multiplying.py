@@ -1,4 +1,4 @@
-"""Products of bfloat16 weights with a few tokens' inputs as LLVM's instructions: numba cannot hold arrays in registers.
+"""Products of bfloat16 weights with tokens' inputs as LLVM's instructions: numba cannot hold arrays in registers.
 
 One register holds two weights, of an even input and the odd one behind it, of each of 16 outputs. Where the processor
 multiplies pairs of bfloat16 (AVX512-BF16: products and sums in float32), it is used as it lies. Elsewhere the even
@@ -9,7 +9,7 @@ instructions.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,7 +19,8 @@ from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-_LANES: Final = 16
+from worker.decoding.network.kernels.vectors import FLOATS, INT, INTS, LANES, LINE_BYTES, PAIRS, fetch, like, same
+
 _HELD: Final = 24  #: registers of sums; there are 32, and weights need some
 
 
@@ -32,7 +33,7 @@ class Tile:
     @property
     def num_outputs(self) -> int:
         """Outputs side by side."""
-        return self.num_registers * _LANES
+        return self.num_registers * LANES
 
     @property
     def num_rows(self) -> int:
@@ -40,26 +41,11 @@ class Tile:
         return min(8, _HELD // self.num_registers)
 
 
-class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
-    """LLVM's bfloat16, which llvmlite has no name for."""
+#: Where the sums of a tile lie, by row and register.
+Sums = dict[tuple[int, int], Any]
 
-    def _to_string(self) -> str:
-        return "bfloat"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _BFloat)
-
-    def __hash__(self) -> int:
-        return hash(_BFloat)
-
-
-_FLOAT: Final = ir.FloatType()
-_FLOATS: Final = ir.VectorType(_FLOAT, _LANES)
-_INT: Final = ir.IntType(32)
-_INTS: Final = ir.VectorType(_INT, _LANES)
-_PAIRS: Final = ir.VectorType(_BFloat(), 2 * _LANES)
 _DOT: Final = "llvm.x86.avx512bf16.dpbf16ps.512"
-_DOT_TYPE: Final = ir.FunctionType(_FLOATS, [_FLOATS, _PAIRS, _PAIRS])
+_DOT_TYPE: Final = ir.FunctionType(FLOATS, [FLOATS, PAIRS, PAIRS])
 #: Sums may be reordered, and a product and a sum may be one instruction.
 _FUSED: Final = ("contract", "reassoc")
 
@@ -73,6 +59,12 @@ def has_pair_products() -> bool:
 
 
 @functools.cache
+def has_matrix_products() -> bool:
+    """Whether the processor multiplies whole matrices of bfloat16 (AMX), which oneDNN uses and these kernels do not."""
+    return bool(get_host_cpu_features().get("amx-bf16"))
+
+
+@functools.cache
 def multiplication(tile: Tile, *, by_pairs: bool) -> Any:
     """`multiply(weights, inputs, num_inputs, num_rows, sums, stride)` for kernels.
 
@@ -80,27 +72,20 @@ def multiplication(tile: Tile, *, by_pairs: bool) -> Any:
     bfloat16; sums: rows of tile.num_outputs float32, `stride` float32 apart, written; rows: 1 to tile.num_rows. A row's
     sums are added up in the same order whatever the number of rows.
     """
-    add_products = _by_pairs if by_pairs else _one_by_one
 
     def multiply(
         typing_context: Any, weights: Any, inputs: Any, num_inputs: Any, num_rows: Any, sums: Any, stride: Any
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             weights, inputs, num_inputs, num_rows, sums, stride = arguments
-            weights = builder.inttoptr(weights, _INTS.as_pointer())
-            inputs = builder.inttoptr(inputs, _INT.as_pointer())
-            sums = builder.inttoptr(sums, _FLOAT.as_pointer())
-            num_pairs = builder.sdiv(num_inputs, _like(num_inputs, 2))
-            end = builder.append_basic_block("end")
-            sizes = builder.switch(num_rows, end)
-            for rows in range(1, tile.num_rows + 1):
-                block = builder.append_basic_block(f"rows{rows}")
-                sizes.add_case(_like(num_rows, rows), block)
-                builder.position_at_end(block)
-                held = _multiply(builder, weights, inputs, num_pairs, (rows, tile.num_registers), add_products)
+            sums = builder.inttoptr(sums, ir.FloatType().as_pointer())
+
+            def compute(rows: int) -> None:
+                held = new_sums(builder, tile, rows)
+                add_products(builder, held, tile, weights, inputs, num_inputs, by_pairs=by_pairs)
                 _write(builder, held, sums, stride)
-                builder.branch(end)
-            builder.position_at_end(end)
+
+            for_rows(builder, num_rows, range(1, tile.num_rows + 1), compute)
             return context.get_dummy_value()
 
         return types.void(weights, inputs, num_inputs, num_rows, sums, stride), generate
@@ -108,44 +93,78 @@ def multiplication(tile: Tile, *, by_pairs: bool) -> Any:
     return intrinsic(multiply)
 
 
-def _multiply(
-    builder: Any, weights: Any, inputs: Any, num_pairs: Any, shape: tuple[int, int], add_products: Callable[..., None]
-) -> dict[tuple[int, int], Any]:
-    num_rows, num_registers = shape
-    places = [(row, register) for row in range(num_rows) for register in range(num_registers)]
-    held = {place: cgutils.alloca_once(builder, _FLOATS) for place in places}
-    for place in places:
-        builder.store(_same(_FLOATS, 0.0), held[place])
+def for_rows(builder: Any, num_rows: Any, cases: Iterable[int], compute: Callable[[int], None]) -> None:
+    """Code for each number of rows: which registers hold their sums is fixed in the code."""
+    end = builder.append_basic_block("end")
+    sizes = builder.switch(num_rows, end)
+    for rows in cases:
+        block = builder.append_basic_block(f"rows{rows}")
+        sizes.add_case(like(num_rows, rows), block)
+        builder.position_at_end(block)
+        compute(rows)
+        builder.branch(end)
+    builder.position_at_end(end)
+
+
+def new_sums(builder: Any, tile: Tile, rows: int) -> Sums:
+    """Zeros."""
+    places = [(row, register) for row in range(rows) for register in range(tile.num_registers)]
+    sums = {place: cgutils.alloca_once(builder, FLOATS) for place in places}
+    for total in sums.values():
+        builder.store(same(FLOATS, 0.0), total)
+    return sums
+
+
+def add_products(
+    builder: Any,
+    sums: Sums,
+    tile: Tile,
+    weights: Any,
+    inputs: Any,
+    num_inputs: Any,
+    *,
+    by_pairs: bool,
+    ahead: Any = None,
+) -> None:
+    """Add the products of all inputs of as many rows as `sums` has. weights, inputs: addresses, see `multiplication`.
+
+    `ahead`: an address. One line of the cache out of each `tile.num_registers` is fetched from there on, as many as the
+    weights have.
+    """
+    add, rows = _by_pairs if by_pairs else _one_by_one, len(sums) // tile.num_registers
+    weights, inputs = builder.inttoptr(weights, INTS.as_pointer()), builder.inttoptr(inputs, INT.as_pointer())
+    num_pairs = builder.sdiv(num_inputs, like(num_inputs, 2))
     with cgutils.for_range(builder, num_pairs) as loop:
-        at = builder.mul(loop.index, _like(loop.index, num_registers))
-        pairs = [_load(builder, weights, _plus(builder, at, register)) for register in range(num_registers)]
+        at = builder.mul(loop.index, like(loop.index, tile.num_registers))
+        if ahead is not None:
+            fetch(builder, builder.add(ahead, builder.mul(at, like(at, LINE_BYTES))))
+        pairs = [_load(builder, weights, _plus(builder, at, register)) for register in range(tile.num_registers)]
         values = [
-            _load(builder, inputs, builder.add(builder.mul(num_pairs, _like(num_pairs, row)), loop.index))
-            for row in range(num_rows)
+            _load(builder, inputs, builder.add(builder.mul(num_pairs, like(num_pairs, row)), loop.index))
+            for row in range(rows)
         ]
-        add_products(builder, pairs, values, held)
-    return held
+        add(builder, pairs, values, sums)
 
 
-def _write(builder: Any, held: dict[tuple[int, int], Any], sums: Any, stride: Any) -> None:
+def _write(builder: Any, held: Sums, sums: Any, stride: Any) -> None:
     for (row, register), total in held.items():
-        at = builder.add(builder.mul(stride, _like(stride, row)), _like(stride, register * _LANES))
-        into = builder.bitcast(builder.gep(sums, [at]), _FLOATS.as_pointer())
+        at = builder.add(builder.mul(stride, like(stride, row)), like(stride, register * LANES))
+        into = builder.bitcast(builder.gep(sums, [at]), FLOATS.as_pointer())
         stored = builder.store(builder.load(total), into)
         stored.align = 4
 
 
-def _by_pairs(builder: Any, pairs: list[Any], values: list[Any], held: dict[tuple[int, int], Any]) -> None:
+def _by_pairs(builder: Any, pairs: list[Any], values: list[Any], held: Sums) -> None:
     dot = builder.module.declare_intrinsic(_DOT, (), _DOT_TYPE)
-    weights = [builder.bitcast(both, _PAIRS) for both in pairs]
+    weights = [builder.bitcast(both, PAIRS) for both in pairs]
     for row, value in enumerate(values):
-        inputs = builder.bitcast(_spread(builder, value), _PAIRS)
+        inputs = builder.bitcast(_spread(builder, value), PAIRS)
         for register, weight in enumerate(weights):
             place = held[row, register]
             builder.store(builder.call(dot, [builder.load(place), weight, inputs]), place)
 
 
-def _one_by_one(builder: Any, pairs: list[Any], values: list[Any], held: dict[tuple[int, int], Any]) -> None:
+def _one_by_one(builder: Any, pairs: list[Any], values: list[Any], held: Sums) -> None:
     weights = [_floats(builder, both) for both in pairs]
     for row, value in enumerate(values):
         inputs = _floats(builder, _spread(builder, value))
@@ -158,9 +177,9 @@ def _one_by_one(builder: Any, pairs: list[Any], values: list[Any], held: dict[tu
 
 def _floats(builder: Any, pairs: Any) -> tuple[Any, Any]:
     """The even and the odd ones of a register's bfloat16, which are the upper halves of float32."""
-    even = builder.shl(pairs, _same(_INTS, 16))
-    odd = builder.and_(pairs, _same(_INTS, 0xFFFF0000))
-    return builder.bitcast(even, _FLOATS), builder.bitcast(odd, _FLOATS)
+    even = builder.shl(pairs, same(INTS, 16))
+    odd = builder.and_(pairs, same(INTS, 0xFFFF0000))
+    return builder.bitcast(even, FLOATS), builder.bitcast(odd, FLOATS)
 
 
 def _load(builder: Any, address: Any, place: Any) -> Any:
@@ -171,18 +190,10 @@ def _load(builder: Any, address: Any, place: Any) -> Any:
 
 def _spread(builder: Any, value: Any) -> Any:
     """An integer in all lanes."""
-    nothing = ir.Constant(_INTS, ir.Undefined)
-    one = builder.insert_element(nothing, value, ir.Constant(_INT, 0))
-    return builder.shuffle_vector(one, nothing, _same(_INTS, 0))
-
-
-def _same(vector: ir.VectorType, value: float) -> ir.Constant:
-    return ir.Constant(vector, [ir.Constant(vector.element, value)] * _LANES)
-
-
-def _like(number: Any, value: int) -> ir.Constant:
-    return ir.Constant(number.type, value)
+    nothing = ir.Constant(INTS, ir.Undefined)
+    one = builder.insert_element(nothing, value, ir.Constant(INT, 0))
+    return builder.shuffle_vector(one, nothing, same(INTS, 0))
 
 
 def _plus(builder: Any, number: Any, value: int) -> Any:
-    return builder.add(number, _like(number, value))
+    return builder.add(number, like(number, value))

@@ -95,6 +95,8 @@ def weigh_tile(num_shared: int) -> Callable[..., None]:
             token = first + row // num_shared
             found = scores[row * num : (row + 1) * num]
             num_seen = hide(found, length, positions[token], ancestry[token], positions, window)
-            totals[row] = weigh_one(found, 0, num_seen, scaling, weights[row * num : (row + 1) * num])
+            # Summed up from the first key of the window on, as `wide_attention` does.
+            oldest = min(length, max(0, positions[token] - window + 1)) if window else 0
+            totals[row] = weigh_one(found, oldest, num_seen, scaling, weights[row * num : (row + 1) * num])
 
     return weigh

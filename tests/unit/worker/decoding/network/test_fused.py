@@ -7,21 +7,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 
 from alphaloop.errors import UnsupportedModel
 from tests.fixtures.models import FAMILIES, FUSED, NUM_TOKENS
 from worker.decoding.network import fused
 from worker.decoding.network.fused import FusedDecoder, can_fuse
 from worker.decoding.network.groups import Read
+from worker.decoding.network.kernels.linear import (
+    LEAST_ROWS,
+    Arguments,
+    arranged,
+    arranged_bias,
+    linear_kernel,
+    most_rows,
+    share_of,
+)
 from worker.decoding.network.kernels.multiplying import has_pair_products
-from worker.decoding.network.kernels.narrow import Arguments, arranged, most_rows, narrow_kernel
 from worker.decoding.network.kernels.threads import openmp
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.network.operations import GELU_TANH
 from worker.decoding.network.packed import PackedLinear, can_pack
+from worker.decoding.network.passes import WIDEST_SHARED
+from worker.decoding.network.slots import SlotCache
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float64) -> Any:
@@ -69,7 +82,7 @@ WRONG = {
     "the norm behind attention": ("gemma3_text", lambda layer: setattr(layer, "_behind_attention", None)),
     "the norms of the heads": ("qwen3", lambda layer: _change_heads(layer, norms=None)),
     "the scale of the scores": ("llama", lambda layer: _change_heads(layer, scaling=layer._heads.scaling * 1.1)),
-    "the biases": ("qwen2", lambda layer: setattr(layer._qkv, "_bias", None)),
+    "the biases": ("qwen2", lambda layer: setattr(layer._qkv._layers[0], "_bias", None)),
     "the activation": ("llama", lambda layer: setattr(layer, "_activation", GELU_TANH)),
 }
 
@@ -131,7 +144,7 @@ def test_a_packed_layer_is_that_layer(dtype: torch.dtype, has_bias: bool, is_twi
     bias = torch.randn(200, generator=generator).to(dtype) if has_bias else None
     layer = PackedLinear(weight, bias, is_twice=is_twice)
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.2}[dtype]
-    for num_tokens in (0, 1, 2, 3, 4, 5, 8, 9, 21, 33, 50):
+    for num_tokens in (0, 1, 2, 3, 4, 5, 8, 9, 17, 21, 33, 50, 300, 530):
         x, held = (torch.randn((num_tokens, num), generator=generator).to(dtype) for num in (48, 200))
         expected = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
         assert torch.allclose(layer(x).double(), expected, atol=tolerance, rtol=0)
@@ -153,7 +166,7 @@ def test_a_token_is_multiplied_alike_alone_and_among_others(by_pairs: bool, has_
         torch.randn((200, 48), generator=generator).bfloat16(),
         torch.randn(200, generator=generator).bfloat16(),
     )
-    kernel, lain = narrow_kernel(by_pairs=by_pairs), arranged(weight)
+    kernel, lain, lain_bias = linear_kernel(by_pairs=by_pairs), arranged(weight), arranged_bias(bias)
 
     def multiply(x: torch.Tensor, held: torch.Tensor | None, num_threads: int) -> torch.Tensor:
         y = torch.full((len(x), 200), 7.0, dtype=torch.bfloat16)
@@ -164,13 +177,13 @@ def test_a_token_is_multiplied_alike_alone_and_among_others(by_pairs: bool, has_
             num_rows=len(x),
             num_inputs=48,
             num_outputs=200,
-            bias=bias.data_ptr() if has_bias else 0,
+            bias=lain_bias.data_ptr() if has_bias else 0,
             held=0 if held is None else held.data_ptr(),
         )
         kernel(ctypes.addressof(arguments), num_threads)
         return y
 
-    for num_tokens in (1, 2, 3, 7, 8, 9, 17, 40):
+    for num_tokens in (1, 2, 3, 7, 8, 9, 16, 17, 24, 40, 70):
         x, held = (torch.randn((num_tokens, num), generator=generator).bfloat16() for num in (48, 200))
         expected = torch.nn.functional.linear(x.double(), weight.double(), bias.double() if has_bias else None)
         for added in (None, held):
@@ -182,6 +195,18 @@ def test_a_token_is_multiplied_alike_alone_and_among_others(by_pairs: bool, has_
                 assert torch.equal(alone[0], found[row])
 
 
+@given(num_rows=st.integers(1, 2000), num_blocks=st.integers(1, 40), num_threads=st.integers(1, 96))
+def test_threads_share_every_row_of_every_block(num_rows: int, num_blocks: int, num_threads: int) -> None:
+    shares = [share_of.py_func(num_rows, num_blocks, thread, num_threads) for thread in range(num_threads)]
+    computed = np.zeros((num_rows, num_blocks), int)
+    for row, rows, block, blocks in shares:
+        computed[row : row + rows, block : block + blocks] += 1
+    assert (computed == 1).all()
+    largest = max(rows * blocks for _, rows, _, blocks in shares)
+    # No thread has more than twice its part, but for whole blocks of few rows.
+    assert largest <= max(2 * num_rows * num_blocks / num_threads, min(num_rows, 2 * LEAST_ROWS))
+
+
 @torch.inference_mode()
 @pytest.mark.skipif(not can_pack(torch.zeros(1, 1).bfloat16()) or openmp() is None, reason="no kernels here")
 @pytest.mark.parametrize("family", FUSED)
@@ -190,23 +215,60 @@ def test_in_bfloat16_a_token_gets_the_same_logits_alone_and_among_others(
 ) -> None:
     """Bit for bit, where kernels compute the whole pass: then a draft is verified by what vanilla would have seen."""
     model = LanguageModel(load(tiny_models[family], torch.bfloat16), 64)
-    tokens = torch.randint(0, NUM_TOKENS, (2 + most_rows(),), generator=torch.Generator().manual_seed(seed)).tolist()
-    cache = model.new_cache(3)
-
-    def read(*reads: Read) -> torch.Tensor:
-        logits = model.read(cache, list(reads))
-        for one in reads:
-            cache.lengths[one.slot] += len(one.token_ids)
-        return logits
-
-    alone, among, beside = (cache.acquire() for _ in range(3))
-    for slot in (alone, among, beside):
-        read(Read(slot, tokens[:2]))
-    single = torch.cat([read(Read(alone, [token])) for token in tokens[2:]])
-    half = most_rows() // 2
-    first = read(Read(beside, tokens[2:3]), Read(among, tokens[2 : 2 + half], half))[1:]
-    rest = read(Read(among, tokens[2 + half :], most_rows() - half))
+    num = min(WIDEST_SHARED, most_rows() or WIDEST_SHARED)
+    tokens = torch.randint(0, NUM_TOKENS, (2 + num,), generator=torch.Generator().manual_seed(seed)).tolist()
+    cache = model.new_cache(6)
+    alone, *others = (cache.acquire() for _ in range(6))
+    for slot in (alone, *others):
+        _read(model, cache, Read(slot, tokens[:2]))
+    single = torch.cat([_read(model, cache, Read(alone, [token])) for token in tokens[2:]])
+    half = num // 2
+    first = _read(model, cache, Read(others[1], tokens[2:3]), Read(others[0], tokens[2 : 2 + half], half))[1:]
+    rest = _read(model, cache, Read(others[0], tokens[2 + half :], num - half))
     assert torch.equal(torch.cat([first, rest]), single)
+    if most_rows() is None:
+        together = _read(model, cache, *(Read(slot, tokens[2:], num) for slot in others[2:]))
+        assert torch.equal(together, single.repeat(3, 1))
+
+
+@torch.inference_mode()
+@pytest.mark.skipif(most_rows() is not None or openmp() is None, reason="oneDNN computes wide passes here")
+@pytest.mark.parametrize("window", [None, 100])
+def test_in_bfloat16_a_prompt_read_in_any_pieces_gets_the_logits_of_single_tokens(
+    window: int | None, seed: int
+) -> None:
+    """Bit for bit: a text in bfloat16 does not depend on drafts, on what else runs, or on how its prompt was read."""
+    torch.manual_seed(seed)
+    shape = transformers.MistralConfig(
+        vocab_size=256,
+        hidden_size=128,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=512,
+        sliding_window=window,
+    )
+    plain = transformers.MistralForCausalLM(shape).to(torch.bfloat16).eval()
+    for parameter in plain.parameters():
+        parameter.data.mul_(3)  # else attention is nearly uniform, and hides what it gets wrong
+    model, tokens = LanguageModel(plain, 512), torch.randint(0, 256, (400,)).tolist()
+    cache = model.new_cache(4)
+    single = cache.acquire()
+    expected = torch.cat([_read(model, cache, Read(single, [token])) for token in tokens])
+    for width in (7, 150, len(tokens)):
+        slot = cache.acquire()
+        pieces = [tokens[at : at + width] for at in range(0, len(tokens), width)]
+        found = torch.cat([_read(model, cache, Read(slot, piece, len(piece))) for piece in pieces])
+        assert torch.equal(found, expected), width
+
+
+def _read(model: LanguageModel, cache: SlotCache, *reads: Read) -> torch.Tensor:
+    logits = model.read(cache, list(reads))
+    for one in reads:
+        cache.lengths[one.slot] += len(one.token_ids)
+    return logits
 
 
 def test_weights_are_held_twice_where_memory_is_plentiful(
@@ -220,4 +282,11 @@ def test_weights_are_held_twice_where_memory_is_plentiful(
         monkeypatch.setattr(fused, "available_bytes", lambda _, left=left: left)
         decoder = FusedDecoder(load(tiny_models["llama"], torch.bfloat16), 64)
         layers = [decoder._head, decoder._layers[1]._down, decoder._layers[0]._qkv]
-        assert [layer._narrow is not None for layer in layers] == [is_twice and has_kernels] * 3
+        kinds = [[type(one).__name__ for one in layer._layers] for layer in layers]
+        assert kinds == [_layouts(is_twice=is_twice) if has_kernels else ["_ByTorch"]] * 3
+
+
+def _layouts(*, is_twice: bool) -> list[str]:
+    if most_rows() is None:
+        return ["_Compiled"]
+    return ["_Compiled", "_ByTorch"] if is_twice else ["_ByTorch"]
