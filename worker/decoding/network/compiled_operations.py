@@ -25,6 +25,7 @@ from worker.decoding.network.kernels.pointwise import gate_kernel, norm_kernel
 from worker.decoding.network.kernels.threads import openmp
 from worker.decoding.network.kernels.tiles import attends_in_tiles
 from worker.decoding.network.operations import Heads
+from worker.decoding.network.paired import to_plain
 from worker.decoding.network.passes import WIDEST_SHARED, Pass
 from worker.decoding.network.torch_operations import attend
 from worker.decoding.network.wide_reads import WideRead
@@ -81,7 +82,7 @@ class CompiledAttention:
         self._parts = [_Part(group, plan) for group in plan.groups]
 
     def __call__(self, qkv: Tensor, held: Tensor, heads: Heads) -> Tensor:
-        """[tokens, queries * head_dim] of one layer."""
+        """[tokens, queries * head_dim] of one layer. `held` is in pairs where `attends_in_tiles`."""
         kernel = attention_kernel(self._dtype, heads.head_dim, heads.num_queries // heads.num_keys)
         seen = qkv.new_empty((len(qkv), heads.num_queries * heads.head_dim))
         table = self._tables[heads.kind]
@@ -94,12 +95,13 @@ class CompiledAttention:
             if heads.norms is not None:
                 a.norms, a.epsilon = heads.norms.data_ptr(), heads.epsilon
             kernel(part.address, part.num_threads)
-            if part.wide is not None and attends_in_tiles(self._dtype, heads.head_dim):
-                part.wide.attend(a, heads, held)
+            is_paired = attends_in_tiles(self._dtype, heads.head_dim)
+            if part.wide is not None and is_paired:
+                part.wide.attend(a, heads)
             elif part.is_wide:
                 tokens = part.group.tokens
                 queries = qkv.view(len(qkv), -1, heads.head_dim)[tokens, : heads.num_queries]
-                seen[tokens] = attend(queries, held, part.group, heads)
+                seen[tokens] = attend(queries, to_plain(held) if is_paired else held, part.group, heads)
         return seen
 
 

@@ -13,6 +13,7 @@ interleaved. The `operations` compute the rest: compiled kernels on a CPU, torch
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -22,6 +23,7 @@ from torch.nn import functional
 from worker.decoding.memory import available_bytes
 from worker.decoding.network.compiled_operations import CompiledOperations, can_compile
 from worker.decoding.network.gpu import gpu_operations
+from worker.decoding.network.kernels.tiles import attends_in_tiles
 from worker.decoding.network.operations import ACTIVATIONS, Attention, Heads, Operations, StaticOperations
 from worker.decoding.network.packed import PackedLinear
 from worker.decoding.network.passes import Pass
@@ -54,8 +56,10 @@ class FusedDecoder:
         scale = getattr(inner.embed_tokens, "embed_scale", None)
         self._scale = None if scale is None else scale.to(self._embeddings.dtype)
         self._rotations = {kind: _rotations(inner, config, kind, num_positions) for kind in _kinds(config)}
-        self.kv_shape = KvShape.of(config, self._embeddings.dtype)
-        self._operations = _operations(self._embeddings, self.kv_shape.head_dim, gpu_kernels)
+        shape = KvShape.of(config, self._embeddings.dtype)
+        self._operations = _operations(self._embeddings, shape.head_dim, gpu_kernels)
+        is_compiled = isinstance(self._operations, CompiledOperations)
+        self.kv_shape = replace(shape, is_paired=is_compiled and attends_in_tiles(shape.dtype, shape.head_dim))
         self.num_outputs: int = model.lm_head.weight.shape[0]
         is_twice = _fits_twice(model)
         self._head = PackedLinear(*_weights(model.lm_head), is_twice=is_twice)

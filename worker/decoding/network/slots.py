@@ -15,7 +15,9 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
-BLOCK: Final = 128  #: positions of which the capacity is a multiple
+from worker.decoding.network.paired import copy_paired, to_paired, to_plain, whole_blocks
+
+BLOCK: Final = 128  #: positions of which the capacity is a multiple; a multiple of `network.paired.BLOCK`
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,7 @@ class KvShape:
     num_heads: int  #: heads of the keys, and as many of the values
     head_dim: int
     dtype: torch.dtype
+    is_paired: bool = False  #: whether a slot's keys and values lie as in `network.paired`
 
     @classmethod
     def of(cls, config: Any, dtype: torch.dtype) -> KvShape:
@@ -101,8 +104,10 @@ class SlotCache:
         lowest, length = self._free.pop(), self.lengths[slot]
         if length:
             # A slot that was never written may have no memory yet. The slot that it moves into may have none either.
+            # Whole blocks, of which there is memory, lie alike in both layouts.
+            held = whole_blocks(0, length)
             for layer in self.layers:
-                layer[lowest, :, :length] = layer[slot, :, :length]
+                layer[lowest, :, held] = layer[slot, :, held]
         self.lengths[lowest] = length
         self._free = sorted([*self._free, slot], reverse=True)
         return lowest
@@ -126,7 +131,11 @@ class SlotCache:
         if moved:
             to, column = (torch.tensor(places, device=self.device) + length for places in zip(*moved, strict=True))
             for layer in self.layers:
-                layer[slot].index_copy_(1, to, layer[slot].index_select(1, column))
+                own = layer[slot : slot + 1]
+                plain = to_plain(own) if self.shape.is_paired else own
+                plain.index_copy_(2, to, plain.index_select(2, column))
+                if self.shape.is_paired:
+                    own.copy_(to_paired(plain))
         self.lengths[slot] = length + len(columns)
 
     @torch.inference_mode()
@@ -135,7 +144,10 @@ class SlotCache:
         self.reserve(max(slots) + 1, end)
         index = torch.tensor(slots, device=self.device)
         for layer in self.layers:
-            layer[index, :, begin:end] = layer[source, :, begin:end]
+            if self.shape.is_paired:
+                copy_paired(layer, source, index, begin, end)
+            else:
+                layer[index, :, begin:end] = layer[source, :, begin:end]
         for slot in slots:
             self.lengths[slot] = end
 

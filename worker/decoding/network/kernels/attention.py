@@ -17,8 +17,9 @@ import torch
 
 from worker.decoding.network.kernels.attending import attend_by_token
 from worker.decoding.network.kernels.compiling import array, float_of, kernel
-from worker.decoding.network.kernels.heads import copy_out, keep_key, turn_queries
+from worker.decoding.network.kernels.heads import copy_out, rotate, turn_queries
 from worker.decoding.network.kernels.numbers import NUMBERS
+from worker.decoding.network.kernels.placing import place_key, place_value
 from worker.decoding.network.kernels.threads import Kernel, argument_fields, thread_functions
 from worker.decoding.network.kernels.tiled_attending import attend_by_tile
 from worker.decoding.network.kernels.tiles import attends_in_tiles
@@ -28,7 +29,7 @@ class At(IntEnum):
     """Where the arguments lie: addresses, numbers, and float64s by their bits."""
 
     QKV = 0  #: [tokens, queries + 2 * keys, head_dim], queries rotated in place; pairs to be rotated lie side by side
-    HELD = 1  #: [slots, 2 * keys, capacity, head_dim]
+    HELD = 1  #: [slots, 2 * keys, capacity, head_dim]; in pairs where reads attend in tiles
     SEEN = 2  #: [tokens, queries, head_dim], written
     READS = 3  #: int64 [reads, 4]: slot, tokens held before, first token, tokens
     NUM_READS = 4
@@ -61,11 +62,10 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Kern
     """For heads of that size and `num_shared` query heads a key head: loops over both are unrolled. Takes seconds."""
     numbers = NUMBERS[dtype]
     raw, real = numbers.dtype, numbers.real
-    keep, ask, write = keep_key(numbers, head_dim), turn_queries(numbers, head_dim, num_shared), copy_out(numbers)
-    if attends_in_tiles(dtype, head_dim):
-        attend = attend_by_tile(head_dim, num_shared)
-    else:
-        attend = attend_by_token(numbers, head_dim, num_shared)
+    turn, ask, write = rotate(numbers, head_dim), turn_queries(numbers, head_dim, num_shared), copy_out(numbers)
+    is_paired = attends_in_tiles(dtype, head_dim)
+    keep_key, keep_value = place_key(numbers, head_dim, is_paired=is_paired), place_value(head_dim, is_paired=is_paired)
+    attend = attend_by_tile(head_dim, num_shared) if is_paired else attend_by_token(numbers, head_dim, num_shared)
     thread, team = thread_functions()
 
     @kernel
@@ -91,12 +91,10 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Kern
             keys, values = held[slot, head], held[slot, num_keys + head]
             query, key = head * num_shared * head_dim, (num_queries + head) * head_dim
             for token in range(first, end):
-                rotation, at = rotations[positions[token]], (length + token - first) * head_dim
-                keep(qkv[token, key:], rotation, norms[key:], is_normed, epsilon, turned, keys[at:])
-                # Not as one assignment of slices: the message of its error alone would take numba two seconds.
-                value = qkv[token, key + num_keys * head_dim :]
-                for d in range(head_dim):
-                    values[at + d] = value[d]
+                position = length + token - first
+                turn(qkv[token, key:], rotations[positions[token]], norms[key:], is_normed, epsilon, turned)
+                keep_key(turned, keys, position)
+                keep_value(qkv[token, key + num_keys * head_dim :], values, position)
             for token in range(first, end):
                 ask(qkv[token, query:], rotations[positions[token]], norms[query:], is_normed, epsilon, turned)
                 write(turned, qkv[token, query:])

@@ -1,4 +1,4 @@
-"""The norm and the rotation of heads, and their way into the cache: functions for a kernel."""
+"""The norm and the rotation of heads: functions for a kernel."""
 
 from __future__ import annotations
 
@@ -34,19 +34,6 @@ def rotate(numbers: Numbers, head_dim: int) -> Callable[..., None]:
             out[2 * pair + 1] = a * sine + b * cosine
 
     return turn
-
-
-def keep_key(numbers: Numbers, head_dim: int) -> Callable[..., None]:
-    """`keep(key, rotation, norm, is_normed, epsilon, room, held)`: a token's key, turned, into the cache."""
-    turn, store = rotate(numbers, head_dim), numbers.store
-
-    @inlined
-    def keep(key: Any, rotation: Any, norm: Any, is_normed: Any, epsilon: Any, room: Any, held: Any) -> None:
-        turn(key, rotation, norm, is_normed, epsilon, room)
-        for d in range(head_dim):
-            held[d] = store(room[d])
-
-    return keep
 
 
 def turn_queries(numbers: Numbers, head_dim: int, num_shared: int) -> Callable[..., None]:

@@ -49,7 +49,17 @@ def linear_tile(tile: Tile, *, by_pairs: bool, fetches: bool = False, least_rows
                 with _if_given(builder, held):
                     _add_held(builder, sums, held, stride)
                 fetched = ahead if fetches else None
-                add_products(builder, sums, tile, weights, inputs, num_inputs, by_pairs=by_pairs, ahead=fetched)
+                add_products(
+                    builder,
+                    sums,
+                    tile,
+                    weights,
+                    inputs,
+                    num_inputs,
+                    by_pairs=by_pairs,
+                    num_outputs=tile.num_outputs,
+                    ahead=fetched,
+                )
                 _write(builder, sums, y, stride)
 
             for_rows(builder, num_rows, range(least_rows, tile.num_rows + 1), compute_rows)

@@ -65,12 +65,13 @@ def has_matrix_products() -> bool:
 
 
 @functools.cache
-def multiplication(tile: Tile, *, by_pairs: bool) -> Any:
+def multiplication(tile: Tile, *, by_pairs: bool, num_outputs: int | None = None) -> Any:
     """`multiply(weights, inputs, num_inputs, num_rows, sums, stride)` for kernels.
 
-    weights, inputs and sums are addresses. weights: [inputs / 2, tile.num_outputs, 2] bfloat16; inputs: [rows, inputs]
-    bfloat16; sums: rows of tile.num_outputs float32, `stride` float32 apart, written; rows: 1 to tile.num_rows. A row's
-    sums are added up in the same order whatever the number of rows.
+    weights, inputs and sums are addresses. weights: the first tile.num_outputs of each row of [inputs / 2, num_outputs,
+    2] bfloat16, by default of as many; inputs: [rows, inputs] bfloat16; sums: rows of tile.num_outputs float32,
+    `stride` float32 apart, written; rows: 1 to tile.num_rows. A row's sums are added up in the same order whatever the
+    number of rows.
     """
 
     def multiply(
@@ -82,7 +83,8 @@ def multiplication(tile: Tile, *, by_pairs: bool) -> Any:
 
             def compute(rows: int) -> None:
                 held = new_sums(builder, tile, rows)
-                add_products(builder, held, tile, weights, inputs, num_inputs, by_pairs=by_pairs)
+                size = num_outputs or tile.num_outputs
+                add_products(builder, held, tile, weights, inputs, num_inputs, by_pairs=by_pairs, num_outputs=size)
                 _write(builder, held, sums, stride)
 
             for_rows(builder, num_rows, range(1, tile.num_rows + 1), compute)
@@ -124,6 +126,7 @@ def add_products(
     num_inputs: Any,
     *,
     by_pairs: bool,
+    num_outputs: int,
     ahead: Any = None,
 ) -> None:
     """Add the products of all inputs of as many rows as `sums` has. weights, inputs: addresses, see `multiplication`.
@@ -135,7 +138,7 @@ def add_products(
     weights, inputs = builder.inttoptr(weights, INTS.as_pointer()), builder.inttoptr(inputs, INT.as_pointer())
     num_pairs = builder.sdiv(num_inputs, like(num_inputs, 2))
     with cgutils.for_range(builder, num_pairs) as loop:
-        at = builder.mul(loop.index, like(loop.index, tile.num_registers))
+        at = builder.mul(loop.index, like(loop.index, num_outputs // LANES))
         if ahead is not None:
             fetch(builder, builder.add(ahead, builder.mul(at, like(at, LINE_BYTES))))
         pairs = [_load(builder, weights, _plus(builder, at, register)) for register in range(tile.num_registers)]

@@ -1,4 +1,4 @@
-"""How the tokens of a short read attend in tiles, in bfloat16: its slot's keys and values are packed, then multiplied.
+"""How the tokens of a short read attend in tiles, in bfloat16, to what their slot holds in pairs.
 
 SmolLM2 in bf16, 8 sequences of 300 tokens, one layer on one core: five tokens each 854 µs one by one, 325 in tiles; one
 token each 163 and 169 (docs/log.md).
@@ -15,23 +15,19 @@ import torch
 from worker.decoding.network.kernels.attending import hide_unseen
 from worker.decoding.network.kernels.compiling import compiled
 from worker.decoding.network.kernels.numbers import NUMBERS
-from worker.decoding.network.kernels.packing import pack_keys, pack_values
 from worker.decoding.network.kernels.tiles import (
-    BLOCK,
     gather_queries,
     mix_values,
     score_blocks,
     tokens_together,
-    value_tile,
     weigh_row,
     write_seen,
 )
+from worker.decoding.network.paired import BLOCK
 
 
 def attend_by_tile(head_dim: int, num_shared: int) -> Callable[..., None]:
-    """As `attending.attend_by_token`; a slot's positions are whole blocks."""
-    half, width = head_dim // 2, value_tile(head_dim).num_outputs
-    of_keys, of_values = pack_keys(head_dim, BLOCK), pack_values(head_dim, width, BLOCK)
+    """As `attending.attend_by_token`; keys and values are in pairs, and a slot's positions are whole blocks."""
     score, weigh, mix = score_blocks(head_dim), weigh_tile(num_shared), mix_values(head_dim)
     gather, write = gather_queries(head_dim, num_shared), write_seen(head_dim, num_shared)
     together, size = tokens_together(num_shared), num_shared * head_dim
@@ -51,9 +47,6 @@ def attend_by_tile(head_dim: int, num_shared: int) -> Callable[..., None]:
     ) -> None:
         num_tokens, rows = len(positions), min(len(positions), together) * num_shared
         num = (length + num_tokens + BLOCK - 1) // BLOCK
-        packed_keys, packed_values = np.empty(num * BLOCK * half, np.uint32), np.empty(num * BLOCK * half, np.uint32)
-        of_keys(keys.ctypes.data, 0, num, packed_keys.ctypes.data)
-        of_values(values.ctypes.data, 0, num, num, packed_values.ctypes.data)
         queries, sums = np.empty(rows * head_dim, np.uint16), np.empty(rows * head_dim, np.float32)
         scores, weights = np.empty(rows * num * BLOCK, np.float32), np.empty(rows * num * BLOCK, np.uint16)
         totals = np.empty(rows, np.float32)
@@ -61,9 +54,9 @@ def attend_by_tile(head_dim: int, num_shared: int) -> Callable[..., None]:
             end = min(first + together, num_tokens)
             gather(qkv, first, end - first, query, queries)
             rows = (end - first) * num_shared
-            score(packed_keys.ctypes.data, queries, rows, num, scores)
+            score(keys.ctypes.data, queries, rows, num, scores)
             weigh(scores, num * BLOCK, first, end, length, positions, ancestry, window, scaling, weights, totals)
-            mix(packed_values.ctypes.data, num, weights, rows, num, sums)
+            mix(values.ctypes.data, weights, rows, num, sums)
             write(sums, totals, first, end - first, query // size, seen)
 
     return attend

@@ -16,10 +16,11 @@ import torch
 from worker.decoding.network.kernels.compiling import compiled
 from worker.decoding.network.kernels.multiplying import Tile, has_pair_products, multiplication
 from worker.decoding.network.kernels.numbers import NUMBERS
+from worker.decoding.network.kernels.vectors import LANES
+from worker.decoding.network.paired import BLOCK
 
 #: Keys side by side: four registers of scores, six queries at a time.
-_KEYS: Final = Tile(4)
-BLOCK: Final = _KEYS.num_outputs
+_KEYS: Final = Tile(BLOCK // LANES)
 #: Rows of a tile, about: their scores of a thousand keys lie in the cache nearest to a core.
 _ROWS: Final = 24
 
@@ -56,7 +57,10 @@ def gather_queries(head_dim: int, num_shared: int) -> Callable[..., None]:
 
 @functools.cache
 def score_blocks(head_dim: int) -> Callable[..., None]:
-    """`score(keys, queries, rows, num_blocks, scores)`: scores [rows, num_blocks * BLOCK] of keys at an address."""
+    """`score(keys, queries, rows, num_blocks, scores)`: scores [rows, num_blocks * BLOCK] of keys at an address.
+
+    Keys and values are those of one head in a slot, in pairs (`network.paired`), from a block on.
+    """
     multiply, together = multiplication(_KEYS, by_pairs=True), _KEYS.num_rows
     half = head_dim // 2
 
@@ -107,19 +111,19 @@ def weigh_row() -> Callable[..., Any]:
 
 @functools.cache
 def mix_values(head_dim: int) -> Callable[..., None]:
-    """`mix(values, num_held, weights, rows, num_blocks, out)`: out [rows, head_dim], sums of values by their weights.
-
-    `values`: an address; parts of a head follow each other `num_held` blocks apart.
-    """
+    """`mix(values, weights, rows, num_blocks, out)`: out [rows, head_dim], sums of values at an address by weights."""
     tile = value_tile(head_dim)
-    multiply, together, width = multiplication(tile, by_pairs=True), tile.num_rows, tile.num_outputs
-    num_parts = head_dim // width
+    multiply, together, width = (
+        multiplication(tile, by_pairs=True, num_outputs=head_dim),
+        tile.num_rows,
+        tile.num_outputs,
+    )
 
     @compiled
-    def mix(values: Any, num_held: Any, weights: Any, rows: Any, num_blocks: Any, out: Any) -> None:
+    def mix(values: Any, weights: Any, rows: Any, num_blocks: Any, out: Any) -> None:
         num = num_blocks * BLOCK
-        for part in range(num_parts):
-            of_part = values + part * num_held * BLOCK * width * 2
+        for part in range(head_dim // width):
+            of_part = values + part * width * 4
             for row in range(0, rows, together):
                 weighed = weights.ctypes.data + row * num * 2
                 into = out.ctypes.data + (row * head_dim + part * width) * 4

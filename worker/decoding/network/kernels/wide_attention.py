@@ -17,25 +17,23 @@ import numba
 import numpy as np
 
 from worker.decoding.network.kernels.compiling import array, float_of, kernel
-from worker.decoding.network.kernels.packing import pack_keys, pack_values
 from worker.decoding.network.kernels.threads import Kernel, argument_fields, thread_functions
 from worker.decoding.network.kernels.tiles import (
-    BLOCK,
     gather_queries,
     mix_values,
     score_blocks,
     tokens_together,
-    value_tile,
     weigh_row,
     write_seen,
 )
+from worker.decoding.network.paired import BLOCK
 
 
 class At(IntEnum):
-    """Where the arguments of both kernels lie."""
+    """Where the arguments lie."""
 
     QKV = 0  #: [tokens, queries + 2 * keys, head_dim], queries rotated
-    HELD = 1  #: [slots, 2 * keys, capacity, head_dim]
+    HELD = 1  #: [slots, 2 * keys, capacity, head_dim], in pairs
     SEEN = 2  #: [tokens, queries, head_dim], written
     SLOT = 3
     LENGTH = 4  #: tokens held before the read
@@ -47,8 +45,6 @@ class At(IntEnum):
     NUM_SLOTS = 10
     SCALING = 11
     WINDOW = 12  #: positions that a token looks back on, itself included; 0: all
-    KEYS = 13  #: [keys, blocks, head_dim / 2, `BLOCK`, 2], written by the one kernel and read by the other
-    VALUES = 14  #: [keys, head_dim / tile, blocks * `BLOCK` / 2, tile, 2], likewise
 
 
 class Arguments(ctypes.Structure):
@@ -60,38 +56,11 @@ class Arguments(ctypes.Structure):
 NUM_ARGUMENTS: Final = len(At)
 
 
-def num_blocks(num_positions: int) -> int:
-    """Blocks of keys that hold so many positions."""
-    return -(-num_positions // BLOCK)
-
-
-@functools.cache
-def arranging_kernel(head_dim: int, num_shared: int) -> Kernel:
-    """Copies what a slot holds, in pairs, to where `wide_kernel` reads it. A capacity is whole blocks."""
-    half, width = head_dim // 2, value_tile(head_dim).num_outputs
-    of_keys, of_values = pack_keys(head_dim, BLOCK), pack_values(head_dim, width, BLOCK)
-    thread, team = thread_functions()
-
-    @kernel
-    def arrange(address: Any) -> None:
-        a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
-        num_keys, num_bytes = a[At.NUM_QUERIES] // num_shared, a[At.CAPACITY] * half * 4
-        num_held = (a[At.LENGTH] + a[At.WIDTH] + BLOCK - 1) // BLOCK
-        of_slot = a[At.HELD] + a[At.SLOT] * 2 * num_keys * num_bytes
-        for item in range(thread(), num_keys * num_held, team()):
-            head = item // num_held
-            block, place = item - head * num_held, head * num_held * half * BLOCK * 4
-            of_keys(of_slot + head * num_bytes, block, block + 1, a[At.KEYS] + place)
-            of_values(of_slot + (num_keys + head) * num_bytes, block, block + 1, num_held, a[At.VALUES] + place)
-
-    return arrange
-
-
 @functools.cache
 def wide_kernel(head_dim: int, num_shared: int) -> Kernel:
-    """Attends to what `arranging_kernel` has copied, with `num_shared` query heads a key head. Takes seconds."""
-    half, num_together = head_dim // 2, tokens_together(num_shared)
-    num_most, width = num_together * num_shared, value_tile(head_dim).num_outputs
+    """Attends to what the read's slot holds, its own tokens included. `num_shared`: query heads a key head."""
+    num_together = tokens_together(num_shared)
+    num_most = num_together * num_shared
     gather, write = gather_queries(head_dim, num_shared), write_seen(head_dim, num_shared)
     score, weigh, mix = score_blocks(head_dim), weigh_row(), mix_values(head_dim)
     thread, team = thread_functions()
@@ -103,7 +72,8 @@ def wide_kernel(head_dim: int, num_shared: int) -> Kernel:
         num_keys = num_queries // num_shared
         qkv = array(a[At.QKV], (a[At.NUM_TOKENS], (num_queries + 2 * num_keys) * head_dim), np.uint16)
         seen = array(a[At.SEEN], (a[At.NUM_TOKENS], num_queries * head_dim), np.uint16)
-        num_held = (length + read_width + BLOCK - 1) // BLOCK
+        num_held, num_bytes = (length + read_width + BLOCK - 1) // BLOCK, a[At.CAPACITY] * head_dim * 2
+        of_slot = a[At.HELD] + a[At.SLOT] * 2 * num_keys * num_bytes
         queries = np.empty(num_most * head_dim, np.uint16)
         scores = np.empty(num_most * num_held * BLOCK, np.float32)
         weights = np.empty(num_most * num_held * BLOCK, np.uint16)
@@ -119,14 +89,14 @@ def wide_kernel(head_dim: int, num_shared: int) -> Kernel:
             # Blocks that some token of the tile sees: the others are not computed.
             block = max(0, length + begin - window + 1) // BLOCK if window else 0
             num = (length + end + BLOCK - 1) // BLOCK - block
-            score(a[At.KEYS] + (head * num_held + block) * half * BLOCK * 4, queries, rows, num, scores)
+            keys = of_slot + head * num_bytes + block * BLOCK * head_dim * 2
+            score(keys, queries, rows, num, scores)
             for row in range(rows):
                 last = length + begin - block * BLOCK + row // num_shared + 1
                 oldest = max(0, last - window) if window else 0
                 of_row, at = weights[row * num * BLOCK : (row + 1) * num * BLOCK], scores[row * num * BLOCK :]
                 totals[row] = weigh(at, oldest, last, float_of(a[At.SCALING]), of_row)
-            values = a[At.VALUES] + (head * num_held * half + block * width // 2) * BLOCK * 4
-            mix(values, num_held, weights, rows, num, out)
+            mix(keys + num_keys * num_bytes, weights, rows, num, out)
             write(out, totals, first, end - begin, head, seen)
 
     return attend

@@ -12,7 +12,9 @@ from worker.decoding.network import fused
 from worker.decoding.network.compiled_operations import CompiledOperations, can_compile
 from worker.decoding.network.groups import Read
 from worker.decoding.network.kernels import threads
+from worker.decoding.network.kernels.tiles import attends_in_tiles
 from worker.decoding.network.operations import ACTIVATIONS, Heads
+from worker.decoding.network.paired import to_paired, to_plain
 from worker.decoding.network.passes import WIDEST_SHARED, plan_pass
 from worker.decoding.network.slots import KvShape, SlotCache
 from worker.decoding.network.torch_operations import TorchOperations
@@ -95,10 +97,13 @@ def test_attention_of_ragged_reads(
     qkv = noise(rng, plan.num_tokens, (NUM_QUERIES + 2 * NUM_KEYS) * head_dim, dtype=dtype)
     before = noise(rng, *cache.layers[0].shape, dtype=dtype)
     results = []
+    is_paired = attends_in_tiles(dtype, head_dim)
     for operations in (CompiledOperations(dtype), TorchOperations()):
-        held = before.clone()
+        is_other = is_paired and isinstance(operations, CompiledOperations)
+        held = to_paired(before) if is_other else before.clone()
         attention = operations.attention(plan, rotations(dtype, head_dim), WINDOW)
-        results.append((attention(qkv.clone(), held, of_layer), held))
+        seen = attention(qkv.clone(), held, of_layer)
+        results.append((seen, to_plain(held) if is_other else held))
     (found, found_held), (expected, expected_held) = results
     assert_alike(found, expected)
     assert_alike(found_held, expected_held)
@@ -123,14 +128,19 @@ def test_a_token_attends_alike_alone_and_among_others(
 
     def attend(cache: SlotCache, wanted: list[Read], rows: Tensor) -> Tensor:
         plan = plan_pass(cache, wanted, None)
-        cache.layers[0][:, :, :length] = 0.5
         return operations.attention(plan, rotations(dtype, head_dim), None)(rows.clone(), cache.layers[0], of_layer)
 
-    together = SlotCache(KvShape(1, NUM_KEYS, head_dim, dtype), 2, CPU)
+    def filled(num_slots: int) -> SlotCache:
+        cache = SlotCache(KvShape(1, NUM_KEYS, head_dim, dtype), num_slots, CPU)
+        cache.reserve(num_slots, length + num)
+        cache.layers[0][:] = 0.5  # in both layouts
+        return cache
+
+    together = filled(2)
     slots = [together.acquire(), together.acquire()]
     together.lengths = [length, 7]
     in_one = attend(together, [Read(slots[0], [1] * num), Read(slots[1], [1] * 5)], qkv)
-    alone = SlotCache(KvShape(1, NUM_KEYS, head_dim, dtype), 1, CPU)
+    alone = filled(1)
     slot = alone.acquire()
     for token in range(num):
         alone.lengths[slot] = length + token

@@ -203,8 +203,8 @@ def test_threads_share_every_row_of_every_block(num_rows: int, num_blocks: int, 
         computed[row : row + rows, block : block + blocks] += 1
     assert (computed == 1).all()
     largest = max(rows * blocks for _, rows, _, blocks in shares)
-    # No thread has more than twice its part, but for whole blocks of few rows.
-    assert largest <= max(2 * num_rows * num_blocks / num_threads, min(num_rows, 2 * LEAST_ROWS))
+    # No thread has more than three times its part, but for whole blocks of few rows.
+    assert largest <= max(3 * num_rows * num_blocks / num_threads, min(num_rows, 2 * LEAST_ROWS))
 
 
 @torch.inference_mode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Final
 
 import hypothesis.strategies as st
@@ -11,6 +12,8 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from worker.decoding.network import paired
+from worker.decoding.network.paired import to_paired, to_plain
 from worker.decoding.network.slots import BLOCK, KvShape, SlotCache
 
 NUM_SLOTS: Final = 4
@@ -31,10 +34,15 @@ class Slots(RuleBasedStateMachine):
         self.model: dict[int, list[int]] = {}
         self.num_written = 0
 
-    @initialize(max_bytes=st.none() | st.just(NUM_SLOTS * BLOCK * SHAPE.bytes_per_token))
-    def build(self, max_bytes: int | None) -> None:
+    @initialize(max_bytes=st.none() | st.just(NUM_SLOTS * BLOCK * SHAPE.bytes_per_token), is_paired=st.booleans())
+    def build(self, max_bytes: int | None, is_paired: bool) -> None:
         self.max_bytes = max_bytes
-        self.cache = SlotCache(SHAPE, NUM_SLOTS, CPU, max_bytes=max_bytes)
+        self.cache = SlotCache(replace(SHAPE, is_paired=is_paired), NUM_SLOTS, CPU, max_bytes=max_bytes)
+
+    def plain(self, layer: torch.Tensor, slot: int) -> torch.Tensor:
+        """[1, 2 * heads, capacity, head_dim] of a slot."""
+        held = layer[slot : slot + 1]
+        return to_plain(held) if self.cache.shape.is_paired else held
 
     @torch.inference_mode()
     def write(self, slot: int, num: int) -> list[int]:
@@ -44,8 +52,10 @@ class Slots(RuleBasedStateMachine):
         numbers = list(range(self.num_written, self.num_written + num))
         self.num_written += num
         for index, layer in enumerate(self.cache.layers):
+            plain = self.plain(layer, slot)
             for column, number in enumerate(numbers):
-                layer[slot, :, length + column] = cell(index, number)
+                plain[0, :, length + column] = cell(index, number)
+            layer[slot] = (to_paired(plain) if self.cache.shape.is_paired else plain)[0]
         return numbers
 
     @precondition(lambda self: len(self.model) < NUM_SLOTS)
@@ -126,7 +136,7 @@ class Slots(RuleBasedStateMachine):
             assert self.cache.lengths[slot] == len(numbers)
             for index, layer in enumerate(self.cache.layers if numbers else ()):
                 expected = torch.stack([cell(index, number) for number in numbers], dim=1)
-                assert torch.equal(layer[slot, :, : len(numbers)], expected)
+                assert torch.equal(self.plain(layer, slot)[0, :, : len(numbers)], expected)
 
     @invariant()
     def the_stated_bytes_are_held(self) -> None:
@@ -214,3 +224,16 @@ def test_growing_leaves_room_for_the_next_growth() -> None:
         cache.lengths[slot] = 12 * BLOCK
     cache.reserve(4, 12 * BLOCK + 1)
     assert (cache.num_rows, cache.capacity) == (4, 13 * BLOCK)
+
+
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+def test_pairs_lie_where_their_page_says(head_dim: int, rng: random.Random) -> None:
+    generator = torch.Generator().manual_seed(rng.getrandbits(32))
+    plain = torch.randn((2, 4, 2 * paired.BLOCK, head_dim), generator=generator)
+    held = to_paired(plain)
+    assert torch.equal(to_plain(held), plain)
+    slot, head, position, d = 1, 1, rng.randrange(2 * paired.BLOCK), rng.randrange(head_dim)
+    keys = held[slot, head].view(2, head_dim // 2, paired.BLOCK, 2)
+    assert keys[position // paired.BLOCK, d // 2, position % paired.BLOCK, d % 2] == plain[slot, head, position, d]
+    values = held[slot, 2 + head].view(paired.BLOCK, head_dim, 2)
+    assert values[position // 2, d, position % 2] == plain[slot, 2 + head, position, d]

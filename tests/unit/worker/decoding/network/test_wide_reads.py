@@ -15,6 +15,7 @@ from worker.decoding.network.kernels import attention as short
 from worker.decoding.network.kernels.multiplying import has_pair_products
 from worker.decoding.network.kernels.numbers import NUMBERS
 from worker.decoding.network.operations import Heads
+from worker.decoding.network.paired import to_paired
 from worker.decoding.network.passes import WIDEST_SHARED, plan_pass
 from worker.decoding.network.slots import KvShape, SlotCache
 from worker.decoding.network.torch_operations import attend
@@ -27,16 +28,17 @@ pytestmark = pytest.mark.skipif(not has_pair_products(), reason="the processor h
 
 
 def attended(qkv: Tensor, held: Tensor, heads: Heads, *, length: int, window: int = 0) -> Tensor:
-    """What the kernels find for a read of all of `qkv` in slot 1, behind `length` tokens."""
+    """What the kernel finds for a read of all of `qkv` in slot 1, behind `length` tokens; `held` is plain."""
     read = Read(1, [1] * len(qkv), num_logits=1)
     cache = SlotCache(KvShape(1, heads.num_keys, heads.head_dim, BF16), 2, CPU)
     cache.lengths = [0, length]
     placed = plan_pass(cache, [read], None).groups[0].placed[0]
     seen = qkv.new_empty((len(qkv), heads.num_queries * heads.head_dim))
-    told = short.Arguments(qkv=qkv.data_ptr(), held=held.data_ptr(), seen=seen.data_ptr(), num_tokens=len(qkv))
+    paired = to_paired(held)
+    told = short.Arguments(qkv=qkv.data_ptr(), held=paired.data_ptr(), seen=seen.data_ptr(), num_tokens=len(qkv))
     told.num_queries, told.capacity, told.num_slots = heads.num_queries, held.shape[2], held.shape[0]
     told.scaling, told.window = heads.scaling, window
-    WideRead(placed).attend(told, heads, held)
+    WideRead(placed).attend(told, heads)
     return seen
 
 
