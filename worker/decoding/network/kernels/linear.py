@@ -1,9 +1,9 @@
 """y = x W' + b in bfloat16: few tokens at the speed of the memory, many at the speed of the processor.
 
-Each thread goes through its blocks of 48 outputs and multiplies a block's weights with eight tokens' inputs at a time.
-For up to eight tokens the memory sets the pace, and the processor fetches ahead by itself. From three groups of eight
-on products take longer than reading: the first three groups fetch the next block's weights beside them. (With one group
-or two that costs more than it saves: docs/log.md.)
+Each thread goes through its blocks of 48 outputs. It multiplies a block's weights with groups of at most eight tokens.
+With one group the memory sets the pace, and the processor prefetches by itself. With three groups or more, products
+take longer than reading, so the first three groups prefetch the next block's weights beside their products. With one
+or two groups that costs more than it saves (docs/log.md).
 
 A token's sums are added up in one order: they are bit for bit the same alone and among others.
 """
@@ -49,11 +49,11 @@ class Arguments(ctypes.Structure):
 NUM_ARGUMENTS: Final = len(At)
 _TILE: Final = Tile(3)
 OUTPUTS: Final = _TILE.num_outputs
-#: Groups of rows that fetch the next block's weights, each its share of the lines.
-_NUM_FETCHING: Final = _TILE.num_registers
-#: Rows of a group where there are more than `_NUM_FETCHING` - 1 groups of equal size, at least.
-_LEAST_FETCHING_ROWS: Final = 5
-#: Rows whose inputs stay in the second cache while the weights pass.
+#: Groups of rows that prefetch the next block's weights, each its share of the lines.
+_NUM_PREFETCHING: Final = _TILE.num_registers
+#: Rows that a group has at least where there are `_NUM_PREFETCHING` groups: 17 rows make 5, 6 and 6.
+_LEAST_PREFETCHING_ROWS: Final = 5
+#: Rows whose inputs stay in the L2 cache while the weights pass.
 _MOST_ROWS: Final = 256
 #: Rows of a thread, at least, where threads share the rows too.
 LEAST_ROWS: Final = 32
@@ -121,7 +121,7 @@ def _copy(source: Any, num_rows: Any, into: Any) -> None:
 def linear_kernel(*, by_pairs: bool) -> Kernel:
     """For any number of tokens. `by_pairs`: on processors where `has_pair_products` only."""
     compute = linear_tile(_TILE, by_pairs=by_pairs)
-    compute_and_fetch = linear_tile(_TILE, by_pairs=by_pairs, fetches=True, least_rows=_LEAST_FETCHING_ROWS)
+    compute_and_prefetch = linear_tile(_TILE, by_pairs=by_pairs, prefetches=True, least_rows=_LEAST_PREFETCHING_ROWS)
     together = _TILE.num_rows
     thread, team = thread_functions()
 
@@ -154,9 +154,9 @@ def linear_kernel(*, by_pairs: bool) -> Kernel:
                     if added:
                         _copy(held[row:, first:], end - row, last_held)
                         added = np.int64(last_held.ctypes.data)
-                if num_groups >= _NUM_FETCHING and group < _NUM_FETCHING:
+                if num_groups >= _NUM_PREFETCHING and group < _NUM_PREFETCHING:
                     ahead = weights + block_size + group * LINE_BYTES
-                    compute_and_fetch(weights, x, num_inputs, end - row, into, stride, bias, added, ahead)
+                    compute_and_prefetch(weights, x, num_inputs, end - row, into, stride, bias, added, ahead)
                 else:
                     compute(weights, x, num_inputs, end - row, into, stride, bias, added, 0)
                 if not is_whole:

@@ -1,4 +1,4 @@
-"""A tile of a linear layer as LLVM's instructions: from bfloat16 inputs to bfloat16 outputs without a detour by memory.
+"""A tile of a linear layer as LLVM's instructions: its sums stay in registers until they are rounded to bfloat16.
 
 A loop of numba's that adds and rounds the sums of a tile takes a third of the time of their products.
 """
@@ -16,15 +16,15 @@ from worker.decoding.network.kernels.vectors import FLOATS, INTS, LANES, SHORTS,
 
 
 @functools.cache
-def linear_tile(tile: Tile, *, by_pairs: bool, fetches: bool = False, least_rows: int = 1) -> Any:
+def linear_tile(tile: Tile, *, by_pairs: bool, prefetches: bool = False, least_rows: int = 1) -> Any:
     """`compute(weights, inputs, num_inputs, num_rows, y, stride, bias, held, ahead)` for kernels.
 
     All but the numbers of inputs and rows, and `stride`, are addresses of bfloat16. weights, inputs: as
     `multiplying.multiplication` has them. y: rows of tile.num_outputs, `stride` numbers apart, written. bias:
     [tile.num_outputs]; held: rows as of y. Both are added; 0 is none. num_rows: least_rows to tile.num_rows.
 
-    `fetches`: every third line of the weights at `ahead` is fetched into the cache beside the products, for a tile of
-    three registers; three calls, 64 bytes apart, fetch all.
+    `prefetches`: beside the products, one cache line out of each `tile.num_registers` is prefetched from `ahead` on. So
+    that many calls, 64 bytes apart, prefetch a whole block of weights.
     """
 
     def compute(
@@ -48,7 +48,7 @@ def linear_tile(tile: Tile, *, by_pairs: bool, fetches: bool = False, least_rows
                     _add_bias(builder, sums, bias)
                 with _if_given(builder, held):
                     _add_held(builder, sums, held, stride)
-                fetched = ahead if fetches else None
+                prefetched = ahead if prefetches else None
                 add_products(
                     builder,
                     sums,
@@ -58,7 +58,7 @@ def linear_tile(tile: Tile, *, by_pairs: bool, fetches: bool = False, least_rows
                     num_inputs,
                     by_pairs=by_pairs,
                     num_outputs=tile.num_outputs,
-                    ahead=fetched,
+                    ahead=prefetched,
                 )
                 _write(builder, sums, y, stride)
 

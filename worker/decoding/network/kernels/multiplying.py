@@ -19,7 +19,7 @@ from llvmlite.binding import get_host_cpu_features
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from worker.decoding.network.kernels.vectors import FLOATS, INT, INTS, LANES, LINE_BYTES, PAIRS, fetch, like, same
+from worker.decoding.network.kernels.vectors import FLOATS, INT, INTS, LANES, LINE_BYTES, PAIRS, like, prefetch, same
 
 _HELD: Final = 24  #: registers of sums; there are 32, and weights need some
 
@@ -131,7 +131,7 @@ def add_products(
 ) -> None:
     """Add the products of all inputs of as many rows as `sums` has. weights, inputs: addresses, see `multiplication`.
 
-    `ahead`: an address. One line of the cache out of each `tile.num_registers` is fetched from there on, as many as the
+    `ahead`: an address. One cache line out of each `tile.num_registers` is prefetched from there on, as many as the
     weights have.
     """
     add, rows = _by_pairs if by_pairs else _one_by_one, len(sums) // tile.num_registers
@@ -140,7 +140,7 @@ def add_products(
     with cgutils.for_range(builder, num_pairs) as loop:
         at = builder.mul(loop.index, like(loop.index, num_outputs // LANES))
         if ahead is not None:
-            fetch(builder, builder.add(ahead, builder.mul(at, like(at, LINE_BYTES))))
+            prefetch(builder, builder.add(ahead, builder.mul(at, like(at, LINE_BYTES))))
         pairs = [_load(builder, weights, _plus(builder, at, register)) for register in range(tile.num_registers)]
         values = [
             _load(builder, inputs, builder.add(builder.mul(num_pairs, like(num_pairs, row)), loop.index))

@@ -1,4 +1,4 @@
-"""LLVM's registers of 16 numbers, constants, and the order to fetch a line of the cache."""
+"""LLVM's registers of 16 numbers, constants, and the order to prefetch a cache line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 from llvmlite import ir
 
 LANES: Final = 16
-LINE_BYTES: Final = 64  #: of a line of the cache
+LINE_BYTES: Final = 64  #: of a cache line
 
 
 class _BFloat(ir.Type):  # type: ignore[misc]  # llvmlite has no types
@@ -30,9 +30,9 @@ FLOATS: Final = ir.VectorType(ir.FloatType(), LANES)
 PAIRS: Final = ir.VectorType(_BFloat(), 2 * LANES)
 
 _BYTES: Final = ir.IntType(8).as_pointer()
-_FETCH_TYPE: Final = ir.FunctionType(ir.VoidType(), [_BYTES, INT, INT, INT])
-#: To be read, soon and often enough for the second cache, data.
-_FETCH_HOW: Final = (0, 2, 1)
+_PREFETCH_TYPE: Final = ir.FunctionType(ir.VoidType(), [_BYTES, INT, INT, INT])
+#: To be read, soon and often enough for the L2 cache, data.
+_PREFETCH_HOW: Final = (0, 2, 1)
 
 
 def same(vector: ir.VectorType, value: float) -> ir.Constant:
@@ -45,8 +45,8 @@ def like(number: Any, value: int) -> ir.Constant:
     return ir.Constant(number.type, value)
 
 
-def fetch(builder: Any, address: Any) -> None:
-    """Begin to bring the line at an address, an integer, into the second cache. No address is wrong."""
-    order = builder.module.declare_intrinsic("llvm.prefetch", (_BYTES,), _FETCH_TYPE)
-    how = [ir.Constant(INT, value) for value in _FETCH_HOW]
+def prefetch(builder: Any, address: Any) -> None:
+    """Begin to bring the line at an address, an integer, into the L2 cache. No address is wrong."""
+    order = builder.module.declare_intrinsic("llvm.prefetch", (_BYTES,), _PREFETCH_TYPE)
+    how = [ir.Constant(INT, value) for value in _PREFETCH_HOW]
     builder.call(order, [builder.inttoptr(address, _BYTES), *how])
