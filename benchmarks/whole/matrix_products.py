@@ -20,7 +20,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from worker.decoding.network.packed import PackedLinear
+from worker.decoding.network.packed import PackedLinear, TorchLinear
 
 HIDDEN: Final = 576
 INTERMEDIATE: Final = 1536
@@ -83,8 +83,7 @@ def _ours(weight: Tensor) -> Layer:
 
 
 def _onednn(weight: Tensor) -> Layer:
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1)
-    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
+    return TorchLinear(weight, None)
 
 
 def _milliseconds(seconds: dict[str, float]) -> dict[str, float]:

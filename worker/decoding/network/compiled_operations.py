@@ -85,7 +85,7 @@ class CompiledAttention:
         """[tokens, queries * head_dim] of one layer. `held` is in pairs where `attends_in_tiles`."""
         kernel = attention_kernel(self._dtype, heads.head_dim, heads.num_queries // heads.num_keys)
         seen = qkv.new_empty((len(qkv), heads.num_queries * heads.head_dim))
-        table = self._tables[heads.kind]
+        table, is_paired = self._tables[heads.kind], attends_in_tiles(self._dtype, heads.head_dim)
         for part in self._parts:
             a = part.arguments
             a.qkv, a.held, a.seen, a.rotations = qkv.data_ptr(), held.data_ptr(), seen.data_ptr(), table.data_ptr()
@@ -95,7 +95,6 @@ class CompiledAttention:
             if heads.norms is not None:
                 a.norms, a.epsilon = heads.norms.data_ptr(), heads.epsilon
             kernel(part.address, part.num_threads)
-            is_paired = attends_in_tiles(self._dtype, heads.head_dim)
             if part.wide is not None and is_paired:
                 part.wide.attend(a, heads)
             elif part.is_wide:

@@ -32,11 +32,11 @@ class PackedLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None, *, is_twice: bool = False) -> None:
         can_compile = can_pack(weight) and can_arrange(weight) and openmp() is not None
         is_always = can_compile and most_rows() is None
-        self._layers: list[_Compiled | _ByTorch] = []  # the first that serves a number of tokens computes them
+        self._layers: list[_Compiled | TorchLinear] = []  # the first that serves a number of tokens computes them
         if is_always or (can_compile and is_twice):
             self._layers.append(_Compiled(weight, bias))
         if not is_always:
-            self._layers.append(_ByTorch(weight, bias))
+            self._layers.append(TorchLinear(weight, bias))
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, in] → [tokens, out]."""
@@ -46,11 +46,11 @@ class PackedLinear:
         """`held` + y, in one kernel if there is one."""
         return self._layer(len(x))(x, held)
 
-    def _layer(self, num_rows: int) -> _Compiled | _ByTorch:
+    def _layer(self, num_rows: int) -> _Compiled | TorchLinear:
         return next(layer for layer in self._layers if layer.serves(num_rows))
 
 
-class _ByTorch:
+class TorchLinear:
     """The layer by oneDNN, and by torch's own linear where oneDNN has no kernel."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -62,7 +62,8 @@ class _ByTorch:
         """Always."""
         return True
 
-    def __call__(self, x: Tensor, held: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, held: Tensor | None = None) -> Tensor:
+        """[tokens, in] → [tokens, out]; `held` is added."""
         if not self._is_packed:
             plain = functional.linear(x, self._weight, self._bias)
             return plain if held is None else held + plain

@@ -1,6 +1,7 @@
 """A key/value cache in which every sequence has a slot and a length of its own.
 
-Each layer holds [slots, 2 * heads, capacity, head_dim], a slot's keys before its values. A pass writes its columns
+Each layer holds [slots, 2 * heads, capacity, head_dim], a slot's keys before its values; inside a head the numbers may
+lie in pairs (`network.paired`). A pass writes its columns
 behind the length of each of its slots. Columns behind the length do not count. So rejected columns need no deletion:
 the length does not include them, and the next pass overwrites them. Rows may have different lengths. They may join or
 leave without a change to the others.

@@ -143,12 +143,11 @@ def linear_kernel(*, by_pairs: bool) -> Kernel:
             num = own_row + num_own_rows * (part + 1) // num_parts - begin
             num_groups = (num + together - 1) // together
             weights, first = a[At.WEIGHTS] + block * block_size, block * OUTPUTS
-            bias = a[At.BIAS] + first * 2 if a[At.BIAS] else 0
+            bias, is_whole = a[At.BIAS] + first * 2 if a[At.BIAS] else 0, first + OUTPUTS <= num_outputs
             for group in range(num_groups):
                 row, end = begin + num * group // num_groups, begin + num * (group + 1) // num_groups
                 x, place, stride = a[At.X] + row * num_inputs * 2, (row * num_outputs + first) * 2, num_outputs
                 into, added = a[At.Y] + place, a[At.HELD] + place if a[At.HELD] else 0
-                is_whole = first + OUTPUTS <= num_outputs
                 if not is_whole:
                     into, stride = np.int64(last_y.ctypes.data), OUTPUTS
                     if added:

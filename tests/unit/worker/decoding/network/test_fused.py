@@ -283,10 +283,10 @@ def test_weights_are_held_twice_where_memory_is_plentiful(
         decoder = FusedDecoder(load(tiny_models["llama"], torch.bfloat16), 64)
         layers = [decoder._head, decoder._layers[1]._down, decoder._layers[0]._qkv]
         kinds = [[type(one).__name__ for one in layer._layers] for layer in layers]
-        assert kinds == [_layouts(is_twice=is_twice) if has_kernels else ["_ByTorch"]] * 3
+        assert kinds == [_layouts(is_twice=is_twice) if has_kernels else ["TorchLinear"]] * 3
 
 
 def _layouts(*, is_twice: bool) -> list[str]:
     if most_rows() is None:
         return ["_Compiled"]
-    return ["_Compiled", "_ByTorch"] if is_twice else ["_ByTorch"]
+    return ["_Compiled", "TorchLinear"] if is_twice else ["TorchLinear"]
