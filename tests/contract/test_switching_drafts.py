@@ -104,14 +104,18 @@ def test_a_text_with_longer_rounds_than_it_asked_for_ends_the_choice_of_k(caplog
 
 
 def test_requests_in_flight_when_the_choice_ends_are_recorded_as_what_decoded_them() -> None:
-    server = switching(round_s=0.02)
+    server = switching()
     with engine_over({"both": server}) as engine:
         server.bodies.clear()
+        server.is_held = True
         admit(engine, 0, "lookup", Reason.FASTER, k=1)
-        while not server.bodies:
+        while not server.engine.load().num_running:
             engine.step()
         server.obeys = False
         admit(engine, 1, "lookup", Reason.FASTER, k=2)
+        while server.engine.load().num_running < 2:
+            engine.step()
+        server.is_held = False
         found = finish(engine)
         assert engine.drafters[0].least_draft_tokens == 4
     assert asked(server) == [1, 2]
@@ -189,16 +193,20 @@ def test_a_server_that_comes_back_is_looked_at_again() -> None:
 
 
 def test_both_routes_have_the_places_of_one_server() -> None:
-    server = switching(num_slots=2, round_s=0.02)
+    server = switching(num_slots=2, round_s=0.002)
     with engine_over({"both": server}, num_slots=8) as engine:
+        server.is_held = True
         for number in range(2):
             admit(engine, number, "lookup" if number else None, Reason.FORCED)
         assert not engine.load().num_free
-        engine.step()
+        while server.engine.load().num_running < 2:
+            engine.step()
         (status,) = engine.endpoints()
         assert (status.num_in_flight, status.num_undrafted, status.limit) == (2, 1, 2)
+        server.is_held = False
         found = finish(engine)
-    assert all(one.num_beside > 1.2 for one in served(found)), "each had the other one beside it"
+    beside = [one.num_beside for one in served(found)]
+    assert (min(beside) > 1.0, max(beside) > 1.5) == (True, True), "each had the other one beside it"
 
 
 def test_what_a_round_takes_is_asked_of_both_routes() -> None:
