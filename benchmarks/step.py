@@ -3,13 +3,14 @@
     python -m benchmarks.step                    # SmolLM2 in bf16, batch 1, 4, 8, 16
     python -m benchmarks.step --source FOLDER --shape 1x1 --shape 8x9
 
-The pass is timed whole, many times; then once more under torch's profiler, whose shares of the calls are applied to the
-whole. Last line: JSON.
+The pass is timed whole, many times. Shares are those of another pass under torch's profiler, whose kernels run one by
+one: where a pass is one program, the share of Python is that of the profiled pass alone. Last line: JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import statistics
 import time
@@ -28,6 +29,7 @@ from alphaloop.settings.models import TargetSettings
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
 from worker.decoding.models import load_target
 from worker.decoding.network.groups import Read
+from worker.decoding.network.kernels.program import Program
 from worker.decoding.network.kernels.threads import Kernel
 from worker.decoding.target import Target
 
@@ -80,23 +82,27 @@ def _measure(target: Target, batch: int, width: int, num_samples: int) -> dict[s
 
 @contextmanager
 def _kernels_recorded() -> Iterator[None]:
-    """Have torch's profiler see compiled kernels."""
+    """Have torch's profiler see compiled kernels, which run one by one then."""
     plain = Kernel.__call__
 
-    def recorded(kernel: Kernel, arguments: int, num_threads: int) -> None:
+    def recorded(kernel: Kernel, arguments: ctypes.Structure, num_threads: int) -> None:
         with record_function(f"kernel::{kernel.name}"):
             plain(kernel, arguments, num_threads)
 
-    with mock.patch.object(Kernel, "__call__", recorded):
+    def one_by_one(program: Program, num_steps: int | None = None) -> None:
+        for kernel, arguments in program.steps[:num_steps]:
+            kernel(arguments, torch.get_num_threads())
+
+    with mock.patch.object(Kernel, "__call__", recorded), mock.patch.object(Program, "run", one_by_one):
         yield
 
 
 def _part(call: str) -> str:
-    if "linear" in call or call in ("aten::addmm", "aten::mm", "kernel::narrow"):
+    if "linear" in call or call in ("aten::addmm", "aten::mm"):
         return "linear"
     if "attention" in call:
         return "attention"
-    if call in ("aten::index_copy_", "aten::index_select", "aten::embedding"):
+    if call in ("aten::index_copy_", "aten::index_select", "aten::embedding", "kernel::choose"):
         return "cache"
     names = (
         "norm",

@@ -18,13 +18,14 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from worker.decoding.memory import available_bytes
 from worker.decoding.network.compiled_operations import CompiledOperations, can_compile
+from worker.decoding.network.compiled_pass import CompiledPass
 from worker.decoding.network.gpu import gpu_operations
 from worker.decoding.network.kernels.tiles import attends_in_tiles
-from worker.decoding.network.operations import ACTIVATIONS, Attention, Heads, Operations, StaticOperations
+from worker.decoding.network.layers import Layer, Norm, weights_of
+from worker.decoding.network.operations import ACTIVATIONS, Attention, Operations, StaticOperations
 from worker.decoding.network.packed import PackedLinear
 from worker.decoding.network.passes import Pass
 from worker.decoding.network.slots import KvShape, SlotCache
@@ -62,16 +63,20 @@ class FusedDecoder:
         self.kv_shape = replace(shape, is_paired=is_compiled and attends_in_tiles(shape.dtype, shape.head_dim))
         self.num_outputs: int = model.lm_head.weight.shape[0]
         is_twice = _fits_twice(model)
-        self._head = PackedLinear(*_weights(model.lm_head), is_twice=is_twice)
-        self._norm = _Norm(inner.norm, self._operations)
+        self._head = PackedLinear(*weights_of(model.lm_head), is_twice=is_twice)
+        self._norm = Norm(inner.norm, self._operations)
         self._layers = []
         for index, layer in enumerate(inner.layers):
             kind, activation = _kind(config, index), _activation_name(config)
-            self._layers.append(_Layer(layer, kind, activation, self._operations, is_twice=is_twice))
+            self._layers.append(Layer(layer, kind, activation, self._operations, is_twice=is_twice))
             inner.layers[index] = torch.nn.Identity()
+        self._compiled = self._compiled_pass()
 
     def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
         """Logits [wanted, vocabulary]; keys and values of all tokens are written into the cache."""
+        if self._compiled is not None and self._compiled.serves(plan):
+            self._embed(plan.token_ids, self._compiled.reserve(plan.num_tokens))
+            return self._compiled(cache, plan)
         attention = self._operations.attention(plan, self._rotations, self.window)
         x = self._read(plan.token_ids, cache.layers, attention, plan.wanted)
         if not len(x):
@@ -94,70 +99,21 @@ class FusedDecoder:
         self, token_ids: Tensor, held: Sequence[Tensor], attention: Attention, wanted: Tensor | None = None
     ) -> Tensor:
         """The hidden states that the head reads: [wanted, hidden_size], or those of all tokens."""
-        x = functional.embedding(token_ids, self._embeddings)
-        if self._scale is not None:
-            x = x * self._scale
+        x = self._embed(token_ids)
         for layer, own in zip(self._layers[:-1], held[:-1], strict=True):
             x = layer(x, own, attention)
         return self._layers[-1](x, held[-1], attention, wanted)
 
+    def _embed(self, token_ids: Tensor, out: Tensor | None = None) -> Tensor:
+        x = torch.index_select(self._embeddings, 0, token_ids, out=out)
+        return x if self._scale is None else torch.mul(x, self._scale, out=out)
 
-class _Norm:
-    """RMS norm (Zhang and Sennrich 2019); Gemma stores its weights less one."""
-
-    def __init__(self, module: Any, operations: Operations) -> None:
-        weight = module.weight.detach()
-        self.weight = (1.0 + weight.float()).to(weight.dtype) if "Gemma" in type(module).__name__ else weight
-        self.epsilon: float = module.eps if hasattr(module, "eps") else module.variance_epsilon
-        self._operations = operations
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._operations.norm(x, self.weight, self.epsilon)
-
-
-class _Layer:
-    """Attention and MLP, each with its norms and its residual."""
-
-    def __init__(self, layer: Any, kind: str, activation: str, operations: Operations, *, is_twice: bool) -> None:
-        attention, mlp = layer.self_attn, layer.mlp
-        head_dim: int = attention.head_dim
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        weights = [projection.weight.detach() for projection in projections]
-        weights[:2] = [_interleaved(weight, head_dim) for weight in weights[:2]]
-        biases = None
-        if attention.q_proj.bias is not None:
-            parts = [projection.bias.detach() for projection in projections]
-            parts[:2] = [_interleaved(part, head_dim) for part in parts[:2]]
-            biases = torch.cat(parts)
-        self._qkv = PackedLinear(torch.cat(weights), biases, is_twice=is_twice)
-        self._heads = _heads(attention, kind, operations)
-        self._out = PackedLinear(*_weights(attention.o_proj), is_twice=is_twice)
-        self._gate_up = PackedLinear(
-            torch.cat((mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach())),
-            None if mlp.gate_proj.bias is None else torch.cat((mlp.gate_proj.bias, mlp.up_proj.bias)).detach(),
-            is_twice=is_twice,
-        )
-        self._down = PackedLinear(*_weights(mlp.down_proj), is_twice=is_twice)
-        self._activation = activation
-        self._operations = operations
-        self._before_attention = _Norm(layer.input_layernorm, operations)
-        # In Gemma the norm of this name follows attention, and another norm precedes the MLP.
-        is_sandwich = hasattr(layer, "pre_feedforward_layernorm")
-        second = layer.pre_feedforward_layernorm if is_sandwich else layer.post_attention_layernorm
-        self._before_mlp = _Norm(second, operations)
-        self._behind_attention = _Norm(layer.post_attention_layernorm, operations) if is_sandwich else None
-        self._behind_mlp = _Norm(layer.post_feedforward_layernorm, operations) if is_sandwich else None
-
-    def __call__(self, x: Tensor, held: Tensor, attention: Attention, wanted: Tensor | None = None) -> Tensor:
-        """The states of the wanted tokens, or of all. Keys and values of all tokens are written."""
-        seen = attention(self._qkv(self._before_attention(x)), held, self._heads)
-        if wanted is not None:
-            x, seen = x.index_select(0, wanted), seen.index_select(0, wanted)
-            if not len(x):
-                return x
-        x = _residual(x, seen, self._out, self._behind_attention)
-        gated = self._operations.gate(self._gate_up(self._before_mlp(x)), self._activation)
-        return _residual(x, gated, self._down, self._behind_mlp)
+    def _compiled_pass(self) -> CompiledPass | None:
+        if not isinstance(self._operations, CompiledOperations):
+            return None
+        if not CompiledPass.can_compute(self._layers, self._head):
+            return None
+        return CompiledPass(self._layers, self._norm, self._head, self._operations.tables(self._rotations), self.window)
 
 
 def _fits_twice(model: Any) -> bool:
@@ -172,36 +128,6 @@ def _operations(weight: Tensor, head_dim: int, gpu_kernels: bool) -> Operations:
         return CompiledOperations(weight.dtype)
     found = gpu_operations(weight.device, weight.dtype, head_dim) if gpu_kernels else None
     return found or TorchOperations()
-
-
-def _heads(attention: Any, kind: str, operations: Operations) -> Heads:
-    head_dim: int = attention.head_dim
-    num_queries, num_keys = attention.q_proj.out_features // head_dim, attention.k_proj.out_features // head_dim
-    norms, epsilon = None, 0.0
-    if hasattr(attention, "q_norm"):
-        queries, keys = _Norm(attention.q_norm, operations), _Norm(attention.k_norm, operations)
-        weights = torch.cat((queries.weight.expand(num_queries, -1), keys.weight.expand(num_keys, -1)))
-        norms = _interleaved(weights.flatten(), head_dim).view(-1, head_dim).contiguous()
-        epsilon = queries.epsilon
-    is_local = kind == "sliding_attention"
-    return Heads(num_queries, num_keys, head_dim, attention.scaling, kind, is_local, norms, epsilon)
-
-
-def _residual(x: Tensor, y: Tensor, linear: PackedLinear, norm: _Norm | None) -> Tensor:
-    return linear.added_to(x, y) if norm is None else x + norm(linear(y))
-
-
-def _weights(linear: Any) -> tuple[Tensor, Tensor | None]:
-    return linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
-
-
-def _interleaved(rows: Tensor, head_dim: int) -> Tensor:
-    """Rows of heads with the two halves of each head interleaved: element i beside element i + head_dim / 2.
-
-    Scores do not change, because queries and keys are reordered in the same way.
-    """
-    heads = rows.view(-1, 2, head_dim // 2, *rows.shape[1:])
-    return heads.transpose(1, 2).reshape(rows.shape)
 
 
 def _rotations(inner: Any, config: Any, kind: str, num_positions: int) -> Tensor:

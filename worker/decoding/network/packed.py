@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -30,11 +28,12 @@ class PackedLinear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, *, is_twice: bool = False) -> None:
+        self.num_outputs: int = weight.shape[0]
         can_compile = can_pack(weight) and can_arrange(weight) and openmp() is not None
         is_always = can_compile and most_rows() is None
-        self._layers: list[_Compiled | TorchLinear] = []  # the first that serves a number of tokens computes them
+        self._layers: list[CompiledLinear | TorchLinear] = []  # the first that serves a number of tokens computes them
         if is_always or (can_compile and is_twice):
-            self._layers.append(_Compiled(weight, bias))
+            self._layers.append(CompiledLinear(weight, bias))
         if not is_always:
             self._layers.append(TorchLinear(weight, bias))
 
@@ -46,7 +45,12 @@ class PackedLinear:
         """`held` + y, in one kernel if there is one."""
         return self._layer(len(x))(x, held)
 
-    def _layer(self, num_rows: int) -> _Compiled | TorchLinear:
+    @property
+    def compiled(self) -> CompiledLinear | None:
+        """The layer by `kernels.linear`, if there is one."""
+        return next((layer for layer in self._layers if isinstance(layer, CompiledLinear)), None)
+
+    def _layer(self, num_rows: int) -> CompiledLinear | TorchLinear:
         return next(layer for layer in self._layers if layer.serves(num_rows))
 
 
@@ -75,37 +79,41 @@ class TorchLinear:
         return y
 
 
-class _Compiled:
+class CompiledLinear:
     """The layer by `kernels.linear`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._most_rows = most_rows()
         self._weight = arranged(weight)
         self._bias = None if bias is None else arranged_bias(bias)  # its address is below
-        self._num_outputs = weight.shape[0]
-        self._kernel = linear_kernel(by_pairs=has_pair_products())
-        self._arguments = Arguments(
-            weights=self._weight.data_ptr(),
-            num_inputs=weight.shape[1],
-            num_outputs=self._num_outputs,
-            bias=0 if self._bias is None else self._bias.data_ptr(),
-        )
-        self._address = ctypes.addressof(self._arguments)
+        self.num_outputs, self._num_inputs = weight.shape
+        self.kernel = linear_kernel(by_pairs=has_pair_products())
+        self._arguments = self.arguments()
 
     def serves(self, num_rows: int) -> bool:
         """Whether this is how so many tokens are computed."""
         return self._most_rows is None or num_rows <= self._most_rows
 
+    def arguments(self) -> Arguments:
+        """For the kernel; x, y, held and the number of rows are lacking."""
+        return Arguments(
+            weights=self._weight.data_ptr(),
+            num_inputs=self._num_inputs,
+            num_outputs=self.num_outputs,
+            bias=0 if self._bias is None else self._bias.data_ptr(),
+        )
+
     def __call__(self, x: Tensor, held: Tensor | None) -> Tensor:
+        """[tokens, in] → [tokens, out]; `held` is added."""
         x = x.contiguous()
-        y = x.new_empty((len(x), self._num_outputs))
+        y = x.new_empty((len(x), self.num_outputs))
         if not len(x):
             return y
         held = None if held is None else held.contiguous()
         a = self._arguments
         a.x, a.y, a.held = x.data_ptr(), y.data_ptr(), 0 if held is None else held.data_ptr()
         a.num_rows = len(x)
-        self._kernel(self._address, torch.get_num_threads())
+        self.kernel(a, torch.get_num_threads())
         return y
 
 

@@ -40,6 +40,11 @@ class Pass:
         """Tokens read."""
         return len(self.token_ids)
 
+    @property
+    def has_wide_tree(self) -> bool:
+        """Whether a read of more tokens than are attended to together is a tree."""
+        return any(group.width > WIDEST_SHARED and group.placed[0].read.parents is not None for group in self.groups)
+
     @cached_property
     def stored(self) -> Tensor:
         """[tokens * 2 * heads] rows of a layer seen as [slots * 2 * heads * capacity, head_dim]."""

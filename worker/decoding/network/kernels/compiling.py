@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 import numba
 import numpy as np
+from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
@@ -49,6 +50,19 @@ def _inttoptr(typing_context: Any, address: Any) -> Any:
 
 
 _pointer: Final[Any] = intrinsic(_inttoptr)
+
+
+def _add_one(typing_context: Any, arguments: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        taken = builder.inttoptr(values[0], ir.IntType(64).as_pointer())
+        return builder.atomic_rmw("add", taken, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+    return types.int64(arguments), generate
+
+
+#: `take(arguments)`: the next item of a kernel's work, from 0 on; no other thread gets the same. `arguments`: the
+#: address of its arguments, an integer. Inside kernels.
+take: Final[Any] = intrinsic(_add_one)
 
 
 @inlined

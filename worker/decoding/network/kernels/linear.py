@@ -1,8 +1,8 @@
 """y = x W' + b in bfloat16: few tokens at the speed of the memory, many at the speed of the processor.
 
-Each thread goes through its blocks of 48 outputs. It multiplies a block's weights with groups of at most eight tokens.
+A thread takes one block of 48 outputs after the other. It multiplies its weights with groups of at most eight tokens.
 With one group the memory sets the pace, and the processor prefetches by itself. With three groups or more, products
-take longer than reading, so the first three groups prefetch the next block's weights beside their products. With one
+take longer than reading, so the first three groups prefetch the thread's next block beside their products. With one
 or two groups that costs more than it saves (docs/log.md).
 
 A token's sums are added up in one order: they are bit for bit the same alone and among others.
@@ -20,24 +20,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.decoding.network.kernels.compiling import array, compiled, kernel
+from worker.decoding.network.kernels.compiling import array, compiled, kernel, take
 from worker.decoding.network.kernels.linear_tile import linear_tile
 from worker.decoding.network.kernels.multiplying import Tile, has_matrix_products, has_pair_products
-from worker.decoding.network.kernels.threads import Kernel, argument_fields, thread_functions
+from worker.decoding.network.kernels.threads import Kernel, argument_fields, team_functions
 from worker.decoding.network.kernels.vectors import LINE_BYTES
 
 
 class At(IntEnum):
     """Where the arguments lie."""
 
-    X = 0  #: [rows, inputs]
-    WEIGHTS = 1  #: of `arranged`
-    Y = 2  #: [rows, outputs], written
-    NUM_ROWS = 3
-    NUM_INPUTS = 4
-    NUM_OUTPUTS = 5
-    BIAS = 6  #: of `arranged_bias`; 0 without
-    HELD = 7  #: [rows, outputs], added; 0 without
+    TAKEN = 0
+    X = 1  #: [rows, inputs]
+    WEIGHTS = 2  #: of `arranged`
+    Y = 3  #: [rows, outputs], written
+    NUM_ROWS = 4
+    NUM_INPUTS = 5
+    NUM_OUTPUTS = 6
+    BIAS = 7  #: of `arranged_bias`; 0 without
+    HELD = 8  #: [rows, outputs], added; 0 without; may be Y
 
 
 class Arguments(ctypes.Structure):
@@ -49,13 +50,13 @@ class Arguments(ctypes.Structure):
 NUM_ARGUMENTS: Final = len(At)
 _TILE: Final = Tile(3)
 OUTPUTS: Final = _TILE.num_outputs
-#: Groups of rows that prefetch the next block's weights, each its share of the lines.
+#: Groups of rows that prefetch the next block, each its share of the lines.
 _NUM_PREFETCHING: Final = _TILE.num_registers
 #: Rows that a group has at least where there are `_NUM_PREFETCHING` groups: 17 rows make 5, 6 and 6.
 _LEAST_PREFETCHING_ROWS: Final = 5
-#: Rows whose inputs stay in the L2 cache while the weights pass.
-_MOST_ROWS: Final = 256
-#: Rows of a thread, at least, where threads share the rows too.
+#: Rows of an item, at most: their inputs stay in the L2 cache while the weights pass.
+MOST_ROWS: Final = 256
+#: Rows of an item, at least, where threads share the rows too.
 LEAST_ROWS: Final = 32
 
 
@@ -89,24 +90,13 @@ def arranged_bias(bias: Tensor) -> Tensor:
 
 
 @compiled
-def share_of(num_rows: Any, num_blocks: Any, thread: Any, num_threads: Any) -> Any:
-    """A thread's first row, number of rows, first block and number of blocks; it computes each row of each block.
+def num_parts_of(num_rows: Any, num_blocks: Any, num_threads: Any) -> Any:
+    """In how many parts the rows are computed. An item of work is one block of one part.
 
-    Threads share the blocks, and the rows only where there are fewer than two blocks a thread.
+    Threads share the rows only where there are fewer than two blocks a thread.
     """
     wanted = (2 * num_threads + num_blocks - 1) // num_blocks
-    num_shares = max(1, min(wanted, num_rows // LEAST_ROWS, num_threads))  # of rows
-    num_block_shares = num_threads // num_shares
-    block_share = thread // num_shares
-    if block_share >= num_block_shares:
-        return 0, 0, 0, 0
-    share = thread - block_share * num_shares
-    row, block = num_rows * share // num_shares, num_blocks * block_share // num_block_shares
-    row_end, block_end = (
-        num_rows * (share + 1) // num_shares,
-        num_blocks * (block_share + 1) // num_block_shares,
-    )
-    return row, row_end - row, block, block_end - block
+    return max(1, (num_rows + MOST_ROWS - 1) // MOST_ROWS, min(wanted, num_rows // LEAST_ROWS))
 
 
 @compiled
@@ -123,7 +113,7 @@ def linear_kernel(*, by_pairs: bool) -> Kernel:
     compute = linear_tile(_TILE, by_pairs=by_pairs)
     compute_and_prefetch = linear_tile(_TILE, by_pairs=by_pairs, prefetches=True, least_rows=_LEAST_PREFETCHING_ROWS)
     together = _TILE.num_rows
-    thread, team = thread_functions()
+    _, team, _ = team_functions()
 
     @kernel
     def linear(address: Any) -> None:
@@ -134,13 +124,14 @@ def linear_kernel(*, by_pairs: bool) -> Kernel:
         # Of the last block, where outputs are lacking.
         last_y, last_held = np.empty((together, OUTPUTS), np.uint16), np.zeros((together, OUTPUTS), np.uint16)
         num_blocks, block_size = (num_outputs + OUTPUTS - 1) // OUTPUTS, OUTPUTS * num_inputs * 2
-        own_row, num_own_rows, own_block, num_own_blocks = share_of(num_rows, num_blocks, thread(), team())
-        num_parts = (num_own_rows + _MOST_ROWS - 1) // _MOST_ROWS
-        for item in range(num_parts * num_own_blocks):
-            part = item // num_own_blocks
-            block = own_block + item - part * num_own_blocks
-            begin = own_row + num_own_rows * part // num_parts
-            num = own_row + num_own_rows * (part + 1) // num_parts - begin
+        num_parts = num_parts_of(num_rows, num_blocks, team())
+        item = take(a.ctypes.data)
+        while item < num_parts * num_blocks:
+            next_item = take(a.ctypes.data)
+            part = item // num_blocks
+            block, next_block = item - part * num_blocks, next_item % num_blocks
+            begin = num_rows * part // num_parts
+            num = num_rows * (part + 1) // num_parts - begin
             num_groups = (num + together - 1) // together
             weights, first = a[At.WEIGHTS] + block * block_size, block * OUTPUTS
             bias, is_whole = a[At.BIAS] + first * 2 if a[At.BIAS] else 0, first + OUTPUTS <= num_outputs
@@ -154,11 +145,12 @@ def linear_kernel(*, by_pairs: bool) -> Kernel:
                         _copy(held[row:, first:], end - row, last_held)
                         added = np.int64(last_held.ctypes.data)
                 if num_groups >= _NUM_PREFETCHING and group < _NUM_PREFETCHING:
-                    ahead = weights + block_size + group * LINE_BYTES
+                    ahead = a[At.WEIGHTS] + next_block * block_size + group * LINE_BYTES
                     compute_and_prefetch(weights, x, num_inputs, end - row, into, stride, bias, added, ahead)
                 else:
                     compute(weights, x, num_inputs, end - row, into, stride, bias, added, 0)
                 if not is_whole:
                     _copy(last_y, end - row, y[row:, first:])
+            item = next_item
 
     return linear

@@ -1,4 +1,4 @@
-"""RMS norm and gated activation, each in one call."""
+"""RMS norm, gated activation and a choice of rows, each in one call."""
 
 from __future__ import annotations
 
@@ -11,20 +11,23 @@ import numba
 import numpy as np
 import torch
 
-from worker.decoding.network.kernels.compiling import array, float_of, kernel
+from worker.decoding.network.kernels.compiling import array, compiled, float_of, kernel, take
 from worker.decoding.network.kernels.numbers import NUMBERS
-from worker.decoding.network.kernels.threads import Kernel, argument_fields, thread_functions
+from worker.decoding.network.kernels.threads import Kernel, argument_fields, team_functions
 
 
 class At(IntEnum):
-    """Where the arguments of both lie."""
+    """Where the arguments of all lie."""
 
-    X = 0  #: [rows, size]; of the gate [rows, 2 * size]: gates, then what they let through
-    Y = 1  #: [rows, size], written
-    NUM_ROWS = 2
-    SIZE = 3
-    WEIGHT = 4  #: [size], of the norm
-    EPSILON = 5  #: of the norm, the bits of a float64
+    TAKEN = 0
+    X = 1  #: [rows, size]; of the gate [rows, 2 * size]: gates, then what they let through
+    Y = 2  #: [rows, size], written
+    NUM_ROWS = 3
+    SIZE = 4
+    WEIGHT = 5  #: [size], of the norm
+    EPSILON = 6  #: of the norm, the bits of a float64
+    HELD = 7  #: [rows, size], of the norm: added to the rounded result; 0 without; may be Y
+    CHOSEN = 8  #: int64 [rows], of the choice: rows of X
 
 
 class Arguments(ctypes.Structure):
@@ -34,32 +37,54 @@ class Arguments(ctypes.Structure):
 
 
 NUM_ARGUMENTS: Final = len(At)
+#: Items of work a thread, about: a call of few rows has an item a row.
+_ITEMS: Final = 8
+#: Numbers of a row that are gated together.
+_GATED: Final = 512
 
 
 @functools.cache
 def norm_kernel(dtype: torch.dtype) -> Kernel:
-    """y = x / sqrt(mean(x²) + ε) · weight (Zhang and Sennrich 2019), by rows."""
+    """y = x / sqrt(mean(x²) + ε) · weight (Zhang and Sennrich 2019) by rows, + held."""
     numbers = NUMBERS[dtype]
     raw, real, load, store = numbers.dtype, numbers.real, numbers.load, numbers.store
-    thread, team = thread_functions()
+    _, team, _ = team_functions()
+
+    # Functions of one row: over two dimensions loops are not vectorised.
+    @compiled
+    def norm_row(x: Any, weight: Any, epsilon: Any, y: Any) -> None:
+        squares = real(0)
+        for i in range(len(weight)):
+            value = load(x[i])
+            squares += value * value
+        factor = real(1) / np.sqrt(squares / real(len(weight)) + epsilon)
+        for i in range(len(weight)):
+            y[i] = store(load(x[i]) * factor * load(weight[i]))
+
+    @compiled
+    def norm_row_and_add(x: Any, weight: Any, epsilon: Any, held: Any, y: Any) -> None:
+        normed = np.empty_like(x)
+        norm_row(x, weight, epsilon, normed)
+        for i in range(len(weight)):
+            y[i] = store(load(held[i]) + load(normed[i]))
 
     @kernel
     def norm(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
-        size, epsilon = a[At.SIZE], real(float_of(a[At.EPSILON]))
-        x = array(a[At.X], (a[At.NUM_ROWS], size), raw)
-        y = array(a[At.Y], (a[At.NUM_ROWS], size), raw)
+        num_rows, size, epsilon = a[At.NUM_ROWS], a[At.SIZE], real(float_of(a[At.EPSILON]))
+        x = array(a[At.X], (num_rows, size), raw)
+        y = array(a[At.Y], (num_rows, size), raw)
+        held = array(a[At.HELD], (num_rows, size), raw)
         weight = array(a[At.WEIGHT], (size,), raw)
-        for row in range(thread(), a[At.NUM_ROWS], team()):
-            # Views of one row: over two dimensions the loops are not vectorised.
-            values, out = x[row], y[row]
-            squares = real(0)
-            for i in range(size):
-                value = load(values[i])
-                squares += value * value
-            factor = real(1) / np.sqrt(squares / real(size) + epsilon)
-            for i in range(size):
-                out[i] = store(load(values[i]) * factor * load(weight[i]))
+        num_items = min(num_rows, _ITEMS * team())
+        item = take(a.ctypes.data)
+        while item < num_items:
+            for row in range(num_rows * item // num_items, num_rows * (item + 1) // num_items):
+                if a[At.HELD]:
+                    norm_row_and_add(x[row], weight, epsilon, held[row], y[row])
+                else:
+                    norm_row(x[row], weight, epsilon, y[row])
+            item = take(a.ctypes.data)
 
     return norm
 
@@ -71,7 +96,14 @@ def gate_kernel(dtype: torch.dtype, activation: str) -> Kernel:
     raw, real, load, store, exp = numbers.dtype, numbers.real, numbers.load, numbers.store, numbers.exp
     is_gelu = activation == "gelu_pytorch_tanh"
     slope, cubic = real(2 * np.sqrt(2 / np.pi)), real(0.044715)
-    thread, team = thread_functions()
+    _, team, _ = team_functions()
+
+    @compiled
+    def gate_part(gates: Any, ups: Any, y: Any) -> None:
+        for i in range(len(y)):
+            gate = load(gates[i])
+            inner = slope * (gate + cubic * gate * gate * gate) if is_gelu else gate
+            y[i] = store(gate / (real(1) + exp(-inner)) * load(ups[i]))
 
     @kernel
     def gate(address: Any) -> None:
@@ -79,13 +111,40 @@ def gate_kernel(dtype: torch.dtype, activation: str) -> Kernel:
         num_rows, size = a[At.NUM_ROWS], a[At.SIZE]
         x = array(a[At.X], (num_rows, 2 * size), raw)
         y = array(a[At.Y], (num_rows, size), raw)
-        num_threads = team()
-        begin, end = size * thread() // num_threads, size * (thread() + 1) // num_threads
-        for row in range(num_rows):
-            gates, ups, out = x[row, begin:end], x[row, size + begin : size + end], y[row, begin:end]
-            for i in range(end - begin):
-                gate = load(gates[i])
-                inner = slope * (gate + cubic * gate * gate * gate) if is_gelu else gate
-                out[i] = store(gate / (real(1) + exp(-inner)) * load(ups[i]))
+        of_row = (size + _GATED - 1) // _GATED
+        num_parts = num_rows * of_row
+        num_items = min(num_parts, _ITEMS * team())
+        item = take(a.ctypes.data)
+        while item < num_items:
+            for part in range(num_parts * item // num_items, num_parts * (item + 1) // num_items):
+                row = part // of_row
+                begin = (part - row * of_row) * _GATED
+                end = min(begin + _GATED, size)
+                gate_part(x[row, begin:end], x[row, size + begin : size + end], y[row, begin:end])
+            item = take(a.ctypes.data)
 
     return gate
+
+
+@functools.cache
+def choice_kernel(dtype: torch.dtype) -> Kernel:
+    """y[i] = x[chosen[i]]."""
+    raw, itemsize = NUMBERS[dtype].dtype, dtype.itemsize
+
+    @compiled
+    def copy(x: Any, y: Any) -> None:
+        for i in range(len(y)):
+            y[i] = x[i]
+
+    @kernel
+    def choose(address: Any) -> None:
+        a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
+        num_rows, size = a[At.NUM_ROWS], a[At.SIZE]
+        chosen = array(a[At.CHOSEN], (num_rows,), np.int64)
+        y = array(a[At.Y], (num_rows, size), raw)
+        row = take(a.ctypes.data)
+        while row < num_rows:
+            copy(array(a[At.X] + chosen[row] * size * itemsize, (size,), raw), y[row])
+            row = take(a.ctypes.data)
+
+    return choose

@@ -1,8 +1,11 @@
-"""Compiled functions on torch's own threads.
+"""Compiled functions on torch's own threads, which share the items of a kernel's work.
 
 A second pool of threads would fight torch's for the cores: each spins while the other works. GNU OpenMP's entry point
 for compiled code, `GOMP_parallel(function, argument, threads, flags)`, is stable, and LLVM's and Intel's runtimes have
 it too. Called in the runtime that torch has loaded, it runs a function on the very threads that torch waits with.
+
+Each thread takes the next item when it has finished one. So a thread that another process has kept from its core delays
+the others by one item, and not by all that it would have had to do.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import torch
 _ENTRY: Final = "GOMP_parallel"
 _THREAD: Final = "omp_get_thread_num"
 _TEAM: Final = "omp_get_num_threads"
+_BARRIER: Final = "GOMP_barrier"
 
 
 @functools.cache
@@ -29,40 +33,47 @@ def openmp() -> ctypes.CDLL | None:
     try:
         getattr(runtime, _ENTRY).argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
         getattr(runtime, _ENTRY).restype = None
-        for name in (_THREAD, _TEAM):
+        for name, result in ((_THREAD, ctypes.c_int), (_TEAM, ctypes.c_int), (_BARRIER, None)):
             getattr(runtime, name).argtypes = ()
-            getattr(runtime, name).restype = ctypes.c_int
+            getattr(runtime, name).restype = result
     except AttributeError:
         return None
     return runtime
 
 
-def thread_functions() -> tuple[Any, Any]:
-    """What a kernel calls to know its number and how many there are: it need not be called in parallel."""
+def team_functions() -> tuple[Any, Any, Any]:
+    """What a kernel calls: its thread's number, how many threads there are, and to wait for all of them.
+
+    A kernel need not be called in parallel.
+    """
     runtime = openmp()
     if runtime is None:
         raise RuntimeError("expected an OpenMP runtime: ask `openmp()` first")
-    return getattr(runtime, _THREAD), getattr(runtime, _TEAM)
+    return getattr(runtime, _THREAD), getattr(runtime, _TEAM), getattr(runtime, _BARRIER)
 
 
 def argument_fields(places: type[IntEnum], *floats: IntEnum) -> list[tuple[str, type]]:
-    """Fields of a ctypes.Structure: 64 bits for each place, by its name in lower case; integers, but for `floats`."""
+    """Fields of a ctypes.Structure: 64 bits for each place, by its name in lower case; integers, but for `floats`.
+
+    The first place of every kernel is TAKEN: how many items its threads have taken.
+    """
     return [(place.name.lower(), ctypes.c_double if place in floats else ctypes.c_int64) for place in places]
 
 
 class Kernel:
-    """One compiled function `void(int64 *arguments)`; each thread takes its part of the work by its number."""
+    """One compiled function `void(int64 *arguments)`, which all threads call."""
 
     def __init__(self, name: str, compiled: Any) -> None:
         self.name = name
         self._compiled = compiled  # owns the machine code
-        self._address: int = compiled.address
-        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self._address)
+        self.address: int = compiled.address
+        self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
         self._together: Any = getattr(openmp(), _ENTRY)
 
-    def __call__(self, arguments: int, num_threads: int) -> None:
-        """Run with the arguments at that address. What they point to has to live until this returns."""
+    def __call__(self, arguments: ctypes.Structure, num_threads: int) -> None:
+        """Run with these arguments. What they point to has to live until this returns."""
+        arguments.taken = 0
         if num_threads > 1:
-            self._together(self._address, arguments, num_threads, 0)
+            self._together(self.address, ctypes.addressof(arguments), num_threads, 0)
         else:
-            self._alone(arguments)
+            self._alone(ctypes.addressof(arguments))

@@ -1,4 +1,4 @@
-"""Attention of a long read, a piece of a prompt, in bfloat16: products of pairs, and no key that no token sees.
+"""Attention of long reads, pieces of prompts, in bfloat16: products of pairs, and no key that no token sees.
 
 torch's attention on a CPU computes the scores of all keys, with a mask for the later ones, at a quarter of the speed of
 these products (docs/log.md). A tile of some tokens' queries is scored against all keys that its last token sees, then
@@ -8,16 +8,15 @@ FlashAttention (Dao et al. 2022) with bfloat16 inputs. What a token attends to d
 
 from __future__ import annotations
 
-import ctypes
 import functools
-from enum import IntEnum
-from typing import Any, ClassVar, Final
+from typing import Any
 
 import numba
 import numpy as np
 
-from worker.decoding.network.kernels.compiling import array, float_of, kernel
-from worker.decoding.network.kernels.threads import Kernel, argument_fields, thread_functions
+from worker.decoding.network.kernels.attention_arguments import NUM_ARGUMENTS, NUM_PASS_ARGUMENTS, At, PassAt
+from worker.decoding.network.kernels.compiling import array, float_of, kernel, take
+from worker.decoding.network.kernels.threads import Kernel
 from worker.decoding.network.kernels.tiles import (
     gather_queries,
     mix_values,
@@ -29,74 +28,58 @@ from worker.decoding.network.kernels.tiles import (
 from worker.decoding.network.paired import BLOCK
 
 
-class At(IntEnum):
-    """Where the arguments lie."""
-
-    QKV = 0  #: [tokens, queries + 2 * keys, head_dim], queries rotated
-    HELD = 1  #: [slots, 2 * keys, capacity, head_dim], in pairs
-    SEEN = 2  #: [tokens, queries, head_dim], written
-    SLOT = 3
-    LENGTH = 4  #: tokens held before the read
-    FIRST = 5  #: its first token
-    WIDTH = 6  #: its tokens
-    NUM_TOKENS = 7
-    NUM_QUERIES = 8  #: heads
-    CAPACITY = 9
-    NUM_SLOTS = 10
-    SCALING = 11
-    WINDOW = 12  #: positions that a token looks back on, itself included; 0: all
-
-
-class Arguments(ctypes.Structure):
-    """The arguments by name, in lower case."""
-
-    _fields_: ClassVar = argument_fields(At, At.SCALING)
-
-
-NUM_ARGUMENTS: Final = len(At)
-
-
 @functools.cache
 def wide_kernel(head_dim: int, num_shared: int) -> Kernel:
-    """Attends to what the read's slot holds, its own tokens included. `num_shared`: query heads a key head."""
+    """Attends to what the reads' slots hold, their own tokens included. `num_shared`: query heads a key head.
+
+    Queries are rotated, and keys and values lie in the cache: `attention.attention_kernel` ran before.
+    """
     num_together = tokens_together(num_shared)
     num_most = num_together * num_shared
     gather, write = gather_queries(head_dim, num_shared), write_seen(head_dim, num_shared)
     score, weigh, mix = score_blocks(head_dim), weigh_row(), mix_values(head_dim)
-    thread, team = thread_functions()
 
     @kernel
-    def attend(address: Any) -> None:
+    def wide_attention(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
-        num_queries, length, read_width, window = a[At.NUM_QUERIES], a[At.LENGTH], a[At.WIDTH], a[At.WINDOW]
-        num_keys = num_queries // num_shared
-        qkv = array(a[At.QKV], (a[At.NUM_TOKENS], (num_queries + 2 * num_keys) * head_dim), np.uint16)
-        seen = array(a[At.SEEN], (a[At.NUM_TOKENS], num_queries * head_dim), np.uint16)
-        num_held, num_bytes = (length + read_width + BLOCK - 1) // BLOCK, a[At.CAPACITY] * head_dim * 2
-        of_slot = a[At.HELD] + a[At.SLOT] * 2 * num_keys * num_bytes
+        of_pass = array(a[At.OF_PASS], (NUM_PASS_ARGUMENTS,), np.int64)
+        num_queries, window = a[At.NUM_QUERIES], a[At.WINDOW]
+        num_keys, num_tokens = num_queries // num_shared, of_pass[PassAt.NUM_TOKENS]
+        qkv = array(a[At.QKV], (num_tokens, (num_queries + 2 * num_keys) * head_dim), np.uint16)
+        seen = array(a[At.SEEN], (num_tokens, num_queries * head_dim), np.uint16)
+        wide = array(of_pass[PassAt.WIDE], (of_pass[PassAt.NUM_WIDE], 4), np.int64)
+        num_bytes = of_pass[PassAt.CAPACITY] * head_dim * 2
         queries = np.empty(num_most * head_dim, np.uint16)
-        scores = np.empty(num_most * num_held * BLOCK, np.float32)
-        weights = np.empty(num_most * num_held * BLOCK, np.uint16)
         totals = np.empty(num_most, np.float32)
         out = np.empty(num_most * head_dim, np.float32)
-        num_tiles = (read_width + num_together - 1) // num_together
-        for item in range(thread(), num_tiles * num_keys, team()):
-            tile = item // num_keys
-            head = item - tile * num_keys
-            begin, end = tile * num_together, min((tile + 1) * num_together, read_width)
-            rows, first = (end - begin) * num_shared, a[At.FIRST] + begin
-            gather(qkv, first, end - begin, head * num_shared * head_dim, queries)
-            # Blocks that some token of the tile sees: the others are not computed.
-            block = max(0, length + begin - window + 1) // BLOCK if window else 0
-            num = (length + end + BLOCK - 1) // BLOCK - block
-            keys = of_slot + head * num_bytes + block * BLOCK * head_dim * 2
-            score(keys, queries, rows, num, scores)
-            for row in range(rows):
-                last = length + begin - block * BLOCK + row // num_shared + 1
-                oldest = max(0, last - window) if window else 0
-                of_row, at = weights[row * num * BLOCK : (row + 1) * num * BLOCK], scores[row * num * BLOCK :]
-                totals[row] = weigh(at, oldest, last, float_of(a[At.SCALING]), of_row)
-            mix(keys + num_keys * num_bytes, weights, rows, num, out)
-            write(out, totals, first, end - begin, head, seen)
+        item, first_item = take(a.ctypes.data), 0
+        for read in range(len(wide)):
+            slot, length, first_token, width = wide[read, 0], wide[read, 1], wide[read, 2], wide[read, 3]
+            num_tiles = (width + num_together - 1) // num_together
+            num_held = (length + width + BLOCK - 1) // BLOCK
+            of_slot = a[At.HELD] + slot * 2 * num_keys * num_bytes
+            scores = np.empty(num_most * num_held * BLOCK, np.float32)
+            weights = np.empty(num_most * num_held * BLOCK, np.uint16)
+            while item < first_item + num_tiles * num_keys:
+                # The last tile first, because it sees most: those that see less end the work evenly.
+                tile = num_tiles - 1 - (item - first_item) // num_keys
+                head = (item - first_item) % num_keys
+                begin, end = tile * num_together, min((tile + 1) * num_together, width)
+                rows, first = (end - begin) * num_shared, first_token + begin
+                gather(qkv, first, end - begin, head * num_shared * head_dim, queries)
+                # Blocks that some token of the tile sees: the others are not computed.
+                block = max(0, length + begin - window + 1) // BLOCK if window else 0
+                num = (length + end + BLOCK - 1) // BLOCK - block
+                keys = of_slot + head * num_bytes + block * BLOCK * head_dim * 2
+                score(keys, queries, rows, num, scores)
+                for row in range(rows):
+                    last = length + begin - block * BLOCK + row // num_shared + 1
+                    oldest = max(0, last - window) if window else 0
+                    of_row, at = weights[row * num * BLOCK : (row + 1) * num * BLOCK], scores[row * num * BLOCK :]
+                    totals[row] = weigh(at, oldest, last, float_of(a[At.SCALING]), of_row)
+                mix(keys + num_keys * num_bytes, weights, rows, num, out)
+                write(out, totals, first, end - begin, head, seen)
+                item = take(a.ctypes.data)
+            first_item += num_tiles * num_keys
 
-    return attend
+    return wide_attention

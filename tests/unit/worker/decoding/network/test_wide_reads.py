@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numba
@@ -10,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from worker.decoding.network.compiled_attention import PlacedReads, layer_arguments
 from worker.decoding.network.groups import Read
-from worker.decoding.network.kernels import attention as short
 from worker.decoding.network.kernels.multiplying import has_pair_products
 from worker.decoding.network.kernels.numbers import NUMBERS
+from worker.decoding.network.kernels.wide_attention import wide_kernel
 from worker.decoding.network.operations import Heads
 from worker.decoding.network.paired import to_paired
 from worker.decoding.network.passes import WIDEST_SHARED, plan_pass
 from worker.decoding.network.slots import KvShape, SlotCache
 from worker.decoding.network.torch_operations import attend
-from worker.decoding.network.wide_reads import WideRead
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
@@ -32,13 +33,13 @@ def attended(qkv: Tensor, held: Tensor, heads: Heads, *, length: int, window: in
     read = Read(1, [1] * len(qkv), num_logits=1)
     cache = SlotCache(KvShape(1, heads.num_keys, heads.head_dim, BF16), 2, CPU)
     cache.lengths = [0, length]
-    placed = plan_pass(cache, [read], None).groups[0].placed[0]
+    reads = PlacedReads(plan_pass(cache, [read], None))
     seen = qkv.new_empty((len(qkv), heads.num_queries * heads.head_dim))
     paired = to_paired(held)
-    told = short.Arguments(qkv=qkv.data_ptr(), held=paired.data_ptr(), seen=seen.data_ptr(), num_tokens=len(qkv))
-    told.num_queries, told.capacity, told.num_slots = heads.num_queries, held.shape[2], held.shape[0]
-    told.scaling, told.window = heads.scaling, window
-    WideRead(placed).attend(told, heads)
+    reads.lie_in(paired)
+    told = layer_arguments(replace(heads, is_local=window > 0), torch.empty((0, heads.head_dim // 2, 2)), window)
+    told.qkv, told.held, told.seen, told.of_pass = qkv.data_ptr(), paired.data_ptr(), seen.data_ptr(), reads.address
+    wide_kernel(heads.head_dim, heads.num_queries // heads.num_keys)(told, torch.get_num_threads())
     return seen
 
 

@@ -1,0 +1,95 @@
+"""Kernels that run one behind the other in one call, each on all threads.
+
+A pass of SmolLM2 is 270 kernels. Called one by one from Python they took 3 to 4 ms more (docs/log.md), and each call
+gave the interpreter to another thread and waited for it again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from enum import IntEnum
+from typing import Any, ClassVar, Final
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from worker.decoding.network.kernels.compiling import array, kernel
+from worker.decoding.network.kernels.threads import Kernel, argument_fields, team_functions
+
+
+class At(IntEnum):
+    """Where the arguments lie."""
+
+    TAKEN = 0
+    STEPS = 1  #: int64 [steps, 2]: addresses of a kernel and of its arguments
+    NUM_STEPS = 2
+
+
+class Arguments(ctypes.Structure):
+    """The arguments by name, in lower case."""
+
+    _fields_: ClassVar = argument_fields(At)
+
+
+_NUM_ARGUMENTS: Final = len(At)
+
+
+class Program:
+    """A list of kernels with their arguments, which may be changed between two runs."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Kernel, ctypes.Structure]] = []
+        self._addresses = np.empty((0, 2), np.int64)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def add(self, kernel: Kernel, arguments: ctypes.Structure) -> None:
+        """One more step. Its arguments, and what they point to, have to be those of no other step."""
+        self.steps.append((kernel, arguments))
+
+    def run(self, num_steps: int | None = None) -> None:
+        """The first steps, or all. Whatever arguments point to has to live until this returns."""
+        if len(self._addresses) != len(self.steps):
+            rows = [(kernel.address, ctypes.addressof(arguments)) for kernel, arguments in self.steps]
+            self._addresses = np.array(rows, np.int64)
+        num = len(self.steps) if num_steps is None else num_steps
+        _runner()(Arguments(steps=self._addresses.ctypes.data, num_steps=num), torch.get_num_threads())
+
+
+@functools.cache
+def _runner() -> Kernel:
+    thread, _, wait_for_all = team_functions()
+
+    @kernel
+    def run(address: Any) -> None:
+        a = numba.carray(address, (_NUM_ARGUMENTS,), np.int64)
+        steps = array(a[At.STEPS], (a[At.NUM_STEPS], 2), np.int64)
+        if thread() == 0:
+            for step in range(len(steps)):
+                array(steps[step, 1], (1,), np.int64)[0] = 0  # TAKEN
+        wait_for_all()
+        for step in range(len(steps)):
+            _call(steps[step, 0], steps[step, 1])
+            wait_for_all()
+
+    return run
+
+
+def _generate_call(typing_context: Any, function: Any, arguments: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        function, arguments = values
+        kind = ir.FunctionType(ir.VoidType(), [arguments.type])
+        builder.call(builder.inttoptr(function, kind.as_pointer()), [arguments])
+        return context.get_dummy_value()
+
+    return types.void(function, arguments), generate
+
+
+#: Of a kernel and of its arguments: addresses, integers.
+_call: Final[Any] = intrinsic(_generate_call)
