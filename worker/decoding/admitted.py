@@ -43,8 +43,18 @@ class AdmittedSequences:
         """Whether a slot and the memory for the whole of this job are free beside all others."""
         if len(self) >= self._num_slots:
             return False
+        return self._num_bytes_with(len(self) + 1, prepared) <= self._max_cache_bytes
+
+    def acquire(self, prepared: PreparedJob) -> int:
+        """A slot for this job, which `fits`. The others move together first where gaps would take too much memory."""
+        num_rows = max((len(self) + 1, *(sequence.slot + 1 for sequence in self.running)))
+        if self._num_bytes_with(num_rows, prepared) > self._max_cache_bytes:
+            self._cache.close_gaps(self.running)
+        return self._cache.acquire()
+
+    def _num_bytes_with(self, num_rows: int, prepared: PreparedJob) -> int:
         longest = max((_num_positions(prepared), *(sequence.num_positions for sequence in self.all)))
-        return self._cache.num_bytes_with(len(self) + 1, longest) <= self._max_cache_bytes
+        return self._cache.num_bytes_with(num_rows, longest)
 
     def drop(self, sequence: Sequence) -> None:
         """Let a sequence go; `close_gaps` afterwards."""
@@ -57,8 +67,9 @@ class AdmittedSequences:
             self._most_running = self._num_slots
 
     def close_gaps(self) -> None:
-        """Let the running sequences move together in the cache."""
-        self._cache.close_gaps(self.running)
+        """Let the running sequences move together in the cache, where gaps cost time."""
+        if self._cache.computes_gaps:
+            self._cache.close_gaps(self.running)
 
     def park(self, sequences: SequenceOf[Sequence], *, most_running: int) -> None:
         """Take the slots of these running sequences. No more than `most_running` run until the engine was empty."""
@@ -67,10 +78,12 @@ class AdmittedSequences:
             self._cache.release(sequence.slot)
         self.parked += sequences
         self._most_running = most_running
-        self.close_gaps()
+        self._cache.close_gaps(self.running)
 
     def unpark(self) -> None:
         """Give parked sequences a slot again, as many as may run."""
+        if self.parked:
+            self._cache.close_gaps(self.running)
         while self.parked and len(self.running) < self._most_running:
             sequence = self.parked.pop(0)
             sequence.slot = self._cache.acquire()

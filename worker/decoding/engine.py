@@ -100,7 +100,7 @@ class TransformersEngine:
         if not self._admitted.fits(prepared):
             raise DecodeFailed(f"no room for another of {self._num_slots} slots", hint="ask has_room() before admit()")
         drafter = self._open_drafters.state(decision.drafter)
-        sequence = Sequence(prepared, self._target, self._cache.acquire())
+        sequence = Sequence(prepared, self._target, self._admitted.acquire(prepared))
         sequence.redraft(drafter, decision.num_draft_tokens)
         self._shadows.begin(sequence)
         self._admitted.running.append(sequence)

@@ -70,6 +70,11 @@ class SlotCache:
         self._free = sorted(range(num_slots), reverse=True)
 
     @property
+    def computes_gaps(self) -> bool:
+        """Whether a pass also computes slots between two that it reads. Kernels that read pairs do not."""
+        return not self.shape.is_paired
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of memory that is held now."""
         return self.num_rows * self.capacity * self.shape.bytes_per_token
@@ -114,7 +119,7 @@ class SlotCache:
         return lowest
 
     def close_gaps(self, holders: Iterable[Holder]) -> None:
-        """Move the slots of all `holders` side by side: a pass also computes slots between two that it reads."""
+        """Move the slots of all `holders` side by side."""
         for holder in sorted(holders, key=lambda holder: -holder.slot):
             slot = self.lower(holder.slot)
             if slot == holder.slot:
@@ -179,21 +184,28 @@ class SlotCache:
 
     def _needed(self) -> tuple[int, int]:
         """Rows and capacity that hold all slots in use."""
-        used = [slot for slot in range(self.num_slots) if slot not in self._free]
+        used = self._used
         return max(used, default=-1) + 1, _in_blocks(max((self.lengths[slot] for slot in used), default=0))
+
+    @property
+    def _used(self) -> list[int]:
+        return [slot for slot in range(self.num_slots) if slot not in self._free]
 
     @torch.inference_mode()
     def _resize(self, rows: int, capacity: int) -> None:
         if (rows, capacity) == (self.num_rows, self.capacity):
             return
         shape = (rows, 2 * self.shape.num_heads, capacity, self.shape.head_dim)
-        both = min(rows, self.num_rows), min(capacity, self.capacity)
+        used = [slot for slot in self._used if slot < self.num_rows]
         try:
             for index in range(self.shape.num_layers):
-                # Zeros, not empty memory: a masked column has the weight 0, but 0 times NaN is NaN.
+                # Zeros, not empty memory: a masked column has the weight 0, but 0 times NaN is NaN. On a CPU zeros that
+                # nothing is written to take no memory: so only what counts is copied.
                 resized = torch.zeros(shape, dtype=self.shape.dtype, device=self.device)
                 if index < len(self.layers):
-                    resized[: both[0], :, : both[1]] = self.layers[index][: both[0], :, : both[1]]
+                    for slot in used:
+                        held = whole_blocks(0, self.lengths[slot])
+                        resized[slot, :, held] = self.layers[index][slot, :, held]
                     self.layers[index] = resized
                 else:
                     self.layers.append(resized)

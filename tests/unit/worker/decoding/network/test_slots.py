@@ -226,6 +226,25 @@ def test_growing_leaves_room_for_the_next_growth() -> None:
     assert (cache.num_rows, cache.capacity) == (4, 13 * BLOCK)
 
 
+@torch.inference_mode()
+def test_growing_copies_what_counts() -> None:
+    """And nothing else: on a CPU zeros that nothing is written to take no memory."""
+    cache = SlotCache(SHAPE, 4, CPU)
+    slots = [cache.acquire() for _ in range(3)]
+    cache.reserve(3, 2 * BLOCK)
+    for layer in cache.layers:
+        layer.fill_(7.0)
+    cache.lengths[slots[0]], cache.lengths[slots[2]] = 5, 70
+    cache.release(slots[1])
+    cache.reserve(4, 3 * BLOCK)
+    for layer in cache.layers:
+        assert (layer[slots[0], :, :5] == 7).all()
+        assert (layer[slots[2], :, :70] == 7).all()
+        assert not layer[slots[0], :, paired.BLOCK :].any()
+        assert not layer[slots[2], :, 2 * paired.BLOCK :].any()
+        assert not layer[[slots[1], 3]].any()
+
+
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 def test_pairs_lie_where_their_page_says(head_dim: int, rng: random.Random) -> None:
     generator = torch.Generator().manual_seed(rng.getrandbits(32))
