@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from worker.decoding.network.paired import copy_paired, to_paired, to_plain, whole_blocks
+from worker.decoding.network.zeros import zeros
 
 BLOCK: Final = 128  #: positions of which the capacity is a multiple; a multiple of `network.paired.BLOCK`
 
@@ -199,9 +200,8 @@ class SlotCache:
         used = [slot for slot in self._used if slot < self.num_rows]
         try:
             for index in range(self.shape.num_layers):
-                # Zeros, not empty memory: a masked column has the weight 0, but 0 times NaN is NaN. On a CPU zeros that
-                # nothing is written to take no memory: so only what counts is copied.
-                resized = torch.zeros(shape, dtype=self.shape.dtype, device=self.device)
+                # Zeros, not empty memory: a masked column has the weight 0, but 0 times NaN is NaN.
+                resized = zeros(shape, self.shape.dtype, self.device)
                 if index < len(self.layers):
                     for slot in used:
                         held = whole_blocks(0, self.lengths[slot])

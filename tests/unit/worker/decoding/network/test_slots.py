@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import random
 from dataclasses import replace
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import hypothesis.strategies as st
 import pytest
@@ -13,8 +16,10 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from worker.decoding.network import paired
+from worker.decoding.network import slots as slots_module
 from worker.decoding.network.paired import to_paired, to_plain
 from worker.decoding.network.slots import BLOCK, KvShape, SlotCache
+from worker.decoding.network.zeros import zeros
 
 NUM_SLOTS: Final = 4
 SHAPE: Final = KvShape(num_layers=2, num_heads=1, head_dim=2, dtype=torch.float64)
@@ -180,17 +185,17 @@ def test_memory_that_runs_out_while_layers_grow_leaves_an_empty_cache(
     slots = [cache.acquire(), cache.acquire()]
     cache.reserve(2, 10)
     cache.lengths = [7, 9]
-    zeros, calls = torch.zeros, []
+    calls = []
 
-    def failing(*args: object, **kwargs: object) -> torch.Tensor:
+    def failing(*args: Any) -> torch.Tensor:
         calls.append(1)
         if len(calls) == 2:
             raise torch.OutOfMemoryError("no memory for the second layer")
-        return zeros(*args, **kwargs)  # type: ignore[call-overload, no-any-return]
+        return zeros(*args)
 
     resize = rng.choice((lambda: cache.reserve(2, 200), lambda: (cache.release(slots[1]), cache.trim())))
     with monkeypatch.context() as patched:
-        patched.setattr(torch, "zeros", failing)
+        patched.setattr(slots_module, "zeros", failing)
         with pytest.raises(torch.OutOfMemoryError):
             resize()
     assert cache.num_bytes == 0
@@ -228,7 +233,7 @@ def test_growing_leaves_room_for_the_next_growth() -> None:
 
 @torch.inference_mode()
 def test_growing_copies_what_counts() -> None:
-    """And nothing else: on a CPU zeros that nothing is written to take no memory."""
+    """And nothing else: zeros that nothing is written to take no memory."""
     cache = SlotCache(SHAPE, 4, CPU)
     slots = [cache.acquire() for _ in range(3)]
     cache.reserve(3, 2 * BLOCK)
@@ -256,3 +261,28 @@ def test_pairs_lie_where_their_page_says(head_dim: int, rng: random.Random) -> N
     assert keys[position // paired.BLOCK, d // 2, position % paired.BLOCK, d % 2] == plain[slot, head, position, d]
     values = held[slot, 2 + head].view(paired.BLOCK, head_dim, 2)
     assert values[position // 2, d, position % 2] == plain[slot, 2 + head, position, d]
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+def test_zeros_take_memory_when_they_are_written_to() -> None:
+    def num_resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    before, size = num_resident(), 256 * 2**20
+    found = zeros((2, size // 8), torch.float32, CPU)
+    assert num_resident() - before < size / 4
+    assert not found[:, ::4096].any()
+    found[0] = 1.0
+    assert size / 4 < num_resident() - before < size * 3 / 4
+    del found
+    assert num_resident() - before < size / 4
+
+
+def test_a_lack_of_memory_is_an_error_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(*_: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", lacking)
+    with pytest.raises(MemoryError, match="the system has no 8388608 bytes"):
+        zeros((1024, 1024), torch.float64, CPU)
+    assert zeros((3,), torch.float64, CPU).tolist() == [0, 0, 0]
