@@ -9,6 +9,7 @@ place. So whole blocks are copied alike in both layouts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from torch import Tensor
@@ -43,16 +44,27 @@ def whole_blocks(begin: int, end: int) -> slice:
     return slice(begin // BLOCK * BLOCK, -(-end // BLOCK) * BLOCK)
 
 
-def copy_paired(layer: Tensor, source: int, slots: Tensor, begin: int, end: int) -> None:
+def copy_paired(layer: Tensor, source: int, slots: Sequence[int], begin: int, end: int) -> None:
     """Positions `begin` to `end` of slot `source` into `slots`, whose positions before stay what they are.
 
     Positions behind, up to the end of a block, are copied too: nothing counts there.
     """
-    copied = whole_blocks(begin, end)
+    first, copied = begin // BLOCK, whole_blocks(begin, end)
     if begin % BLOCK:
-        first = slice(copied.start, copied.start + BLOCK)
-        kept = to_plain(layer[slots][:, :, first])
-        kept[:, :, begin % BLOCK :] = to_plain(layer[source : source + 1, :, first])[:, :, begin % BLOCK :]
-        layer[slots, :, first] = to_paired(kept)
-        copied = slice(first.stop, copied.stop)
-    layer[slots, :, copied] = layer[source, :, copied]
+        copied = slice(copied.start + BLOCK, copied.stop)
+    for slot in slots:  # an index of several slots would take four times as long
+        if begin % BLOCK:
+            _copy_rest(layer, source, slot, first, begin % BLOCK)
+        layer[slot, :, copied] = layer[source, :, copied]
+
+
+def _copy_rest(layer: Tensor, source: int, slot: int, block: int, begin: int) -> None:
+    """The positions of one block from its position `begin` on."""
+    keys, values = layer[:, :, block * BLOCK : (block + 1) * BLOCK].chunk(2, dim=1)
+    slots, heads, _, head_dim = keys.shape
+    elements = keys.view(slots, heads, head_dim // 2, BLOCK, 2)
+    elements[slot, :, :, begin:] = elements[source, :, :, begin:]
+    pairs = values.view(slots, heads, BLOCK // 2, head_dim, 2)
+    if begin % 2:
+        pairs[slot, :, begin // 2, :, 1] = pairs[source, :, begin // 2, :, 1]
+    pairs[slot, :, (begin + 1) // 2 :] = pairs[source, :, (begin + 1) // 2 :]

@@ -149,12 +149,11 @@ class SlotCache:
     def copy(self, source: int, slots: Sequence[int], begin: int, end: int) -> None:
         """Copy positions `begin` to `end` of `source` into `slots`, which hold `begin` positions, and count them."""
         self.reserve(max(slots) + 1, end)
-        index = torch.tensor(slots, device=self.device)
         for layer in self.layers:
             if self.shape.is_paired:
-                copy_paired(layer, source, index, begin, end)
+                copy_paired(layer, source, slots, begin, end)
             else:
-                layer[index, :, begin:end] = layer[source, :, begin:end]
+                layer[list(slots), :, begin:end] = layer[source, :, begin:end]
         for slot in slots:
             self.lengths[slot] = end
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from alphaloop.errors import DecodeFailed
+from worker.decoding.network.best_tokens import best_tokens
 from worker.decoding.proposal import Proposal
 from worker.decoding.sequence import Sequence
 from worker.decoding.verification.block import verify_block
@@ -24,9 +25,8 @@ def verdicts(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> li
     jobs with equal cuts share the computation of their distributions. Raises DecodeFailed for logits that are not
     finite, because a choice from them has no meaning.
     """
-    values, best = logits.max(dim=-1)
-    is_finite, *best_tokens = torch.cat((values.isfinite().all()[None].to(best.dtype), best)).tolist()
-    if not is_finite:
+    best, are_finite = best_tokens(logits)
+    if not are_finite:
         raise DecodeFailed("the model returned logits that are not finite")
     found: dict[int, Verdict] = {}
     sampled: dict[tuple[float, ...], dict[int, Tensor]] = {}
@@ -35,7 +35,7 @@ def verdicts(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> li
         end = begin + 1 + len(proposal.tokens)
         choice = sequence.choice
         if choice.is_greedy and choice.is_plain:
-            verdict = _followed(best_tokens[begin:end], proposal)
+            verdict = _followed(best[begin:end], proposal)
             found[index] = _with_second_choices(verdict, logits[begin:end]) if sequence.is_watched else verdict
         else:
             scores = choice.scores(logits[begin:end], sequence.text, proposal.tokens, proposal.parents)
