@@ -89,8 +89,8 @@ def _kernels_recorded() -> Iterator[None]:
         with record_function(f"kernel::{kernel.name}"):
             plain(kernel, arguments, num_threads)
 
-    def one_by_one(program: Program, num_steps: int | None = None) -> None:
-        for kernel, arguments in program.steps[:num_steps]:
+    def one_by_one(program: Program, num_calls: int | None = None) -> None:
+        for kernel, arguments in program.calls[:num_calls]:
             kernel(arguments, torch.get_num_threads())
 
     with mock.patch.object(Kernel, "__call__", recorded), mock.patch.object(Program, "run", one_by_one):

@@ -11,6 +11,7 @@ from typing import Final
 import torch
 
 from alphaloop.errors import DecodeFailed
+from worker.decoding.network.best_tokens import best_tokens
 from worker.decoding.network.groups import Read
 from worker.decoding.proposal import Ask, Drafter
 from worker.decoding.sampling.chooser import TokenChooser
@@ -35,12 +36,16 @@ def measure_target_ms(target: Target, batch: int, width: int, context: int, num_
     reads = [Read(row, tokens, num_logits=width) for row, tokens in zip(rows, texts, strict=True)]
 
     def one_pass() -> None:
-        best = target.model.read(cache, reads).max(dim=-1)
-        for best_tokens, tokens in zip(best.indices.view(batch, width).tolist(), texts, strict=True):
-            verify_greedy(best_tokens, tokens[1:])
+        best, _ = best_tokens(target.model.read(cache, reads))
+        for row, tokens in enumerate(texts):
+            verify_greedy(best[row * width : (row + 1) * width], tokens[1:])
 
     try:
-        # Empty keys take as long to read as any others, and reading a prompt takes longer than all the passes.
+        # Keys that were written take as long to read as any others, and reading a prompt takes longer than all the
+        # passes. Memory that nothing was written to is not there, and so is read in no time.
+        cache.reserve(batch, context + width)
+        for layer in cache.layers:
+            layer.zero_()
         for row in rows:
             cache.lengths[row] = context
         return _median_ms(one_pass, num_samples)

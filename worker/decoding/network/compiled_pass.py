@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from worker.decoding.network.compiled_attention import PlacedReads, layer_arguments
-from worker.decoding.network.compiled_steps import CompiledSteps
 from worker.decoding.network.kernels.attention import attention_kernel
 from worker.decoding.network.kernels.attention_arguments import Arguments
 from worker.decoding.network.kernels.program import Program
@@ -21,6 +20,7 @@ from worker.decoding.network.kernels.wide_attention import wide_kernel
 from worker.decoding.network.layers import Layer, Norm
 from worker.decoding.network.packed import PackedLinear
 from worker.decoding.network.passes import Pass
+from worker.decoding.network.row_calls import RowCalls
 from worker.decoding.network.slots import SlotCache
 
 #: Tokens of which the memory is a multiple.
@@ -41,7 +41,7 @@ class CompiledPass:
         """Tables: rotations by kind, [positions, head_dim / 2, 2]. `window` is that of sliding layers."""
         self._layers, self._norm, self._head = layers, norm, head
         self._tables, self._window = tables, window
-        self._program: _Program | None = None
+        self._laid_out: _LaidOut | None = None
 
     @staticmethod
     def can_compute(layers: Sequence[Layer], head: PackedLinear) -> bool:
@@ -58,20 +58,20 @@ class CompiledPass:
 
     def reserve(self, num_tokens: int) -> Tensor:
         """[num_tokens, hidden_size]: where the next pass finds its tokens' embeddings."""
-        if self._program is None or num_tokens > len(self._program.x):
+        if self._laid_out is None or num_tokens > len(self._laid_out.x):
             num_rows = -(-num_tokens // _ROWS) * _ROWS
-            self._program = _Program(self._layers, self._norm, self._head, self._tables, self._window, num_rows)
-        return self._program.x[:num_tokens]
+            self._laid_out = _LaidOut(self._layers, self._norm, self._head, self._tables, self._window, num_rows)
+        return self._laid_out.x[:num_tokens]
 
     def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
         """Logits [wanted, vocabulary] of the tokens in memory that was reserved; keys and values are written."""
-        if self._program is None:
+        if self._laid_out is None:
             raise RuntimeError("expected embeddings in memory that was reserved")
-        return self._program.run(cache, plan)
+        return self._laid_out.run(cache, plan)
 
 
-class _Program:
-    """The steps over memory for `num_rows` tokens."""
+class _LaidOut:
+    """Its calls, over memory for `num_rows` tokens."""
 
     def __init__(
         self,
@@ -96,12 +96,12 @@ class _Program:
         self._tables, self._window = tables, window
         self._attentions: list[tuple[Arguments, Arguments]] = []  # one a layer
         self._program = Program()
-        self._of_all, self._of_wanted = CompiledSteps(self._program), CompiledSteps(self._program)
+        self._of_all, self._of_wanted = RowCalls(self._program), RowCalls(self._program)
         for layer in layers[:-1]:
             self._attend(layer)
             self._finish(layer, self.x, self._seen, self._of_all)
         self._attend(layers[-1])
-        self._num_steps_of_all = len(self._program)
+        self._num_calls_of_all = len(self._program)
         self._choices = (
             self._of_wanted.choose(self.x, self._chosen_x),
             self._of_wanted.choose(self._seen, self._chosen_seen),
@@ -124,7 +124,7 @@ class _Program:
         for both, held in zip(self._attentions, cache.layers, strict=True):
             for attention in both:
                 attention.held, attention.of_pass = held.data_ptr(), reads.address
-        self._program.run(len(self._program) if len(wanted) else self._num_steps_of_all)
+        self._program.run(len(self._program) if len(wanted) else self._num_calls_of_all)
         return logits
 
     def _attend(self, layer: Layer) -> None:
@@ -140,17 +140,17 @@ class _Program:
         self._program.add(wide_kernel(heads.head_dim, num_shared), wide)
         self._attentions.append((short, wide))
 
-    def _finish(self, layer: Layer, x: Tensor, seen: Tensor, steps: CompiledSteps) -> None:
+    def _finish(self, layer: Layer, x: Tensor, seen: Tensor, calls: RowCalls) -> None:
         """The rest of the layer, added to x."""
-        self._add(x, layer.out, seen, layer.behind_attention, steps)
-        steps.norm(layer.before_mlp, x, self._normed)
-        steps.linear(layer.gate_up, self._normed, self._gates)
-        steps.gate(self._gates, self._gated, layer.activation)
-        self._add(x, layer.down, self._gated, layer.behind_mlp, steps)
+        self._add(x, layer.out, seen, layer.behind_attention, calls)
+        calls.norm(layer.before_mlp, x, self._normed)
+        calls.linear(layer.gate_up, self._normed, self._gates)
+        calls.gate(self._gates, self._gated, layer.activation)
+        self._add(x, layer.down, self._gated, layer.behind_mlp, calls)
 
-    def _add(self, x: Tensor, linear: PackedLinear, y: Tensor, norm: Norm | None, steps: CompiledSteps) -> None:
+    def _add(self, x: Tensor, linear: PackedLinear, y: Tensor, norm: Norm | None, calls: RowCalls) -> None:
         if norm is None:
-            steps.linear(linear, y, x, held=x)
+            calls.linear(linear, y, x, held=x)
         else:
-            steps.linear(linear, y, self._behind)
-            steps.norm(norm, self._behind, x, held=x)
+            calls.linear(linear, y, self._behind)
+            calls.norm(norm, self._behind, x, held=x)

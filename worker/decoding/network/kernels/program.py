@@ -26,8 +26,8 @@ class At(IntEnum):
     """Where the arguments lie."""
 
     TAKEN = 0
-    STEPS = 1  #: int64 [steps, 2]: addresses of a kernel and of its arguments
-    NUM_STEPS = 2
+    CALLS = 1  #: int64 [calls, 2]: addresses of a kernel and of its arguments
+    NUM_CALLS = 2
 
 
 class Arguments(ctypes.Structure):
@@ -43,23 +43,23 @@ class Program:
     """A list of kernels with their arguments, which may be changed between two runs."""
 
     def __init__(self) -> None:
-        self.steps: list[tuple[Kernel, ctypes.Structure]] = []
+        self.calls: list[tuple[Kernel, ctypes.Structure]] = []
         self._addresses = np.empty((0, 2), np.int64)
 
     def __len__(self) -> int:
-        return len(self.steps)
+        return len(self.calls)
 
     def add(self, kernel: Kernel, arguments: ctypes.Structure) -> None:
-        """One more step. Its arguments, and what they point to, have to be those of no other step."""
-        self.steps.append((kernel, arguments))
+        """One more call. Its arguments have to be those of no other call."""
+        self.calls.append((kernel, arguments))
 
-    def run(self, num_steps: int | None = None) -> None:
-        """The first steps, or all. Whatever arguments point to has to live until this returns."""
-        if len(self._addresses) != len(self.steps):
-            rows = [(kernel.address, ctypes.addressof(arguments)) for kernel, arguments in self.steps]
+    def run(self, num_calls: int | None = None) -> None:
+        """The first calls, or all. Whatever arguments point to has to live until this returns."""
+        if len(self._addresses) != len(self.calls):
+            rows = [(kernel.address, ctypes.addressof(arguments)) for kernel, arguments in self.calls]
             self._addresses = np.array(rows, np.int64)
-        num = len(self.steps) if num_steps is None else num_steps
-        _runner()(Arguments(steps=self._addresses.ctypes.data, num_steps=num), torch.get_num_threads())
+        num = len(self.calls) if num_calls is None else num_calls
+        _runner()(Arguments(calls=self._addresses.ctypes.data, num_calls=num), torch.get_num_threads())
 
 
 @functools.cache
@@ -69,13 +69,13 @@ def _runner() -> Kernel:
     @kernel
     def run(address: Any) -> None:
         a = numba.carray(address, (_NUM_ARGUMENTS,), np.int64)
-        steps = array(a[At.STEPS], (a[At.NUM_STEPS], 2), np.int64)
+        calls = array(a[At.CALLS], (a[At.NUM_CALLS], 2), np.int64)
         if thread() == 0:
-            for step in range(len(steps)):
-                array(steps[step, 1], (1,), np.int64)[0] = 0  # TAKEN
+            for number in range(len(calls)):
+                array(calls[number, 1], (1,), np.int64)[0] = 0  # TAKEN
         wait_for_all()
-        for step in range(len(steps)):
-            _call(steps[step, 0], steps[step, 1])
+        for number in range(len(calls)):
+            _call(calls[number, 0], calls[number, 1])
             wait_for_all()
 
     return run

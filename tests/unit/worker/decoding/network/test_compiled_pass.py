@@ -155,8 +155,8 @@ def _doubled(address: Any) -> None:
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_a_program_runs_its_steps_in_order(num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step reads what all threads wrote in the step before, in every run again."""
+def test_a_program_runs_its_calls_in_order(num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call reads what all threads wrote in the call before, in every run again."""
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
     numbers = [np.arange(1000), *(np.zeros(1000, np.int64) for _ in range(20))]
     program = Program()

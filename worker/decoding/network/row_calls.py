@@ -1,4 +1,4 @@
-"""The steps of a compiled pass that compute the same rows: norms, linear layers, gates, choices of rows."""
+"""Calls of a program that compute the same rows: norms, linear layers, gates, choices of rows."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from worker.decoding.network.layers import Norm
 from worker.decoding.network.packed import PackedLinear
 
 
-class CompiledSteps:
-    """Adds steps to a program. Tensors are [rows, size]; a pass computes their first rows, and they have to live."""
+class RowCalls:
+    """Adds calls to a program. Tensors are [rows, size]; a pass computes their first rows, and they have to live."""
 
     def __init__(self, program: Program) -> None:
         self._program = program
