@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.decoding.network.groups import Group, Placed
+from worker.decoding.network.groups import Placed
 from worker.decoding.network.kernels.attention import attention_kernel
 from worker.decoding.network.kernels.attention_arguments import Arguments, PassArguments
 from worker.decoding.network.kernels.tiles import attends_in_tiles
@@ -29,11 +29,7 @@ class PlacedReads:
 
     def __init__(self, plan: Pass) -> None:
         short = [group for group in plan.groups if group.width <= WIDEST_SHARED]
-        long = [group.placed[0] for group in plan.groups if group.width > WIDEST_SHARED]
-        self.wide_trees = tuple(
-            group for group in plan.groups if group.width > WIDEST_SHARED and group.placed[0].read.parents is not None
-        )
-        self.num_wide = len(long) - len(self.wide_trees)
+        long = [group.placed[0] for group in plan.wide]
         # The arrays have to live as long as their addresses are used.
         self._short = _rows(placed for group in short for placed in group.placed)
         self._pieces = np.concatenate([_pieces(placed) for placed in long]) if long else _rows(())
@@ -55,7 +51,7 @@ class PlacedReads:
         )
         self.address = ctypes.addressof(self.arguments)
 
-    def lie_in(self, held: Tensor) -> None:
+    def set_cache_shape(self, held: Tensor) -> None:
         """Say how large the layers of the cache are, [slots, 2 * keys, capacity, head_dim]."""
         self.arguments.num_slots, self.arguments.capacity = held.shape[0], held.shape[2]
 
@@ -85,21 +81,16 @@ class CompiledAttention:
         seen = qkv.new_empty((len(qkv), heads.num_queries * heads.head_dim))
         num_shared, num_threads = heads.num_queries // heads.num_keys, torch.get_num_threads()
         is_paired = attends_in_tiles(self._dtype, heads.head_dim)
-        self._reads.lie_in(held)
+        self._reads.set_cache_shape(held)
         a = layer_arguments(heads, self._tables[heads.kind], self._window)
         a.qkv, a.held, a.seen, a.of_pass = qkv.data_ptr(), held.data_ptr(), seen.data_ptr(), self._reads.address
         attention_kernel(self._dtype, heads.head_dim, num_shared)(a, num_threads)
-        if is_paired and self._reads.num_wide:
+        if is_paired and self._reads.arguments.num_wide:
             wide_kernel(heads.head_dim, num_shared)(a, num_threads)
-        for group in self._by_torch(is_paired):
+        for group in self._plan.wide_trees if is_paired else self._plan.wide:
             queries = qkv.view(len(qkv), -1, heads.head_dim)[group.tokens, : heads.num_queries]
             seen[group.tokens] = attend(queries, to_plain(held) if is_paired else held, group, heads)
         return seen
-
-    def _by_torch(self, is_paired: bool) -> Iterable[Group]:
-        if is_paired:
-            return self._reads.wide_trees
-        return (group for group in self._plan.groups if group.width > WIDEST_SHARED)
 
 
 def _rows(reads: Iterable[Placed]) -> np.ndarray:

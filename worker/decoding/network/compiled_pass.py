@@ -6,6 +6,7 @@ Python prepares a pass and reads its logits. No Python runs in between, so other
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -27,40 +28,40 @@ from worker.decoding.network.slots import SlotCache
 _ROWS: Final = 64
 
 
-class CompiledPass:
-    """All layers of a decoder, its last norm and its head."""
+@dataclass(frozen=True, slots=True)
+class DecoderParts:
+    """What a pass computes."""
 
-    def __init__(
-        self,
-        layers: Sequence[Layer],
-        norm: Norm,
-        head: PackedLinear,
-        tables: Mapping[str, Tensor],
-        window: int | None,
-    ) -> None:
-        """Tables: rotations by kind, [positions, head_dim / 2, 2]. `window` is that of sliding layers."""
-        self._layers, self._norm, self._head = layers, norm, head
-        self._tables, self._window = tables, window
-        self._laid_out: _LaidOut | None = None
+    layers: Sequence[Layer]
+    norm: Norm  #: behind the last layer
+    head: PackedLinear
+    tables: Mapping[str, Tensor]  #: rotations by kind, [positions, head_dim / 2, 2]
+    window: int | None  #: of sliding layers
 
-    @staticmethod
-    def can_compute(layers: Sequence[Layer], head: PackedLinear) -> bool:
+    @property
+    def have_kernels(self) -> bool:
         """Whether there are kernels for all of it."""
-        heads = layers[0].heads
-        is_tiled = attends_in_tiles(layers[0].before_attention.weight.dtype, heads.head_dim)
-        linears = [linear for layer in layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
-        return is_tiled and all(linear.compiled is not None for linear in (*linears, head))
+        is_tiled = attends_in_tiles(self.norm.weight.dtype, self.layers[0].heads.head_dim)
+        linears = [linear for layer in self.layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        return is_tiled and all(linear.compiled is not None for linear in (*linears, self.head))
+
+
+class CompiledPass:
+    """Passes of a decoder whose parts have kernels."""
+
+    def __init__(self, parts: DecoderParts) -> None:
+        self._parts = parts
+        self._laid_out: _LaidOut | None = None
 
     def serves(self, plan: Pass) -> bool:
         """Whether this is how a pass is computed: not with a wide tree, nor where other linear layers are faster."""
-        compiled = self._head.compiled
-        return compiled is not None and compiled.serves(plan.num_tokens) and not plan.has_wide_tree
+        compiled = self._parts.head.compiled
+        return compiled is not None and compiled.serves(plan.num_tokens) and not plan.wide_trees
 
     def reserve(self, num_tokens: int) -> Tensor:
         """[num_tokens, hidden_size]: where the next pass finds its tokens' embeddings."""
         if self._laid_out is None or num_tokens > len(self._laid_out.x):
-            num_rows = -(-num_tokens // _ROWS) * _ROWS
-            self._laid_out = _LaidOut(self._layers, self._norm, self._head, self._tables, self._window, num_rows)
+            self._laid_out = _LaidOut(self._parts, -(-num_tokens // _ROWS) * _ROWS)
         return self._laid_out.x[:num_tokens]
 
     def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
@@ -71,29 +72,20 @@ class CompiledPass:
 
 
 class _LaidOut:
-    """Its calls, over memory for `num_rows` tokens."""
+    """The calls of a pass, over memory for `num_rows` tokens."""
 
-    def __init__(
-        self,
-        layers: Sequence[Layer],
-        norm: Norm,
-        head: PackedLinear,
-        tables: Mapping[str, Tensor],
-        window: int | None,
-        num_rows: int,
-    ) -> None:
-        dtype, heads, num_gates = norm.weight.dtype, layers[0].heads, layers[0].gate_up.num_outputs
-        sizes = (len(norm.weight), (heads.num_queries + 2 * heads.num_keys) * heads.head_dim, num_gates)
-        hidden, size_qkv, size_gates = sizes
+    def __init__(self, parts: DecoderParts, num_rows: int) -> None:
+        layers, norm, head, heads = parts.layers, parts.norm, parts.head, parts.layers[0].heads
+        hidden, size_qkv, size_gates = len(norm.weight), layers[0].qkv.num_outputs, layers[0].gate_up.num_outputs
 
         def rows(size: int) -> Tensor:
-            return torch.zeros((num_rows, size), dtype=dtype)
+            return torch.zeros((num_rows, size), dtype=norm.weight.dtype)
 
         self.x, self._chosen_x, self._normed, self._behind = (rows(hidden) for _ in range(4))
         self._seen, self._chosen_seen = (rows(heads.num_queries * heads.head_dim) for _ in range(2))
         self._qkv, self._gates, self._gated = rows(size_qkv), rows(size_gates), rows(size_gates // 2)
         self._all = torch.arange(num_rows)
-        self._tables, self._window = tables, window
+        self._tables, self._window = parts.tables, parts.window
         self._attentions: list[tuple[Arguments, Arguments]] = []  # one a layer
         self._program = Program()
         self._of_all, self._of_wanted = RowCalls(self._program), RowCalls(self._program)
@@ -115,7 +107,7 @@ class _LaidOut:
         wanted = self._all[: plan.num_tokens] if plan.wanted is None else plan.wanted
         logits = self.x.new_empty((len(wanted), self._num_outputs))
         reads = PlacedReads(plan)
-        reads.lie_in(cache.layers[0])
+        reads.set_cache_shape(cache.layers[0])
         self._of_all.set_num_rows(plan.num_tokens)
         self._of_wanted.set_num_rows(len(wanted))
         self._of_head.y = logits.data_ptr()

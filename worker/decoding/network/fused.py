@@ -21,7 +21,7 @@ from torch import Tensor
 
 from worker.decoding.memory import available_bytes
 from worker.decoding.network.compiled_operations import CompiledOperations, can_compile
-from worker.decoding.network.compiled_pass import CompiledPass
+from worker.decoding.network.compiled_pass import CompiledPass, DecoderParts
 from worker.decoding.network.gpu import gpu_operations
 from worker.decoding.network.kernels.tiles import attends_in_tiles
 from worker.decoding.network.layers import Layer, Norm, weights_of
@@ -111,9 +111,9 @@ class FusedDecoder:
     def _compiled_pass(self) -> CompiledPass | None:
         if not isinstance(self._operations, CompiledOperations):
             return None
-        if not CompiledPass.can_compute(self._layers, self._head):
-            return None
-        return CompiledPass(self._layers, self._norm, self._head, self._operations.tables(self._rotations), self.window)
+        tables = self._operations.tables(self._rotations)
+        parts = DecoderParts(self._layers, self._norm, self._head, tables, self.window)
+        return CompiledPass(parts) if parts.have_kernels else None
 
 
 def _fits_twice(model: Any) -> bool:

@@ -40,10 +40,15 @@ class Pass:
         """Tokens read."""
         return len(self.token_ids)
 
-    @property
-    def has_wide_tree(self) -> bool:
-        """Whether a read of more tokens than are attended to together is a tree."""
-        return any(group.width > WIDEST_SHARED and group.placed[0].read.parents is not None for group in self.groups)
+    @cached_property
+    def wide(self) -> tuple[Group, ...]:
+        """Of reads that are attended to alone."""
+        return tuple(group for group in self.groups if group.width > WIDEST_SHARED)
+
+    @cached_property
+    def wide_trees(self) -> tuple[Group, ...]:
+        """Those of `wide` that are trees."""
+        return tuple(group for group in self.wide if group.placed[0].read.parents is not None)
 
     @cached_property
     def stored(self) -> Tensor:

@@ -1,7 +1,7 @@
 """Kernels that run one behind the other in one call, each on all threads.
 
-A pass of SmolLM2 is 270 kernels. Called one by one from Python they took 3 to 4 ms more (docs/log.md), and each call
-gave the interpreter to another thread and waited for it again.
+A pass of SmolLM2 runs some 270 kernels. Called one by one from Python, they took 3 to 4 ms more (docs/log.md). Each of
+those calls also gave the interpreter to another thread and waited for it again.
 """
 
 from __future__ import annotations

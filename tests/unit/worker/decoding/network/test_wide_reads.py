@@ -36,7 +36,7 @@ def attended(qkv: Tensor, held: Tensor, heads: Heads, *, length: int, window: in
     reads = PlacedReads(plan_pass(cache, [read], None))
     seen = qkv.new_empty((len(qkv), heads.num_queries * heads.head_dim))
     paired = to_paired(held)
-    reads.lie_in(paired)
+    reads.set_cache_shape(paired)
     told = layer_arguments(replace(heads, is_local=window > 0), torch.empty((0, heads.head_dim // 2, 2)), window)
     told.qkv, told.held, told.seen, told.of_pass = qkv.data_ptr(), paired.data_ptr(), seen.data_ptr(), reads.address
     wide_kernel(heads.head_dim, heads.num_queries // heads.num_keys)(told, torch.get_num_threads())
