@@ -218,7 +218,7 @@ def weigh(
             tokens, sd = posterior.tokens[k], posterior.tokens_sd[k]
             rounds_ms = num_tokens * round_ms
             taken_ms = read_ms + rounds_ms / tokens
-            low, high = max(1.0, tokens - Z95 * sd), min(k + 1.0, tokens + Z95 * sd)
+            low, high = posterior.tokens_bounds(k)
             if has_target:
                 met = objective.chance(
                     reading_ms=shares.at_one(num_first, drafter.num_endpoints) * first_token_ms,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 #: Standard deviation of each position by itself, over that of all positions together.
@@ -97,9 +97,9 @@ class Profile:
         move = shift * math.sqrt(self.common_var)
         return tuple(logistic(m + b * move) for m, b in zip(self.mean, self.loading, strict=True))
 
-    def moved(self, logits: float) -> tuple[float, ...]:
-        """s_i if all were better by so many logits."""
-        return tuple(logistic(m + logits) for m in self.mean)
+    def moved(self, logits: float) -> Profile:
+        """All positions better by so many logits."""
+        return replace(self, mean=tuple(m + logits for m in self.mean))
 
 
 def total(groups: Iterable[Counts]) -> Counts:

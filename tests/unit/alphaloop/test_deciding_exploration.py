@@ -37,7 +37,7 @@ def test_certainty_ends_exploration() -> None:
     tried = []
     for sd in (1.0, 0.5, 0.2, 0.05, 0.01):
         posterior = inferred(0.2, sd)
-        rival = alternative("draft", 1, posterior, 42.0)
+        rival = alternative("draft", 1, posterior, 41.0)
         assert rival.speedup < 0.9
         tried.append(
             worth_trying(VANILLA, [VANILLA, rival], {"draft": posterior}, rich(), LIMITS, 1, 100.0) is not None
@@ -61,7 +61,7 @@ def test_nothing_is_tried_that_the_budget_cannot_pay() -> None:
 def test_vanilla_and_shorter_drafts_are_no_news() -> None:
     posterior = inferred(0.6, 0.5, own_sd=1.5)
     three = alternative("draft", 3, posterior, 40.0)
-    one, four = alternative("draft", 1, posterior, 27.5), alternative("draft", 4, posterior, 43.0)
+    one, four = alternative("draft", 1, posterior, 27.5), alternative("draft", 4, posterior, 41.5)
     found = worth_trying(three, [three, VANILLA, one, four], {"draft": posterior}, rich(), LIMITS, 1, 100.0)
     assert found is not None
     assert found.alternative is four
@@ -71,7 +71,7 @@ def test_vanilla_and_shorter_drafts_are_no_news() -> None:
 def test_a_drafter_whose_weights_are_in_use_is_tried_for_its_unseen_positions_alone() -> None:
     posterior = inferred(0.6, 0.5, own_sd=1.5)
     gated = alternative("gated", 3, posterior, 40.0)
-    one, three, four = (alternative("draft", k, posterior, ms) for k, ms in ((1, 27.5), (3, 41.0), (4, 43.0)))
+    one, three, four = (alternative("draft", k, posterior, ms) for k, ms in ((1, 27.5), (3, 41.0), (4, 41.5)))
     posteriors = {"gated": posterior, "draft": posterior}
 
     def tried(*rivals: Alternative, shared_weights: dict[str, str]) -> Alternative | None:

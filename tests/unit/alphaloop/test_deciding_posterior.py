@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import statistics
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -18,6 +19,7 @@ from alphaloop.deciding.inference import PairPosterior, infer, splits_by_segment
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.lookup_prior import OFFERED, THROUGH
+from alphaloop.deciding.posterior import Posterior
 from alphaloop.deciding.posteriors import Posteriors
 from alphaloop.deciding.profile import Counts, Profile
 from alphaloop.deciding.trust import design_effect
@@ -95,6 +97,43 @@ def test_positions_that_were_never_reached_follow_those_that_were(rng: random.Ra
     assert bad.through[5] < 0.5
     for posterior in (good, bad):
         assert posterior.tokens_sd[8] > posterior.tokens_sd[2]
+
+
+@pytest.mark.parametrize(("own_sd", "error"), [(0.0, 0.05), (0.3, 0.03)])
+def test_tokens_a_round_are_the_inverse_of_the_expected_rounds_a_token(own_sd: float, error: float) -> None:
+    """Compared with 20,000 draws of s_i."""
+    rng, size = random.Random(7), 6
+    profile = Profile(
+        tuple(math.log(s / (1 - s)) for s in (0.3, 0.6, 0.6, 0.7, 0.8, 0.8)), 1.0, (own_sd**2,) * size, (1.0,) * size
+    )
+    posterior = Posterior(profile, (1.0,) * size, 0.0, 1.0)
+    sums, logs = [0.0] * (size + 1), [[] for _ in range(size + 1)]
+    for _ in range(20_000):
+        common, tokens, through = rng.gauss(0, 1), 1.0, 1.0
+        for k in range(size + 1):
+            if k:
+                through /= 1 + math.exp(-profile.mean[k - 1] - common - rng.gauss(0, own_sd))
+                tokens += through
+            sums[k] += 1 / tokens
+            logs[k].append(math.log(tokens))
+    for k in range(1, size + 1):
+        assert posterior.tokens[k] == pytest.approx(20_000 / sums[k], rel=error)
+        assert posterior.tokens_sd[k] == pytest.approx(posterior.tokens[k] * statistics.stdev(logs[k]), rel=0.15)
+
+
+@given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=12), st.floats(0, 2), st.floats(0, 2))
+def test_a_less_certain_posterior_promises_fewer_tokens_a_round(
+    s: list[float], common_sd: float, own_sd: float
+) -> None:
+    mean = tuple(math.log(x / (1 - x)) for x in s)
+    sure, unsure = (
+        Posterior(Profile(mean, a**2, (b**2,) * len(s), (1.0,) * len(s)), (1.0,) * len(s), 0.0, 1.0)
+        for a, b in ((0.0, 0.0), (common_sd, own_sd))
+    )
+    for k, tokens in enumerate(unsure.tokens):
+        low, high = unsure.tokens_bounds(k)
+        assert 1 <= low <= tokens <= high <= k + 1
+    assert sure.tokens == pytest.approx([1 + sum(math.prod(s[:i]) for i in range(1, k + 1)) for k in range(len(s) + 1)])
 
 
 def test_what_a_drafter_offers_is_foreseen_and_learned(rng: random.Random) -> None:
