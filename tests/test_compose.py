@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tomllib
@@ -24,6 +23,7 @@ import yaml
 from pydantic import SecretStr
 from sqlalchemy import make_url
 
+from alphaloop.cli.children import LogFollower, field_of
 from alphaloop.embedded.postgres import binaries
 from alphaloop.settings import ConsoleSettings, load_settings
 from alphaloop.settings.endpoint import EndpointSettings
@@ -229,7 +229,6 @@ def service_environment(
     postgres_server: str,
     database_url: SecretStr,
     tmp_path: Path,
-    unused_port: int,
 ) -> dict[str, str]:
     """What the service named by the test's parameter gets, with real servers behind it and the rights of its role."""
     service = request.getfixturevalue("service")
@@ -242,7 +241,7 @@ def service_environment(
         "HF_HOME": str(tmp_path),
         "MPLCONFIGDIR": str(tmp_path),
         f"ALPHALOOP_{service.upper()}__HTTP_HOST": "127.0.0.1",
-        f"ALPHALOOP_{service.upper()}__HTTP_PORT": str(unused_port),
+        f"ALPHALOOP_{service.upper()}__HTTP_PORT": "0",
     }
     if service == "scheduler":
         changes["ALPHALOOP_CONSOLE__HTTP_HOST"] = "127.0.0.1"
@@ -259,20 +258,12 @@ def service_environment(
     return environment(service, **changes)
 
 
-@pytest.fixture
-def unused_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 @pytest.mark.kafka
 @pytest.mark.postgres
 @pytest.mark.slow
 @pytest.mark.parametrize("service", ["worker", "scheduler"])
 def test_the_process_comes_up_healthy_and_stops_on_sigterm(
-    service: str, service_environment: dict[str, str], unused_port: int, tmp_path: Path
+    service: str, service_environment: dict[str, str], tmp_path: Path
 ) -> None:
     log = tmp_path / "process.log"
     check = SERVICES[service]["healthcheck"]["test"]
@@ -283,9 +274,12 @@ def test_the_process_comes_up_healthy_and_stops_on_sigterm(
     try:
         deadline = monotonic() + START_S
         # The check is a process too: while the service starts, one after another would take the processor from it.
-        ready = f"{service}_ready"
-        until(lambda: process.poll() is not None or ready in log.read_text(encoding="utf-8"), ready, START_S)
-        while not _healthy(runnable(check[1:], port=unused_port)):
+        ready, follower = f"{service}_ready", LogFollower(log, from_start=True)
+        until(lambda: process.poll() is not None or follower.find(ready) is not None, ready, START_S)
+        line = follower.find(ready)
+        assert line is not None, log.read_text(encoding="utf-8")
+        port = urlsplit(field_of(line, "metrics")).port
+        while not _healthy(runnable(check[1:], port=port)):
             assert process.poll() is None, log.read_text(encoding="utf-8")
             assert monotonic() < deadline, log.read_text(encoding="utf-8")
         process.send_signal(signal.SIGTERM)

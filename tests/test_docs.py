@@ -29,7 +29,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 ASKING: Final = (ROOT / "docs" / "guides" / "ask-the-database.md").read_text(encoding="utf-8")
-WAIT_S: Final = 30.0
+WAIT_S: Final = 60.0
 
 
 def text(page: str) -> str:

@@ -59,14 +59,13 @@ def member(kafka: KafkaSettings, group: str, *patterns: str) -> Iterator[Member]
         one.consumer.close()
 
 
-def pump(members: Sequence[Member], until: Callable[[], bool], within_s: float = WITHIN_S) -> float:
-    """Poll everybody until the condition holds; how long that took."""
+def pump(members: Sequence[Member], until: Callable[[], bool], within_s: float = WITHIN_S) -> None:
+    """Poll everybody until the condition holds."""
     begun = time.monotonic()
     while not until():
         assert time.monotonic() - begun < within_s, "the condition did not come true in time"
         for one in members:
             one.poll()
-    return time.monotonic() - begun
 
 
 def read_all(kafka: KafkaSettings, topic: str, count: int) -> list[Record]:
@@ -126,7 +125,7 @@ def test_topics_are_created_once(broker_settings: KafkaSettings, fresh_prefix: s
 
 
 def test_a_cluster_has_a_name_and_answers(broker_settings: KafkaSettings) -> None:
-    assert is_reachable(broker_settings, 5.0)
+    assert is_reachable(broker_settings, 30.0)
     assert cluster_id(broker_settings) == cluster_id(broker_settings) != ""
 
 
@@ -283,12 +282,11 @@ def test_a_pattern_sees_a_topic_that_is_made_later(broker_settings: KafkaSetting
         pump([one], until=lambda: len(one.owned) == 2)
         ensure_topics(broker_settings, [f"{fresh_prefix}-later"])
         later = jobs_topic(f"{fresh_prefix}-later")
-        took_s = pump([one], until=lambda: partitions_of(later) <= one.owned)
+        pump([one], until=lambda: partitions_of(later) <= one.owned)
         fill(broker_settings, later, [b"1"])
         pump([one], until=lambda: len(one.records) == 1)
         assert one.records[0].topic == later
         assert {tp.topic for tp in one.owned} == {jobs_topic(fresh_prefix), later}, "dead letters are not jobs"
-        assert took_s < 30
 
 
 def test_many_records_are_polled_at_once_in_their_order(broker_settings: KafkaSettings, topic: str) -> None:

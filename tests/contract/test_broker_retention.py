@@ -12,6 +12,7 @@ from alphaloop.errors import BrokerUnavailable
 from alphaloop.kafka import retention
 from alphaloop.kafka.retention import longest_job_retention
 from alphaloop.settings import KafkaSettings
+from tests.fixtures.worker import until
 
 pytestmark = pytest.mark.kafka
 
@@ -35,6 +36,7 @@ def make(admin: AdminClient, name: str, **config: str) -> None:
     settings = {key.replace("_", "."): value for key, value in config.items()}
     for answer in admin.create_topics([NewTopic(name, num_partitions=1, config=settings)]).values():
         answer.result(30)
+    until(lambda: name in admin.list_topics(timeout=30).topics, f"the broker shows {name}")
 
 
 def test_the_longest_of_all_jobs_topics_counts_with_its_segments(

@@ -84,14 +84,17 @@ class Member:
 
 
 @pytest.fixture
-def member(kafka_settings: KafkaSettings, fresh_prefix: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Member]:
-    """Has read a message of each partition. Its client may do everything."""
+def member(
+    request: pytest.FixtureRequest, kafka_settings: KafkaSettings, fresh_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Member]:
+    """Has read a message of each partition. Its client may do everything; a test may limit its seconds to wait."""
     monkeypatch.setattr(module.ck, "Consumer", SlowClient)
     monkeypatch.setattr(topic_ids, "AGREEMENT_S", 0.0)
     SlowClient.may_commit.set()
     SlowClient.may_close.set()
     SlowClient.num_closed = 0
-    member = Member(kafka_settings.model_copy(update={"request_timeout_s": 2.0}), fresh_prefix)
+    limit = {"request_timeout_s": request.param} if hasattr(request, "param") else {}
+    member = Member(kafka_settings.model_copy(update=limit), fresh_prefix)
     member.send(b"first")
     member.read_until(4)
     member.called.clear()
@@ -132,6 +135,7 @@ def test_a_client_that_does_not_close_holds_up_nothing(member: Member) -> None:
     SlowClient.may_close.set()
 
 
+@pytest.mark.parametrize("member", [2.0], indirect=True, ids=["a commit is given up"])
 def test_the_client_stays_while_a_commit_is_under_way(member: Member) -> None:
     SlowClient.may_commit.clear()
     with pytest.raises(BrokerUnavailable):

@@ -55,18 +55,21 @@ def fake(num_slots: int = 4, context_length: int | None = None) -> Engine:
 
 @pytest.fixture(params=["fake", "transformers", "servers", "vllm_in_process"])
 def build_any(request: pytest.FixtureRequest) -> Iterator[Build]:
-    """The same of every engine; those of endpoints have a vanilla one and one that drafts with k = 4."""
-    if request.param in ("fake", "transformers"):
-        yield fake if request.param == "fake" else request.getfixturevalue("tiny_engine")
-        return
+    """The same of every engine; those of endpoints have a vanilla one and one that drafts with k = 4.
+
+    Endpoints go on by themselves: a test that counts on a running text gives their rounds more time, as `round_s`.
+    """
+    own = {"fake": fake}.get(request.param)
+    if request.param == "transformers":
+        own = request.getfixturevalue("tiny_engine")
     with ExitStack() as exits:
 
-        def build(num_slots: int = 4, context_length: int | None = None) -> Engine:
-            length = context_length or 512
+        def build(num_slots: int = 4, round_s: float = 0.002) -> Engine:
+            if own is not None:
+                return own(num_slots=num_slots)
             if request.param == "vllm_in_process":
-                inside = FakeVllm(round_s=0.002)
-                return exits.enter_context(engine_in_process(inside, num_slots=num_slots, context_length=length))
-            return exits.enter_context(engine_of_servers(num_slots=num_slots, context_length=length, round_s=0.002))
+                return exits.enter_context(engine_in_process(FakeVllm(round_s=round_s), num_slots=num_slots))
+            return exits.enter_context(engine_of_servers(num_slots=num_slots, round_s=round_s))
 
         yield build
 
@@ -217,7 +220,7 @@ def test_one_token_is_the_prefill_alone(build_any: Build) -> None:
 
 
 def test_load_follows_admission_cancellation_and_abandonment(build_any: Build) -> None:
-    engine = build_any(num_slots=3)
+    engine = build_any(num_slots=3, round_s=0.05)
     jobs = [make_job(prompt, i) for i, prompt in enumerate(PROMPTS[:3])]
     for i, job in enumerate(jobs):
         assert engine.load().num_free == 3 - i
@@ -237,14 +240,14 @@ def test_load_follows_admission_cancellation_and_abandonment(build_any: Build) -
 
 
 def test_a_cancelled_job_leaves_the_others_as_they_are(build_any: Build) -> None:
-    engine = build_any(num_slots=3)
+    engine = build_any(num_slots=3, round_s=0.02)
     jobs = [make_job(prompt, i) for i, prompt in enumerate(PROMPTS[:3])]
     expected = [run(engine, [(job, GREEDY, VANILLA)])[job.job_id].text for job in jobs]
     for job in jobs:
         engine.admit(engine.prepare(job, GREEDY), VANILLA)
-    step_once(engine)
-    step_once(engine)
-    engine.cancel(jobs[1].job_id)
+    assert not step_once(engine).finished
+    assert not step_once(engine).finished
+    assert engine.cancel(jobs[1].job_id)
     newcomer = make_job(PROMPTS[3], 8)
     finished = run(engine, [(newcomer, GREEDY, VANILLA)])
     assert jobs[1].job_id not in finished

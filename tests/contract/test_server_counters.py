@@ -30,18 +30,22 @@ SAMPLING = Sampling(max_tokens=24, temperature=0.0)
 
 
 @contextmanager
-def silent_server(*, round_s: float = 0.0) -> Iterator[tuple[ServerEngine, ServedEngine]]:
+def silent_server() -> Iterator[tuple[ServerEngine, ServedEngine]]:
     """An engine over one server that drafts with k = 4 and tells nothing of a request."""
-    server = ServedEngine(FakeEngine(), "lookup", 4, round_s, tells=False)
+    server = ServedEngine(FakeEngine(), "lookup", 4, tells=False)
     with engine_over({"silent": server}) as engine:
         yield engine, server
 
 
-def decode(engine: ServerEngine, tasks: Sequence[str], *, behind: int = 0) -> list[Generation]:
+def decode(engine: ServerEngine, server: ServedEngine, tasks: Sequence[str], *, behind: int = 0) -> list[Generation]:
     """A job of each task at once, to the end of all; in the order in which they ended."""
+    server.is_held = True  # none ends before all have come
     for number, task in enumerate(tasks):
         job = make_job(f"complete function {behind + number}", behind + number).model_copy(update={"task": task})
         engine.admit(engine.prepare(job, SAMPLING), DRAFTING)
+    while server.engine.load().num_running < len(tasks):
+        assert not engine.step().failed
+    server.is_held = False
     found: list[Generation] = []
     while len(found) < len(tasks):
         step = engine.step()
@@ -61,19 +65,19 @@ def moved(server: ServedEngine, before: Counters) -> tuple[int, int, tuple[int, 
     return now.num_tokens - before.num_tokens, now.num_draft_tokens - before.num_draft_tokens, accepts
 
 
-def settled(engine: ServerEngine) -> None:
+def settled(engine: ServerEngine, server: ServedEngine) -> None:
     """Ask until a slice is counted, so that the counters are known at the beginning of the next one."""
     for behind in range(100, 130):
-        if slices(decode(engine, ["before"], behind=behind)):
+        if slices(decode(engine, server, ["before"], behind=behind)):
             return
     raise AssertionError("no slice was ever counted")
 
 
 def test_a_slice_of_one_task_has_the_servers_own_sums_and_is_told_with_the_job_that_ended_it() -> None:
     with silent_server() as (engine, server):
-        settled(engine)
+        settled(engine, server)
         before = Counters.of_page(server.metrics.text())
-        found = decode(engine, ["code"] * 3)
+        found = decode(engine, server, ["code"] * 3)
         num_tokens, num_drafted, accepts = moved(server, before)
     (counted,) = slices(found)
     assert found[-1].served is not None
@@ -88,10 +92,10 @@ def test_a_slice_of_one_task_has_the_servers_own_sums_and_is_told_with_the_job_t
 
 
 def test_tasks_that_run_together_are_credited_with_nothing() -> None:
-    with silent_server(round_s=0.002) as (engine, _):
-        settled(engine)
-        assert slices(decode(engine, ["code", "sql", "code"])) == []
-        assert len(slices(decode(engine, ["sql", "sql"], behind=10))) == 1, "the next slice is whole again"
+    with silent_server() as (engine, server):
+        settled(engine, server)
+        assert slices(decode(engine, server, ["code", "sql", "code"])) == []
+        assert len(slices(decode(engine, server, ["sql", "sql"], behind=10))) == 1, "the next slice is whole again"
 
 
 @pytest.mark.parametrize(
@@ -104,30 +108,30 @@ def test_tasks_that_run_together_are_credited_with_nothing() -> None:
 )
 def test_a_slice_with_anothers_request_in_it_is_left_out(happens: Callable[[MetricsPage], None]) -> None:
     with silent_server() as (engine, server):
-        settled(engine)
+        settled(engine, server)
         happens(server.metrics)
-        assert slices(decode(engine, ["code"])) == []
-        assert len(slices(decode(engine, ["code"], behind=10))) == 1
+        assert slices(decode(engine, server, ["code"])) == []
+        assert len(slices(decode(engine, server, ["code"], behind=10))) == 1
 
 
 def test_a_slice_in_which_the_server_was_started_again_is_left_out() -> None:
     with silent_server() as (engine, server):
-        settled(engine)
+        settled(engine, server)
         server.metrics = MetricsPage()
-        assert slices(decode(engine, ["code"])) == []
-        assert len(slices(decode(engine, ["code"], behind=10))) == 1
+        assert slices(decode(engine, server, ["code"])) == []
+        assert len(slices(decode(engine, server, ["code"], behind=10))) == 1
 
 
 def test_a_page_that_is_missing_costs_no_job(caplog: pytest.LogCaptureFixture) -> None:
     with silent_server() as (engine, server):
-        settled(engine)
+        settled(engine, server)
         server.metrics.is_missing = True
         for number in range(2):
-            assert slices(decode(engine, ["code"], behind=number)) == []
+            assert slices(decode(engine, server, ["code"], behind=number)) == []
         told = [record for record in caplog.records if "its counters were not read" in record.getMessage()]
         assert len(told) == 1, "said once"
         server.metrics.is_missing = False
-        settled(engine)
+        settled(engine, server)
 
 
 def test_a_server_that_tells_of_requests_is_not_asked_for_counters() -> None:
@@ -147,7 +151,7 @@ def test_a_server_that_tells_of_requests_is_not_asked_for_counters() -> None:
     asyncio.run(run())
     assert paths == ["/v1/completions"]
     with engine_over({"telling": server}) as engine:
-        (found,) = decode(engine, ["code"])
+        (found,) = decode(engine, server, ["code"])
     assert found.served is not None
     assert (found.is_counted, found.served.slice_counts) == (True, None)
     assert found.served.draft_revision == "vllm-0.32.0"

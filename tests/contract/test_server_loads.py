@@ -121,7 +121,7 @@ def test_two_engines_see_each_others_requests() -> None:
     with engines_over({"plain": plain, "speculative": drafting}, num_engines=2) as (ours, theirs):
         for number in range(3):
             job = make_job(f"complete function {number}", number)
-            theirs.admit(theirs.prepare(job, replace(SAMPLING, max_tokens=480)), VANILLA)
+            theirs.admit(theirs.prepare(job, replace(SAMPLING, max_tokens=960)), VANILLA)
         num_before = decode_until_the_load_is_known(ours)
         found = decode(ours, num_before + 1)
         assert plain.engine.load().num_running == 3, "they are at it still"

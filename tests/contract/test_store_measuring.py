@@ -243,7 +243,7 @@ class TestSchedule:
         lock = AdvisoryLock(database_url)
         assert lock.try_acquire()
         with psycopg.connect(database_url.get_secret_value(), autocommit=True) as killer:
-            killer.execute("SELECT pg_terminate_backend(%s, 5000)", (lock.backend_pid,))
+            killer.execute("SELECT pg_terminate_backend(%s, 30000)", (lock.backend_pid,))
         assert not lock.is_held()
         assert lock.try_acquire()
         lock.release()

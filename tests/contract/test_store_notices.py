@@ -23,7 +23,7 @@ from worker.deciding.watch import Watch
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
 
-SOON_S = 5.0
+SOON_S = 30.0
 LISTENERS = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'"
 
 

@@ -99,7 +99,7 @@ def stop(*arguments):
     return enqueue(*arguments)
 outcomes.enqueue = stop
 
-with Database(SecretStr(os.environ["TEST_DATABASE"]), limits=SessionLimits(idle_transaction_s=1.0)) as database:
+with Database(SecretStr(os.environ["TEST_DATABASE"]), limits=SessionLimits(idle_transaction_s=3.0)) as database:
     JobStore(database).claim([claim_request("stopped")], owner="stopped", lease_s=600, max_attempts=3)
     ended, store = [outcome("stopped", run=RUN)], outcomes.OutcomeStore(database)
     try:
@@ -114,12 +114,10 @@ def test_a_worker_that_is_suspended_while_it_records_blocks_no_other(
 ) -> None:
     record(database, "first")
     environment = {**os.environ, "TEST_DATABASE": database_url.get_secret_value()}
-    child = subprocess.Popen([sys.executable, "-c", STOPPED], env=environment, stdout=subprocess.PIPE, text=True)
-    try:
-        _, status = os.waitpid(child.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status)
-        jobs = JobStore(database)
-        jobs.claim([claim_request("second")], owner="w", lease_s=600, max_attempts=3)
+    with Database(database_url, limits=IMPATIENT) as impatient:
+        # It is connected before the other one stops, whose locks the server takes away after three seconds.
+        JobStore(impatient).claim([claim_request("second")], owner="w", lease_s=600, max_attempts=3)
+        child = subprocess.Popen([sys.executable, "-c", STOPPED], env=environment, stdout=subprocess.PIPE, text=True)
         num_busy = 0
 
         def is_recorded() -> bool:
@@ -130,15 +128,17 @@ def test_a_worker_that_is_suspended_while_it_records_blocks_no_other(
                 num_busy += 1
                 return False
 
-        with Database(database_url, limits=IMPATIENT) as impatient:
+        try:
+            _, status = os.waitpid(child.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status)
             until(is_recorded, "the suspended worker has lost its locks")
-        assert num_busy > 0
-        os.kill(child.pid, signal.SIGCONT)
-        told, _ = child.communicate(timeout=60)
-        assert told == "1\n", "it noticed, and recorded its own outcome"
-    finally:
-        child.kill()
-        child.wait(60)
+            assert num_busy > 0
+            os.kill(child.pid, signal.SIGCONT)
+            told, _ = child.communicate(timeout=60)
+            assert told == "1\n", "it noticed, and recorded its own outcome"
+        finally:
+            child.kill()
+            child.wait(60)
     with database.begin() as connection:
         counted = "SELECT (SELECT count(*) FROM decode_runs), (SELECT sum(num_jobs) FROM acceptance_hourly)"
         assert tuple(connection.execute(text(counted)).one()) == (3, 3)

@@ -17,7 +17,6 @@ from tests.fixtures.worker import Client, RunningWorker, running_worker, until
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
 NUM_JOBS = 12
-WITHIN_S = 5.0
 
 
 @pytest.fixture
@@ -75,10 +74,10 @@ def test_a_stale_flag_and_its_end_reach_a_running_worker(settings: Settings, dat
         decode(client, jobs("measured", NUM_JOBS, decoding="speculative"), NUM_JOBS)
         before = decode(client, jobs("before", 1), NUM_JOBS + 1)
         registry.set_status(*named, DraftStatus.STALE, "its acceptance fell")
-        until(lambda: is_flagged(worker, engine), "the flag is seen", WITHIN_S)
+        until(lambda: is_flagged(worker, engine), "the flag is seen")
         flagged = decode(client, jobs("flagged", 1), NUM_JOBS + 2)
         registry.set_status(*named, DraftStatus.ACTIVE, "trained anew")
-        until(lambda: not is_flagged(worker, engine), "the promotion is seen", WITHIN_S)
+        until(lambda: not is_flagged(worker, engine), "the promotion is seen")
         after = decode(client, jobs("after", 1), NUM_JOBS + 3)
     assert reasons(before) == reasons(after) == {(Mode.SPECULATIVE, "faster")}
     assert reasons(flagged) == {(Mode.VANILLA, "stale_draft")}

@@ -16,7 +16,7 @@ from alphaloop.watchdog import Watchdog
 from tests.fakes import FakeEngine
 from tests.fixtures.stepping import SteppedEngine
 from tests.fixtures.worker import WAIT_S, Client, RunningWorker, running_worker, until
-from tests.integration.test_worker_continuous import job, results_of, with_worker
+from tests.integration.test_worker_continuous import job, results_of, wait_until_claimed, with_worker
 from tests.integration.test_worker_flow import assert_counts_add_up
 from worker.health import WorkerHealth
 
@@ -50,7 +50,7 @@ def test_the_jobs_of_a_hung_step_are_let_go_and_decoded_by_another_worker(
     dog = Watchdog(hung.components.liveness, last_orders=health.give_back_unstarted, end=ended.set)
     hung.start()
     engine.wait_at_round()
-    until(lambda: len(hung.components.feed.ready) >= 4, "the other jobs are claimed ahead")
+    wait_until_claimed(hung, len(names))
     dog.start()
     assert ended.wait(WAIT_S)
     dog.close()

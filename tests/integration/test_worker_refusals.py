@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from pydantic import SecretStr
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from alphaloop.messages import Status
 from alphaloop.settings import Settings
@@ -54,22 +54,31 @@ class Faults:
                 f" FOR EACH STATEMENT EXECUTE FUNCTION refuse('{table}')"
             )
 
-    def refuse(self, table: str, state: str) -> None:
-        """From now on, and no longer what was refused before."""
-        self.clear()
-        self._run(f"INSERT INTO faults VALUES ('{table}', '{state}')")
+    def refuse(self, table: str, state: str) -> int:
+        """From now on, and no longer what was refused before; returns how often something was refused by then.
+
+        In one transaction, because a job that came between two faults would meet none of them.
+        """
+        with self._database.begin() as connection:
+            connection.execute(text("TRUNCATE faults"))  # waits for whoever reads them
+            connection.execute(text(f"INSERT INTO faults VALUES ('{table}', '{state}')"))
+            return _num_raised(connection)
 
     def clear(self) -> None:
         self._run("TRUNCATE faults")
 
     def num_raised(self) -> int:
         with self._database.begin() as connection:
-            raised = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM num_faults"
-            return int(connection.execute(text(raised)).scalar_one())
+            return _num_raised(connection)
 
     def _run(self, statement: str) -> None:
         with self._database.begin() as connection:
             connection.exec_driver_sql(statement)
+
+
+def _num_raised(connection: Connection) -> int:
+    raised = "SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM num_faults"
+    return int(connection.execute(text(raised)).scalar_one())
 
 
 def job(name: str) -> bytes:
@@ -104,8 +113,7 @@ def test_every_refusal_that_passes_is_waited_out_wherever_it_comes(
     with running_worker(worker_settings, FakeEngine(num_slots=4)) as running:
         for number, state in enumerate(STATES):
             for table in TABLES:
-                raised = faults.num_raised()
-                faults.refuse(table, state)
+                raised = faults.refuse(table, state)
                 if table == TABLES[0]:
                     client.send("code", [job(state)])
                 until(lambda before=raised: faults.num_raised() > before, f"{state} was raised at {table}")  # type: ignore[misc]

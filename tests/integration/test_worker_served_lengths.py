@@ -36,7 +36,7 @@ def jobs(task: str, first: int, **fields: str) -> list[bytes]:
 
 
 def test_two_tasks_get_different_draft_lengths_at_one_endpoint(worker_settings: Settings, database: Database) -> None:
-    server = ServedEngine(_OfTwoTasks(), "lookup", 4, 0.004, draft_s=0.0012, switches_drafts=True)
+    server = ServedEngine(_OfTwoTasks(), "lookup", 4, 0.004, draft_s=0.0012, tells_exactly=True, switches_drafts=True)
     client = Client(worker_settings)
     with engine_over({"both": server}) as engine, running_worker(worker_settings, engine) as running:
         costs = running.components.costs.table.rounds(1)

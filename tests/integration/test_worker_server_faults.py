@@ -9,7 +9,6 @@ from typing import Final
 import pytest
 from sqlalchemy import text
 
-from alphaloop.kafka.records import Record
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Result, Status
 from alphaloop.settings import Settings
@@ -18,7 +17,7 @@ from tests.fakes import FakeEngine
 from tests.fixtures.inference_server import Answer, Connection, head, whole
 from tests.fixtures.models import VANILLA, make_job
 from tests.fixtures.served_engine import ServedEngine, engine_over
-from tests.fixtures.worker import Client, running_worker
+from tests.fixtures.worker import Client, running_worker, until
 from worker.engine import Sampling
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -63,19 +62,19 @@ FAULTS: Final[tuple[Answer, ...]] = (
 
 @dataclass
 class Faults:
-    """Spoils one server after the other as results come: each fault lasts for some results."""
+    """Spoils one server after the other: each fault lasts for some jobs, and until a request has met it."""
 
     servers: list[ServedEngine]
     met: set[int] = field(default_factory=set)  #: numbers of the faults that a request met
 
-    def on(self, records: list[Record]) -> bool:
-        """Called with all results so far; whether they are enough."""
-        num_results = len({record.key for record in records})
-        phase = num_results * 2 * len(FAULTS) // NUM_JOBS
-        fault = self._counted(phase // 2) if phase % 2 == 0 and phase // 2 < len(FAULTS) else None
-        for number, server in enumerate(self.servers):
-            server.answer = fault if number == (phase // 2) % len(self.servers) else None
-        return num_results >= NUM_JOBS
+    def begin(self, number: int) -> None:
+        """Spoil a server."""
+        self.servers[number % len(self.servers)].answer = self._counted(number)
+
+    def end(self) -> None:
+        """Have every server answer well."""
+        for server in self.servers:
+            server.answer = None
 
     def _counted(self, number: int) -> Answer:
         async def answer(connection: Connection) -> None:
@@ -101,6 +100,11 @@ def expected_texts() -> dict[int, str]:
     return texts
 
 
+def num_ended(database: Database) -> int:
+    with database.begin() as connection:
+        return int(connection.execute(text("SELECT count(*) FROM jobs WHERE outcome IS NOT NULL")).scalar_one())
+
+
 def test_a_thousand_jobs_end_once_each_with_their_texts(worker_settings: Settings, database: Database) -> None:
     servers = {
         "plain-1": ServedEngine(FakeEngine(num_slots=8)),
@@ -115,13 +119,19 @@ def test_a_thousand_jobs_end_once_each_with_their_texts(worker_settings: Setting
         ).encode()
         for n in range(NUM_JOBS)
     ]
-    with engine_over(servers, answer_s=1.0, silence_s=1.0) as engine, running_worker(worker_settings, engine):
-        client.send("code", jobs)
-        records = client.read([RESULTS], faults.on)
+    portion = -(-NUM_JOBS // len(FAULTS))
+    with engine_over(servers, answer_s=5.0, silence_s=5.0) as engine, running_worker(worker_settings, engine):
+        for number, first in enumerate(range(0, NUM_JOBS, portion)):
+            faults.begin(number)
+            client.send("code", jobs[first : first + portion])
+            until(lambda half=first + portion // 2: num_ended(database) >= half, "half of these jobs ended")  # type: ignore[misc]
+            until(lambda number=number: number in faults.met, f"a request met fault {number}")  # type: ignore[misc]
+            faults.end()
+        records = client.read([RESULTS], lambda found: len({record.key for record in found}) >= NUM_JOBS)
     results = [Result.decode(record.value or b"") for record in records]
     assert sorted({result.job_id for result in results}) == sorted(f"job-{n}" for n in range(NUM_JOBS))
     assert len(results) == NUM_JOBS, "no result is published twice while no process dies"
-    assert faults.met == set(range(len(FAULTS))), "a fault that no request met shows nothing"
+    assert faults.met == set(range(len(FAULTS)))
     texts = expected_texts()
     for result in results:
         assert result.status is Status.SUCCEEDED, (result.job_id, result.error)

@@ -29,11 +29,11 @@ def job(number: int, **fields: object) -> bytes:
     return json.dumps({**plain, **fields}).encode()
 
 
-def pair(round_s: float = 0.0) -> dict[str, ServedEngine]:
+def pair(round_s: float = 0.0, *, tells_exactly: bool = False) -> dict[str, ServedEngine]:
     """A server that drafts nothing and one that drafts with k = 4."""
     return {
-        "plain": ServedEngine(FakeEngine(), round_s=round_s),
-        "speculative": ServedEngine(FakeEngine(), "lookup", 4, round_s),
+        "plain": ServedEngine(FakeEngine(), round_s=round_s, tells_exactly=tells_exactly),
+        "speculative": ServedEngine(FakeEngine(), "lookup", 4, round_s, tells_exactly=tells_exactly),
     }
 
 
@@ -168,6 +168,7 @@ def test_a_cancelled_job_is_aborted_on_its_server(worker_settings: Settings) -> 
     server = ServedEngine(FakeEngine(), round_s=0.05)
     client = Client(worker_settings)
     with engine_over({"plain": server}) as engine, running_worker(worker_settings, engine):
+        server.is_held = True  # else the text may end before its cancellation comes
         client.send("code", [job(1, max_tokens=400)])
         until(lambda: server.engine.load().num_running == 1, "the server decodes it")
         client.send_to(CONTROL, b'{"action": "cancel", "job_id": "job-1"}')
@@ -252,7 +253,7 @@ def test_what_requests_take_is_what_decisions_rest_on(worker_settings: Settings,
     worker = worker_settings.worker.model_copy(update={"calibration_budget_s": 0.0})
     settings = worker_settings.model_copy(update={"worker": worker})
     client = Client(settings)
-    with engine_over(pair(round_s=0.004)) as engine, running_worker(settings, engine) as running:
+    with engine_over(pair(round_s=0.004, tells_exactly=True)) as engine, running_worker(settings, engine) as running:
         client.send("code", [job(0)])
         (first,) = client.results(1)
         client.send("code", [job(number, decoding=("speculative", "vanilla")[number % 2]) for number in range(1, 41)])
@@ -285,8 +286,10 @@ def test_only_probes_controls_and_forced_jobs_wait_for_a_full_route(reason: Reas
     sampling = Sampling(max_tokens=60, temperature=0.0)
     with engine_over(servers) as engine:
         before = {name: server.num_texts for name, server in servers.items()}
+        servers["speculative"].is_held = True  # else the first may end before the second comes
         for number in range(2):
             engine.admit(engine.prepare(make_job("one two", number), sampling), decision)
+        servers["speculative"].is_held = False
         while engine.load().num_running:
             assert not engine.step().failed
         assert {name: server.num_texts - before[name] for name, server in servers.items()} == (

@@ -140,7 +140,7 @@ def test_probes_ask_for_paths_that_are_served() -> None:
 
 def answered(url: str) -> int:
     try:
-        with urllib.request.urlopen(url, timeout=5) as reply:
+        with urllib.request.urlopen(url, timeout=30) as reply:
             return int(reply.status)
     except urllib.error.HTTPError as error:
         return error.code

@@ -97,18 +97,17 @@ script = sys.argv.pop()
 carrying_out.child_command = lambda module, arguments: [sys.executable, "-c", script]
 main()
 """
+#: A signal that comes between two waits is not lost: it stays pending.
 _COUNTING = (
     _PRELUDE
     + """
 received = []
-def handle(number, frame):
-    received.append(signal.Signals(number).name)
-    tell("note", text=f"got {received}")
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, handle)
+awaited = (signal.SIGINT, signal.SIGTERM)
+signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
 tell("note", text=f"ready {os.getpgrp()}")
 while len(received) < 2:
-    signal.pause()
+    received.append(signal.Signals(signal.sigwait(awaited)).name)
+    tell("note", text=f"got {received}")
 sys.exit(130)
 """
 )

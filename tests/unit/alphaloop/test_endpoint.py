@@ -69,5 +69,13 @@ def test_a_client_that_sends_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) 
     with serving() as url:
         host, _, port = url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port)), timeout=WAIT_S) as client:
-            client.sendall(b"GET /metrics HTTP/1.1\r\nHost:")
-            assert client.recv(1024) == b"", "the server closed the connection"
+            assert is_let_go_after(client, b"GET /metrics HTTP/1.1\r\nHost:")
+
+
+def is_let_go_after(client: socket.socket, half_a_request: bytes) -> bool:
+    """Whether the server closes the connection, which on a busy machine it may do before the client has sent."""
+    try:
+        client.sendall(half_a_request)
+        return client.recv(1024) == b""
+    except ConnectionError:
+        return True

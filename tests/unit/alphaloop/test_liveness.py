@@ -122,10 +122,10 @@ watchdog._LAST_ORDERS_S = 0.05
 dog.start()
 
 def a_call_that_never_returns():
-    threading.Event().wait()
+    with pulse.expected():
+        threading.Event().wait()
 
-with pulse.expected():
-    a_call_that_never_returns()
+a_call_that_never_returns()
 """
 
 

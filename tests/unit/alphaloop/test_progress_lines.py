@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 from alphaloop.cli.progress_lines import EVERY_S, ProgressLines
@@ -45,7 +46,7 @@ def test_a_stage_of_unknown_length_is_named_alone() -> None:
 def test_a_stage_in_which_nothing_happens_is_told_again() -> None:
     written: list[str] = []
     is_told = threading.Event()
-    times = iter(range(0, 1000, 4))
+    times = itertools.count(0, 4)
 
     def write(line: str) -> None:
         written.append(line)

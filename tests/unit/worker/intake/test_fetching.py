@@ -110,7 +110,7 @@ def test_prompts_come_and_the_feed_is_woken_and_never_waits(feeding: Feeding) ->
     feeding.until_empty()
     assert {job.job.job_id for job in feeding.ready} == {f"job-{number}" for number in range(5)}
     assert {len(job.prepared.token_ids) for job in feeding.ready} == {2}
-    assert feeding.num_wakes == 5
+    until(lambda: feeding.num_wakes == 5, "the feed was woken for each, which follows the prompt")
     assert feeding.contents.most_reading <= NUM_AT_ONCE
 
 

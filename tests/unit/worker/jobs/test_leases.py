@@ -147,5 +147,5 @@ def test_a_thread_that_ended_by_an_error_of_ours_is_told() -> None:
     assert not keeper.has_died
     keeper.hold({"a": 1})
     keeper.start()
-    keeper._thread.join(5)
+    keeper._thread.join(30)
     assert keeper.has_died

@@ -20,7 +20,7 @@ from tests.fixtures.worker import until
 from worker.jobs.publications import AnswerAgain
 from worker.jobs.streaming import JobStream
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 def test_the_stream_of_a_replaced_result_ends_once_and_as_failed() -> None:

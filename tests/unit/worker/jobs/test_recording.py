@@ -23,7 +23,7 @@ from worker.jobs.unsettled_streams import MOST_HELD_S
 from worker.metrics import WorkerMetrics
 from worker.retry import Retry
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 class Ledger:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fixtures.worker import until
 from worker.servers.in_process.guard import NAME, Guard, marked
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="there is no /proc")
@@ -20,8 +21,8 @@ WORKER = """
 import subprocess, sys, time
 from worker.servers.in_process.guard import Guard
 guard = Guard()
-left = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"], start_new_session=True)
-print(left.pid, flush=True)
+sleeps = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+left = subprocess.Popen([sys.executable, "-S", "-c", sleeps], start_new_session=True)
 time.sleep(600)
 """
 
@@ -33,7 +34,8 @@ def test_what_is_left_ends_when_the_guard_closes_and_nothing_else(monkeypatch: p
         mark = os.environ[NAME]
         assert mark != "another"
         with subprocess.Popen(SLEEPS) as left:
-            assert marked(mark) == [left.pid]
+            # A process shows no environment for a moment when it begins its program.
+            until(lambda: marked(mark) == [left.pid], "what was started has the mark, and nothing else")
             guard.close()
             assert left.wait(20) == -signal.SIGKILL
         assert other.poll() is None
