@@ -4,7 +4,7 @@ Groups share a pass. Its cost follows the mean width of all sequences, so the dr
 expensive for all, and the best setting for a group alone need not be the best for all together. Groups with the same
 drafter propose together; different drafters propose one after the other.
 
-    tokens a round = Σ_g n_g · E[tokens_g]
+    tokens a round = Σ_g n_g · tokens_g
     a round's time = T(mean width) + Σ_drafters D(its sequences, its longest draft)
 
 As in goodput.py, prompts are read before, by the target and by the draft models of those that use them. The search

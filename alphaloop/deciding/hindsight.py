@@ -1,7 +1,8 @@
 """Hindsight: what jobs would have cost with other settings, by the evidence at the end of their day. Pure.
 
 A job of n tokens that shares its rounds with b sequences takes, of the device, the time to read its prompt and
-n / (b · E[tokens a round]) rounds. E comes from the posterior of α_i at the end of the day, rounds from the cost table.
+n / (b · tokens a round) rounds. Tokens a round come from the posterior of α_i at the end of the day, rounds from the
+cost table.
 History is computed in the same way, so errors that both share cancel; `measured_s` tells how large they are.
 
 Bounds are those of acceptance alone: settings are computed with draws from the posteriors, both with the same draw. A

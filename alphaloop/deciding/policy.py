@@ -1,7 +1,7 @@
 """The policy: speculative or vanilla, which drafter, which draft length, and why. Pure: same inputs, same decision.
 
-The choice maximises goodput, not α: expected tokens a round over the measured milliseconds of such a round. The α at
-which speculation breaks even is .20 for a cheap drafter and .62 for an expensive one, and it moves with load.
+The choice maximises goodput, not α: tokens a round over the measured milliseconds of such a round. The α at which
+speculation breaks even is .20 for a cheap drafter and .62 for an expensive one, and it moves with load.
 """
 
 from __future__ import annotations

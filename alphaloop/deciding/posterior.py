@@ -1,13 +1,12 @@
 """The posterior of one drafter: tokens a round at every k, with standard deviations, and tokens proposed.
 
-A text of n tokens takes n / T rounds, where T is the tokens a round. T is not known, and the time follows the rounds, so
-what counts is the expected number of rounds a token, E[1 / T]. The tokens a round that are expected here are its inverse:
+Let N be the mean tokens a round of a task, which is not known. A text of n tokens takes n / N rounds, and time follows
+rounds. So E[1 / N], the expected rounds a token, decides, and the tokens a round expected here are its inverse:
 
-    tokens = 1 / E[1 / T]        sd = tokens · sd(ln T)
+    tokens = 1 / E[1 / N]        sd = tokens · sd(ln N)
 
-Because 1 / T is convex, `tokens` is at most E[T]. The difference is large where T is hardly known: the prior of look-up
-for an unknown task has E[T] = 2.5 and 1 / E[1 / T] = 1.7 at k = 12. E[T] would be right for a choice made in rounds, and
-promises a speed-up that jobs of many tasks together do not get. (Amdahl 1967: times add up, speeds do not.)
+`tokens` is at most E[N], because 1 / N is convex. They differ where N is hardly known: the prior of look-up for an
+unknown task has E[N] = 2.51 and tokens = 1.74 at k = 12 (decision 27).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Posterior:
     error: ExpectationError = NO_ERROR  #: what measured speed-ups say of the drafter's expectations in this task
     tokens: tuple[float, ...] = field(init=False)  #: tokens a round at k, 1 / E[rounds a token]
     common_sd: tuple[float, ...] = field(init=False)  #: of tokens at k, from what moves all positions together
-    slopes: tuple[tuple[float, ...], ...] = field(init=False)  #: at k: tokens · ∂ln T/∂ε_i · sd(ε_i), i = 1..k
+    slopes: tuple[tuple[float, ...], ...] = field(init=False)  #: at k: tokens · ∂ln N/∂ε_i · sd(ε_i), i = 1..k
     tokens_sd: tuple[float, ...] = field(init=False)  #: of tokens at k
     proposed: tuple[float, ...] = field(init=False)  #: mean tokens proposed a round at k
     #: Tokens a round by k as goodput counts them: those of drafts as measured speed-ups correct them.
@@ -103,7 +102,7 @@ class Posterior:
 def _expected(profile: Profile) -> tuple[tuple[float, ...], tuple[float, ...], tuple[tuple[float, ...], ...]]:
     """`tokens`, `common_sd` and `slopes` of a posterior.
 
-    E over δ by quadrature; E over each ε_i by the second-order term of 1 / T, which is var(T) / T² because T is linear
+    E over δ by quadrature; E over each ε_i by the second-order term of 1 / N, which is var(N) / N² because N is linear
     in every s_i.
     """
     at_nodes = [_tokens(profile.probabilities(z)) for z, _ in _NODES]
