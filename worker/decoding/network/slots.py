@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from worker.decoding.network.paired import copy_paired, to_paired, to_plain, whole_blocks
-from worker.decoding.network.zeros import zeros
+from worker.decoding.network.zeros import with_rows, zeros
 
 BLOCK: Final = 128  #: positions of which the capacity is a multiple; a multiple of `network.paired.BLOCK`
 
@@ -195,12 +195,14 @@ class SlotCache:
     def _resize(self, rows: int, capacity: int) -> None:
         if (rows, capacity) == (self.num_rows, self.capacity):
             return
+        if capacity == self.capacity and rows > self.num_rows and self._extend(rows):
+            return
         shape = (rows, 2 * self.shape.num_heads, capacity, self.shape.head_dim)
         used = [slot for slot in self._used if slot < self.num_rows]
         try:
             for index in range(self.shape.num_layers):
                 # Zeros, not empty memory: a masked column has the weight 0, but 0 times NaN is NaN.
-                resized = zeros(shape, self.shape.dtype, self.device)
+                resized = zeros(shape, self.shape.dtype, self.device, most_rows=self.num_slots)
                 if index < len(self.layers):
                     for slot in used:
                         held = whole_blocks(0, self.lengths[slot])
@@ -215,6 +217,15 @@ class SlotCache:
             self.lengths = [0] * self.num_slots
             raise
         self.num_rows, self.capacity = rows, capacity
+
+    def _extend(self, rows: int) -> bool:
+        """Give every layer more rows where it lies; whether all have the room."""
+        extended = [with_rows(layer, rows) for layer in self.layers]
+        layers = [layer for layer in extended if layer is not None]
+        if len(layers) < len(self.layers):
+            return False
+        self.layers, self.num_rows = layers, rows
+        return True
 
 
 def _in_blocks(num_positions: int) -> int:

@@ -101,7 +101,7 @@ def test_a_pass_is_timed_over_keys_that_were_written(
         are_written.append(not any(layer.isnan().any() for layer in cache.layers))
         return read(cache, reads)
 
-    monkeypatch.setattr(slots, "zeros", lambda shape, dtype, _: torch.full(shape, torch.nan, dtype=dtype))
+    monkeypatch.setattr(slots, "zeros", lambda shape, dtype, _, **__: torch.full(shape, torch.nan, dtype=dtype))
     monkeypatch.setattr(target.model, "read", watched)
     measure_target_ms(target, 4, 2, 100, 1)
     assert are_written == [True, True]

@@ -19,7 +19,7 @@ from worker.decoding.network import paired
 from worker.decoding.network import slots as slots_module
 from worker.decoding.network.paired import to_paired, to_plain
 from worker.decoding.network.slots import BLOCK, KvShape, SlotCache
-from worker.decoding.network.zeros import zeros
+from worker.decoding.network.zeros import with_rows, zeros
 
 NUM_SLOTS: Final = 4
 SHAPE: Final = KvShape(num_layers=2, num_heads=1, head_dim=2, dtype=torch.float64)
@@ -187,11 +187,11 @@ def test_memory_that_runs_out_while_layers_grow_leaves_an_empty_cache(
     cache.lengths = [7, 9]
     calls = []
 
-    def failing(*args: Any) -> torch.Tensor:
+    def failing(*args: Any, **kwargs: Any) -> torch.Tensor:
         calls.append(1)
         if len(calls) == 2:
             raise torch.OutOfMemoryError("no memory for the second layer")
-        return zeros(*args)
+        return zeros(*args, **kwargs)
 
     resize = rng.choice((lambda: cache.reserve(2, 200), lambda: (cache.release(slots[1]), cache.trim())))
     with monkeypatch.context() as patched:
@@ -278,8 +278,50 @@ def test_zeros_take_memory_when_they_are_written_to() -> None:
     assert num_resident() - before < size / 4
 
 
+@torch.inference_mode()
+def test_rows_are_added_where_a_layer_lies(rng: random.Random) -> None:
+    """Nothing is copied, and no memory is taken, until the longest text needs more positions."""
+    shape = KvShape(2, 16, 64, torch.float32)
+    cache = SlotCache(shape, 32, CPU)
+    slots = [cache.acquire() for _ in range(32)]
+    cache.reserve(2, BLOCK)
+    for layer in cache.layers:
+        layer.fill_(7.0)
+    cache.lengths[:2] = [BLOCK, 5]
+    places = [layer.data_ptr() for layer in cache.layers]
+    for num_rows in (3, rng.randrange(4, 32), 32):
+        cache.reserve(num_rows, BLOCK)
+        assert [layer.data_ptr() for layer in cache.layers] == places
+        assert {tuple(layer.shape) for layer in cache.layers} == {(cache.num_rows, 32, BLOCK, 64)}
+        assert cache.num_bytes == sum(layer.nbytes for layer in cache.layers)
+        for layer in cache.layers:
+            assert (layer[:2] == 7).all()
+            assert not layer[2:].any()
+    for layer in cache.layers:
+        layer.fill_(8.0)
+    cache.release(slots.pop())
+    cache.trim()
+    cache.reserve(cache.num_rows + 1, BLOCK)
+    assert not any(layer[2:].any() for layer in cache.layers), "rows that were released come back as zeros"
+
+
+def test_a_system_without_room_for_more_rows_gives_those_that_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, mapping = [], mmap.mmap
+
+    def limited(fileno: int, num_bytes: int, **kwargs: Any) -> mmap.mmap:
+        if num_bytes > 2 * 2**20:
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        made.append(num_bytes)
+        return mapping(fileno, num_bytes, **kwargs)
+
+    monkeypatch.setattr(mmap, "mmap", limited)
+    found = zeros((2, 2**18), torch.float32, CPU, most_rows=8)
+    assert made == [2 * 2**20]
+    assert (found.shape, with_rows(found, 3)) == ((2, 2**18), None)
+
+
 def test_a_lack_of_memory_is_an_error_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacking(*_: object) -> None:
+    def lacking(*_: object, **__: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
     monkeypatch.setattr(mmap, "mmap", lacking)
