@@ -24,8 +24,8 @@ def refusals_of(kafka: KafkaSettings, job_ids: Collection[str]) -> dict[str, Ref
     wanted = frozenset(job_ids)
     consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-batch")
     with contextlib.closing(consumer):
-        consumer.assign_from(topics, at="earliest")
-        ends = {partition: consumer.watermarks(partition) for partition in consumer.assignment()}
+        # Asked for later, each watermark would wait for a fetch that the broker keeps open for messages to come.
+        ends = consumer.assign_from(topics, at="earliest")
         unread = {partition: high for partition, (low, high) in ends.items() if high > low}
         deadline = time.monotonic() + kafka.request_timeout_s
         while unread and time.monotonic() < deadline:

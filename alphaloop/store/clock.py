@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -33,13 +34,35 @@ class DatabaseClock:
         return moment + timedelta(seconds=self._monotonic() - at)
 
     def measure(self) -> datetime:
-        """Ask the database, so that a clock that drifts or was set is followed; returns its time. Raises StoreError."""
+        """Ask the database, so that a clock that drifts or was set is followed; returns its time. Raises StoreError.
+
+        The clock does not go back because one answer took longer than another.
+        """
         with self._database.single() as connection:
             driver = driver_of(connection)
             asked_at = self._monotonic()
             (moment,) = driver.execute("SELECT clock_timestamp()").fetchone() or (None,)
             answered_at = self._monotonic()
         told: datetime = moment.astimezone(UTC)
-        if self._measured is None or answered_at - asked_at <= _SLOWEST_ANSWER_S:
+        if self._measured is None:
             self._measured = told, (asked_at + answered_at) / 2
+        elif answered_at - asked_at <= _SLOWEST_ANSWER_S:
+            self._measured = followed(self._measured, told, asked_at, answered_at)
         return told
+
+
+def followed(
+    known: tuple[datetime, float], told: datetime, asked_at: float, answered_at: float
+) -> tuple[datetime, float]:
+    """A moment by the database and by this machine: what was `known`, changed as little as an answer asks for.
+
+    `told` was true some time between question and answer (Cristian 1989), so what agrees with that stays. What is
+    outside by less than half a round trip has drifted and moves to the nearest end. What is further outside was set:
+    half of the round trip is then the best guess.
+    """
+    half, middle = (answered_at - asked_at) / 2, (asked_at + answered_at) / 2
+    ahead = (known[0] - told).total_seconds() + middle - known[1]
+    if abs(ahead) <= half:
+        return known
+    left = math.copysign(half, ahead) if abs(ahead) <= 2 * half else 0.0
+    return told + timedelta(seconds=left), middle

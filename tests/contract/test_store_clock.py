@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import text
 
-from alphaloop.store.clock import DatabaseClock
+from alphaloop.store.clock import DatabaseClock, followed
 from alphaloop.store.database import Database
 
 pytestmark = pytest.mark.postgres
@@ -57,3 +57,23 @@ def test_a_slow_answer_does_not_replace_a_quick_one(database: Database) -> None:
     slow = clock.measure()
     assert first < quick < slow
     assert clock.now() == quick + timedelta(seconds=30.0)
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "left_s"),
+    [(0.0, 0.0), (0.3, 0.3), (-0.3, -0.3), (0.6, 0.4), (-0.6, -0.4), (0.9, 0.0), (-0.9, 0.0), (-3600.0, 0.0)],
+)
+def test_the_time_is_changed_as_little_as_an_answer_asks_for(ahead_s: float, left_s: float) -> None:
+    """A round trip of .8 s leaves a doubt of .4 s: what agrees stays, what drifted moves, what was set is set."""
+    told = datetime(2026, 11, 25, tzinfo=UTC)
+    moment, at = followed((told + timedelta(seconds=ahead_s - 100), -89.6), told, 10.0, 10.8)
+    assert (moment - told).total_seconds() + 10.4 - at == pytest.approx(left_s, abs=2e-6)
+
+
+def test_one_answer_slower_than_another_does_not_set_the_clock_back(database: Database) -> None:
+    clock = DatabaseClock(database)
+    told = [clock.now()]
+    for _ in range(200):
+        clock.measure()
+        told.append(clock.now())
+    assert told == sorted(told)

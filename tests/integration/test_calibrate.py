@@ -43,6 +43,7 @@ def configs(tmp_path: Path, tiny_models: dict[str, Path]) -> Path:
 
 
 @pytest.mark.postgres
+@pytest.mark.timeout(300)
 def test_calibrate_measures_stores_and_prints(
     configs: Path, tmp_path: Path, database: Database, database_url: SecretStr
 ) -> None:
@@ -54,7 +55,7 @@ def test_calibrate_measures_stores_and_prints(
         str(configs),
         "calibrate",
         "--budget",
-        "20",
+        "150",  # more than a slow machine takes: what refines is measured only while the time lasts
         "--json",
     ]
     environment = {

@@ -101,7 +101,9 @@ def test_lines_and_texts_above_the_limit_go_through_the_store_and_come_back_in_t
     client = Client(settings)
     with running_worker(settings, VerboseEngine()):
         told = cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "120", "--json")
-        results = [Result.decode(record.value or b"") for record in client.read([RESULTS], lambda r: len(r) >= 4)]
+        # A slow machine may publish a result twice, because an outcome that waits is tried again soon.
+        records = client.read([RESULTS], lambda found: len({record.key for record in found}) >= 4)
+        results = [Result.decode(record.value or b"") for record in records]
         again = cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "120", "--json")
     assert told.code == 0, told.err
     assert told.json["requests_by_status"] == {"succeeded": 4, "invalid": 1}

@@ -16,6 +16,7 @@ from alphaloop.outcomes.reading import OutcomeReader
 from alphaloop.outcomes.whereabouts import Place, find_jobs
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
+from alphaloop.store.workers import WorkerStore
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli, Ran
 from tests.fixtures.worker import WAIT_S, Client, running_worker, until
@@ -43,18 +44,26 @@ def jobs(*numbers: int, **fields: Any) -> bytes:
 
 
 class Gate:
-    """Stops the engine before its fourth step, until it may go on."""
+    """Stops the engine before its fourth step until it may go on, and before its first while `is_shut`."""
 
-    def __init__(self, may_go_on: Callable[[], bool]) -> None:
+    def __init__(self, may_go_on: Callable[[], bool], *, is_shut: bool = False) -> None:
+        self.is_shut = is_shut
         self._may_go_on = may_go_on
         self._num_steps = 0
         self.is_open = threading.Event()
 
     def __call__(self) -> None:
         self._num_steps += 1
+        if self.is_shut:
+            until(lambda: not self.is_shut, "the test lets the engine begin")
         if self._num_steps > 3 and not self.is_open.is_set():
             until(lambda: self.is_open.is_set() or self._may_go_on(), "the test lets the engine go on")
             self.is_open.set()
+
+
+def said_tokens(database: Database) -> list[int]:
+    """What the workers said last of the jobs that they decode: how many tokens each has."""
+    return [num for seen in WorkerStore(database).seen() for num in seen.load.tokens.values()]
 
 
 def place_of(settings: Settings, database: Database, job_id: str) -> Place:
@@ -69,8 +78,12 @@ def test_a_job_is_found_wherever_it_is(jobs_cli: Cli, worker_settings: Settings,
     (waiting,) = jobs_cli("job", "job-3", "--json").json
     assert (waiting["place"], waiting["topic"], waiting["num_before"]) == ("waiting", "jobs.code", waiting["offset"])
     assert set(oldest(worker_settings.kafka)) == {"code"}
-    gate = Gate(lambda: False)
-    with running_worker(worker_settings, FakeEngine(num_slots=1, before_step=gate)):
+    gate = Gate(lambda: False, is_shut=True)
+    with running_worker(worker_settings, FakeEngine(num_slots=1, before_step=gate)) as worker:
+        # What it says before its fourth step stands as long as the gate is shut: by then it holds all three.
+        until(lambda: worker.components.leases.num_held == 3, "all three are claimed")
+        gate.is_shut = False
+        until(lambda: max(said_tokens(database), default=0) >= 3, "it has said how far it is")
         places = dict.fromkeys(("job-1", "job-2", "job-3"), Place.UNKNOWN)
 
         def is_one_running() -> bool:

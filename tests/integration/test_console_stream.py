@@ -88,6 +88,7 @@ def test_a_stream_that_nobody_watches_any_more_ends_its_reading(person: Visitor,
     def num_threads() -> int:
         return sum(thread.name == "console-stream" for thread in threading.enumerate())
 
+    until(lambda: num_threads() == 0, "the threads of earlier tests have ended")
     with person.events(f"/job/stream?id={job_id}") as events:
         assert next(events) == ("waits", {"is_claimed": True})
         assert num_threads() == 1

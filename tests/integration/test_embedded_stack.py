@@ -39,7 +39,7 @@ def test_another_terminal_finds_it_and_a_second_one_is_refused(settings: Setting
     assert with_running_stack(settings) == settings
     with EmbeddedStack(settings, on_event=events.append) as full:
         assert full.postgres.url is not None
-        assert is_reachable(full.kafka, 5)
+        assert is_reachable(full.kafka, 30)
         with psycopg.connect(full.postgres.url.get_secret_value()) as connection:
             assert connection.execute("SELECT 1").fetchone() == (1,)
         assert full.kafka.session_timeout_ms == 6000, "Tansu's groups join after half of it"
@@ -55,7 +55,7 @@ def test_another_terminal_finds_it_and_a_second_one_is_refused(settings: Setting
             EmbeddedStack(settings, on_event=events.append),
         ):
             pass
-        assert is_reachable(full.kafka, 5), "the first is not harmed"
+        assert is_reachable(full.kafka, 30), "the first is not harmed"
     assert running_stack(settings.data_dir) is None
     assert not state.exists()
     assert not is_reachable(full.kafka, 0.3)

@@ -37,7 +37,7 @@ from tests.fixtures.slices import block_rows, subject
 from tests.fixtures.worker import Client, RunningWorker
 from worker.engine import Step
 
-pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(600)]
 
 NUM_DECISIONS: Final = 1000
 CHUNK: Final = 96

@@ -54,7 +54,7 @@ class Place:
             "ALPHALOOP_LOGS__FORMAT": "json",
             "ALPHALOOP_SCHEDULER__HTTP_PORT": "0",
             "ALPHALOOP_CONSOLE__HTTP_PORT": "0",
-            "ALPHALOOP_SCHEDULER__INTERVAL_S": "3600",
+            "ALPHALOOP_SCHEDULER__INTERVAL_S": str(7 * 86_400),  # so that no second run comes due in a test
             "ALPHALOOP_SCHEDULER__LEADER_CHECK_S": "0.2",
             "ALPHALOOP_SCHEDULER__NOTIFY_URLS": json.dumps([self.hook.url.get_secret_value()]),
             "ALPHALOOP_SCHEDULER__NOTIFY_REPORTS": "always",
@@ -128,11 +128,11 @@ def test_run_leads_reports_and_stops_on_sigterm(place: Place, database: Database
         ready = event(process, log, "scheduler_ready")
         event(process, log, "run_finished")
         assert place.hook.took_one.wait(WAIT_S)
-        with urllib.request.urlopen(f"{ready['metrics']}/metrics", timeout=5) as response:
+        with urllib.request.urlopen(f"{ready['metrics']}/metrics", timeout=30) as response:
             metrics = response.read().decode()
         assert 'alphaloop_scheduler_runs_total{outcome="succeeded"} 1.0' in metrics
         assert "alphaloop_scheduler_is_leader 1.0" in metrics
-        with urllib.request.urlopen(f"{ready['metrics']}/healthz", timeout=5) as response:
+        with urllib.request.urlopen(f"{ready['metrics']}/healthz", timeout=30) as response:
             assert response.read() == b"ok\n"
         with urllib.request.urlopen(f"{ready['console']}/reports.json", timeout=30) as response:
             assert len(json.load(response)["reports"]) == 1
@@ -155,7 +155,7 @@ def test_the_second_takes_over_when_the_first_is_killed(place: Place) -> None:
             event(second, second_log, "leader_elected")
             second.send_signal(signal.SIGTERM)
             assert second.wait(WAIT_S) == 0
-        # The run of this hour was the first one's: the second one found it taken.
+        # The run of this week was the first one's: the second one found it taken.
         assert "run_finished" not in second_log.read_text(encoding="utf-8")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -19,7 +20,6 @@ from pydantic import SecretStr
 
 from alphaloop.embedded.kafka import EmbeddedKafka
 from alphaloop.embedded.postgres import EmbeddedPostgres
-from alphaloop.embedded.process import free_ports
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Result
 from alphaloop.settings import load_settings
@@ -106,9 +106,20 @@ def processes(tmp_path: Path) -> Iterator[Any]:
         yield start
 
 
-def nowhere() -> dict[str, str]:
+@pytest.fixture
+def ports() -> Iterator[tuple[int, int]]:
+    """Two ports that nobody else is given: a socket that does not listen keeps each, and a server may share it."""
+    with socket.socket() as one, socket.socket() as other:
+        for keeping in (one, other):
+            keeping.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            keeping.bind(("127.0.0.1", 0))
+        yield one.getsockname()[1], other.getsockname()[1]
+
+
+@pytest.fixture
+def nowhere(ports: tuple[int, int]) -> dict[str, str]:
     """Addresses at which nothing listens."""
-    kafka, postgres = free_ports(2)
+    kafka, postgres = ports
     return {
         "KAFKA_BOOTSTRAP_SERVERS": f"127.0.0.1:{kafka}",
         "DATABASE_URL": f"postgresql://somebody:{PASSWORD}@127.0.0.1:{postgres}/alphaloop",
@@ -119,9 +130,9 @@ def nowhere() -> dict[str, str]:
 @pytest.mark.model
 @pytest.mark.timeout(500)
 def test_both_processes_wait_for_both_servers_and_then_serve(
-    processes: Any, kafka_home: Path, tiny_models: dict[str, Path], tmp_path: Path
+    processes: Any, kafka_home: Path, tiny_models: dict[str, Path], ports: tuple[int, int], tmp_path: Path
 ) -> None:
-    kafka_port, postgres_port = free_ports(2)
+    kafka_port, postgres_port = ports
     postgres = EmbeddedPostgres(tmp_path / "postgres", port=postgres_port, durable=False)
     kafka = EmbeddedKafka(kafka_home, tmp_path / "kafka", port=kafka_port)
     url = postgres.start()
@@ -168,16 +179,18 @@ def test_both_processes_wait_for_both_servers_and_then_serve(
 
 
 @pytest.mark.parametrize("module", ["worker", "scheduler"])
-def test_a_process_that_waits_ends_cleanly_when_asked(processes: Any, module: str, tmp_path: Path) -> None:
-    process = processes(module, nowhere())
+def test_a_process_that_waits_ends_cleanly_when_asked(
+    processes: Any, nowhere: dict[str, str], module: str, tmp_path: Path
+) -> None:
+    process = processes(module, nowhere)
     process.event("server_awaited")
     assert process.stop() == 0
     assert process.events[-1]["action"] == f"{module}_stopped"
     assert PASSWORD not in (tmp_path / f"{module}.log").read_text(encoding="utf-8")
 
 
-def test_the_wait_has_its_limit(processes: Any) -> None:
-    process = processes("scheduler", nowhere(), ALPHALOOP_STARTUP__SERVER_WAIT_S="0")
+def test_the_wait_has_its_limit(processes: Any, nowhere: dict[str, str]) -> None:
+    process = processes("scheduler", nowhere, ALPHALOOP_STARTUP__SERVER_WAIT_S="0")
     assert process.process.wait(60) == 1
     assert "did not answer within startup.server_wait_s" in process.events[-1]["message"]
     assert process.events[-1]["code"] == "store_unavailable"
@@ -194,9 +207,9 @@ def test_the_wait_has_its_limit(processes: Any) -> None:
     ids=["password", "database", "tls", "schema"],
 )
 def test_what_waiting_does_not_mend_ends_the_start_at_once(
-    processes: Any, empty_database_url: SecretStr, wrong: Any, code: str
+    processes: Any, nowhere: dict[str, str], empty_database_url: SecretStr, wrong: Any, code: str
 ) -> None:
-    servers = nowhere() | {"DATABASE_URL": wrong(empty_database_url.get_secret_value())}
+    servers = nowhere | {"DATABASE_URL": wrong(empty_database_url.get_secret_value())}
     process = processes("scheduler", servers)
     assert process.process.wait(60) == 1
     assert process.events[-1]["code"] == code

@@ -114,14 +114,14 @@ def test_a_missing_dead_letter_topic_ends_no_worker_and_holds_up_no_job(
         assert {result.job_id for result in client.results(3)} == {"before", "after", "other"}
         until(lambda: "jobs.code.dlq" in reason(worker, CODE_DLQ), "the worker says which topic is missing")
         shown = worker.components.metrics.registry.get_sample_value
-        assert shown("alphaloop_topic_unavailable", {"topic": CODE_DLQ}) == 1.0
+        until(lambda: shown("alphaloop_topic_unavailable", {"topic": CODE_DLQ}) == 1.0, "the metric shows it")
         until(lambda: worker.components.intake.num_in_flight == 1, "only the refused message is held")
     with running_worker(settings, FakeEngine(num_slots=4)) as worker:
         until(lambda: bool(reason(worker, CODE_DLQ)), "the next worker reads the message again")
         operator.create(CODE_DLQ)
         (letter,) = client.read([CODE_DLQ], lambda letters: bool(letters))
         until(lambda: worker.components.intake.num_in_flight == 0, "the message is finished")
-        assert not reason(worker, CODE_DLQ)
+        until(lambda: not reason(worker, CODE_DLQ), "the worker is ready again")
     assert letter.value == b"no job"
     assert headers_of(letter)["__dlq.errors.exception"] == "malformed_message"
 
