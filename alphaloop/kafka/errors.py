@@ -44,6 +44,7 @@ UNREACHABLE: Final = frozenset(
         KafkaError._WAIT_COORD,
         KafkaError._NODE_UPDATE,
         KafkaError._PARTIAL,  # a broker that has just started answers without the others
+        KafkaError._UNSUPPORTED_FEATURE,  # one that is still starting may answer that it knows few requests
         KafkaError.BROKER_NOT_AVAILABLE,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.NOT_LEADER_FOR_PARTITION,

@@ -49,6 +49,7 @@ def test_every_code_is_a_broker_error_that_names_itself(name: str) -> None:
         ("_TIMED_OUT", BrokerUnavailable),
         ("_RESOLVE", BrokerUnavailable),
         ("_PARTIAL", BrokerUnavailable),
+        ("_UNSUPPORTED_FEATURE", BrokerUnavailable),
         ("COORDINATOR_LOAD_IN_PROGRESS", BrokerUnavailable),
         ("_MSG_TIMED_OUT", DeliveryFailed),
         ("NOT_ENOUGH_REPLICAS", DeliveryFailed),
