@@ -2,8 +2,8 @@
 
 A job of n tokens that shares its rounds with b sequences takes, of the device, the time to read its prompt and
 n / (b · tokens a round) rounds. Tokens a round come from the posterior of α_i at the end of the day, rounds from the
-cost table.
-History is computed in the same way, so errors that both share cancel; `measured_s` tells how large they are.
+cost table. History is computed in the same way, so errors that both share cancel; `measured_s` tells how large they
+are.
 
 Bounds are those of acceptance alone: settings are computed with draws from the posteriors, both with the same draw. A
 drafter's draws in one task are the same on all days, because the uncertainty of one day is that of the next day too.

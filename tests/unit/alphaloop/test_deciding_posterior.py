@@ -122,7 +122,7 @@ def test_tokens_a_round_are_the_inverse_of_the_expected_rounds_a_token(own_sd: f
 
 
 @given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=12), st.floats(0, 2), st.floats(0, 2))
-def test_a_less_certain_posterior_promises_fewer_tokens_a_round(
+def test_bounds_hold_the_tokens_and_a_sure_posterior_has_those_of_its_probabilities(
     s: list[float], common_sd: float, own_sd: float
 ) -> None:
     mean = tuple(math.log(x / (1 - x)) for x in s)
