@@ -37,7 +37,7 @@ class AdmittedSequences:
 
     def num_bytes_alone(self, prepared: PreparedJob) -> int:
         """Bytes of keys and values of this job, if nothing else ran."""
-        return self._cache.num_bytes_with(1, _num_positions(prepared))
+        return self._cache.num_bytes_with(1, [_num_positions(prepared)])
 
     def fits(self, prepared: PreparedJob) -> bool:
         """Whether a slot and the memory for the whole of this job are free beside all others."""
@@ -53,8 +53,8 @@ class AdmittedSequences:
         return self._cache.acquire()
 
     def _num_bytes_with(self, num_rows: int, prepared: PreparedJob) -> int:
-        longest = max((_num_positions(prepared), *(sequence.num_positions for sequence in self.all)))
-        return self._cache.num_bytes_with(num_rows, longest)
+        positions = [_num_positions(prepared), *(sequence.num_positions for sequence in self.all)]
+        return self._cache.num_bytes_with(num_rows, positions)
 
     def drop(self, sequence: Sequence) -> None:
         """Let a sequence go; `close_gaps` afterwards."""

@@ -43,9 +43,7 @@ def measure_target_ms(target: Target, batch: int, width: int, context: int, num_
     try:
         # Keys that were written take as long to read as any others, and reading a prompt takes longer than all the
         # passes. Memory that nothing was written to is not there, and so is read in no time.
-        cache.reserve(batch, context + width)
-        for layer in cache.layers:
-            layer.zero_()
+        cache.write_zeros(batch, context + width)
         for row in rows:
             cache.lengths[row] = context
         return _median_ms(one_pass, num_samples)

@@ -16,7 +16,7 @@ from worker.decoding.network.kernels.attention_arguments import Arguments, PassA
 from worker.decoding.network.kernels.tiles import attends_in_tiles
 from worker.decoding.network.kernels.wide_attention import wide_kernel
 from worker.decoding.network.operations import Heads
-from worker.decoding.network.paired import to_plain
+from worker.decoding.network.paired import PAIRED_DIMENSIONS, blocks_of, to_plain
 from worker.decoding.network.passes import WIDEST_SHARED, Pass
 from worker.decoding.network.torch_operations import attend
 
@@ -51,9 +51,11 @@ class PlacedReads:
         )
         self.address = ctypes.addressof(self.arguments)
 
-    def set_cache_shape(self, held: Tensor) -> None:
-        """Say how large the layers of the cache are, [slots, 2 * keys, capacity, head_dim]."""
-        self.arguments.num_slots, self.arguments.capacity = held.shape[0], held.shape[2]
+    def set_cache_layout(self, held: Tensor) -> None:
+        """Say how the layers of the cache lie, all like this one: plain, or in pairs (`network.paired`)."""
+        a, is_paired = self.arguments, held.dim() == PAIRED_DIMENSIONS
+        a.slot_size, a.head_size = held.stride(0), held.stride(2 if is_paired else 1)
+        a.block_size = held.stride(1) if is_paired else 0
 
 
 def layer_arguments(heads: Heads, rotations: Tensor, window: int | None) -> Arguments:
@@ -81,7 +83,7 @@ class CompiledAttention:
         seen = qkv.new_empty((len(qkv), heads.num_queries * heads.head_dim))
         num_shared, num_threads = heads.num_queries // heads.num_keys, torch.get_num_threads()
         is_paired = attends_in_tiles(self._dtype, heads.head_dim)
-        self._reads.set_cache_shape(held)
+        self._reads.set_cache_layout(held)
         a = layer_arguments(heads, self._tables[heads.kind], self._window)
         a.qkv, a.held, a.seen, a.of_pass = qkv.data_ptr(), held.data_ptr(), seen.data_ptr(), self._reads.address
         attention_kernel(self._dtype, heads.head_dim, num_shared)(a, num_threads)
@@ -89,7 +91,8 @@ class CompiledAttention:
             wide_kernel(heads.head_dim, num_shared)(a, num_threads)
         for group in self._plan.wide_trees if is_paired else self._plan.wide:
             queries = qkv.view(len(qkv), -1, heads.head_dim)[group.tokens, : heads.num_queries]
-            seen[group.tokens] = attend(queries, to_plain(held) if is_paired else held, group, heads)
+            plain = to_plain(held[: group.slots.stop, blocks_of(0, group.num_keys)]) if is_paired else held
+            seen[group.tokens] = attend(queries, plain, group, heads)
         return seen
 
 

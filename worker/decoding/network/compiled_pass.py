@@ -107,7 +107,7 @@ class _LaidOut:
         wanted = self._all[: plan.num_tokens] if plan.wanted is None else plan.wanted
         logits = self.x.new_empty((len(wanted), self._num_outputs))
         reads = PlacedReads(plan)
-        reads.set_cache_shape(cache.layers[0])
+        reads.set_cache_layout(cache.layers[0])
         self._of_all.set_num_rows(plan.num_tokens)
         self._of_wanted.set_num_rows(len(wanted))
         self._of_head.y = logits.data_ptr()

@@ -24,11 +24,12 @@ from worker.decoding.network.compiled_operations import CompiledOperations, can_
 from worker.decoding.network.compiled_pass import CompiledPass, DecoderParts
 from worker.decoding.network.gpu import gpu_operations
 from worker.decoding.network.kernels.tiles import attends_in_tiles
+from worker.decoding.network.kv_shape import KvShape
 from worker.decoding.network.layers import Layer, Norm, weights_of
 from worker.decoding.network.operations import ACTIVATIONS, Attention, Operations, StaticOperations
 from worker.decoding.network.packed import PackedLinear
 from worker.decoding.network.passes import Pass
-from worker.decoding.network.slots import KvShape, SlotCache
+from worker.decoding.network.slots import SlotCache
 from worker.decoding.network.static_inputs import StaticInputs
 from worker.decoding.network.torch_operations import TorchOperations
 

@@ -12,10 +12,11 @@ from torch import Tensor
 from alphaloop.errors import UnsupportedModel
 from worker.decoding.network.fused import FusedDecoder, can_fuse
 from worker.decoding.network.groups import Read
+from worker.decoding.network.kv_shape import KvShape
 from worker.decoding.network.passes import Pass, plan_pass
 from worker.decoding.network.recorded import RecordedPasses
 from worker.decoding.network.recording import CudaRecorder
-from worker.decoding.network.slots import KvShape, SlotCache
+from worker.decoding.network.slots import SlotCache
 from worker.decoding.network.unfused import UnfusedDecoder
 
 log = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ class LanguageModel:
         `gpu_kernels`: on a GPU, short passes by kernels of our own, recorded as graphs.
         """
         self.config = model.config
+        self._num_positions = num_positions
         self.device: torch.device = model.device
         self.vocabulary_size: int = model.get_output_embeddings().weight.shape[0]
         self.is_fused = can_fuse(model.config)
@@ -75,7 +77,8 @@ class LanguageModel:
 
     def new_cache(self, num_slots: int, *, max_bytes: int | None = None) -> SlotCache:
         """An empty cache for this model."""
-        return SlotCache(self._network.kv_shape, num_slots, self.device, max_bytes=max_bytes)
+        shape, most = self._network.kv_shape, self._num_positions
+        return SlotCache(shape, num_slots, self.device, max_bytes=max_bytes, most_positions=most)
 
     def read(self, cache: SlotCache, reads: Sequence[Read]) -> Tensor:
         """One pass over `reads`. Each is written behind its slot's length, which does not change.

@@ -93,5 +93,4 @@ def plan_pass(cache: SlotCache, reads: Sequence[Read], window: int | None) -> Pa
 
 def reserve_for(cache: SlotCache, reads: Sequence[Read]) -> None:
     """Reserve the cache's memory for `reads`."""
-    num_positions = max(cache.lengths[read.slot] + len(read.token_ids) for read in reads)
-    cache.reserve(max(read.slot for read in reads) + 1, num_positions)
+    cache.reserve({read.slot: cache.lengths[read.slot] + len(read.token_ids) for read in reads})

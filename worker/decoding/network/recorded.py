@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from worker.decoding.network.groups import Read
+from worker.decoding.network.kv_shape import KvShape
 from worker.decoding.network.passes import reserve_for
 from worker.decoding.network.recording import Recorder
-from worker.decoding.network.slots import KvShape, SlotCache
+from worker.decoding.network.slots import SlotCache
 from worker.decoding.network.static_inputs import NUM_TOKENS, InputBlock, StaticInputs, StaticShape
 
 log = logging.getLogger(__name__)

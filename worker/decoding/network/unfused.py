@@ -9,8 +9,9 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from worker.decoding.network.groups import Group
+from worker.decoding.network.kv_shape import KvShape
 from worker.decoding.network.passes import Pass
-from worker.decoding.network.slots import KvShape, SlotCache
+from worker.decoding.network.slots import SlotCache
 
 
 class UnfusedDecoder:

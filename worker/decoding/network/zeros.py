@@ -6,6 +6,7 @@ import errno
 import math
 import mmap
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -42,6 +43,26 @@ def with_rows(held: Tensor, num_rows: int) -> Tensor | None:
     shape = (num_rows, *held.shape[1:])
     has_room = held.is_contiguous() and math.prod(shape) * held.dtype.itemsize <= held.untyped_storage().nbytes()
     return held.as_strided(shape, held.stride()) if has_room else None
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """A tensor of zeros whose pages take memory at the first write to them."""
+
+    tensor: Tensor
+    _memory: mmap.mmap
+
+    def release(self, begin: int, end: int) -> None:
+        """Give the pages between two bytes back to the system. They are zeros again."""
+        first, last = (-(-begin // mmap.PAGESIZE)) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first and hasattr(mmap, "MADV_DONTNEED"):
+            self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def map_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Mapped | None:
+    """Zeros of this process alone, on a CPU; None where the system has not so many addresses."""
+    memory = _mapped(math.prod(shape) * dtype.itemsize)
+    return None if memory is None else Mapped(torch.frombuffer(memory, dtype=dtype).view(shape), memory)
 
 
 def _mapped(num_bytes: int) -> mmap.mmap | None:

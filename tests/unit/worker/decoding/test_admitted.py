@@ -12,7 +12,8 @@ import torch
 
 from tests.fixtures.models import make_job
 from worker.decoding.admitted import AdmittedSequences
-from worker.decoding.network.slots import BLOCK, KvShape, SlotCache
+from worker.decoding.network.kv_shape import BLOCK, KvShape
+from worker.decoding.network.slots import SlotCache
 from worker.engine import PreparedJob, Sampling
 
 SHAPE = KvShape(num_layers=1, num_heads=1, head_dim=32, dtype=torch.bfloat16, is_paired=True)
@@ -56,7 +57,7 @@ def test_memory_never_exceeds_its_limit_whatever_gaps_there_are(rng: random.Rand
                 admitted.close_gaps()
             running = admit(admitted, number, rng.choice([3, BLOCK, 2 * BLOCK, 5 * BLOCK, 8 * BLOCK]))
             if running is not None:
-                cache.reserve(running.slot + 1, running.num_positions)
+                cache.reserve({running.slot: running.num_positions})
                 cache.lengths[running.slot] = running.num_positions
             assert cache.num_bytes <= cache.max_bytes
             slots = [one.slot for one in admitted.running]

@@ -21,8 +21,8 @@ from tests.fixtures.drafting import ScriptedDrafter, draft_model
 from tests.fixtures.models import FAMILIES, VANILLA, decision, make_job
 from tests.fixtures.reference import Reference, Wanted
 from worker.decoding.memory import kv_bytes_per_token
-from worker.decoding.network import slots
-from worker.decoding.network.slots import BLOCK
+from worker.decoding.network import plain_slots
+from worker.decoding.network.kv_shape import BLOCK
 from worker.decoding.network.zeros import zeros
 from worker.engine import Generation, PreparedJob, Sampling
 
@@ -58,10 +58,10 @@ def test_the_stated_bytes_are_those_of_the_tensors(
     for i, num in enumerate((1, 150, 400)):
         engine.admit(engine.prepare(make_job("x " * num, i), GREEDY), VANILLA)
     while engine.load().num_running:
-        assert held_bytes(engine) == cache.num_bytes == cache.num_rows * cache.capacity * cache.shape.bytes_per_token
-        longest = max(sequence.num_positions for sequence in engine._admitted.running)
+        assert held_bytes(engine) == cache.num_bytes
+        positions = [sequence.num_positions for sequence in engine._admitted.running]
         engine.step()
-        assert held_bytes(engine) <= cache.num_bytes_with(3, longest)
+        assert held_bytes(engine) <= cache.num_bytes_with(3, positions)
     assert held_bytes(engine) == 0
     config = transformers.AutoConfig.from_pretrained(tiny_models[family])
     assert cache.shape.bytes_per_token == kv_bytes_per_token(config, torch.float64)
@@ -281,7 +281,7 @@ def test_a_cache_that_cannot_grow_leaves_no_text_wrong(
                 raise CAUSES["cpu"]
         return zeros(shape, *args, **kwargs)
 
-    monkeypatch.setattr(slots, "zeros", limited)
+    monkeypatch.setattr(plain_slots, "zeros", limited)
     finished, _ = finish(engine)
     assert len(calls) >= 2
     check(engine, finished, expected)

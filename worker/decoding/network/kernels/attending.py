@@ -21,7 +21,7 @@ _NEVER: Final = -1e30
 
 
 def attend_by_token(numbers: Numbers, head_dim: int, num_shared: int) -> Callable[..., None]:
-    """`attend(qkv, query, keys, values, length, positions, ancestry, window, scaling, seen)` for one read.
+    """`attend(qkv, query, keys, values, _, __, length, positions, ancestry, window, scaling, seen)` for one read.
 
     Its tokens are the rows of `qkv`, whose queries of the key head begin at number `query`, and of `seen`, which is
     written from there on. They lie behind `length` others at `positions`; token i sees the tokens of the read whose
@@ -37,6 +37,8 @@ def attend_by_token(numbers: Numbers, head_dim: int, num_shared: int) -> Callabl
         query: Any,
         keys: Any,
         values: Any,
+        _: Any,
+        __: Any,
         length: Any,
         positions: Any,
         ancestry: Any,

@@ -22,13 +22,14 @@ from worker.decoding.network.kernels.placing import place_key, place_value
 from worker.decoding.network.kernels.threads import Kernel
 from worker.decoding.network.kernels.tiled_attending import attend_by_tile
 from worker.decoding.network.kernels.tiles import attends_in_tiles
+from worker.decoding.network.paired import BLOCK
 
 
 @functools.cache
 def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Kernel:
     """For heads of that size and `num_shared` query heads a key head: loops over both are unrolled. Takes seconds."""
     numbers = NUMBERS[dtype]
-    raw, real = numbers.dtype, numbers.real
+    raw, real, itemsize = numbers.dtype, numbers.real, dtype.itemsize
     turn, ask, write = rotate(numbers, head_dim), turn_queries(numbers, head_dim, num_shared), copy_out(numbers)
     is_paired = attends_in_tiles(dtype, head_dim)
     keep_key, keep_value = place_key(numbers, head_dim, is_paired=is_paired), place_value(head_dim, is_paired=is_paired)
@@ -38,10 +39,12 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Kern
     def attention(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
         of_pass = array(a[At.OF_PASS], (NUM_PASS_ARGUMENTS,), np.int64)
-        num_tokens, num_queries, capacity = of_pass[PassAt.NUM_TOKENS], a[At.NUM_QUERIES], of_pass[PassAt.CAPACITY]
+        num_tokens, num_queries = of_pass[PassAt.NUM_TOKENS], a[At.NUM_QUERIES]
+        slot_size, head_size = of_pass[PassAt.SLOT_SIZE], of_pass[PassAt.HEAD_SIZE]
+        block_size = of_pass[PassAt.BLOCK_SIZE]
+        block_bytes = block_size * itemsize
         num_keys = num_queries // num_shared
         qkv = array(a[At.QKV], (num_tokens, (num_queries + 2 * num_keys) * head_dim), raw)
-        held = array(a[At.HELD], (of_pass[PassAt.NUM_SLOTS], 2 * num_keys, capacity * head_dim), raw)
         seen = array(a[At.SEEN], (num_tokens, num_queries * head_dim), raw)
         num_short, num_pieces = of_pass[PassAt.NUM_SHORT], of_pass[PassAt.NUM_PIECES]
         short = array(of_pass[PassAt.SHORT], (num_short, 4), np.int64)
@@ -55,23 +58,33 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Kern
         turned = np.empty(num_shared * head_dim, real)
         item = take(a.ctypes.data)
         while item < (num_pieces + num_short) * num_keys:
-            number = item // num_keys
+            next_item = take(a.ctypes.data)
+            number, next_number = item // num_keys, next_item // num_keys
             head = item - number * num_keys
             read = pieces[number] if number < num_pieces else short[number - num_pieces]
             slot, length, first, end = read[0], read[1], read[2], read[2] + read[3]
-            keys, values = held[slot, head], held[slot, num_keys + head]
+            num_held = length + end - first
+            reach = (num_held + BLOCK - 1) // BLOCK * block_size if is_paired else num_held * head_dim
+            of_head = a[At.HELD] + (slot * slot_size + head * head_size) * itemsize
+            keys = array(of_head, (reach,), raw)
+            values = array(of_head + num_keys * head_size * itemsize, (reach,), raw)
             query, key = head * num_shared * head_dim, (num_queries + head) * head_dim
             for token in range(first, end):
                 position = length + token - first
                 turn(qkv[token, key:], rotations[positions[token]], norms[key:], is_normed, epsilon, turned)
-                keep_key(turned, keys, position)
-                keep_value(qkv[token, key + num_keys * head_dim :], values, position)
+                keep_key(turned, keys, position, block_size)
+                keep_value(qkv[token, key + num_keys * head_dim :], values, position, block_size)
             for token in range(first, end):
                 ask(qkv[token, query:], rotations[positions[token]], norms[query:], is_normed, epsilon, turned)
                 write(turned, qkv[token, query:])
             if number >= num_pieces:
                 depths, visible = positions[first:end], ancestry[first:end]
-                attend(qkv[first:end], query, keys, values, length, depths, visible, window, scaling, seen[first:end])
-            item = take(a.ctypes.data)
+                rows, into = qkv[first:end], seen[first:end]
+                ahead = of_head
+                if next_number < num_pieces + num_short:
+                    next_slot, next_head = short[next_number - num_pieces][0], next_item - next_number * num_keys
+                    ahead = a[At.HELD] + (next_slot * slot_size + next_head * head_size) * itemsize
+                attend(rows, query, keys, values, block_bytes, ahead, length, depths, visible, window, scaling, into)
+            item = next_item
 
     return attention

@@ -14,7 +14,7 @@ class At(IntEnum):
 
     TAKEN = 0
     QKV = 1  #: [tokens, queries + 2 * keys, head_dim]; pairs to be rotated lie side by side
-    HELD = 2  #: [slots, 2 * keys, capacity, head_dim]; in pairs where reads attend in tiles
+    HELD = 2  #: keys and values of all slots; in pairs where reads attend in tiles
     SEEN = 3  #: [tokens, queries, head_dim], written
     NUM_QUERIES = 4  #: heads
     SCALING = 5
@@ -38,8 +38,9 @@ class PassAt(IntEnum):
     NUM_TOKENS = 6
     POSITIONS = 7  #: int64 [tokens]
     ANCESTRY = 8  #: uint64 [tokens]: bit i says that token i of its short read is seen
-    CAPACITY = 9
-    NUM_SLOTS = 10
+    SLOT_SIZE = 9  #: numbers from a slot's keys and values to the next slot's, in a layer
+    HEAD_SIZE = 10  #: from a head's to the next head's; values' heads follow the keys'
+    BLOCK_SIZE = 11  #: from a block's to the next block's, in pairs; 0 where they are not in blocks
 
 
 class Arguments(ctypes.Structure):

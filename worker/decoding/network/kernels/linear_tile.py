@@ -49,13 +49,15 @@ def linear_tile(tile: Tile, *, by_pairs: bool, prefetches: bool = False, least_r
                 with _if_given(builder, held):
                     _add_held(builder, sums, held, stride)
                 prefetched = ahead if prefetches else None
+                num_pairs = builder.sdiv(num_inputs, like(num_inputs, 2))
                 add_products(
                     builder,
                     sums,
                     tile,
                     weights,
                     inputs,
-                    num_inputs,
+                    num_pairs,
+                    num_pairs,
                     by_pairs=by_pairs,
                     num_outputs=tile.num_outputs,
                     ahead=prefetched,

@@ -65,32 +65,57 @@ def has_matrix_products() -> bool:
 
 
 @functools.cache
-def multiplication(tile: Tile, *, by_pairs: bool, num_outputs: int | None = None) -> Any:
-    """`multiply(weights, inputs, num_inputs, num_rows, sums, stride)` for kernels.
+def multiplication(tile: Tile, num_inputs: int, *, by_pairs: bool, num_outputs: int | None = None) -> Any:
+    """`multiply(weights, block_bytes, num_blocks, ahead, inputs, num_rows, sums, stride)` for kernels.
 
-    weights, inputs and sums are addresses. weights: the first tile.num_outputs of each row of [inputs / 2, num_outputs,
-    2] bfloat16, by default of as many; inputs: [rows, inputs] bfloat16; sums: rows of tile.num_outputs float32,
+    weights, inputs and sums are addresses. weights: blocks of `num_inputs` inputs each, `block_bytes` bytes from one to
+    the next; of each block the first tile.num_outputs of each row of [num_inputs / 2, num_outputs, 2] bfloat16, by
+    default of as many. inputs: [rows, num_blocks * num_inputs] bfloat16; sums: rows of tile.num_outputs float32,
     `stride` float32 apart, written; rows: 1 to tile.num_rows. A row's sums are added up in the same order whatever the
-    number of rows.
+    number of rows. Beside the products of a block the next one is prefetched, beside the last one's what lies `ahead`.
     """
+    size = num_outputs or tile.num_outputs
 
     def multiply(
-        typing_context: Any, weights: Any, inputs: Any, num_inputs: Any, num_rows: Any, sums: Any, stride: Any
+        typing_context: Any,
+        weights: Any,
+        block_bytes: Any,
+        num_blocks: Any,
+        ahead: Any,
+        inputs: Any,
+        num_rows: Any,
+        sums: Any,
+        stride: Any,
     ) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            weights, inputs, num_inputs, num_rows, sums, stride = arguments
+            weights, block_bytes, num_blocks, ahead, inputs, num_rows, sums, stride = arguments
             sums = builder.inttoptr(sums, ir.FloatType().as_pointer())
+            row_pairs = builder.mul(num_blocks, like(num_blocks, num_inputs // 2))
 
             def compute(rows: int) -> None:
                 held = new_sums(builder, tile, rows)
-                size = num_outputs or tile.num_outputs
-                add_products(builder, held, tile, weights, inputs, num_inputs, by_pairs=by_pairs, num_outputs=size)
+                with cgutils.for_range(builder, num_blocks) as blocks:
+                    block = builder.add(weights, builder.mul(blocks.index, block_bytes))
+                    is_last = builder.icmp_signed("==", builder.add(blocks.index, like(num_blocks, 1)), num_blocks)
+                    add_products(
+                        builder,
+                        held,
+                        tile,
+                        block,
+                        builder.add(inputs, builder.mul(blocks.index, like(blocks.index, num_inputs * 2))),
+                        like(num_blocks, num_inputs // 2),
+                        row_pairs,
+                        by_pairs=by_pairs,
+                        num_outputs=size,
+                        ahead=builder.select(is_last, ahead, builder.add(block, block_bytes)),
+                        num_ahead=tile.num_registers,
+                    )
                 _write(builder, held, sums, stride)
 
             for_rows(builder, num_rows, range(1, tile.num_rows + 1), compute)
             return context.get_dummy_value()
 
-        return types.void(weights, inputs, num_inputs, num_rows, sums, stride), generate
+        return types.void(weights, block_bytes, num_blocks, ahead, inputs, num_rows, sums, stride), generate
 
     return intrinsic(multiply)
 
@@ -123,27 +148,32 @@ def add_products(
     tile: Tile,
     weights: Any,
     inputs: Any,
-    num_inputs: Any,
+    num_pairs: Any,
+    row_pairs: Any,
     *,
     by_pairs: bool,
     num_outputs: int,
     ahead: Any = None,
+    num_ahead: int = 1,
 ) -> None:
-    """Add the products of all inputs of as many rows as `sums` has. weights, inputs: addresses, see `multiplication`.
+    """Add the products of the first `num_pairs` pairs of inputs of as many rows as `sums` has.
 
-    `ahead`: an address. One cache line out of each `tile.num_registers` is prefetched from there on, as many as the
-    weights have.
+    weights, inputs: addresses, of one block as in `multiplication`. `row_pairs`: pairs from one row of inputs to the
+    next.
+
+    `ahead`: an address, from which on as many cache lines as the weights have are prefetched: `num_ahead` out of each
+    `tile.num_registers`.
     """
     add, rows = _by_pairs if by_pairs else _one_by_one, len(sums) // tile.num_registers
     weights, inputs = builder.inttoptr(weights, INTS.as_pointer()), builder.inttoptr(inputs, INT.as_pointer())
-    num_pairs = builder.sdiv(num_inputs, like(num_inputs, 2))
     with cgutils.for_range(builder, num_pairs) as loop:
         at = builder.mul(loop.index, like(loop.index, num_outputs // LANES))
         if ahead is not None:
-            prefetch(builder, builder.add(ahead, builder.mul(at, like(at, LINE_BYTES))))
+            for line in range(num_ahead):
+                prefetch(builder, builder.add(ahead, builder.mul(_plus(builder, at, line), like(at, LINE_BYTES))))
         pairs = [_load(builder, weights, _plus(builder, at, register)) for register in range(tile.num_registers)]
         values = [
-            _load(builder, inputs, builder.add(builder.mul(num_pairs, like(num_pairs, row)), loop.index))
+            _load(builder, inputs, builder.add(builder.mul(row_pairs, like(row_pairs, row)), loop.index))
             for row in range(rows)
         ]
         add(builder, pairs, values, sums)

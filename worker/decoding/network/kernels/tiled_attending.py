@@ -27,7 +27,10 @@ from worker.decoding.network.paired import BLOCK
 
 
 def attend_by_tile(head_dim: int, num_shared: int) -> Callable[..., None]:
-    """As `attending.attend_by_token`; keys and values are in pairs, and a slot's positions are whole blocks."""
+    """As `attending.attend_by_token`; keys and values are in pairs, and a slot's positions are whole blocks.
+
+    `block_bytes`: from the keys of a block to those of the next. `ahead`: the keys of the thread's next read.
+    """
     score, weigh, mix = score_blocks(head_dim), weigh_tile(num_shared), mix_values(head_dim)
     gather, write = gather_queries(head_dim, num_shared), write_seen(head_dim, num_shared)
     together, size = tokens_together(num_shared), num_shared * head_dim
@@ -38,6 +41,8 @@ def attend_by_tile(head_dim: int, num_shared: int) -> Callable[..., None]:
         query: Any,
         keys: Any,
         values: Any,
+        block_bytes: Any,
+        ahead: Any,
         length: Any,
         positions: Any,
         ancestry: Any,
@@ -54,9 +59,9 @@ def attend_by_tile(head_dim: int, num_shared: int) -> Callable[..., None]:
             end = min(first + together, num_tokens)
             gather(qkv, first, end - first, query, queries)
             rows = (end - first) * num_shared
-            score(keys.ctypes.data, queries, rows, num, scores)
+            score(np.int64(keys.ctypes.data), block_bytes, np.int64(values.ctypes.data), queries, rows, num, scores)
             weigh(scores, num * BLOCK, first, end, length, positions, ancestry, window, scaling, weights, totals)
-            mix(values.ctypes.data, weights, rows, num, sums)
+            mix(np.int64(values.ctypes.data), block_bytes, ahead, weights, rows, num, sums)
             write(sums, totals, first, end - first, query // size, seen)
 
     return attend

@@ -57,22 +57,24 @@ def gather_queries(head_dim: int, num_shared: int) -> Callable[..., None]:
 
 @functools.cache
 def score_blocks(head_dim: int) -> Callable[..., None]:
-    """`score(keys, queries, rows, num_blocks, scores)`: scores [rows, num_blocks * BLOCK] of keys at an address.
+    """`score(keys, block_bytes, ahead, queries, rows, num_blocks, scores)`: scores [rows, num_blocks * BLOCK].
 
-    Keys and values are those of one head in a slot, in pairs (`network.paired`), from a block on.
+    Keys and values are those of one head in a slot, in pairs (`network.paired`), at the address of a block and at those
+    `block_bytes` bytes further on each. What lies `ahead` is read next.
     """
-    multiply, together = multiplication(_KEYS, by_pairs=True), _KEYS.num_rows
+    multiply, together = multiplication(_KEYS, head_dim, by_pairs=True), _KEYS.num_rows
     half = head_dim // 2
 
     @compiled
-    def score(keys: Any, queries: Any, rows: Any, num_blocks: Any, scores: Any) -> None:
+    def score(keys: Any, block_bytes: Any, ahead: Any, queries: Any, rows: Any, num_blocks: Any, scores: Any) -> None:
         stride = num_blocks * BLOCK
         for block in range(num_blocks):
-            of_block = keys + block * half * BLOCK * 4
+            of_block = keys + block * block_bytes
+            next_block = of_block + block_bytes if block + 1 < num_blocks else ahead
             for row in range(0, rows, together):
                 into = scores.ctypes.data + (row * stride + block * BLOCK) * 4
                 ask = queries.ctypes.data + row * half * 4
-                multiply(of_block, ask, head_dim, min(together, rows - row), into, stride)
+                multiply(of_block, block_bytes, 1, next_block, ask, min(together, rows - row), into, stride)
 
     return score
 
@@ -111,23 +113,23 @@ def weigh_row() -> Callable[..., Any]:
 
 @functools.cache
 def mix_values(head_dim: int) -> Callable[..., None]:
-    """`mix(values, weights, rows, num_blocks, out)`: out [rows, head_dim], sums of values at an address by weights."""
+    """`mix(values, block_bytes, ahead, weights, rows, num_blocks, out)`: out [rows, head_dim], sums of values."""
     tile = value_tile(head_dim)
     multiply, together, width = (
-        multiplication(tile, by_pairs=True, num_outputs=head_dim),
+        multiplication(tile, BLOCK, by_pairs=True, num_outputs=head_dim),
         tile.num_rows,
         tile.num_outputs,
     )
 
     @compiled
-    def mix(values: Any, weights: Any, rows: Any, num_blocks: Any, out: Any) -> None:
+    def mix(values: Any, block_bytes: Any, ahead: Any, weights: Any, rows: Any, num_blocks: Any, out: Any) -> None:
         num = num_blocks * BLOCK
         for part in range(head_dim // width):
             of_part = values + part * width * 4
             for row in range(0, rows, together):
                 weighed = weights.ctypes.data + row * num * 2
                 into = out.ctypes.data + (row * head_dim + part * width) * 4
-                multiply(of_part, weighed, num, min(together, rows - row), into, head_dim)
+                multiply(of_part, block_bytes, num_blocks, ahead, weighed, min(together, rows - row), into, head_dim)
 
     return mix
 

@@ -48,7 +48,8 @@ def wide_kernel(head_dim: int, num_shared: int) -> Kernel:
         qkv = array(a[At.QKV], (num_tokens, (num_queries + 2 * num_keys) * head_dim), np.uint16)
         seen = array(a[At.SEEN], (num_tokens, num_queries * head_dim), np.uint16)
         wide = array(of_pass[PassAt.WIDE], (of_pass[PassAt.NUM_WIDE], 4), np.int64)
-        num_bytes = of_pass[PassAt.CAPACITY] * head_dim * 2
+        slot_bytes, head_bytes = of_pass[PassAt.SLOT_SIZE] * 2, of_pass[PassAt.HEAD_SIZE] * 2
+        block_bytes = of_pass[PassAt.BLOCK_SIZE] * 2
         queries = np.empty(num_most * head_dim, np.uint16)
         totals = np.empty(num_most, np.float32)
         out = np.empty(num_most * head_dim, np.float32)
@@ -57,7 +58,7 @@ def wide_kernel(head_dim: int, num_shared: int) -> Kernel:
             slot, length, first_token, width = wide[read, 0], wide[read, 1], wide[read, 2], wide[read, 3]
             num_tiles = (width + num_together - 1) // num_together
             num_held = (length + width + BLOCK - 1) // BLOCK
-            of_slot = a[At.HELD] + slot * 2 * num_keys * num_bytes
+            of_slot = a[At.HELD] + slot * slot_bytes
             scores = np.empty(num_most * num_held * BLOCK, np.float32)
             weights = np.empty(num_most * num_held * BLOCK, np.uint16)
             while item < first_item + num_tiles * num_keys:
@@ -70,14 +71,14 @@ def wide_kernel(head_dim: int, num_shared: int) -> Kernel:
                 # Blocks that some token of the tile sees: the others are not computed.
                 block = max(0, length + begin - window + 1) // BLOCK if window else 0
                 num = (length + end + BLOCK - 1) // BLOCK - block
-                keys = of_slot + head * num_bytes + block * BLOCK * head_dim * 2
-                score(keys, queries, rows, num, scores)
+                keys = of_slot + head * head_bytes + block * block_bytes
+                score(keys, block_bytes, keys + num_keys * head_bytes, queries, rows, num, scores)
                 for row in range(rows):
                     last = length + begin - block * BLOCK + row // num_shared + 1
                     oldest = max(0, last - window) if window else 0
                     of_row, at = weights[row * num * BLOCK : (row + 1) * num * BLOCK], scores[row * num * BLOCK :]
                     totals[row] = weigh(at, oldest, last, float_of(a[At.SCALING]), of_row)
-                mix(keys + num_keys * num_bytes, weights, rows, num, out)
+                mix(keys + num_keys * head_bytes, block_bytes, keys, weights, rows, num, out)
                 write(out, totals, first, end - begin, head, seen)
                 item = take(a.ctypes.data)
             first_item += num_tiles * num_keys

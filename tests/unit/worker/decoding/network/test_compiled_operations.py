@@ -13,10 +13,11 @@ from worker.decoding.network.compiled_operations import CompiledOperations, can_
 from worker.decoding.network.groups import Read
 from worker.decoding.network.kernels import threads
 from worker.decoding.network.kernels.tiles import attends_in_tiles
+from worker.decoding.network.kv_shape import KvShape
 from worker.decoding.network.operations import ACTIVATIONS, Heads
 from worker.decoding.network.paired import to_paired, to_plain
 from worker.decoding.network.passes import WIDEST_SHARED, plan_pass
-from worker.decoding.network.slots import KvShape, SlotCache
+from worker.decoding.network.slots import SlotCache
 from worker.decoding.network.torch_operations import TorchOperations
 
 NUM_KEYS, NUM_QUERIES = 2, 4
@@ -131,8 +132,9 @@ def test_a_token_attends_alike_alone_and_among_others(
         return operations.attention(plan, rotations(dtype, head_dim), None)(rows.clone(), cache.layers[0], of_layer)
 
     def filled(num_slots: int) -> SlotCache:
-        cache = SlotCache(KvShape(1, NUM_KEYS, head_dim, dtype), num_slots, CPU)
-        cache.reserve(num_slots, length + num)
+        shape = KvShape(1, NUM_KEYS, head_dim, dtype, is_paired=attends_in_tiles(dtype, head_dim))
+        cache = SlotCache(shape, num_slots, CPU, most_positions=length + num)
+        cache.reserve(dict.fromkeys(range(num_slots), length + num))
         cache.layers[0][:] = 0.5  # in both layouts
         return cache
 

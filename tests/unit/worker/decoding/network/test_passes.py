@@ -15,9 +15,10 @@ import transformers
 from tests.fixtures.models import FAMILIES, NUM_TOKENS, WINDOW
 from tests.fixtures.reference import Reference
 from worker.decoding.network.groups import Read
+from worker.decoding.network.kv_shape import KvShape
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.network.passes import WIDEST_SHARED, plan_pass
-from worker.decoding.network.slots import KvShape, SlotCache
+from worker.decoding.network.slots import SlotCache
 
 References = Callable[[str], Reference]
 NUM_SLOTS: Final = 6
@@ -117,7 +118,7 @@ def test_a_pass_holds_what_its_reads_need_and_no_more(rng: random.Random) -> Non
     long, wide = cache.acquire(), cache.acquire()
     cache.lengths[long], cache.lengths[wide] = 127, 1
     plan = plan_pass(cache, [Read(long, [5]), Read(wide, some_tokens(rng, 9), 9)], None)
-    assert cache.num_bytes == cache.num_bytes_with(2, 128)
+    assert cache.num_bytes == cache.num_bytes_with(2, [128, 10])
     assert [group.num_keys for group in plan.groups] == [128]
     assert plan.num_tokens == 10
 

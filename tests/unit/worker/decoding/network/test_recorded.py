@@ -143,7 +143,7 @@ def _read(passes: RecordedPasses, cache: SlotCache, reads: list[Read]) -> Tensor
 
 def _copied(cache: SlotCache) -> SlotCache:
     copied = SlotCache(cache.shape, cache.num_slots, cache.device)
-    copied.reserve(cache.num_rows, cache.capacity)
+    copied.reserve(dict.fromkeys(range(cache.layers[0].shape[0]), cache.capacity))
     copied.lengths = list(cache.lengths)
     for layer, other in zip(copied.layers, cache.layers, strict=True):
         layer.copy_(other)

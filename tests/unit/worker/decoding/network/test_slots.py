@@ -15,10 +15,10 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from worker.decoding.network import paired
-from worker.decoding.network import slots as slots_module
+from worker.decoding.network import paired, plain_slots
+from worker.decoding.network.kv_shape import BLOCK, KvShape
 from worker.decoding.network.paired import to_paired, to_plain
-from worker.decoding.network.slots import BLOCK, KvShape, SlotCache
+from worker.decoding.network.slots import SlotCache
 from worker.decoding.network.zeros import with_rows, zeros
 
 NUM_SLOTS: Final = 4
@@ -39,10 +39,15 @@ class Slots(RuleBasedStateMachine):
         self.model: dict[int, list[int]] = {}
         self.num_written = 0
 
-    @initialize(max_bytes=st.none() | st.just(NUM_SLOTS * BLOCK * SHAPE.bytes_per_token), is_paired=st.booleans())
-    def build(self, max_bytes: int | None, is_paired: bool) -> None:
+    @initialize(
+        max_bytes=st.none() | st.just(NUM_SLOTS * BLOCK * SHAPE.bytes_per_token),
+        is_paired=st.booleans(),
+        most_positions=st.sampled_from([BLOCK // 2, 8 * BLOCK]),  # texts are longer, or they are not
+    )
+    def build(self, max_bytes: int | None, is_paired: bool, most_positions: int) -> None:
         self.max_bytes = max_bytes
-        self.cache = SlotCache(replace(SHAPE, is_paired=is_paired), NUM_SLOTS, CPU, max_bytes=max_bytes)
+        shape = replace(SHAPE, is_paired=is_paired)
+        self.cache = SlotCache(shape, NUM_SLOTS, CPU, max_bytes=max_bytes, most_positions=most_positions)
 
     def plain(self, layer: torch.Tensor, slot: int) -> torch.Tensor:
         """[1, 2 * heads, capacity, head_dim] of a slot."""
@@ -53,7 +58,7 @@ class Slots(RuleBasedStateMachine):
     def write(self, slot: int, num: int) -> list[int]:
         """`num` columns behind a slot's length, as a pass writes them; their numbers."""
         length = self.cache.lengths[slot]
-        self.cache.reserve(slot + 1, length + num)
+        self.cache.reserve({slot: length + num})
         numbers = list(range(self.num_written, self.num_written + num))
         self.num_written += num
         for index, layer in enumerate(self.cache.layers):
@@ -125,8 +130,12 @@ class Slots(RuleBasedStateMachine):
     @rule()
     def trim(self) -> None:
         self.cache.trim()
-        longest = max((len(numbers) for numbers in self.model.values()), default=0)
-        assert self.cache.num_bytes == self.cache.num_bytes_with(max(self.model, default=-1) + 1, longest)
+        lengths = [len(numbers) for numbers in self.model.values()]
+        if self.cache.shape.is_paired:
+            num_blocks = sum(-(-length // paired.BLOCK) for length in lengths)
+            assert self.cache.num_bytes == num_blocks * paired.BLOCK * SHAPE.bytes_per_token
+        else:
+            assert self.cache.num_bytes == self.cache.num_bytes_with(max(self.model, default=-1) + 1, lengths or [0])
 
     @rule()
     def clear(self) -> None:
@@ -147,11 +156,19 @@ class Slots(RuleBasedStateMachine):
     def the_stated_bytes_are_held(self) -> None:
         if not hasattr(self, "cache"):
             return
-        held = sum(layer.untyped_storage().nbytes() for layer in self.cache.layers)
-        assert held == self.cache.num_bytes
+        held = self.cache.num_bytes
         assert self.max_bytes is None or held <= self.max_bytes
-        assert self.cache.num_rows <= NUM_SLOTS
+        if self.cache.shape.is_paired:
+            assert held >= sum(map(len, self.model.values())) * SHAPE.bytes_per_token
+            return
+        assert held == sum(layer.untyped_storage().nbytes() for layer in self.cache.layers)
+        assert all(len(layer) <= NUM_SLOTS for layer in self.cache.layers)
         assert self.cache.capacity % BLOCK == 0
+
+
+def rows_and_capacity(cache: SlotCache) -> tuple[int, int]:
+    """Of a cache in the plain layout."""
+    return cache.layers[0].shape[0], cache.layers[0].shape[2]
 
 
 Slots.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
@@ -163,17 +180,17 @@ def test_rows_and_positions_that_were_needed_at_different_times_are_not_held_tog
     limit = 8 * BLOCK * SHAPE.bytes_per_token
     cache = SlotCache(SHAPE, 8, CPU, max_bytes=limit)
     first, second = cache.acquire(), cache.acquire()
-    cache.reserve(1, 4 * BLOCK)
+    cache.reserve({0: 4 * BLOCK})
     cache.lengths[second] = 3
     cache.release(first)
     for _ in range(7):
         cache.acquire()
-    cache.reserve(8, BLOCK)
-    assert (cache.num_rows, cache.capacity) == (8, BLOCK)
+    cache.reserve(dict.fromkeys(range(8), BLOCK))
+    assert rows_and_capacity(cache) == (8, BLOCK)
     for slot in range(2, 8):
         cache.release(slot)
-    cache.reserve(1, 4 * BLOCK)
-    assert (cache.num_rows, cache.capacity) == (2, 4 * BLOCK)
+    cache.reserve({0: 4 * BLOCK})
+    assert rows_and_capacity(cache) == (2, 4 * BLOCK)
     assert cache.num_bytes == limit
 
 
@@ -183,7 +200,7 @@ def test_memory_that_runs_out_while_layers_grow_leaves_an_empty_cache(
     """Layers of different sizes would be read as if they were of one: nothing half done may stay."""
     cache = SlotCache(SHAPE, 2, CPU)
     slots = [cache.acquire(), cache.acquire()]
-    cache.reserve(2, 10)
+    cache.reserve({0: 10, 1: 10})
     cache.lengths = [7, 9]
     calls = []
 
@@ -193,22 +210,22 @@ def test_memory_that_runs_out_while_layers_grow_leaves_an_empty_cache(
             raise torch.OutOfMemoryError("no memory for the second layer")
         return zeros(*args, **kwargs)
 
-    resize = rng.choice((lambda: cache.reserve(2, 200), lambda: (cache.release(slots[1]), cache.trim())))
+    resize = rng.choice((lambda: cache.reserve({0: 200, 1: 200}), lambda: (cache.release(slots[1]), cache.trim())))
     with monkeypatch.context() as patched:
-        patched.setattr(slots_module, "zeros", failing)
+        patched.setattr(plain_slots, "zeros", failing)
         with pytest.raises(torch.OutOfMemoryError):
             resize()
     assert cache.num_bytes == 0
     assert cache.layers == []
     assert cache.lengths == [0, 0]
-    cache.reserve(2, 200)
+    cache.reserve({0: 200, 1: 200})
     assert {tuple(layer.shape) for layer in cache.layers} == {(2, 2, 256, 2)}
 
 
 def test_a_slot_that_was_never_written_moves_without_memory() -> None:
     cache = SlotCache(SHAPE, 3, CPU)
     slots = [cache.acquire() for _ in range(3)]
-    cache.reserve(1, 5)
+    cache.reserve({0: 5})
     cache.lengths[slots[0]] = 5
     cache.release(slots[1])
     assert cache.lower(slots[2]) == slots[1]
@@ -218,17 +235,17 @@ def test_a_slot_that_was_never_written_moves_without_memory() -> None:
 def test_growing_leaves_room_for_the_next_growth() -> None:
     """By half at least, because everything is copied; by no more than is asked for where the limit is near."""
     cache = SlotCache(SHAPE, 8, torch.device("cpu"))
-    cache.reserve(2, 8 * BLOCK)
-    assert (cache.num_rows, cache.capacity) == (2, 8 * BLOCK)
-    cache.reserve(3, 8 * BLOCK + 1)
-    assert (cache.num_rows, cache.capacity) == (3, 12 * BLOCK)
-    cache.max_bytes = cache.num_bytes_with(4, 13 * BLOCK)
+    cache.reserve({1: 8 * BLOCK})
+    assert rows_and_capacity(cache) == (2, 8 * BLOCK)
+    cache.reserve({2: 8 * BLOCK + 1})
+    assert rows_and_capacity(cache) == (3, 12 * BLOCK)
+    cache.max_bytes = cache.num_bytes_with(4, [13 * BLOCK])
     cache.lengths = [12 * BLOCK] * 8
     slots = [cache.acquire() for _ in range(3)]
     for slot in slots:
         cache.lengths[slot] = 12 * BLOCK
-    cache.reserve(4, 12 * BLOCK + 1)
-    assert (cache.num_rows, cache.capacity) == (4, 13 * BLOCK)
+    cache.reserve({3: 12 * BLOCK + 1})
+    assert rows_and_capacity(cache) == (4, 13 * BLOCK)
 
 
 @torch.inference_mode()
@@ -236,17 +253,17 @@ def test_growing_copies_what_counts() -> None:
     """And nothing else: zeros that nothing is written to take no memory."""
     cache = SlotCache(SHAPE, 4, CPU)
     slots = [cache.acquire() for _ in range(3)]
-    cache.reserve(3, 2 * BLOCK)
+    cache.reserve({2: 2 * BLOCK})
     for layer in cache.layers:
         layer.fill_(7.0)
     cache.lengths[slots[0]], cache.lengths[slots[2]] = 5, 70
     cache.release(slots[1])
-    cache.reserve(4, 3 * BLOCK)
+    cache.reserve({3: 3 * BLOCK})
     for layer in cache.layers:
         assert (layer[slots[0], :, :5] == 7).all()
         assert (layer[slots[2], :, :70] == 7).all()
-        assert not layer[slots[0], :, paired.BLOCK :].any()
-        assert not layer[slots[2], :, 2 * paired.BLOCK :].any()
+        assert not layer[slots[0], :, 5:].any()
+        assert not layer[slots[2], :, 70:].any()
         assert not layer[[slots[1], 3]].any()
 
 
@@ -257,10 +274,11 @@ def test_pairs_lie_where_their_page_says(head_dim: int, rng: random.Random) -> N
     held = to_paired(plain)
     assert torch.equal(to_plain(held), plain)
     slot, head, position, d = 1, 1, rng.randrange(2 * paired.BLOCK), rng.randrange(head_dim)
-    keys = held[slot, head].view(2, head_dim // 2, paired.BLOCK, 2)
-    assert keys[position // paired.BLOCK, d // 2, position % paired.BLOCK, d % 2] == plain[slot, head, position, d]
-    values = held[slot, 2 + head].view(paired.BLOCK, head_dim, 2)
-    assert values[position // 2, d, position % 2] == plain[slot, 2 + head, position, d]
+    block, of_block = held[slot, position // paired.BLOCK], position % paired.BLOCK
+    keys = block[head].view(head_dim // 2, paired.BLOCK, 2)
+    assert keys[d // 2, of_block, d % 2] == plain[slot, head, position, d]
+    values = block[2 + head].view(paired.BLOCK // 2, head_dim, 2)
+    assert values[of_block // 2, d, of_block % 2] == plain[slot, 2 + head, position, d]
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
@@ -284,15 +302,15 @@ def test_rows_are_added_where_a_layer_lies(rng: random.Random) -> None:
     shape = KvShape(2, 16, 64, torch.float32)
     cache = SlotCache(shape, 32, CPU)
     slots = [cache.acquire() for _ in range(32)]
-    cache.reserve(2, BLOCK)
+    cache.reserve({1: BLOCK})
     for layer in cache.layers:
         layer.fill_(7.0)
     cache.lengths[:2] = [BLOCK, 5]
     places = [layer.data_ptr() for layer in cache.layers]
     for num_rows in (3, rng.randrange(4, 32), 32):
-        cache.reserve(num_rows, BLOCK)
+        cache.reserve({num_rows - 1: BLOCK})
         assert [layer.data_ptr() for layer in cache.layers] == places
-        assert {tuple(layer.shape) for layer in cache.layers} == {(cache.num_rows, 32, BLOCK, 64)}
+        assert {tuple(layer.shape) for layer in cache.layers} == {(len(cache.layers[0]), 32, BLOCK, 64)}
         assert cache.num_bytes == sum(layer.nbytes for layer in cache.layers)
         for layer in cache.layers:
             assert (layer[:2] == 7).all()
@@ -301,7 +319,7 @@ def test_rows_are_added_where_a_layer_lies(rng: random.Random) -> None:
         layer.fill_(8.0)
     cache.release(slots.pop())
     cache.trim()
-    cache.reserve(cache.num_rows + 1, BLOCK)
+    cache.reserve({len(cache.layers[0]): BLOCK})
     assert not any(layer[2:].any() for layer in cache.layers), "rows that were released come back as zeros"
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from worker.decoding.network.groups import Read
-from worker.decoding.network.slots import KvShape, SlotCache
+from worker.decoding.network.kv_shape import KvShape
+from worker.decoding.network.slots import SlotCache
 from worker.decoding.network.static_inputs import NUM_TOKENS, WIDTHS, InputBlock, StaticShape
 
 CPU = torch.device("cpu")
@@ -53,7 +54,7 @@ def test_the_block_holds_what_the_reads_say_and_nothing_of_those_before(rng: ran
         reads = [_some_read(slot, rng) for slot in rng.sample(range(9), rng.randint(1, 9))]
         shape = StaticShape.of(reads)
         assert shape is not None
-        cache.reserve(9, 340)
+        cache.reserve(dict.fromkeys(range(9), 340))
         num_wanted = block.fill(shape, reads, cache)
         inputs = block.views(shape)
         flat = [(read, column) for read in reads for column in range(len(read.token_ids))]

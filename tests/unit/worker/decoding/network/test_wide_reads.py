@@ -16,10 +16,11 @@ from worker.decoding.network.groups import Read
 from worker.decoding.network.kernels.multiplying import has_pair_products
 from worker.decoding.network.kernels.numbers import NUMBERS
 from worker.decoding.network.kernels.wide_attention import wide_kernel
+from worker.decoding.network.kv_shape import KvShape
 from worker.decoding.network.operations import Heads
 from worker.decoding.network.paired import to_paired
 from worker.decoding.network.passes import WIDEST_SHARED, plan_pass
-from worker.decoding.network.slots import KvShape, SlotCache
+from worker.decoding.network.slots import SlotCache
 from worker.decoding.network.torch_operations import attend
 
 CPU = torch.device("cpu")
@@ -36,7 +37,7 @@ def attended(qkv: Tensor, held: Tensor, heads: Heads, *, length: int, window: in
     reads = PlacedReads(plan_pass(cache, [read], None))
     seen = qkv.new_empty((len(qkv), heads.num_queries * heads.head_dim))
     paired = to_paired(held)
-    reads.set_cache_shape(paired)
+    reads.set_cache_layout(paired)
     told = layer_arguments(replace(heads, is_local=window > 0), torch.empty((0, heads.head_dim // 2, 2)), window)
     told.qkv, told.held, told.seen, told.of_pass = qkv.data_ptr(), paired.data_ptr(), seen.data_ptr(), reads.address
     wide_kernel(heads.head_dim, heads.num_queries // heads.num_keys)(told, torch.get_num_threads())

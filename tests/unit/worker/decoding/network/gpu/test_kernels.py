@@ -13,8 +13,9 @@ from torch import Tensor
 
 from tests.fixtures.recording import ReferenceAttention
 from worker.decoding.network.groups import Read
+from worker.decoding.network.kv_shape import KvShape
 from worker.decoding.network.operations import ACTIVATIONS, Heads
-from worker.decoding.network.slots import KvShape, SlotCache
+from worker.decoding.network.slots import SlotCache
 from worker.decoding.network.static_inputs import InputBlock, StaticShape
 from worker.decoding.network.torch_operations import TorchOperations
 
@@ -76,7 +77,7 @@ def test_attention_over_ragged_reads_chains_and_trees(
     rotations = {"full": torch.polar(torch.ones_like(angles), angles)}
     cache = SlotCache(KvShape(1, num_keys, head_dim, dtype), 4, DEVICE)
     cache.lengths = [0, rng.randrange(1, 5), 120 + rng.randrange(20), 200]
-    cache.reserve(4, 300)
+    cache.reserve(dict.fromkeys(range(4), 300))
     cache.layers[0].copy_(_random(rng, *cache.layers[0].shape))
     before = cache.layers[0].clone()
     reads = [Read(2, [1, 2, 3, 4], parents=[-1, 0, 0, 1]), Read(0, [5]), Read(1, [6, 7, 8])]
@@ -93,7 +94,7 @@ def test_attention_over_ragged_reads_chains_and_trees(
     # The reference reads and writes a cache of its own, in float64.
     other = SlotCache(KvShape(1, num_keys, head_dim, torch.float64), 4, torch.device("cpu"))
     other.lengths = list(cache.lengths)
-    other.reserve(4, 300)
+    other.reserve(dict.fromkeys(range(4), 300))
     other.layers[0].copy_(before)
     plain.fill(shape, reads, other)
     inputs = plain.views(shape)
