@@ -28,6 +28,7 @@ from alphaloop.errors import AlphaloopError
 from alphaloop.settings import read_tasks
 from benchmarks.contestants.process import REPOSITORY
 from benchmarks.whole.checkout import commit_of, is_changed, worktree
+from benchmarks.whole.cores import on_cores, split_cores
 from benchmarks.whole.jobs import WARM_UP_TASK, Jobs, draw_jobs, read_folder
 from benchmarks.whole.lineup import Setup, lineup
 from benchmarks.whole.report import Round, SlotsReport, met
@@ -75,7 +76,10 @@ def _measure(options: argparse.Namespace, jobs: Jobs) -> tuple[list[SlotsReport]
         baseline = None
         if BASELINE in contestants:
             baseline = stack.enter_context(worktree(REPOSITORY, conditions["baseline"], folder / "baseline"))
-        servers = stack.enter_context(running_servers(folder, CONFIGS))
+        server_cores, other_cores = split_cores(options.server_cores)
+        with on_cores(server_cores):
+            servers = stack.enter_context(running_servers(folder, CONFIGS))
+        stack.enter_context(on_cores(other_cores))
         setup = Setup(servers, jobs, baseline, options.vllm_python, folder / "runs", options.timeout_s)
         for num_slots in options.slots:
             report = _play(setup, contestants, num_slots, options.rounds, rng, conditions)
@@ -157,6 +161,7 @@ def _conditions(options: argparse.Namespace, jobs: Jobs) -> dict[str, Any]:
         "rounds": options.rounds,
         "seed": options.seed,
         "servers": "one Apache Kafka, PostgreSQL with durable commits",
+        "server_cores": options.server_cores or "the same",
     }
 
 
@@ -172,6 +177,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--baseline", default=DEFAULT_BASELINE, metavar="COMMIT", help="whose worker is compared")
     parser.add_argument("--without", nargs="+", default=[], choices=CONTESTANTS, help="leave contestants out")
     parser.add_argument("--vllm-python", default=None, help="interpreter of an environment with vLLM")
+    parser.add_argument(
+        "--server-cores",
+        type=int,
+        nargs="+",
+        default=[],
+        metavar="CORE",
+        help="cores for Kafka and PostgreSQL alone; all else runs on the others",
+    )
     parser.add_argument("--timeout-s", type=float, default=3600.0, help="for one run of a worker")
     parser.add_argument("--seed", type=int, default=0, help="of prompts, limits, orders and the workers' exploration")
     options = parser.parse_args()
