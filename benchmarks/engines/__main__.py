@@ -28,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.contestants.process import REPOSITORY
+from benchmarks.cores import on_cores
 from benchmarks.engines.cpu_seconds import wait_until_idle
 from benchmarks.engines.in_front import InFront, offline_engine, play
 from benchmarks.engines.options import add_pair, add_prompts, add_run, add_vllm
@@ -42,7 +43,7 @@ from benchmarks.engines.scoring import (
     quantile,
     summary,
 )
-from benchmarks.engines.server import on_cores, with_threads
+from benchmarks.engines.server import with_threads
 from benchmarks.engines.setting_up import FOLDER, Running, Wanted, environment, set_up
 from benchmarks.engines.weights import dense_folder
 from benchmarks.engines.workload import LOADS, Block, draw_blocks, read_prompts

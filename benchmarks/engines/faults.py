@@ -29,9 +29,10 @@ import psycopg
 from rich.console import Console
 
 from alphaloop.embedded.process import ChildProcess
+from benchmarks.cores import on_cores
 from benchmarks.engines.options import add_prompts, add_run, add_vllm
 from benchmarks.engines.printing import print_found
-from benchmarks.engines.server import Server, on_cores, running, wait_until_ready
+from benchmarks.engines.server import Server, running, wait_until_ready
 from benchmarks.engines.setting_up import DRAFTING, FOLDER, PLAIN, SHORT_CALIBRATION, Running, Wanted, set_up
 from benchmarks.engines.weights import dense_folder, with_other_weights
 from benchmarks.engines.workload import read_prompts

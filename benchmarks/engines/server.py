@@ -15,6 +15,7 @@ from typing import Any, Final
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.server_kind import ServerKind
 from benchmarks.contestants.process import REPOSITORY
+from benchmarks.cores import on_cores
 
 #: Threads that wait without spinning: two spinning ones took fifty times as long beside other work. vLLM's n-grams let
 #: numba set OpenMP's threads back after each round, so the model would compute with as many threads as numba has.
@@ -149,20 +150,6 @@ def running(servers: Sequence[Server], folder: Path, cores: Sequence[int] = ()) 
 def wait_until_ready(server: Server, process: ChildProcess) -> None:
     """Until it lists its models. Raises StartFailed where it ends first or takes a quarter of an hour."""
     process.wait_until(lambda: is_ready(server.url), _START_TIMEOUT_S)
-
-
-@contextmanager
-def on_cores(cores: Sequence[int]) -> Iterator[None]:
-    """Processes that are started in the block run on these cores; without any, wherever they may."""
-    if not cores:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
 
 
 def is_ready(url: str) -> bool:

@@ -27,8 +27,8 @@ from rich.console import Console
 from alphaloop.errors import AlphaloopError
 from alphaloop.settings import read_tasks
 from benchmarks.contestants.process import REPOSITORY
+from benchmarks.cores import on_cores, split_cores
 from benchmarks.whole.checkout import commit_of, is_changed, worktree
-from benchmarks.whole.cores import on_cores, split_cores
 from benchmarks.whole.jobs import WARM_UP_TASK, Jobs, draw_jobs, read_folder
 from benchmarks.whole.lineup import Setup, lineup
 from benchmarks.whole.report import Round, SlotsReport, met

@@ -49,9 +49,10 @@ class PairedSlots:
 
     def reserve(self, positions: Mapping[int, int], lengths: Mapping[int, int], max_bytes: int | None) -> None:
         """Memory for these positions by slot. After an error the memory may be in any state: `clear` it."""
-        if max_bytes is not None and sum(self._with(positions)) * self._block_bytes > max_bytes:
-            self.trim(lengths)
         wanted = self._with(positions)
+        if max_bytes is not None and sum(wanted) * self._block_bytes > max_bytes:
+            self.trim(lengths)
+            wanted = self._with(positions)
         if (longest := max(wanted)) > self._room:
             self._map(longest, lengths)
         self._num_blocks = wanted

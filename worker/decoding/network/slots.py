@@ -7,7 +7,8 @@ lengths. They may join or leave without a change to the others.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -181,11 +182,8 @@ class SlotCache:
     @torch.inference_mode()
     def trim(self) -> None:
         """Release the memory that no slot in use needs. A lack of memory has the same effect as in `reserve`."""
-        try:
+        with self._dropped_after_an_error():
             self._memory.trim(self._lengths_in_use())
-        except BaseException:
-            self._drop_memory()
-            raise
 
     @torch.inference_mode()
     def reserve(self, positions: Mapping[int, int]) -> None:
@@ -194,18 +192,23 @@ class SlotCache:
         If there is not enough, all memory is freed, every length becomes 0, and torch's error is raised. The slots stay
         in use, and their texts have to be read again.
         """
-        try:
+        with self._dropped_after_an_error():
             self._memory.reserve(positions, self._lengths_in_use(), self.max_bytes)
-        except BaseException:
-            # After an error layers may have different sizes, but a pass reads all with one size.
-            self._drop_memory()
-            raise
 
     @torch.inference_mode()
     def write_zeros(self, num_rows: int, num_positions: int) -> None:
         """Reserve that many positions of the first slots, and write zeros to them: memory that is really there."""
         self.reserve(dict.fromkeys(range(num_rows), num_positions))
         self._memory.write_zeros(num_rows, num_positions)
+
+    @contextmanager
+    def _dropped_after_an_error(self) -> Iterator[None]:
+        """After an error layers may have different sizes, but a pass reads all with one size."""
+        try:
+            yield
+        except BaseException:
+            self._drop_memory()
+            raise
 
     def _drop_memory(self) -> None:
         self._memory.clear()

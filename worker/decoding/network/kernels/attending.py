@@ -21,7 +21,9 @@ _NEVER: Final = -1e30
 
 
 def attend_by_token(numbers: Numbers, head_dim: int, num_shared: int) -> Callable[..., None]:
-    """`attend(qkv, query, keys, values, _, __, length, positions, ancestry, window, scaling, seen)` for one read.
+    """`attend(qkv, query, keys, values, block_bytes, ahead, length, positions, ancestry, window, scaling, seen)`.
+
+    For one read. `block_bytes` and `ahead` mean something to `attend_by_tile` only, which is called in the same way.
 
     Its tokens are the rows of `qkv`, whose queries of the key head begin at number `query`, and of `seen`, which is
     written from there on. They lie behind `length` others at `positions`; token i sees the tokens of the read whose
@@ -37,8 +39,8 @@ def attend_by_token(numbers: Numbers, head_dim: int, num_shared: int) -> Callabl
         query: Any,
         keys: Any,
         values: Any,
-        _: Any,
-        __: Any,
+        block_bytes: Any,
+        ahead: Any,
         length: Any,
         positions: Any,
         ancestry: Any,

@@ -1,4 +1,4 @@
-"""Which cores the servers have, and which ones what is measured has."""
+"""Which cores servers have, and which ones what is measured has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def on_cores(cores: Collection[int]) -> Iterator[None]:
-    """Processes and threads that this thread starts in the block run on these cores."""
+    """Processes and threads that this thread starts in the block run on these cores; without any, wherever they may."""
+    if not cores:
+        yield
+        return
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, cores)
     try:

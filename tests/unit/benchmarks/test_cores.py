@@ -1,4 +1,4 @@
-"""The whole benchmark's servers have cores of their own where they are told to."""
+"""Servers have cores of their own where they are told to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks.whole.cores import on_cores, split_cores
+from benchmarks.cores import on_cores, split_cores
 
 CHILD = "import os; print(sorted(os.sched_getaffinity(0)))"
 
@@ -24,6 +24,8 @@ def test_what_begins_in_the_block_runs_on_its_cores() -> None:
     with on_cores(one):
         assert cores_of_a_child() == one
     assert cores_of_a_child() == own
+    with on_cores([]):
+        assert cores_of_a_child() == own
 
 
 def test_others_get_what_the_servers_leave(monkeypatch: pytest.MonkeyPatch) -> None:
