@@ -227,19 +227,6 @@ class RoundCosts:
         return None if wide is None else somebody * wide + (1 - somebody) * narrow
 
 
-def expected_tokens_per_round(reach: Sequence[float], acceptance: Sequence[float]) -> float:
-    """Expected tokens of a round: 1 + Σ_i Π_{j≤i} reach_j · α_j.
-
-    `reach[j]` is the probability that position j was proposed, given that all before it were accepted;
-    `acceptance[j]` is α_j. With reach 1 and constant α this is Leviathan et al. 2023, (1 - α^(k+1)) / (1 - α).
-    """
-    tokens, through = 1.0, 1.0
-    for r, a in zip(reach, acceptance, strict=True):
-        through *= r * a
-        tokens += through
-    return tokens
-
-
 def _mean_variances(points: Iterable[CostPoint]) -> dict[str | None, Line]:
     """By what was timed, the target or a drafter; of rounds, not of prompts. By width on servers, else one for all."""
     found: dict[str | None, dict[int, list[float]]] = {}

@@ -19,7 +19,7 @@ from pydantic import BaseModel, SecretStr
 
 import alphaloop
 from alphaloop.cli.app import app
-from alphaloop.cost import expected_tokens_per_round
+from alphaloop.deciding.posterior import tokens_per_round
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages import Body, DecodingReport, Failure, Job, Origin, Result, Timings, Usage, parse_job
 from alphaloop.settings import KafkaSettings, Settings, TaskSettings
@@ -237,7 +237,7 @@ def test_the_break_even_table_is_the_formula() -> None:
     for c, cells in rows:
         for k, shown in zip((1, 2, 3, 5, 8), numbers(cells), strict=True):
             cost = 1 + k * float(c)
-            below, above = (expected_tokens_per_round([1.0] * k, [shown + d] * k) for d in (-0.0051, 0.0051))
+            below, above = (tokens_per_round([shown + d] * k)[k] for d in (-0.0051, 0.0051))
             assert below <= cost <= above, f"c={c}, k={k}"
 
 
@@ -247,12 +247,12 @@ def test_the_acceptance_tables_are_the_formulas() -> None:
     (pooled,) = (row for row in re.findall(r"^\| α \|(.+)\|$", page, re.MULTILINE) if ".72" in row)
     for ks, alphas, ratios in [((1, 3, 5, 8), [0.8] * 8, same), ((1, 3, 5), [0.8, 0.7, 0.6, 0.5, 0.4], falling)]:
         for k, ratio in zip(ks, numbers(ratios), strict=True):
-            accepted = expected_tokens_per_round([1.0] * k, alphas[:k]) - 1
+            accepted = tokens_per_round(alphas)[k] - 1
             assert accepted / k == pytest.approx(ratio, abs=0.0051)
     for k, alpha in zip((1, 3, 5), numbers(pooled), strict=True):
         falling_alphas = [0.8, 0.7, 0.6, 0.5, 0.4]
-        accepted = expected_tokens_per_round([1.0] * k, falling_alphas[:k]) - 1
-        tested = expected_tokens_per_round([1.0] * (k - 1), falling_alphas[: k - 1])
+        accepted = tokens_per_round(falling_alphas)[k] - 1
+        tested = tokens_per_round(falling_alphas)[k - 1]
         assert accepted / tested == pytest.approx(alpha, abs=0.0051)
 
 

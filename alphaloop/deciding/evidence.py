@@ -145,16 +145,6 @@ class EvidenceSums:
         """Number of equally weighted jobs with the same variance: (Σ w)² / Σ w² (Kish 1965). 0 without any."""
         return self.jobs**2 / self.jobs_w2 if self.jobs_w2 > 0 else 0.0
 
-    @property
-    def mean_output_tokens(self) -> float | None:
-        """Mean tokens a job; None without jobs."""
-        return self.output_tokens / self.jobs if self.jobs > 0 else None
-
-    @property
-    def mean_prompt_tokens(self) -> float | None:
-        """Mean tokens of a prompt; None without jobs."""
-        return self.prompt_tokens / self.jobs if self.jobs > 0 else None
-
 
 #: Names of the sums, in order.
 SUMS: Final = tuple(field.name for field in fields(EvidenceSums) if field.name != "as_of")

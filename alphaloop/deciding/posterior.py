@@ -105,7 +105,7 @@ def _expected(profile: Profile) -> tuple[tuple[float, ...], tuple[float, ...], t
     E over δ by quadrature; E over each ε_i by the second-order term of 1 / N, which is var(N) / N² because N is linear
     in every s_i.
     """
-    at_nodes = [_tokens(profile.probabilities(z)) for z, _ in _NODES]
+    at_nodes = [tokens_per_round(profile.probabilities(z)) for z, _ in _NODES]
     weights = [w for _, w in _NODES]
     relative = _relative_slopes(profile)
     tokens, common_sd = [], []
@@ -121,8 +121,11 @@ def _expected(profile: Profile) -> tuple[tuple[float, ...], tuple[float, ...], t
     return tuple(tokens), tuple(common_sd), slopes
 
 
-def _tokens(probabilities: Sequence[float]) -> tuple[float, ...]:
-    """Tokens a round by k, from 0, at known s_i: 1 + Σ_{i≤k} Π_{j≤i} s_j."""
+def tokens_per_round(probabilities: Sequence[float]) -> tuple[float, ...]:
+    """Tokens a round by k, from 0, at known s_i: 1 + Σ_{i≤k} Π_{j≤i} s_j.
+
+    With one s = α at every position this is Leviathan et al. 2023, (1 - α^(k+1)) / (1 - α).
+    """
     tokens, through = [1.0], 1.0
     for s in probabilities:
         through *= s
@@ -133,7 +136,7 @@ def _tokens(probabilities: Sequence[float]) -> tuple[float, ...]:
 def _relative_slopes(profile: Profile) -> tuple[tuple[float, ...], ...]:
     """At each k, by how much of itself a standard deviation of each position's own part moves the tokens a round."""
     s = profile.probabilities()
-    tokens = _tokens(s)
+    tokens = tokens_per_round(s)
     # ∂Π_{j≤n} s_j / ∂logit s_i = (1 - s_i) · Π: the tokens from position i on.
     own = [math.sqrt(v) * (1 - x) for v, x in zip(profile.own_var, s, strict=True)]
     return tuple(tuple(own[i] * (tokens[k] - tokens[i]) / tokens[k] for i in range(k)) for k in range(len(s) + 1))

@@ -10,17 +10,16 @@ from collections.abc import Collection, Iterator
 from datetime import UTC, datetime, time, timedelta
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, Table, delete, func, insert, select, text, union_all
+from sqlalchemy import Connection, Row, Select, Table, func, select, text, union_all
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.deciding.key_evidence import KeyEvidence
-from alphaloop.store.acceptance_state import THIS_TRANSACTION
 from alphaloop.store.checkpoints import newest_checkpoints
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import ShadowRun
 from alphaloop.store.fold import FoldedKey, LedgerRow, fold, fold_at, key_of
 from alphaloop.store.partitions import partition_days
-from alphaloop.tables import acceptance_checkpoints, acceptance_state, decode_runs, evidence_rows
+from alphaloop.tables import acceptance_checkpoints, decode_runs, evidence_rows
 from alphaloop.tables.state import KEY
 
 _COUNTS: Final = AcceptanceCounts.__slots__
@@ -40,7 +39,6 @@ _LONGEST_TRANSACTION: Final = timedelta(hours=1)
 _LONGEST_LAG: Final = timedelta(hours=1)
 #: No job waits so long to be recorded. Bounds the partitions that are read.
 LONGEST_WAIT: Final = timedelta(days=1)
-_LOCK: Final = text("LOCK TABLE acceptance_state IN SHARE ROW EXCLUSIVE MODE")
 
 
 class LedgerStore:
@@ -90,26 +88,6 @@ class LedgerStore:
             rows = (row for row in _rows(connection, begin, until + _LONGEST_LAG, subject) if row.ledger_id <= last)
             found = fold_at(rows, half_life, frozenset(positions), start)
         return {position: (key, its.evidence) for position, (key, its) in found.items()}
-
-    def rebuild(self, half_life: timedelta) -> int:
-        """Rebuild acceptance_state from the ledger; returns the number of keys. Recording waits meanwhile."""
-        with self._database.begin() as connection:
-            connection.execute(_LOCK)
-            now: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
-            rows = [
-                {
-                    **{name: getattr(key, name) for name in KEY},
-                    "as_of": its.as_of,
-                    "num_jobs": its.num_jobs,
-                    "evidence": its.packed,
-                    "last_ledger_id": its.last_ledger_id,
-                }
-                for key, its in _fold(connection, half_life, now, None).items()
-            ]
-            connection.execute(delete(acceptance_state))
-            if rows:
-                connection.execute(insert(acceptance_state).values(changed_in=THIS_TRANSACTION), rows)
-        return len(rows)
 
 
 def _fold(

@@ -123,9 +123,14 @@ def test_the_rows_say_how_they_were_counted_and_take_no_time_of_their_own(
     assert [tuple(row) for row in sources] == [("scored", True, 3)] * 3
     assert [tuple(row)[:3] for row in hours] == [("probe", "shadow", 3), ("probe", "speculative", 1)]
     assert hours[0][3] == 0.0
-    stored = evidence(database, engine)
-    LedgerStore(database).rebuild(HALF_LIFE)
-    assert evidence(database, engine) == stored, "the ledger has them all"
+    identity = engine.identity
+    stored = AcceptanceStateStore(database).read(
+        identity.target_revision, identity.engine, {"lookup": engine.drafters[0].revision}
+    )
+    with database.begin() as connection:
+        moment: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
+    folded = LedgerStore(database).evidence(identity.target_revision, identity.engine, moment, HALF_LIFE)
+    assert folded == {row.key: row.evidence for row in stored.rows}, "the ledger has them all"
 
 
 def test_a_score_that_was_never_given_is_no_result(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.cost import CostKind, CostPoint, CostTable, expected_tokens_per_round
+from alphaloop.cost import CostKind, CostPoint, CostTable
 
 #: Mean tokens proposed, by what is asked for from 0, of a drafter that never has more than three.
 THREE = [min(i, 3) for i in range(9)]
@@ -65,28 +65,6 @@ def test_an_interpolated_cost_lies_within_what_was_measured(
     ms = table(*((None, b, w, cost) for (b, w), cost in points.items())).round_ms(None, batch, k)
     assert ms is not None
     assert min(points.values()) * (1 - 1e-9) <= ms <= max(points.values()) * (1 + 1e-9)
-
-
-@given(st.floats(0, 0.99), st.integers(0, 20))
-def test_constant_acceptance_gives_leviathans_formula(alpha: float, k: int) -> None:
-    assert expected_tokens_per_round([1.0] * k, [alpha] * k) == pytest.approx((1 - alpha ** (k + 1)) / (1 - alpha))
-
-
-def test_the_articles_example_is_3_69_tokens_not_4_5() -> None:
-    # A figure that circulates for α = .8 and k = 5 is 4.5 tokens a round; the geometric sum gives 3.69.
-    assert expected_tokens_per_round([1.0] * 5, [0.8] * 5) == pytest.approx(3.69, abs=0.005)
-
-
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=10))
-def test_a_round_yields_one_to_k_plus_one_tokens(positions: list[tuple[float, float]]) -> None:
-    tokens = expected_tokens_per_round([r for r, _ in positions], [a for _, a in positions])
-    assert 1 <= tokens <= len(positions) + 1
-    assert math.isfinite(tokens)
-
-
-def test_reach_and_acceptance_belong_together() -> None:
-    with pytest.raises(ValueError, match="shorter"):
-        expected_tokens_per_round([1.0, 1.0], [0.5])
 
 
 def test_a_drafter_that_seldom_proposes_seldom_widens_the_pass() -> None:

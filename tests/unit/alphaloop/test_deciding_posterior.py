@@ -19,7 +19,7 @@ from alphaloop.deciding.inference import PairPosterior, infer, splits_by_segment
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.lookup_prior import OFFERED, THROUGH
-from alphaloop.deciding.posterior import Posterior
+from alphaloop.deciding.posterior import Posterior, tokens_per_round
 from alphaloop.deciding.posteriors import Posteriors
 from alphaloop.deciding.profile import Counts, Profile
 from alphaloop.deciding.trust import design_effect
@@ -308,3 +308,19 @@ def test_the_longest_of_several_proposals_by_enumeration(offered: list[float], b
             for lengths in itertools.product(range(k + 1), repeat=batch)
         )
         assert posterior.longest_proposed(batch)[k] == pytest.approx(expected)
+
+
+@given(st.floats(0, 0.99), st.integers(0, 20))
+def test_constant_acceptance_gives_leviathans_formula(alpha: float, k: int) -> None:
+    assert tokens_per_round([alpha] * k)[k] == pytest.approx((1 - alpha ** (k + 1)) / (1 - alpha))
+
+
+def test_the_articles_example_is_3_69_tokens_not_4_5() -> None:
+    # A figure that circulates for α = .8 and k = 5 is 4.5 tokens a round; the geometric sum gives 3.69.
+    assert tokens_per_round([0.8] * 5)[5] == pytest.approx(3.69, abs=0.005)
+
+
+@given(st.lists(st.floats(0, 1), max_size=10))
+def test_a_round_yields_one_to_k_plus_one_tokens(through: list[float]) -> None:
+    for k, tokens in enumerate(tokens_per_round(through)):
+        assert 1 <= tokens <= k + 1

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
-from alphaloop.cost import CostPoint, CostTable, expected_tokens_per_round
+from alphaloop.cost import CostPoint, CostTable
 from alphaloop.deciding.decision import DraftSetting, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
@@ -18,6 +18,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.hindsight import Case, Compared, Hindsight, Tally, total
 from alphaloop.deciding.job_facts import TaskRules
 from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.posterior import tokens_per_round
 from alphaloop.deciding.posteriors import Posteriors
 from alphaloop.deciding.replay import EngineName, PastJob, Replay, Rules
 from alphaloop.messages import Decoding
@@ -163,7 +164,7 @@ def snapshot_of(num_jobs: int) -> EvidenceSnapshot:
 def test_the_cost_of_another_setting_follows_from_acceptance(seed: int) -> None:
     """A vanilla token takes 30 ms; a round of three drafted 33 ms, for what α ≈ .8 brings."""
     found = compared(snapshot_of(200), DraftSetting(), DraftSetting("lookup", 3), seed)
-    tokens = expected_tokens_per_round((1.0,) * 3, (1550 / 2000, 0.8, 0.8))
+    tokens = tokens_per_round((1550 / 2000, 0.8, 0.8))[3]
     assert found.was_s == pytest.approx(600 * 0.030)
     assert found.would_s == pytest.approx(600 * 0.033 / tokens, rel=0.01)
     assert found.ratio is not None

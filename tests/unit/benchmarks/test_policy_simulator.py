@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from alphaloop.cost import expected_tokens_per_round
 from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.posterior import tokens_per_round
 from benchmarks.policy.compare import action_name, compare
 from benchmarks.policy.oracle import know
 from benchmarks.policy.play import BEGINNING, Choice, Played, play
@@ -55,7 +55,7 @@ def test_tokens_a_round_are_those_of_the_formula(drafter: str, k: int, seed: int
     stream = draw_stream(scenario(jobs=150, tokens=400), DEVICE, seed)
     out = Played(stream).outcomes(stream.blocks[0], drafter, k)
     reach = [1.0] * k if drafter == "draft" else [REACH[min(i, 2)] for i in range(k)]
-    expected = expected_tokens_per_round(reach, [ALPHA[min(i, 3)] for i in range(k)])
+    expected = tokens_per_round([r * ALPHA[min(i, 3)] for i, r in enumerate(reach)])[k]
     rounds = out.counts.rounds.sum()
     found = (stream.blocks[0].needed - 1).sum() / rounds
     # A round's tokens lie within 1 … k + 1, so their deviation is k / 2 at most; 4.5 of them, and the cut rounds.

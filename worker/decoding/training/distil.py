@@ -100,7 +100,6 @@ class Distillation:
         self, draft: Any, lessons: Sequence[Lesson], columns: Tensor | None, recipe: Recipe, state_file: Path
     ) -> None:
         self._draft = draft
-        self._lessons = lessons
         self._columns = columns
         self._recipe = recipe
         self._file = state_file

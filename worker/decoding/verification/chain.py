@@ -1,9 +1,9 @@
 """Which tokens of a drafted chain stay. Pure tensors, no model. Trees and blocks stand beside this file.
 
-Greedy: a draft stays while it equals the target's argmax. Sampled: Leviathan et al. 2023 / Chen et al. 2023: accept x
-with probability min(1, p(x) / q(x)), else sample from norm(max(p - q, 0)); after the last accepted draft sample from p.
-A deterministic drafter has a one-hot q: x is accepted with probability p(x), else p without x is renormalised. Either
-way the tokens have exactly the target's distribution, whatever the drafter.
+Greedy: a draft stays while it equals the target's argmax. Sampled, by a deterministic drafter, whose q is one-hot
+(Leviathan et al. 2023): x is accepted with probability p(x), else the next token is drawn from p without x,
+renormalised; after the last accepted draft it is drawn from p. Either way the tokens have exactly the target's
+distribution, whatever the drafter.
 """
 
 from __future__ import annotations
@@ -54,17 +54,6 @@ def verify_deterministic(p: Tensor, draft: Tensor, uniforms: Tensor) -> Verdict:
     rest = p[num_accepted]
     if num_accepted < draft.shape[0]:
         rest = still_left(rest.index_fill(0, draft[num_accepted], 0.0), rest)
-    return Verdict(num_accepted, draw(rest, uniforms[-1]))
-
-
-def verify_sampled(p: Tensor, q: Tensor, draft: Tensor, uniforms: Tensor) -> Verdict:
-    """One sequence whose drafts were drawn from `q` [k, vocabulary]; the rest as in `verify_deterministic`."""
-    p_draft = p[:-1].gather(1, draft[:, None]).squeeze(1)
-    q_draft = q.gather(1, draft[:, None]).squeeze(1)
-    num_accepted = _num_leading(uniforms[:-1] * q_draft < p_draft)
-    rest = p[num_accepted]
-    if num_accepted < draft.shape[0]:
-        rest = still_left((rest - q[num_accepted]).clamp_min(0.0), rest)
     return Verdict(num_accepted, draw(rest, uniforms[-1]))
 
 

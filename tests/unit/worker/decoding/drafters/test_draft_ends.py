@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from tests.fixtures.enumeration import Draft, Language, Round, Verify, bias, chain, drawn, enumerate_round
+from tests.fixtures.verification_rules import verify_sampled
 from worker.decoding.verification.block import verify_block
-from worker.decoding.verification.chain import Verdict, verify_sampled
+from worker.decoding.verification.chain import Verdict
 
 EXACT = 1e-13
 

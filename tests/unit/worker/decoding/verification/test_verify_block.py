@@ -21,8 +21,9 @@ from tests.fixtures.enumeration import (
     l1,
     likeliest,
 )
+from tests.fixtures.verification_rules import verify_sampled
 from worker.decoding.verification.block import verify_block
-from worker.decoding.verification.chain import Verdict, verify_sampled
+from worker.decoding.verification.chain import Verdict
 
 EXACT = 1e-13
 

@@ -21,7 +21,8 @@ from tests.fixtures.enumeration import (
     enumerate_round,
     likeliest,
 )
-from worker.decoding.verification.chain import Verdict, verify_deterministic, verify_greedy, verify_sampled
+from tests.fixtures.verification_rules import verify_sampled
+from worker.decoding.verification.chain import Verdict, verify_deterministic, verify_greedy
 from worker.decoding.verification.tree import tree_depths, verify_tree, verify_tree_greedy
 
 EXACT = 1e-13
