@@ -166,6 +166,7 @@ def assemble(
         num_slots=engine.load().num_slots,
         wake_engine=engine.wake,
         read_s=deciding.costs.read_s,
+        prepare_decisions=deciding.first_reads.prepare,
         retry=retry,
         is_ending=lambda: stop.is_set() or died.is_set(),
         now=clock.now,

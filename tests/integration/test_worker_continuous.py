@@ -6,14 +6,16 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import NoReturn
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.job_facts import Subject
 from alphaloop.errors import DeliveryFailed, FatalBrokerError, StoreUnavailable
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.records import Record, TopicPartition
@@ -325,6 +327,44 @@ def test_tasks_with_a_backlog_share_the_device_by_the_weights_of_the_settings(wo
 
 
 @pytest.mark.usefixtures("steady_claims")
+def test_the_thread_that_decodes_asks_the_database_nothing(
+    worker_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unknown tasks, choices that change, trials that cost: other threads read and write for it."""
+    policy = worker_settings.policy.model_copy(update={"explore_share": 0.5, "control_share": 0.1})
+    settings = worker_settings.model_copy(update={"policy": policy})
+    asking, is_over = Counter[str](), threading.Event()
+
+    def watch(name: str) -> None:
+        connect = getattr(Database, name)
+
+        def watched(database: Database) -> AbstractContextManager[Connection]:
+            if not is_over.is_set():
+                asking[threading.current_thread().name] += 1
+            connected: AbstractContextManager[Connection] = connect(database)
+            return connected
+
+        monkeypatch.setattr(Database, name, watched)
+
+    client = Client(settings)
+    tasks = sorted(settings.tasks)[:3]
+    drafters = (DrafterState("lookup", "fake-1", 8), DrafterState("small", "fake-2", 4))
+    with running_worker(settings, FakeEngine(acceptance=(0.6, 0.3), drafters=drafters)) as running:
+        watch("begin")
+        watch("single")
+        for number in range(1, 9):
+            for task in tasks:
+                client.send(task, [job(f"{task}-{number}", 40, decoding="auto")])
+            results = client.results(number * len(tasks))
+        is_over.set()
+        budgets = [running.components.decider.session.budget(Subject(task, "greedy")) for task in tasks]
+    assert {result.decoding.reason for result in results if result.decoding} >= {"exploring"}
+    assert all(budget is not None and budget.spent > 0 for budget in budgets)
+    assert asking["feed"] > 0
+    assert asking["background"] > 0
+    assert asking["worker"] == 0
+
+
 def test_a_database_that_is_away_stops_no_round_and_loses_nothing(
     worker_settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

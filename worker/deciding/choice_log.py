@@ -17,7 +17,8 @@ log = logging.getLogger(__name__)
 class StoredChoices:
     """A `ChoiceLog` for one engine. A log that cannot be written does not stop decoding.
 
-    `write` does the writing or queues it; a queued choice counts as logged, because the queue tries again.
+    `write` does the writing or queues it; a queued choice counts as logged, because the queue tries again. `prepare`
+    may run in another thread than the session's.
     """
 
     def __init__(
@@ -30,11 +31,16 @@ class StoredChoices:
     ) -> None:
         self._changes, self._identity, self._owner = changes, identity, owner
         self._write = write
+        self._prepared: dict[tuple[str, str], DraftSetting | None] = {}
+
+    def prepare(self, task: str, sampling_bucket: str) -> None:
+        """Read what `last_choice` will be asked for. May raise StoreError."""
+        self._prepared[task, sampling_bucket] = self._read(task, sampling_bucket)
 
     def last_choice(self, task: str, sampling_bucket: str) -> DraftSetting | None:
-        """The last choice in the log. May raise StoreError."""
-        identity = self._identity
-        return self._changes.last_choice(task, identity.target_revision, identity.device, sampling_bucket)
+        """The last choice in the log. Without `prepare` it is read now, which may raise StoreError."""
+        subject = task, sampling_bucket
+        return self._prepared.pop(subject) if subject in self._prepared else self._read(*subject)
 
     def record(self, key: IncumbentKey, decision: Decision) -> bool:
         """Log the choice; False if the database is away."""
@@ -49,3 +55,7 @@ class StoredChoices:
             log.warning("change of choice not logged: %s", error.message, extra={"action": "choice_not_logged"})
             return False
         return True
+
+    def _read(self, task: str, sampling_bucket: str) -> DraftSetting | None:
+        identity = self._identity
+        return self._changes.last_choice(task, identity.target_revision, identity.device, sampling_bucket)

@@ -26,18 +26,20 @@ from worker.deciding.context import num_slots
 from worker.deciding.decider import Decider
 from worker.deciding.decision_journal import StoredDecisions
 from worker.deciding.evidence_cache import EvidenceCache
+from worker.deciding.first_reads import FirstReads
 from worker.deciding.shared_budgets import SharedBudgets
 from worker.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
 class Deciding:
-    """The decider, the costs and evidence that it uses, and the record of its decisions."""
+    """The decider, what it uses, and the record of its decisions."""
 
     decider: Decider
     evidence_cache: EvidenceCache
     costs: KnownCosts
     journal: StoredDecisions
+    first_reads: FirstReads
 
 
 def open_deciding(
@@ -69,17 +71,21 @@ def open_deciding(
         limits=limits,
     )
     journal = StoredDecisions(DecisionRecordStore(database), facts, lambda: costs.state)
+    choices = StoredChoices(DecisionLog(database, half_life=fading), identity, owner, write=write)
+    budgets = SharedBudgets(
+        BudgetStore(database), HistoryStore(database), evidence_cache, identity, revisions(engine), write=write
+    )
     decider = Decider(
         engine,
         evidence_cache,
-        StoredChoices(DecisionLog(database, half_life=fading), identity, owner, write=write),
-        SharedBudgets(BudgetStore(database), HistoryStore(database), evidence_cache, identity, revisions(engine)),
+        choices,
+        budgets,
         costs=costs,
         limits=limits,
         now=clock.now,
         journal=journal,
     )
-    return Deciding(decider, evidence_cache, costs, journal)
+    return Deciding(decider, evidence_cache, costs, journal, FirstReads(choices.prepare, budgets.prepare))
 
 
 def half_life(settings: Settings) -> timedelta:

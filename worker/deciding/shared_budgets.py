@@ -3,33 +3,60 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final
+from functools import partial
+from typing import Final, NamedTuple, TypeAlias
 
 from alphaloop.deciding.evidence_source import Place
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.errors import StoreError
 from alphaloop.store.budgets import BudgetStore, BudgetSubject
 from alphaloop.store.history import HistoryStore
+from worker.background import Write
 from worker.deciding.evidence_cache import EvidenceCache
 from worker.engine import EngineIdentity
 
 log = logging.getLogger(__name__)
 
-#: Credit is written so often at most, because a write takes a fifth of a token's time.
+#: Credit is written so often at most, because every write is a transaction.
 ACCRUED_EVERY_S: Final = 60.0
+
+_Subject: TypeAlias = tuple[str, str]  # task, sampling bucket
+
+
+class _Sums(NamedTuple):
+    """What the database holds of a budget, or a change of it."""
+
+    balance: float = 0.0
+    accrued: float = 0.0
+    spent: float = 0.0
+
+    @classmethod
+    def of(cls, budget: ExplorationBudget) -> _Sums:
+        return cls(budget.balance, budget.accrued, budget.spent)
+
+    def plus(self, other: _Sums) -> _Sums:
+        return _Sums(*(mine + its for mine, its in zip(self, other, strict=True)))
+
+    def minus(self, other: _Sums) -> _Sums:
+        return _Sums(*(mine - its for mine, its in zip(self, other, strict=True)))
+
+
+_NOTHING: Final = _Sums()
 
 
 class SharedBudgets:
-    """A session's `BudgetStore`. One thread owns it.
+    """A session's `BudgetStore`. The session's thread owns it; `prepare` and what `write` is given may run in others.
 
     All workers of a target and device accrue and spend together, in the database, so a restart goes on with what there
-    is. Spending is written at once, credit once a minute, and every write brings the changes of the others. Two workers
-    that spend the same credit in between leave a negative balance, which has to be accrued before anybody spends again.
-    How long each drafter was not used is read from history, so that re-checks of unused drafters come when they would
-    have. A budget that cannot be written does not stop decoding: it is written with the next decision.
+    is. Spending is handed to `write` at once, credit once a minute. Every write brings the changes of the others, which
+    the next decision sees. Two workers that spend the same credit in between leave a negative balance, which has to be
+    accrued before anybody spends again. How long each drafter was not used is read from history, so that re-checks of
+    unused drafters come when they would have. A budget that cannot be written does not stop decoding: it is handed over
+    again with the next decision.
     """
 
     def __init__(
@@ -40,17 +67,56 @@ class SharedBudgets:
         identity: EngineIdentity,
         drafters: Mapping[str, str],
         *,
+        write: Write = lambda what, act: act(),
         accrued_every_s: float = ACCRUED_EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._accrued_every_s, self._clock = accrued_every_s, clock
+        self._write, self._accrued_every_s, self._clock = write, accrued_every_s, clock
         self._store, self._history, self._evidence_cache = store, history, evidence_cache
         self._identity, self._drafters = identity, drafters
-        self._stored: dict[tuple[str, str], ExplorationBudget] = {}
-        self._due: dict[tuple[str, str], float] = {}
+        self._prepared: dict[_Subject, ExplorationBudget] = {}
+        self._handed_over: dict[_Subject, _Sums] = {}  # of the session's budget, what `write` was given
+        self._due: dict[_Subject, float] = {}
+        self._lock = threading.Lock()  # for what follows
+        self._unwritten: dict[_Subject, _Sums] = {}
+        self._in_writing: dict[_Subject, _Sums] = {}
+        self._stored: dict[_Subject, _Sums] = {}  # as a write left them, until the session has seen them
+        self._failed: set[_Subject] = set()
+
+    def prepare(self, task: str, sampling_bucket: str) -> None:
+        """Read what `open` will be asked for. May raise StoreError."""
+        self._prepared[task, sampling_bucket] = self._read(task, sampling_bucket)
 
     def open(self, task: str, sampling_bucket: str) -> ExplorationBudget:
-        """The task's budget. May raise StoreError."""
+        """The task's budget. Without `prepare` it is read now, which may raise StoreError."""
+        subject = task, sampling_bucket
+        budget = self._prepared.pop(subject, None) or self._read(*subject)
+        self._handed_over[subject] = _Sums.of(budget)
+        return budget
+
+    def keep(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> ExplorationBudget:
+        """The budget after a decision, with the changes of other workers that a write has brought since the last."""
+        subject = task, sampling_bucket
+        has_spent = budget.spent != self._handed_over[subject].spent
+        if has_spent or subject in self._failed or self._clock() >= self._due.get(subject, 0.0):
+            return self.save(*subject, budget)
+        return self._with_others(subject, budget)
+
+    def save(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> ExplorationBudget:
+        """As `keep`, but what changed is handed over in any case."""
+        subject, sums = (task, sampling_bucket), _Sums.of(budget)
+        change = sums.minus(self._handed_over[subject])
+        with self._lock:
+            self._unwritten[subject] = self._unwritten.get(subject, _NOTHING).plus(change)
+            is_to_write = self._unwritten[subject] != _NOTHING
+            self._failed.discard(subject)
+        self._handed_over[subject] = sums
+        self._due[subject] = self._clock() + self._accrued_every_s
+        if is_to_write:
+            self._write("exploration budget", partial(self._add, subject))
+        return self._with_others(subject, budget)
+
+    def _read(self, task: str, sampling_bucket: str) -> ExplorationBudget:
         last_used = {
             name: self._evidence_cache.last_used(Place(task, name, revision))
             for name, revision in self._drafters.items()
@@ -60,37 +126,42 @@ class SharedBudgets:
             for name, moment in last_used.items()
             if moment is not None
         }
-        saved = self._store.read(self._subject(task, sampling_bucket))
-        stored = self._stored[task, sampling_bucket] = saved or ExplorationBudget()
+        saved = self._store.read(self._row_of((task, sampling_bucket)))
         # A budget that was stored has had its first credit.
-        return replace(stored, unseen=unseen or None if saved is None else unseen)
+        return replace(saved or ExplorationBudget(), unseen=unseen or None if saved is None else unseen)
 
-    def keep(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> ExplorationBudget:
-        """The budget after a decision, with the changes of other workers if it was written."""
-        has_spent = budget.spent != self._stored[task, sampling_bucket].spent
-        if has_spent or self._clock() >= self._due.get((task, sampling_bucket), 0.0):
-            return self.save(task, sampling_bucket, budget)
-        return budget
-
-    def save(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> ExplorationBudget:
-        """Write what changed since the last time."""
-        subject = task, sampling_bucket
-        stored = self._stored[subject]
-        if _sums(budget) == _sums(stored):
-            return budget
+    def _add(self, subject: _Subject) -> None:
+        """Add what is unwritten to the database. A failure leaves it for the next decision."""
+        with self._lock:
+            change = self._unwritten.pop(subject, _NOTHING)
+            if change == _NOTHING:  # the write before took it along
+                return
+            self._in_writing[subject] = change
         try:
-            budget = self._store.add(self._subject(*subject), stored, budget)
+            row = self._store.add(self._row_of(subject), ExplorationBudget(), ExplorationBudget(*change))
         except StoreError as error:
             log.warning("budget not stored: %s", error.message, extra={"action": "budget_not_stored"})
+            with self._lock:
+                self._unwritten[subject] = self._unwritten.get(subject, _NOTHING).plus(self._in_writing.pop(subject))
+                self._failed.add(subject)
         else:
-            self._stored[subject] = budget
-            self._due[subject] = self._clock() + self._accrued_every_s
-        return budget
+            with self._lock:
+                del self._in_writing[subject]
+                self._stored[subject] = _Sums.of(row)
 
-    def _subject(self, task: str, sampling_bucket: str) -> BudgetSubject:
+    def _with_others(self, subject: _Subject, budget: ExplorationBudget) -> ExplorationBudget:
+        """`budget` as the last write found it in the database, and what this session has changed since."""
+        with self._lock:
+            stored = self._stored.pop(subject, None)
+            if stored is None:
+                return budget
+            handed_over = stored
+            for waiting in (self._in_writing, self._unwritten):
+                handed_over = handed_over.plus(waiting.get(subject, _NOTHING))
+        sums = _Sums.of(budget).minus(self._handed_over[subject]).plus(handed_over)
+        self._handed_over[subject] = handed_over
+        return replace(budget, **sums._asdict())
+
+    def _row_of(self, subject: _Subject) -> BudgetSubject:
+        task, sampling_bucket = subject
         return BudgetSubject(task, self._identity.target_revision, self._identity.device, sampling_bucket)
-
-
-def _sums(budget: ExplorationBudget) -> tuple[float, float, float]:
-    """What the database holds of a budget."""
-    return budget.balance, budget.accrued, budget.spent

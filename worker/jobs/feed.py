@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
@@ -70,10 +70,12 @@ class JobFeed:
         contents: Contents | None = None,
         num_readers: int = 1,
         wake_engine: Callable[[], object] = lambda: None,
+        prepare_decisions: Callable[[Iterable[LaneKey]], object] = lambda lanes: None,
     ) -> None:
         """`contents` is where prompts lie that are in no message; `num_readers` of them are read at once.
 
-        `wake_engine` is called when jobs are ready, because the loop may be waiting for what runs.
+        `wake_engine` is called when jobs are ready, because the loop may be waiting for what runs. `prepare_decisions`
+        is told which lanes are claimed next, so that what their first decision needs is read here and not by the loop.
         """
         self._intake = intake
         self._line = JobLine(queue, clock)
@@ -98,6 +100,7 @@ class JobFeed:
         self._suspects = Suspects(leases, rng, delay_s=suspect_delay_s, clock=clock)
         self._assignment = -1
         self._wake_engine = wake_engine
+        self._prepare_decisions = prepare_decisions
         self.ready: BoundedQueue[ClaimedJob] = BoundedQueue(
             max_items=self._ahead.most,
             max_bytes=max_waiting_bytes,
@@ -231,6 +234,7 @@ class JobFeed:
         return new
 
     def _claim(self, jobs: Sequence[ReadyJob], *, alone: bool = False) -> None:
+        self._prepare_decisions(job.lane for job in jobs)
         claims = self._retry.until_done("claim", lambda: self._claiming.claim(jobs, alone=alone))
         self._leases.hold(claims.attempts)
         self._held.add(self._suspects.set_aside(claims))

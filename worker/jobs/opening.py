@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -23,6 +23,7 @@ from worker.jobs.admission import AdmissionQueue
 from worker.jobs.claiming import Claiming
 from worker.jobs.feed import JobFeed
 from worker.jobs.forwarding import Forwarder
+from worker.jobs.lanes import LaneKey
 from worker.jobs.leases import LeaseKeeper
 from worker.jobs.letters import Letters
 from worker.jobs.publications import PublishingQueue
@@ -102,6 +103,7 @@ def open_feed(
     num_slots: int,
     wake_engine: Callable[[], object],
     read_s: Callable[[int], float],
+    prepare_decisions: Callable[[Iterable[LaneKey]], object],
     retry: Retry,
     is_ending: Callable[[], bool],
     now: Callable[[], datetime],
@@ -109,7 +111,8 @@ def open_feed(
 ) -> JobFeed:
     """Build it. `num_slots` and `wake_engine` are the engine's.
 
-    `read_s`: device seconds in which the target reads so many tokens of a prompt, as measured.
+    `read_s`: device seconds in which the target reads so many tokens of a prompt, as measured. `prepare_decisions`: as
+    `JobFeed` takes it.
     """
     limits = settings.worker
     queue: AdmissionQueue[ReadyJob] = AdmissionQueue(
@@ -141,4 +144,5 @@ def open_feed(
         contents=contents,
         num_readers=settings.claim_check.num_readers,
         wake_engine=wake_engine,
+        prepare_decisions=prepare_decisions,
     )
