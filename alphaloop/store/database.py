@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import select
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -14,6 +16,7 @@ from pydantic import SecretStr
 from sqlalchemy import Connection, TextClause, create_engine, event, make_url, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DisconnectionError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from alphaloop.errors import ConfigError, SchemaMismatch, StoreError
 from alphaloop.store.refusals import store_error
@@ -59,6 +62,8 @@ class Database:
             connect_args=self._connect_args,
         )
         event.listen(self._engine, "checkout", _refuse_if_cut)
+        self._is_closed = threading.Event()
+        event.listen(self._engine, "checkin", partial(_close_if, self._is_closed))
         self._guard: Callable[[Connection], None] | None = None
         self._limits = limits
         settings = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in limits.parameters.items())
@@ -151,7 +156,8 @@ class Database:
             return None
 
     def close(self) -> None:
-        """Close every connection."""
+        """Close every connection; one that a thread still uses is closed when the thread has finished with it."""
+        self._is_closed.set()
         self._engine.dispose()
 
     def __enter__(self) -> Self:
@@ -161,6 +167,11 @@ class Database:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _close_if(is_closed: threading.Event, connection: psycopg.Connection | None, record: ConnectionPoolEntry) -> None:
+    if is_closed.is_set() and connection is not None:
+        record.close()
 
 
 def _refuse_if_cut(connection: psycopg.Connection, record: object, proxy: object) -> None:

@@ -161,6 +161,17 @@ def test_a_server_that_stops_and_comes_back(tmp_path_factory: pytest.TempPathFac
         server.stop()
 
 
+def test_a_connection_that_a_thread_still_uses_is_closed_when_it_has_finished(database_url: SecretStr) -> None:
+    database = Database(database_url)
+    for use in (database.begin, database.single, database.guarded(lambda connection: None).begin):
+        with use() as connection:
+            driver = connection.connection.driver_connection
+            database.close()
+            assert connection.execute(text("SELECT 1")).scalar() == 1
+        assert driver is not None
+        assert driver.closed
+
+
 def test_times_come_back_in_utc(database: Database) -> None:
     with database.begin() as connection:
         found = connection.execute(text("SELECT now(), current_setting('TimeZone')")).one()

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from alphaloop.cost import expected_tokens_per_round
+from alphaloop.deciding.posterior import tokens_per_round
 from alphaloop.payoff.figures import Candidate, RoundTimes
 from alphaloop.payoff.rounds import RoundCosts, costs_of
 from tests.fixtures.measured import acceptance, evidence, figures, rounds
@@ -23,7 +23,7 @@ def test_parts_are_in_vanilla_rounds_and_add_up() -> None:
     assert (found.draft, found.verify, found.rest) == pytest.approx((0.4, 1.2, 0.1))
     assert found.total == pytest.approx(1.7)
     # Rounds accept .8, .56, .34 and .17 of a hundred.
-    assert found.tokens == pytest.approx(expected_tokens_per_round((1,) * 4, (0.8, 0.7, 0.6, 0.5)), abs=0.02)
+    assert found.tokens == pytest.approx(tokens_per_round((0.8, 0.7, 0.6, 0.5))[4], abs=0.02)
     assert found.speedup == pytest.approx(found.tokens / 1.7)
     assert found.draft_step == pytest.approx(0.1)
     assert found.positions == pytest.approx(5)
