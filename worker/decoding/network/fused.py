@@ -33,7 +33,7 @@ from worker.decoding.network.slots import SlotCache
 from worker.decoding.network.static_inputs import StaticInputs
 from worker.decoding.network.torch_operations import TorchOperations
 
-VERSION: Final = 4  #: part of the engine's name, so of the key of all evidence: raise it when the arithmetic changes
+VERSION: Final = 5  #: part of the engine's name, so of the key of all evidence: raise it when the arithmetic changes
 #: Share of the free memory that a second layout of the weights may take.
 TWICE_SHARE: Final = 0.25
 FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma3_text"})

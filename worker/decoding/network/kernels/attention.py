@@ -6,7 +6,7 @@ token attends to is computed alike in a pass of one token and in one of nine.
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -19,14 +19,13 @@ from worker.decoding.network.kernels.compiling import array, float_of, kernel, t
 from worker.decoding.network.kernels.heads import copy_out, rotate, turn_queries
 from worker.decoding.network.kernels.numbers import NUMBERS
 from worker.decoding.network.kernels.placing import place_key, place_value
-from worker.decoding.network.kernels.threads import Kernel
 from worker.decoding.network.kernels.tiled_attending import attend_by_tile
 from worker.decoding.network.kernels.tiles import attends_in_tiles
 from worker.decoding.network.paired import BLOCK
 
 
-@functools.cache
-def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Kernel:
+@kernel
+def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Callable[[Any], None]:
     """For heads of that size and `num_shared` query heads a key head: loops over both are unrolled. Takes seconds."""
     numbers = NUMBERS[dtype]
     raw, real, itemsize = numbers.dtype, numbers.real, dtype.itemsize
@@ -35,7 +34,6 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Kern
     keep_key, keep_value = place_key(numbers, head_dim, is_paired=is_paired), place_value(head_dim, is_paired=is_paired)
     attend = attend_by_tile(head_dim, num_shared) if is_paired else attend_by_token(numbers, head_dim, num_shared)
 
-    @kernel
     def attention(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
         of_pass = array(a[At.OF_PASS], (NUM_PASS_ARGUMENTS,), np.int64)

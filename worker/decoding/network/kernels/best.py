@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import functools
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, ClassVar, Final
 
@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from worker.decoding.network.kernels.compiling import array, compiled, kernel, take
-from worker.decoding.network.kernels.threads import Kernel, argument_fields
+from worker.decoding.network.kernels.threads import argument_fields
 
 
 class At(IntEnum):
@@ -58,11 +58,10 @@ def _largest(x: Any) -> Any:
     return most, magnitude
 
 
-@functools.cache
-def best_kernel() -> Kernel:
+@kernel
+def best_kernel() -> Callable[[Any], None]:
     """Of each row."""
 
-    @kernel
     def best(address: Any) -> None:
         a = numba.carray(address, (_NUM_ARGUMENTS,), np.int64)
         num_rows, size = a[At.NUM_ROWS], a[At.SIZE]

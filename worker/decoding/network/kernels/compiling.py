@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from pathlib import Path
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import numba
 import numpy as np
@@ -12,9 +14,11 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from worker.decoding.network.kernels.threads import Kernel
+from worker.decoding.network.kernels.machine_code import Loaded, MachineCode, emitted, kept
+from worker.decoding.network.kernels.threads import Kernel, openmp
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Arguments = ParamSpec("Arguments")
 
 #: Sums may be split over the lanes of vector units; numbers that are not finite are not expected.
 _OPTIONS: Final[Any] = {"fastmath": True, "error_model": "numpy"}
@@ -37,9 +41,33 @@ def compiled(function: Function) -> Function:
     return made
 
 
-def kernel(function: Callable[[Any], None]) -> Kernel:
-    """A function of the address of its arguments, `void(void *)`; compiled at once."""
-    return Kernel(function.__name__, numba.cfunc(types.void(types.voidptr), **_OPTIONS)(function))
+def kernel(build: Callable[Arguments, Callable[[Any], None]]) -> Callable[Arguments, Kernel]:
+    """The kernel of a function that `build` returns for its arguments: of the address of its own, `void(void *)`.
+
+    What `build` returns may depend on its arguments, its source file, this package and the processor. A kernel of the
+    same arguments is compiled once on a machine (`machine_code.py`).
+    """
+
+    def made(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Kernel:
+        _register_helpers()
+        what = f"{build.__module__}.{build.__qualname__} {args} {sorted(kwargs.items())}"
+        code = kept(what, Path(build.__code__.co_filename), lambda: _emitted(build(*args, **kwargs)))
+        return Kernel(build.__name__, Loaded(code))
+
+    return cast(Callable[Arguments, Kernel], functools.cache(made))
+
+
+def _emitted(function: Callable[[Any], None]) -> MachineCode:
+    """numba's optimised assembly, turned into machine code here, in this process as for all others."""
+    compiled = numba.cfunc(types.void(types.voidptr), **_OPTIONS)(function)
+    return emitted(compiled.native_name, compiled.inspect_llvm())
+
+
+@functools.cache
+def _register_helpers() -> None:
+    """Make known what compiled code calls by name: OpenMP, and helpers that numba registers when it first compiles."""
+    openmp()
+    numba.cfunc(types.void(types.voidptr))(lambda address: None).address  # noqa: B018
 
 
 def _inttoptr(typing_context: Any, address: Any) -> Any:

@@ -11,7 +11,7 @@ A token's sums are added up in one order: they are bit for bit the same alone an
 from __future__ import annotations
 
 import ctypes
-import functools
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, ClassVar, Final
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from worker.decoding.network.kernels.compiling import array, compiled, kernel, take
 from worker.decoding.network.kernels.linear_tile import linear_tile
 from worker.decoding.network.kernels.multiplying import Tile, has_matrix_products, has_pair_products
-from worker.decoding.network.kernels.threads import Kernel, argument_fields, team_functions
+from worker.decoding.network.kernels.threads import argument_fields, team_functions
 from worker.decoding.network.kernels.vectors import LINE_BYTES
 
 
@@ -107,15 +107,14 @@ def _copy(source: Any, num_rows: Any, into: Any) -> None:
             to_row[output] = from_row[output]
 
 
-@functools.cache
-def linear_kernel(*, by_pairs: bool) -> Kernel:
+@kernel
+def linear_kernel(*, by_pairs: bool) -> Callable[[Any], None]:
     """For any number of tokens. `by_pairs`: on processors where `has_pair_products` only."""
     compute = linear_tile(_TILE, by_pairs=by_pairs)
     compute_and_prefetch = linear_tile(_TILE, by_pairs=by_pairs, prefetches=True, least_rows=_LEAST_PREFETCHING_ROWS)
     together = _TILE.num_rows
     _, team, _ = team_functions()
 
-    @kernel
     def linear(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
         num_rows, num_inputs, num_outputs = a[At.NUM_ROWS], a[At.NUM_INPUTS], a[At.NUM_OUTPUTS]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import functools
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, ClassVar, Final
 
@@ -13,7 +13,7 @@ import torch
 
 from worker.decoding.network.kernels.compiling import array, compiled, float_of, kernel, take
 from worker.decoding.network.kernels.numbers import NUMBERS
-from worker.decoding.network.kernels.threads import Kernel, argument_fields, team_functions
+from worker.decoding.network.kernels.threads import argument_fields, team_functions
 
 
 class At(IntEnum):
@@ -43,8 +43,8 @@ _ITEMS: Final = 8
 _GATED: Final = 512
 
 
-@functools.cache
-def norm_kernel(dtype: torch.dtype) -> Kernel:
+@kernel
+def norm_kernel(dtype: torch.dtype) -> Callable[[Any], None]:
     """y = x / sqrt(mean(x²) + ε) · weight (Zhang and Sennrich 2019) by rows, + held."""
     numbers = NUMBERS[dtype]
     raw, real, load, store = numbers.dtype, numbers.real, numbers.load, numbers.store
@@ -68,7 +68,6 @@ def norm_kernel(dtype: torch.dtype) -> Kernel:
         for i in range(len(weight)):
             y[i] = store(load(held[i]) + load(normed[i]))
 
-    @kernel
     def norm(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
         num_rows, size, epsilon = a[At.NUM_ROWS], a[At.SIZE], real(float_of(a[At.EPSILON]))
@@ -89,8 +88,8 @@ def norm_kernel(dtype: torch.dtype) -> Kernel:
     return norm
 
 
-@functools.cache
-def gate_kernel(dtype: torch.dtype, activation: str) -> Kernel:
+@kernel
+def gate_kernel(dtype: torch.dtype, activation: str) -> Callable[[Any], None]:
     """y = activation(gate) · up; SiLU, or GELU in its tanh form, which is x · sigmoid(2 √(2/π) (x + .044715 x³))."""
     numbers = NUMBERS[dtype]
     raw, real, load, store, exp = numbers.dtype, numbers.real, numbers.load, numbers.store, numbers.exp
@@ -105,7 +104,6 @@ def gate_kernel(dtype: torch.dtype, activation: str) -> Kernel:
             inner = slope * (gate + cubic * gate * gate * gate) if is_gelu else gate
             y[i] = store(gate / (real(1) + exp(-inner)) * load(ups[i]))
 
-    @kernel
     def gate(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
         num_rows, size = a[At.NUM_ROWS], a[At.SIZE]
@@ -126,8 +124,8 @@ def gate_kernel(dtype: torch.dtype, activation: str) -> Kernel:
     return gate
 
 
-@functools.cache
-def choice_kernel(dtype: torch.dtype) -> Kernel:
+@kernel
+def choice_kernel(dtype: torch.dtype) -> Callable[[Any], None]:
     """y[i] = x[chosen[i]]."""
     raw, itemsize = NUMBERS[dtype].dtype, dtype.itemsize
 
@@ -136,7 +134,6 @@ def choice_kernel(dtype: torch.dtype) -> Kernel:
         for i in range(len(y)):
             y[i] = x[i]
 
-    @kernel
     def choose(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
         num_rows, size = a[At.NUM_ROWS], a[At.SIZE]

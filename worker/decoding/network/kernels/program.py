@@ -7,7 +7,7 @@ those calls also gave the interpreter to another thread and waited for it again.
 from __future__ import annotations
 
 import ctypes
-import functools
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, ClassVar, Final
 
@@ -62,11 +62,10 @@ class Program:
         _runner()(Arguments(calls=self._addresses.ctypes.data, num_calls=num), torch.get_num_threads())
 
 
-@functools.cache
-def _runner() -> Kernel:
+@kernel
+def _runner() -> Callable[[Any], None]:
     thread, _, wait_for_all = team_functions()
 
-    @kernel
     def run(address: Any) -> None:
         a = numba.carray(address, (_NUM_ARGUMENTS,), np.int64)
         calls = array(a[At.CALLS], (a[At.NUM_CALLS], 2), np.int64)

@@ -16,6 +16,8 @@ from enum import IntEnum
 from typing import Any, Final
 
 import torch
+from llvmlite import binding
+from numba.core import types
 
 _ENTRY: Final = "GOMP_parallel"
 _THREAD: Final = "omp_get_thread_num"
@@ -33,9 +35,9 @@ def openmp() -> ctypes.CDLL | None:
     try:
         getattr(runtime, _ENTRY).argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
         getattr(runtime, _ENTRY).restype = None
-        for name, result in ((_THREAD, ctypes.c_int), (_TEAM, ctypes.c_int), (_BARRIER, None)):
-            getattr(runtime, name).argtypes = ()
-            getattr(runtime, name).restype = result
+        for name in (_THREAD, _TEAM, _BARRIER):
+            # Compiled code calls them by name, because an address is another one in the next process.
+            binding.add_symbol(name, ctypes.cast(getattr(runtime, name), ctypes.c_void_p).value)
     except AttributeError:
         return None
     return runtime
@@ -46,10 +48,14 @@ def team_functions() -> tuple[Any, Any, Any]:
 
     A kernel need not be called in parallel.
     """
-    runtime = openmp()
-    if runtime is None:
+    if openmp() is None:
         raise RuntimeError("expected an OpenMP runtime: ask `openmp()` first")
-    return getattr(runtime, _THREAD), getattr(runtime, _TEAM), getattr(runtime, _BARRIER)
+    number = types.int32()
+    return (
+        types.ExternalFunction(_THREAD, number),
+        types.ExternalFunction(_TEAM, number),
+        types.ExternalFunction(_BARRIER, types.void()),
+    )
 
 
 def argument_fields(places: type[IntEnum], *floats: IntEnum) -> list[tuple[str, type]]:

@@ -8,7 +8,7 @@ FlashAttention (Dao et al. 2022) with bfloat16 inputs. What a token attends to d
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -16,7 +16,6 @@ import numpy as np
 
 from worker.decoding.network.kernels.attention_arguments import NUM_ARGUMENTS, NUM_PASS_ARGUMENTS, At, PassAt
 from worker.decoding.network.kernels.compiling import array, float_of, kernel, take
-from worker.decoding.network.kernels.threads import Kernel
 from worker.decoding.network.kernels.tiles import (
     gather_queries,
     mix_values,
@@ -28,8 +27,8 @@ from worker.decoding.network.kernels.tiles import (
 from worker.decoding.network.paired import BLOCK
 
 
-@functools.cache
-def wide_kernel(head_dim: int, num_shared: int) -> Kernel:
+@kernel
+def wide_kernel(head_dim: int, num_shared: int) -> Callable[[Any], None]:
     """Attends to what the reads' slots hold, their own tokens included. `num_shared`: query heads a key head.
 
     Queries are rotated, and keys and values lie in the cache: `attention.attention_kernel` ran before.
@@ -39,7 +38,6 @@ def wide_kernel(head_dim: int, num_shared: int) -> Kernel:
     gather, write = gather_queries(head_dim, num_shared), write_seen(head_dim, num_shared)
     score, weigh, mix = score_blocks(head_dim), weigh_row(), mix_values(head_dim)
 
-    @kernel
     def wide_attention(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
         of_pass = array(a[At.OF_PASS], (NUM_PASS_ARGUMENTS,), np.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -145,13 +146,16 @@ class _Numbers(ctypes.Structure):
 
 
 @kernel
-def _doubled(address: Any) -> None:
-    a = numba.carray(address, (4,), np.int64)
-    x, y = array(a[1], (a[3],), np.int64), array(a[2], (a[3],), np.int64)
-    item = take(a.ctypes.data)
-    while item < a[3]:
-        y[item] = 2 * x[item]
+def double() -> Callable[[Any], None]:
+    def doubled(address: Any) -> None:
+        a = numba.carray(address, (4,), np.int64)
+        x, y = array(a[1], (a[3],), np.int64), array(a[2], (a[3],), np.int64)
         item = take(a.ctypes.data)
+        while item < a[3]:
+            y[item] = 2 * x[item]
+            item = take(a.ctypes.data)
+
+    return doubled
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3])
@@ -162,7 +166,7 @@ def test_a_program_runs_its_calls_in_order(num_threads: int, monkeypatch: pytest
     program = Program()
     program.run()
     for x, y in itertools.pairwise(numbers):
-        program.add(_doubled, _Numbers(x=x.ctypes.data, y=y.ctypes.data, num=1000))
+        program.add(double(), _Numbers(x=x.ctypes.data, y=y.ctypes.data, num=1000))
     assert len(program) == 20
     program.run(5)
     assert (numbers[5] == 32 * numbers[0]).all()
