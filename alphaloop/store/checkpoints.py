@@ -54,17 +54,15 @@ class CheckpointStore:
 
 
 def newest_checkpoints(
-    connection: Connection, until: datetime, subject: tuple[str, str] | None
+    connection: Connection, until: datetime, subject: tuple[str, str]
 ) -> dict[EvidenceKey, FoldedKey]:
-    """The last copy of each key taken by `until`; with `subject`, of one target revision and engine."""
+    """The last copy of each key taken by `until`. `subject`: a target revision and an engine."""
     copies = acceptance_checkpoints.c
     keys = [copies[name] for name in KEY]
     query = (
         select(acceptance_checkpoints)
         .ext(distinct_on(*keys))
-        .where(copies.taken_at <= until)
+        .where(copies.taken_at <= until, copies.target_revision == subject[0], copies.engine == subject[1])
         .order_by(*keys, copies.taken_at.desc())
     )
-    if subject is not None:
-        query = query.where(copies.target_revision == subject[0], copies.engine == subject[1])
     return {key_of(row): folded_of(row) for row in connection.execute(query)}

@@ -17,7 +17,7 @@ from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.store.checkpoints import newest_checkpoints
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import ShadowRun
-from alphaloop.store.fold import FoldedKey, LedgerRow, fold, fold_at, key_of
+from alphaloop.store.fold import LedgerRow, fold, fold_at, key_of
 from alphaloop.store.partitions import partition_days
 from alphaloop.tables import acceptance_checkpoints, decode_runs, evidence_rows
 from alphaloop.tables.state import KEY
@@ -62,7 +62,9 @@ class LedgerStore:
         recording.
         """
         with self._database.begin() as connection:
-            folded = _fold(connection, half_life, until, (target_revision, engine))
+            subject = target_revision, engine
+            start = newest_checkpoints(connection, until, subject)
+            folded = fold(_rows(connection, _fold_begins(connection, until), until, subject), half_life, start)
         return {key: its.evidence for key, its in folded.items()}
 
     def at_positions(
@@ -90,13 +92,6 @@ class LedgerStore:
         return {position: (key, its.evidence) for position, (key, its) in found.items()}
 
 
-def _fold(
-    connection: Connection, half_life: timedelta, until: datetime, subject: tuple[str, str] | None
-) -> dict[EvidenceKey, FoldedKey]:
-    start = newest_checkpoints(connection, until, subject)
-    return fold(_rows(connection, _fold_begins(connection, until), until, subject), half_life, start)
-
-
 def _fold_begins(connection: Connection, until: datetime) -> datetime | None:
     """From when on rows are read after the checkpoints that were taken by `until`; None: from the first."""
     taken = acceptance_checkpoints.c.taken_at
@@ -105,7 +100,7 @@ def _fold_begins(connection: Connection, until: datetime) -> datetime | None:
 
 
 def _rows(
-    connection: Connection, since: datetime | None, until: datetime, subject: tuple[str, str] | None
+    connection: Connection, since: datetime | None, until: datetime, subject: tuple[str, str]
 ) -> Iterator[LedgerRow]:
     """Rows recorded in [since, until], in order."""
     runs = _select(decode_runs, "num_tokens", since, until, subject).where(decode_runs.c.is_evidence)
@@ -116,7 +111,7 @@ def _rows(
 
 
 def _select(
-    table: Table, output_tokens: str, since: datetime | None, until: datetime, subject: tuple[str, str] | None
+    table: Table, output_tokens: str, since: datetime | None, until: datetime, subject: tuple[str, str]
 ) -> Select[Any]:
     columns = table.c
     query = select(*(columns[name] for name in _COLUMNS), columns[output_tokens].label("num_output_tokens")).where(
@@ -124,9 +119,7 @@ def _select(
     )
     if since is not None:
         query = query.where(columns.recorded_at >= since, columns.decoded_at >= since - LONGEST_WAIT)
-    if subject is not None:
-        query = query.where(columns.target_revision == subject[0], columns.engine == subject[1])
-    return query
+    return query.where(columns.target_revision == subject[0], columns.engine == subject[1])
 
 
 def _ledger_row(row: Row[Any]) -> LedgerRow:

@@ -3,10 +3,11 @@
 The noise of a position is Gumbel noise that depends on the job's seed and the position only, so the choice's
 distribution is p (the Gumbel-max trick). A drafter that chooses by argmax(log q + noise) agrees often. Its draft is
 accepted where it equals the target's choice, and nothing else of it enters the text. So the text is a function of seed
-and target: the same in every mode, k, drafter, tree and batch, as far as p is the same to the bits that decide. Both
-agree with probability sum over i of 1 / sum over j of max(p_j / p_i, q_j / q_i), which is at least (1 - TV) / (1 + TV),
-TV = total variation of p and q (Daliri, Musco, Suresh 2025, "Coupling without Communication and Drafter-Invariant
-Speculative Decoding", arXiv 2408.07978). The maximal coupling accepts 1 - TV.
+and target: the same in every mode, k, drafter, tree and batch, as far as p is the same to the bits that decide.
+
+Target and drafter agree with probability sum over i of 1 / sum over j of max(p_j / p_i, q_j / q_i), which is at least
+(1 - TV) / (1 + TV), TV = total variation of p and q (Daliri, Musco, Suresh 2025, "Coupling without Communication and
+Drafter-Invariant Speculative Decoding", arXiv 2408.07978). The maximal coupling accepts 1 - TV.
 
 The noise of a vocabulary is one independent Gumbel draw a token, drawn from the top down (Maddison, Tarlow, Minka 2014,
 "A* Sampling"): for each block of tokens first the largest of its draws, Gumbel(log size), then which of its tokens has
