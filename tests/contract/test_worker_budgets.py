@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -174,6 +176,33 @@ def test_a_decision_between_a_write_and_its_end_counts_once(database: Database) 
     assert (found.balance, found.accrued, found.spent) == (6.0, 8.0, 2.0)
     later.run()
     assert Worker(database).store.open("code", "greedy").spent == 2.0
+
+
+def test_two_threads_that_write_at_once_write_one_after_the_other(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of the background is still writing when the loop ends and writes what is left."""
+    later, is_writing, may_go_on = Later(), threading.Event(), threading.Event()
+    worker, add = Worker(database, write=later), BudgetStore.add
+
+    def slow(budgets: BudgetStore, *args: Any) -> ExplorationBudget:
+        is_writing.set()
+        assert may_go_on.wait(60)
+        return add(budgets, *args)
+
+    monkeypatch.setattr(BudgetStore, "add", slow)
+    budget = replace(worker.store.open("code", "greedy"), balance=8.0, accrued=8.0)
+    budget = worker.store.save("code", "greedy", budget)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(later.waiting.pop(0))
+        assert is_writing.wait(60)
+        budget = worker.store.save("code", "greedy", budget.paid(1.0))
+        second = pool.submit(later.waiting.pop(0))
+        may_go_on.set()
+        first.result(60)
+        second.result(60)
+    seen = worker.store.keep("code", "greedy", budget)
+    assert (seen.balance, seen.accrued, seen.spent) == (7.0, 8.0, 1.0)
 
 
 def test_what_was_read_before_is_not_read_again(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,7 @@ class SharedBudgets:
         self._prepared: dict[_Subject, ExplorationBudget] = {}
         self._handed_over: dict[_Subject, _Sums] = {}  # of the session's budget, what `write` was given
         self._due: dict[_Subject, float] = {}
+        self._one_write = threading.Lock()  # a worker that ends writes, too, while a write may still be under way
         self._lock = threading.Lock()  # for what follows
         self._unwritten: dict[_Subject, _Sums] = {}
         self._in_writing: dict[_Subject, _Sums] = {}
@@ -132,6 +133,10 @@ class SharedBudgets:
 
     def _add(self, subject: _Subject) -> None:
         """Add what is unwritten to the database. A failure leaves it for the next decision."""
+        with self._one_write:
+            self._add_unwritten(subject)
+
+    def _add_unwritten(self, subject: _Subject) -> None:
         with self._lock:
             change = self._unwritten.pop(subject, _NOTHING)
             if change == _NOTHING:  # the write before took it along
