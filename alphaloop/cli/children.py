@@ -24,9 +24,16 @@ _ADDRESSES: Final = frozenset(
 )
 
 
-def worker_process(options: GlobalOptions, settings: Settings, *, arguments: Sequence[str] = ()) -> ChildProcess:
-    """A worker, not started. Stopping it lets the running batch finish."""
-    return _process("worker", arguments, options, settings, grace_s=settings.worker.drain_s + _GRACE_S)
+def worker_process(
+    options: GlobalOptions,
+    settings: Settings,
+    *,
+    arguments: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+) -> ChildProcess:
+    """A worker, not started; `environment` is laid over the child's. Stopping it lets the running batch finish."""
+    grace_s = settings.worker.drain_s + _GRACE_S
+    return _process("worker", arguments, options, settings, grace_s=grace_s, environment=environment)
 
 
 def scheduler_process(

@@ -38,11 +38,16 @@ from alphaloop.store.progress import probe_progress
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.schedule import ScheduleStore
 
-MAX_TOKENS: Final = 48
+#: Four tasks whose answers repeat a part of their prompts, so that a few dozen blocks of rounds show a difference.
+TASKS: Final = ("code", "docstring", "extraction", "test_writing")
+MAX_TOKENS: Final = 128
 #: So long without a single outcome is a failure, also on a slow machine.
 STALLED_S: Final = 180.0
 SCHEDULER_TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.5
+# A minute of traffic has to end with verdicts: blocks follow each other without a round between them (the largest
+# `SwitchbackDesign.control_share`), and few slots make many rounds of few tokens.
+_WORKER_ENVIRONMENT: Final = {"ALPHALOOP_POLICY__CONTROL_SHARE": "0.38", "ALPHALOOP_WORKER__BATCH_SIZE": "2"}
 # All tasks are measured in the demo's one run; a real installation spreads them over its budget.
 _SCHEDULER_ENVIRONMENT: Final = {"ALPHALOOP_SCHEDULER__PROBE_MIN_DEVICE_S": "3600"}
 _MANUAL: Final = "manual"
@@ -81,7 +86,7 @@ class Demo:
 
     def _harvest(self) -> DemoPrompts:
         num_probes = self.settings.scheduler.probe_prompts
-        prompts = harvest(self.seed, num_traffic=self.jobs_per_task, num_probes=num_probes)
+        prompts = harvest(self.seed, num_traffic=self.jobs_per_task, num_probes=num_probes, tasks=TASKS)
         self._say(
             f"{prompts.num_traffic} prompts for {len(prompts.traffic)} tasks, and {num_probes} more each to measure "
             "with, from the sources and the licence of this Python"
@@ -91,7 +96,9 @@ class Demo:
     @contextmanager
     def _worker(self, running: Settings) -> Iterator[ChildProcess]:
         self.step = "starting the worker"
-        worker = worker_process(self.options, running, arguments=["--seed", str(self.seed)])
+        worker = worker_process(
+            self.options, running, arguments=["--seed", str(self.seed)], environment=_WORKER_ENVIRONMENT
+        )
         follower = LogFollower(worker.log)
         worker.start()
         try:
@@ -135,29 +142,32 @@ class Demo:
 
     def _send_traffic(self, running: Settings, worker: ChildProcess, prompts: DemoPrompts) -> None:
         self.step = "decoding the jobs"
-        jobs = list(_jobs(prompts, f"demo-{uuid.uuid4().hex[:8]}"))
-        tasks = {job.job_id: job.task for job in jobs}
+        batch_id = f"demo-{uuid.uuid4().hex[:8]}"
         counted = TrafficProgress.of({task: len(found) for task, found in prompts.traffic.items()})
+        stall = _StallCheck("jobs", worker)
         producer = Producer(running.kafka, client_id="alphaloop-demo")
         try:
             with (
                 OutcomeReader(running.kafka, prompts.traffic.keys()) as reader,
                 Live(counted, console=self.screen, refresh_per_second=4),
             ):
-                for job in jobs:
-                    producer.send(jobs_topic(job.task), key=job.job_id.encode(), value=encode_job(job))
-                producer.flush(SCHEDULER_TIMEOUT_S)
-                stall = _StallCheck("jobs", worker)
-                outcomes = reader.outcomes(
-                    tasks, timeout_s=STALLED_S * len(tasks), alive=lambda: stall.check(counted.done, len(tasks))
-                )
-                for outcome in outcomes:
-                    counted.add(tasks[outcome.job_id], outcome)
+                # A task leaves a block in the round in which it has no sequence. So tasks do not share the slots.
+                for task, found in prompts.traffic.items():
+                    jobs = {job.job_id: job for job in (_job(task, prompt, batch_id) for prompt in found)}
+                    for job_id, job in jobs.items():
+                        producer.send(jobs_topic(task), key=job_id.encode(), value=encode_job(job))
+                    producer.flush(SCHEDULER_TIMEOUT_S)
+                    for outcome in reader.outcomes(
+                        jobs,
+                        timeout_s=STALLED_S * len(jobs),
+                        alive=lambda: stall.check(counted.done, prompts.num_traffic),
+                    ):
+                        counted.add(task, outcome)
         finally:
             producer.close()
         if counted.failed:
             raise AlphaloopError(
-                f"expected {len(jobs)} texts, found {counted.failed} jobs that ended without one",
+                f"expected {prompts.num_traffic} texts, found {counted.failed} jobs that ended without one",
                 hint=f"see {worker.log}",
             )
 
@@ -212,13 +222,9 @@ class Demo:
         self.screen.print(text, markup=False, soft_wrap=True)
 
 
-def _jobs(prompts: DemoPrompts, batch_id: str) -> Iterator[Job]:
-    """The traffic, tasks mixed."""
-    for row in zip(*prompts.traffic.values(), strict=True):
-        for task, prompt in zip(prompts.traffic, row, strict=True):
-            yield Job.model_validate(
-                {"job_id": uuid.uuid4().hex, "task": task, "batch_id": batch_id, "body": _body(prompt)}
-            )
+def _job(task: str, prompt: str, batch_id: str) -> Job:
+    found = {"job_id": uuid.uuid4().hex, "task": task, "batch_id": batch_id, "body": _body(prompt)}
+    return Job.model_validate(found)
 
 
 def _body(prompt: str) -> dict[str, object]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from alphaloop.demo.sources import Function, ModuleDoc, functions, licence_clauses, module_doc, modules, stdlib_folder
 from alphaloop.errors import ConfigError
@@ -17,6 +17,7 @@ MAX_CHARS: Final = 1300
 _MAX_PER_MODULE: Final = 3
 
 Item = TypeVar("Item")
+Maker: TypeAlias = Callable[[Item], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,19 +33,21 @@ class DemoPrompts:
         return sum(len(prompts) for prompts in self.traffic.values())
 
 
-def harvest(seed: int, *, num_traffic: int, num_probes: int, folder: Path | None = None) -> DemoPrompts:
-    """`num_traffic` and `num_probes` prompts of each task; the same for the same seed and the same Python.
+def harvest(
+    seed: int, *, num_traffic: int, num_probes: int, tasks: Collection[str] | None = None, folder: Path | None = None
+) -> DemoPrompts:
+    """`num_traffic` and `num_probes` prompts of each task, of all tasks if none are named.
 
-    Raises ConfigError where this Python came without its sources.
+    The same for the same arguments and the same Python. Raises ConfigError where this Python came without its sources.
     """
     folder = folder or stdlib_folder()
     rng = Random(seed)
     each = num_traffic + num_probes
     by_function, by_module = _read_library(folder, rng, wanted=each)
     prompts = {
-        **_deal(by_function, FROM_FUNCTIONS, each),
-        **_deal(by_module, FROM_MODULES, each),
-        **_deal(_shuffled(licence_clauses(folder), rng), FROM_CLAUSES, each),
+        **_deal(by_function, _of(FROM_FUNCTIONS, tasks), each),
+        **_deal(by_module, _of(FROM_MODULES, tasks), each),
+        **_deal(_shuffled(licence_clauses(folder), rng), _of(FROM_CLAUSES, tasks), each),
     }
     short = {task: len(found) for task, found in prompts.items() if len(found) < each}
     if short:
@@ -121,8 +124,12 @@ FROM_MODULES: Final[Mapping[str, Callable[[ModuleDoc], str]]] = {
     "question_answering": _question_answering,
 }
 FROM_CLAUSES: Final[Mapping[str, Callable[[str], str]]] = {"legal": _legal}
-#: What the demo sends, in the order of its tables.
+#: All tasks that prompts can be made for, in the order of tables.
 TASKS: Final = (*FROM_FUNCTIONS, *FROM_MODULES, *FROM_CLAUSES)
+
+
+def _of(makers: Mapping[str, Maker[Item]], tasks: Collection[str] | None) -> dict[str, Maker[Item]]:
+    return {task: maker for task, maker in makers.items() if tasks is None or task in tasks}
 
 
 def _read_library(folder: Path, rng: Random, *, wanted: int) -> tuple[list[Function], list[ModuleDoc]]:
