@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from alphaloop.errors import ModelError, UnsupportedModel
 from alphaloop.settings.models import TargetSettings
+from worker.decoding.conversation import check_template
 from worker.decoding.device import Placement, find_device
 from worker.decoding.network.fused import VERSION as FUSED_VERSION
 from worker.decoding.network.fused import can_fuse
@@ -52,6 +53,7 @@ def load_target(settings: TargetSettings, placement: Placement | None = None) ->
         torch.set_num_threads(settings.num_threads)
     placement = placement or Placement(find_device(settings.device))
     loaded = load_weights(settings.source, settings.revision, settings.dtype, placement.target)
+    check_template(loaded.tokenizer)
     context_length = _context_length(settings, loaded.model.config)
     ends = end_tokens(loaded.model, loaded.tokenizer)
     model = LanguageModel(loaded.model, context_length, gpu_kernels=settings.gpu_kernels)
