@@ -12,18 +12,25 @@ from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.text import TextStream, byte_tokens, special_tokens
 from worker.decoding.token_lengths import longest_token_chars
 from worker.engine import EngineIdentity
+from worker.sampling import SamplingDefaults
 
 
 class Target:
     """What is served, and what names it."""
 
     def __init__(
-        self, model: LanguageModel, tokenizer: Any, identity: EngineIdentity, end_tokens: frozenset[int]
+        self,
+        model: LanguageModel,
+        tokenizer: Any,
+        identity: EngineIdentity,
+        end_tokens: frozenset[int],
+        sampling_defaults: SamplingDefaults,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.identity = identity
         self.end_tokens = end_tokens
+        self.sampling_defaults = sampling_defaults
 
     @cached_property
     def longest_token_chars(self) -> int | None:
@@ -48,7 +55,7 @@ class Target:
     def new_text(self, stop: Sequence[str], *, is_live: bool, before: Sequence[int]) -> TextStream:
         """The text of tokens that will be generated, `before` being the tokens that it continues."""
         return TextStream(
-            self._decode,
+            self.decode,
             stop,
             is_live=is_live,
             before=before,
@@ -56,7 +63,7 @@ class Target:
             special_tokens=self.special_tokens,
         )
 
-    def _decode(self, token_ids: Sequence[int]) -> str:
+    def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens; special tokens have none."""
         text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
         return text

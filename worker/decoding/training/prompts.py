@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from alphaloop.errors import ConfigError, PromptTooLong
+from alphaloop.errors import ConfigError, InvalidField, PromptTooLong
 from alphaloop.job_lines import BadLine, JobReader
 from alphaloop.settings import Settings, TaskSettings
 from worker.decoding.conversation import apply_template
@@ -58,6 +58,9 @@ def read_prompts(file: Path, settings: Settings, tokenizer: Any, task: str | Non
                 tokenizer, settings.models.target.name, _LONGEST_PROMPT, line.job, Sampling(max_tokens=1, temperature=0)
             )
         except PromptTooLong:
+            continue
+        except InvalidField as error:
+            wrong.append(f"{line.where}: {error.field}: {error.message}")
             continue
         found.append(Request(len(found), line.job.task, prepared.token_ids))
     if wrong:
