@@ -113,7 +113,7 @@ class _Control:
     def defused(self, content: str) -> str:
         """The content with an x for each character from which the normalizer may make one of `letters`."""
         unsafe = [one for one in set(content) if not self.letters.isdisjoint(one + self.normalize(one))]
-        return content.translate({ord(one): "x" for one in unsafe})
+        return content.translate({ord(one): "x" for one in unsafe}) if unsafe else content
 
 
 @lru_cache(maxsize=4)

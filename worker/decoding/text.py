@@ -153,8 +153,9 @@ class TextStream:
         self._num_shown = num_readable
         if len(self._window) > WINDOW:
             num_held = len(shown) - num_readable
-            del self._window[:-OVERLAP]
-            self._num_shown = len(self._decode(self._window)) - num_held
+            # Tokens without text are no context: what follows would count as the text's beginning.
+            kept = self._window[-OVERLAP:] if self._decode(self._window[-OVERLAP:]) else self._window[:OVERLAP]
+            self._window, self._num_shown = kept, len(self._decode(kept)) - num_held
 
     def _flush(self) -> None:
         """Append what waits for the rest of a character."""
