@@ -40,7 +40,8 @@ def encode_conversation(tokenizer: Any, messages: Sequence[ChatMessage], *, max_
     if harmless == contents:
         return list(tokenizer(text, **options)["input_ids"])
     plain = _render(tokenizer, messages, harmless)
-    if not any(map(control.found, contents)) and control.found(text) == control.found(plain):
+    is_typed = any(any(control.found(content)) for content in contents)
+    if not is_typed and control.found(text) == control.found(plain):
         return list(tokenizer(text, **options)["input_ids"])
     token_ids = _with_typed_as_text(tokenizer, control, messages, text, options)
     wanted = [token_id for token_id in tokenizer(plain, **options)["input_ids"] if token_id in control.token_ids]

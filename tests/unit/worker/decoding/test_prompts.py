@@ -117,6 +117,18 @@ def test_what_the_template_makes_a_control_token_is_refused(tiny_tokenizer: Any,
         prepared(tokenizer, messages=[{"role": "user", "content": typed}])
 
 
+def test_a_conversation_without_control_tokens_is_tokenized_once(
+    tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    kind, read = type(tiny_tokenizer), type(tiny_tokenizer).__call__
+    monkeypatch.setattr(kind, "__call__", lambda self, text, **how: calls.append(text) or read(self, text, **how))
+    for content in ("a b", "a < b", "<b>a</b>"):
+        prepared(tiny_tokenizer, messages=[{"role": "user", "content": content}])
+        assert [text.count(content) for text in calls] == [1]
+        calls.clear()
+
+
 def test_a_template_may_read_what_is_no_control_token(tiny_tokenizer: Any) -> None:
     tokenizer = deepcopy(tiny_tokenizer)
     tokenizer.chat_template = TEMPLATE.replace("message['content']", "message['content'].split('</think>')[-1]")
