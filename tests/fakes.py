@@ -18,6 +18,7 @@ from worker.decoding.prompts import fit_job
 from worker.decoding.round_counts import RoundCounts
 from worker.decoding.text import TextStream
 from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta
+from worker.sampling import SamplingDefaults
 from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 WORDS: Final = (
@@ -113,6 +114,7 @@ class FakeEngine:
             "fake-1", "fake", "000000000000", "float32", "no-device", context_length, "no-host"
         )
         self.drafters = drafters
+        self.sampling_defaults = SamplingDefaults()
         self.num_steps = 0
         self._num_slots, self._acceptance, self._seed = num_slots, tuple(acceptance), seed
         self._failing, self._before_step, self._round_ms = frozenset(failing_steps), before_step, round_ms

@@ -184,6 +184,7 @@ def assemble(
         background.put,
         engine.identity,
         owner=owner,
+        sampling_defaults=engine.sampling_defaults.sentence(),
         num_held=lambda: leases.num_held,
         clock=time.monotonic,
     )

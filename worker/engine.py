@@ -18,6 +18,7 @@ from alphaloop.engine_identity import EngineIdentity as EngineIdentity
 from alphaloop.messages import Job
 from worker.measuring_device import MeasuringDevice
 from worker.sampling import Sampling as Sampling
+from worker.sampling import SamplingDefaults
 from worker.served import FailedRequest, Served
 from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
@@ -174,6 +175,10 @@ class Engine(MeasuringDevice, Protocol):
     @property
     def drafters(self) -> tuple[DrafterState, ...]:
         """The drafters loaded here, never marked stale: staleness is in the store."""
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """What the model says of sampling; nothing where a server has the model."""
 
     @property
     def can_redraft(self) -> bool:

@@ -34,14 +34,19 @@ class Presence:
         identity: EngineIdentity,
         *,
         owner: str,
+        sampling_defaults: str = "",
         num_held: Callable[[], int],
         clock: Callable[[], float],
     ) -> None:
-        """`write` takes what is to be written in the background; `num_held` is the number of claims."""
+        """`write` takes what is to be written in the background; `num_held` is the number of claims.
+
+        `sampling_defaults`: what the model suggests for sampling, in words.
+        """
         self._store = store
         self._write = write
         self._identity = identity
         self._owner = owner
+        self._sampling_defaults = sampling_defaults
         self._num_held = num_held
         self._clock = clock
         self._tokens: dict[str, int] = {}
@@ -75,6 +80,7 @@ class Presence:
             self._num_held(),
             dict(self._tokens),  # a copy, because another thread writes it
             self._num_tokens / since_s if since_s else None,
+            self._sampling_defaults,
         )
         self._num_tokens, self._said_at = 0, now
         self._write("the worker's load", partial(self._say, load))

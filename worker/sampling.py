@@ -1,10 +1,12 @@
-"""How the tokens of a job are drawn."""
+"""How the tokens of a job are drawn, and what is taken where a job does not say."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from alphaloop.acceptance import sampling_bucket
+from alphaloop.settings import TaskSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +52,31 @@ class Sampling:
     def is_reproducible(self) -> bool:
         """Whether tokens are drawn so that the seed alone decides the text, however the job is decoded."""
         return self.seed is not None and self.temperature > 0
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a model's generation_config.json says of sampling. Jobs take it only where the settings want that."""
+
+    suggested: Mapping[str, float] = field(default_factory=dict)  #: by the names of TaskSettings
+    unsupported: tuple[str, ...] = ()  #: fields that would change texts, and that are not followed here
+    are_used: bool = False  #: models.target.use_generation_config
+
+    def applied_to(self, task: TaskSettings) -> TaskSettings:
+        """The task, with what the model suggests where the task's section says nothing."""
+        if not self.are_used:
+            return task
+        return task.model_copy(
+            update={name: value for name, value in self.suggested.items() if name not in task.model_fields_set}
+        )
+
+    def sentence(self) -> str:
+        """For people; empty where the model says nothing of sampling."""
+        parts = []
+        if self.suggested:
+            shown = ", ".join(f"{name} {value:g}" for name, value in self.suggested.items())
+            rule = "defaults of jobs whose task sets none" if self.are_used else "not used, jobs are greedy by default"
+            parts.append(f"{shown} ({rule})")
+        if self.unsupported:
+            parts.append(f"not supported: {', '.join(self.unsupported)}")
+        return "; ".join(parts)

@@ -171,9 +171,10 @@ def _worker_line(one: SeenWorker) -> str:
     speed = "" if load.tokens_per_s is None else f", {rate(load.tokens_per_s)} tokens/s"
     silence_s = one.silence.total_seconds()
     silent = "" if silence_s < _SILENT_S else f"; silent for {_age(silence_s)}"
+    sampling = f"\n  its generation_config.json: {load.sampling_defaults}" if load.sampling_defaults else ""
     return (
         f"worker {load.owner}: decodes in {len(load.tokens)} of {load.num_slots} slots{speed}, "
-        f"{load.num_waiting} more taken from Kafka ({load.target} on {load.device}){silent}"
+        f"{load.num_waiting} more taken from Kafka ({load.target} on {load.device}){silent}{sampling}"
     )
 
 

@@ -39,6 +39,10 @@ class TargetSettings(Section):
         None, ge=1 << 20
     )  #: for the target's cache over all running jobs; unset: half of what the models leave, less the drafters' share
     num_threads: int | None = Field(None, ge=1)
+    use_generation_config: bool = (
+        False  #: jobs take temperature, top_p … of the model's generation_config.json where neither they nor their task
+        #: set them; else they are greedy
+    )
     gpu_kernels: bool = False  #: on a GPU, short passes as recorded kernels (decision 9); not yet run on one
 
 
@@ -158,6 +162,11 @@ class ModelSettings(Section):
     def _replicas_agree(self) -> Self:
         if self.target.engine == "server" and not self.endpoints:
             raise ValueError('expected [models.endpoints.NAME], because target.engine is "server"')
+        if self.target.engine == "server" and self.target.use_generation_config:
+            raise ValueError(
+                "expected use_generation_config only with target.engine own, because the worker has no files of a "
+                "server's model; set temperature, top_p … in [tasks.NAME]"
+            )
         lengths: dict[str, tuple[str, int | None]] = {}
         counted: dict[str, tuple[str, bool]] = {}
         for name, endpoint in self.endpoints.items():

@@ -16,8 +16,9 @@ FORGOTTEN_AFTER: Final = timedelta(hours=1)
 
 _SAY: Final = text("""
     INSERT INTO workers AS known (owner, device, target, num_slots, num_waiting, num_held, job_ids, num_tokens,
-        tokens_per_s)
-    VALUES (:owner, :device, :target, :num_slots, :num_waiting, :num_held, :job_ids, :num_tokens, :tokens_per_s)
+        tokens_per_s, sampling_defaults)
+    VALUES (:owner, :device, :target, :num_slots, :num_waiting, :num_held, :job_ids, :num_tokens, :tokens_per_s,
+        :sampling_defaults)
     ON CONFLICT (owner) DO UPDATE SET num_slots = excluded.num_slots, num_waiting = excluded.num_waiting,
         num_held = excluded.num_held, job_ids = excluded.job_ids, num_tokens = excluded.num_tokens,
         tokens_per_s = excluded.tokens_per_s, seen_at = excluded.seen_at
@@ -32,8 +33,8 @@ _PEERS: Final = text("""
 _FORGET: Final = text("DELETE FROM workers WHERE seen_at < now() - :forgotten_after")
 _LEAVE: Final = text("DELETE FROM workers WHERE owner = :owner")
 _SEEN: Final = text("""
-    SELECT owner, device, target, num_slots, num_waiting, num_held, job_ids, num_tokens, tokens_per_s, started_at,
-        seen_at, now() - seen_at AS silence
+    SELECT owner, device, target, num_slots, num_waiting, num_held, job_ids, num_tokens, tokens_per_s,
+        sampling_defaults, started_at, seen_at, now() - seen_at AS silence
     FROM workers WHERE seen_at > now() - :forgotten_after ORDER BY owner
 """)
 
@@ -50,6 +51,7 @@ class WorkerLoad:
     num_held: int  #: claimed, outcome not recorded
     tokens: Mapping[str, int]
     tokens_per_s: float | None = None  #: since it said so before
+    sampling_defaults: str = ""  #: what its model suggests and whether jobs take it, in words; empty: nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,7 @@ class WorkerStore:
             "job_ids": list(load.tokens),
             "num_tokens": list(load.tokens.values()),
             "tokens_per_s": load.tokens_per_s,
+            "sampling_defaults": load.sampling_defaults,
         }
         with self._database.begin() as connection:
             if connection.execute(_SAY, given).scalar():

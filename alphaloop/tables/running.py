@@ -48,6 +48,13 @@ workers: Final = Table(
     Column("job_ids", ARRAY(Text), nullable=False, comment="Jobs that it decodes"),
     Column("num_tokens", ARRAY(BigInteger), nullable=False, comment="Tokens so far of each of job_ids"),
     Column("tokens_per_s", Double, comment="Tokens a second since it said so before; null the first time"),
+    Column(
+        "sampling_defaults",
+        Text,
+        nullable=False,
+        server_default="",
+        comment="What its model suggests for sampling and whether jobs take it, in words; empty: nothing",
+    ),
     instant("started_at", "When it said something first", server_default=NOW),
     instant("seen_at", "When it said this", server_default=NOW),
     postgresql_with={"fillfactor": 50},

@@ -12,6 +12,7 @@ from alphaloop.deciding.policy import Decision
 from alphaloop.messages import Job
 from worker.cache_memory import CacheMemory
 from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step
+from worker.sampling import SamplingDefaults
 from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 TEXT: Final = "ok"
@@ -37,6 +38,11 @@ class InstantEngine:
         self.moments: dict[str, tuple[float, float]] = {}
         self._num_slots = num_slots
         self._running: list[PreparedJob] = []
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """No model, no word of sampling."""
+        return SamplingDefaults()
 
     @property
     def can_redraft(self) -> bool:

@@ -20,6 +20,7 @@ from alphaloop.store.workers import WorkerStore
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli, Ran
 from tests.fixtures.worker import WAIT_S, Client, running_worker, until
+from worker.sampling import SamplingDefaults
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -79,7 +80,9 @@ def test_a_job_is_found_wherever_it_is(jobs_cli: Cli, worker_settings: Settings,
     assert (waiting["place"], waiting["topic"], waiting["num_before"]) == ("waiting", "jobs.code", waiting["offset"])
     assert set(oldest(worker_settings.kafka)) == {"code"}
     gate = Gate(lambda: False, is_shut=True)
-    with running_worker(worker_settings, FakeEngine(num_slots=1, before_step=gate)) as worker:
+    engine = FakeEngine(num_slots=1, before_step=gate)
+    engine.sampling_defaults = SamplingDefaults({"temperature": 0.6})
+    with running_worker(worker_settings, engine) as worker:
         # What it says before its fourth step stands as long as the gate is shut: by then it holds all three.
         until(lambda: worker.components.leases.num_held == 3, "all three are claimed")
         gate.is_shut = False
@@ -102,6 +105,7 @@ def test_a_job_is_found_wherever_it_is(jobs_cli: Cli, worker_settings: Settings,
         assert "waits there for a free slot" in jobs_cli("job", held).out
         shown = jobs_cli("status")
         assert "decodes in 1 of 1 slots" in shown.out
+        assert "generation_config.json: temperature 0.6 (not used, jobs are greedy by default)" in shown.out
         (load,) = jobs_cli("status", "--json").json["workers"]
         assert (load["num_running"], load["num_held"], load["num_slots"]) == (1, 3, 1)
         gate.is_open.set()

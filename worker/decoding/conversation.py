@@ -7,57 +7,169 @@ docs/decisions/0005-special-tokens.md.
 from __future__ import annotations
 
 import itertools
+import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import jinja2
 
-from alphaloop.errors import InvalidField
+from alphaloop.errors import InvalidField, UnsupportedModel, reason_of
 from alphaloop.messages import ChatMessage
+from worker.decoding.text import special_tokens
 from worker.decoding.token_lengths import refuse_longer
+
+log = logging.getLogger(__name__)
 
 
 def encode_conversation(tokenizer: Any, messages: Sequence[ChatMessage], *, max_chars: int | None = None) -> list[int]:
     """The prompt that the target answers to: its template's, or the contents one below the other without a template.
 
-    Raises InvalidField where the template refuses the conversation, or where it does something else with a message
-    because of a control token's string in it, PromptTooLong where the whole text has more than `max_chars`.
+    Raises InvalidField where the template fails on the conversation, or where a control token would come from a
+    message in a way that cannot be undone; PromptTooLong where the whole text has more than `max_chars`.
     """
     contents = [message.content for message in messages]
     text = _render(tokenizer, messages, contents)
     refuse_longer(tokenizer, text, max_chars, field="body.messages")
     # A template writes the token that begins a text itself.
     options = {"add_special_tokens": not tokenizer.chat_template}
-    control = re.compile("|".join(map(re.escape, _control_strings(tokenizer))) or "(?!)")
-    if not any(map(control.search, contents)):
+    control = _control_of(tokenizer)
+    harmless = [control.defused(content) for content in contents]
+    if harmless == contents:
         return list(tokenizer(text, **options)["input_ids"])
-    mark = next(mark for number in itertools.count() if (mark := f"\ue000{number}\ue000") not in text)
-    marked = _render(tokenizer, messages, [control.sub(lambda found: mark + found[0], text) for text in contents])
-    pieces = marked.split(mark)
-    if "".join(pieces) != text or not tokenizer.is_fast:
+    plain = _render(tokenizer, messages, harmless)
+    is_typed = any(any(control.found(content)) for content in contents)
+    if not is_typed and control.found(text) == control.found(plain):
+        return list(tokenizer(text, **options)["input_ids"])
+    token_ids = _with_typed_as_text(tokenizer, control, messages, text, options)
+    wanted = [token_id for token_id in tokenizer(plain, **options)["input_ids"] if token_id in control.token_ids]
+    if token_ids is None or [token_id for token_id in token_ids if token_id in control.token_ids] != wanted:
         raise InvalidField(
             "expected messages without the strings of the target's control tokens, found some that the target's "
             "tokenizer or chat template cannot take as text",
             field="body.messages",
         )
-    typed = set(itertools.accumulate(map(len, pieces[:-1])))
+    return token_ids
+
+
+def apply_template(tokenizer: Any, turns: Sequence[Mapping[str, str]], *, asks_for_answer: bool = True) -> str:
+    """The text of a conversation. Raises InvalidField where the template refuses it, or fails on it."""
+    try:
+        return str(tokenizer.apply_chat_template(turns, add_generation_prompt=asks_for_answer, tokenize=False))
+    except jinja2.TemplateError as error:
+        raise InvalidField(
+            f"the target's chat template refuses this conversation: {error}", field="body.messages"
+        ) from error
+    except Exception as error:  # a template is a program, and may raise whatever Python does
+        raise InvalidField(
+            f"the target's chat template fails on this conversation: {reason_of(error)}",
+            field="body.messages",
+            hint="send other roles or contents, mend the template, or write the whole text as body.prompt",
+        ) from error
+
+
+def check_template(tokenizer: Any) -> None:
+    """Raise UnsupportedModel for a chat template that can write no conversation at all."""
+    template = tokenizer.chat_template
+    if not template:
+        return
+    if isinstance(template, Mapping) and "default" not in template:
+        raise UnsupportedModel(
+            f"expected one chat template, or one that is named default, found {', '.join(sorted(template))}",
+            hint="name one of them default in the model's chat templates, in a copy of its folder",
+        )
+    try:
+        apply_template(tokenizer, [{"role": "user", "content": "hello"}])
+    except InvalidField as error:
+        if isinstance(error.__cause__, jinja2.TemplateSyntaxError):
+            wrong = error.__cause__
+            raise UnsupportedModel(
+                f"its chat template is no Jinja template: line {wrong.lineno}: {wrong.message}",
+                hint="mend the template in a copy of the model's folder, or delete it there",
+            ) from error
+        log.warning(
+            "the target's chat template fails on one plain user message, so jobs with messages may be refused: %s",
+            error.message,
+            extra={"action": "chat_template_failed"},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Control:
+    """The control tokens of a tokenizer, and how they are found in a text: as it stands, and after the normalizer."""
+
+    token_ids: frozenset[int]
+    strings: tuple[str, ...]
+    pattern: re.Pattern[str]
+    normalized: re.Pattern[str]
+    letters: frozenset[str]  #: every control token has one of them
+    normalize: Callable[[str], str]
+
+    def found(self, text: str) -> tuple[list[str], list[str]]:
+        """The control tokens in a text, in their order."""
+        return self.pattern.findall(text), self.normalized.findall(self.normalize(text))
+
+    def defused(self, content: str) -> str:
+        """The content with an x for each character from which the normalizer may make one of `letters`."""
+        unsafe = [one for one in set(content) if not self.letters.isdisjoint(one + self.normalize(one))]
+        return content.translate({ord(one): "x" for one in unsafe}) if unsafe else content
+
+
+@lru_cache(maxsize=4)
+def _control_of(tokenizer: Any) -> _Control:
+    special = special_tokens(tokenizer)
+    normalizer = tokenizer.backend_tokenizer.normalizer if tokenizer.is_fast else None
+    normalize = normalizer.normalize_str if normalizer else str
+    strings = tuple(special.values())
+    normalized = tuple(map(normalize, strings))
+    return _Control(
+        token_ids=frozenset(special),
+        strings=strings,
+        pattern=_any_of(strings),
+        normalized=_any_of(normalized),
+        letters=frozenset(map(_telling_letter, filter(None, (*strings, *normalized)))),
+        normalize=normalize,
+    )
+
+
+def _any_of(strings: Iterable[str]) -> re.Pattern[str]:
+    """Longest first, as the tokenizer finds them."""
+    return re.compile("|".join(map(re.escape, sorted(filter(None, strings), key=len, reverse=True))) or "(?!)")
+
+
+def _telling_letter(string: str) -> str:
+    """A character that few other texts have: `<` of `<|im_end|>`. SentencePiece writes ▁ for each space."""
+    return next((one for one in string if not (one.isalnum() or one.isspace() or one == "▁")), string[0])
+
+
+def _with_typed_as_text(
+    tokenizer: Any, control: _Control, messages: Sequence[ChatMessage], text: str, options: Mapping[str, bool]
+) -> list[int] | None:
+    """Token ids in which control tokens that stand in a message are ordinary tokens; None where they cannot be told."""
+    if not tokenizer.is_fast:
+        return None
     encoded = tokenizer(text, return_offsets_mapping=True, **options)
+    tokens = list(zip(encoded["input_ids"], encoded["offset_mapping"], strict=True))
+    # What the normalizer makes a control token of is known only from the tokens.
+    written = {text[begin:end].strip() for token_id, (begin, end) in tokens if token_id in control.token_ids}
+    typed = _any_of(written.union(control.strings))
+    mark = next(mark for number in itertools.count() if (mark := f"\ue000{number}\ue000") not in text)
+    contents = [typed.sub(lambda found: mark + found[0], message.content) for message in messages]
+    pieces = _render(tokenizer, messages, contents).split(mark)
+    if "".join(pieces) != text:
+        return None
+    places = set(itertools.accumulate(map(len, pieces[:-1])))
     token_ids: list[int] = []
-    for token_id, (begin, end) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+    for token_id, (begin, end) in tokens:
         # A token that takes the white space before it begins there.
-        if end > begin and begin + len(text[begin:end]) - len(text[begin:end].lstrip()) in typed:
+        if end > begin and begin + len(text[begin:end]) - len(text[begin:end].lstrip()) in places:
             literal = tokenizer(text[begin:end], add_special_tokens=False, split_special_tokens=True)
             token_ids += literal["input_ids"]
         else:
             token_ids.append(token_id)
     return token_ids
-
-
-def _control_strings(tokenizer: Any) -> list[str]:
-    """Longest first, as the tokenizer finds them."""
-    added = tokenizer.added_tokens_decoder.values()
-    return sorted((token.content for token in added if token.special), key=len, reverse=True)
 
 
 def _render(tokenizer: Any, messages: Sequence[ChatMessage], contents: Sequence[str]) -> str:
@@ -68,9 +180,4 @@ def _render(tokenizer: Any, messages: Sequence[ChatMessage], contents: Sequence[
         {"role": "system" if message.role == "developer" else message.role, "content": content}
         for message, content in zip(messages, contents, strict=True)
     ]
-    try:
-        return str(tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
-    except jinja2.TemplateError as error:
-        raise InvalidField(
-            f"the target's chat template refuses this conversation: {error}", field="body.messages"
-        ) from error
+    return apply_template(tokenizer, turns)

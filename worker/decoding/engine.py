@@ -33,6 +33,7 @@ from worker.decoding.sequence import Sequence
 from worker.decoding.shadow import Shadows
 from worker.decoding.target import Target
 from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step
+from worker.sampling import SamplingDefaults
 from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 
@@ -60,6 +61,11 @@ class TransformersEngine:
     def drafters(self) -> tuple[DrafterState, ...]:
         """The drafters loaded here."""
         return tuple(drafter.state for drafter in self._drafters.values())
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """What the model's generation config says."""
+        return self._target.sampling_defaults
 
     @property
     def can_redraft(self) -> bool:

@@ -12,10 +12,13 @@ from typing import Any, Final
 
 import torch
 import transformers
+from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-from alphaloop.errors import ModelError, UnsupportedModel
+from alphaloop.errors import ConfigError, ModelError, UnsupportedModel
+from alphaloop.settings import TaskSettings
 from alphaloop.settings.models import TargetSettings
+from worker.decoding.conversation import check_template
 from worker.decoding.device import Placement, find_device
 from worker.decoding.network.fused import VERSION as FUSED_VERSION
 from worker.decoding.network.fused import can_fuse
@@ -23,6 +26,7 @@ from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.sources import Weights, converted_folder, find_weights, publish_folder, working_folder
 from worker.decoding.target import Target
 from worker.engine import EngineIdentity
+from worker.sampling import SamplingDefaults
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +34,23 @@ LONGEST_DEFAULT_CONTEXT: Final = 8192
 _TRANSFORMERS: Final = f"transformers-{transformers.__version__}"
 # These change the frequencies of all positions with the longest one seen, so a batch would depend on its neighbours.
 UNSTABLE_ROPE: Final = frozenset({"dynamic", "longrope"})
+
+
+#: Fields of a generation config that would change texts beside those of TaskSettings.
+UNSUPPORTED_DEFAULTS: Final = (
+    "no_repeat_ngram_size",
+    "min_new_tokens",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "bad_words_ids",
+    "sequence_bias",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "num_beams",
+    "penalty_alpha",
+    "guidance_scale",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +73,12 @@ def load_target(settings: TargetSettings, placement: Placement | None = None) ->
         torch.set_num_threads(settings.num_threads)
     placement = placement or Placement(find_device(settings.device))
     loaded = load_weights(settings.source, settings.revision, settings.dtype, placement.target)
+    check_template(loaded.tokenizer)
     context_length = _context_length(settings, loaded.model.config)
     ends = end_tokens(loaded.model, loaded.tokenizer)
+    defaults = sampling_defaults(loaded.model.generation_config, are_used=settings.use_generation_config)
+    if sentence := defaults.sentence():
+        log.info("generation_config.json of the model: %s", sentence, extra={"action": "sampling_defaults"})
     model = LanguageModel(loaded.model, context_length, gpu_kernels=settings.gpu_kernels)
     library = f"fused{FUSED_VERSION}-torch-{torch.__version__}" if model.is_fused else _TRANSFORMERS
     if model.is_recorded:
@@ -67,7 +92,7 @@ def load_target(settings: TargetSettings, placement: Placement | None = None) ->
         context_length=context_length,
         host=socket.gethostname(),
     )
-    return Target(model, loaded.tokenizer, identity, ends)
+    return Target(model, loaded.tokenizer, identity, ends, defaults)
 
 
 def load_weights(source: str, revision: str | None, dtype: str, device: torch.device) -> Loaded:
@@ -119,6 +144,32 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     for named in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
         found.update(named if isinstance(named, list) else [] if named is None else [named])
     return frozenset(found)
+
+
+def sampling_defaults(config: Any, *, are_used: bool) -> SamplingDefaults:
+    """What a generation config says of sampling, as transformers reads it: it draws only where `do_sample` is true.
+
+    Raises ConfigError where jobs are to take settings that no job may have.
+    """
+    names = ("temperature", "top_p", "top_k", "min_p") if config.do_sample else ()
+    found = {name: getattr(config, name, None) for name in (*names, "repetition_penalty")}
+    suggested = {name: value for name, value in found.items() if value is not None}
+    if config.do_sample:
+        suggested = {"temperature": 1.0, **suggested}
+    try:
+        checked = TaskSettings.model_validate(suggested)
+    except ValidationError as error:
+        if are_used:
+            wrong = error.errors(include_url=False)[0]
+            raise ConfigError(
+                f"models.target.use_generation_config: {wrong['loc'][0]} of the model's generation_config.json: "
+                f"{wrong['msg']}",
+                hint="leave the setting out, and write what you want in [tasks.NAME]",
+            ) from error
+    else:
+        suggested = {name: getattr(checked, name) for name in suggested}
+    unsupported = tuple(name for name in UNSUPPORTED_DEFAULTS if getattr(config, name, None) not in (None, 0, 1, []))
+    return SamplingDefaults(suggested, unsupported, are_used)
 
 
 def _dense_copy(weights: Weights, dtype: str) -> Path:

@@ -13,7 +13,6 @@ from worker.decoding.round_counts import RoundCounts
 from worker.decoding.sampling.chooser import TokenChooser
 from worker.decoding.shared_weights import SharedWeightCounts, merged
 from worker.decoding.target import Target
-from worker.decoding.text import TextStream
 from worker.decoding.verification.chain import Verdict
 from worker.decoding.verification.tree import tree_depths
 from worker.engine import Generation, PreparedJob, SecondChoice, TokenDelta
@@ -48,7 +47,9 @@ class Sequence:
         self.is_first_drafted = False
         self.finish_reason: Literal["stop", "length"] | None = None
         self._end_tokens = target.end_tokens | set(self.sampling.stop_token_ids)
-        self._stream = TextStream(target.decode, self.sampling.stop, is_live=self.is_streamed)
+        # An answer to messages is a text of its own, also where a template's words stand right before it.
+        before = prepared.token_ids if prepared.job.body.prompt is not None else ()
+        self._stream = target.new_text(self.sampling.stop, is_live=self.is_streamed, before=before)
         self._num_deltas = 0
         self.device_s = 0.0
         self._batch_size = 1

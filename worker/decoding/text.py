@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+import codecs
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
 
 UNREADABLE: Final = "\N{REPLACEMENT CHARACTER}"
 # A character has at most four bytes, and each of them may be a token: waiting longer for its end is in vain.
@@ -11,6 +13,25 @@ MAX_WAIT = 8
 # Tokens decoded again with each new one, so that a token's text is found in its context; and how many remain of them
 # when the window is cut back.
 WINDOW, OVERLAP = 32, 16
+#: The first byte that is no character by itself.
+_FIRST_PARTIAL: Final = 0x80
+_NONE: Final[Mapping[int, Any]] = MappingProxyType({})
+
+
+def byte_tokens(tokenizer: Any) -> dict[int, int]:
+    """Token id to byte, of a vocabulary that writes what it lacks as bytes (`<0xE4>`); empty for any other."""
+    names = [f"<0x{byte:02X}>" for byte in range(256)]
+    token_ids = tokenizer.convert_tokens_to_ids(names)
+    if None in token_ids or tokenizer.convert_ids_to_tokens(token_ids) != names:
+        return {}
+    found = {token_id: byte for byte, token_id in enumerate(token_ids)}
+    letter = [token_ids[byte] for byte in "é".encode()]
+    return found if tokenizer.decode(letter, skip_special_tokens=True) == "é" else {}
+
+
+def special_tokens(tokenizer: Any) -> dict[int, str]:
+    """Token id to string, of the tokens that have no text."""
+    return {token_id: token.content for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
 class TextStream:
@@ -19,33 +40,112 @@ class TextStream:
     The text ends before the first stop string. Whether tokens arrive one by one or many a round makes no difference:
     each is pushed alone, and the first that completes a stop string ends the text. Where nobody waits for deltas and no
     stop string is looked for, nothing is decoded before `finish`; `text` is empty until then.
+
+    A run of byte tokens is decoded here, byte by byte: tokenizers make every byte of a run U+FFFD if one of its
+    characters lacks a byte, so what they say of a run changes while it grows.
     """
 
     def __init__(
-        self, decode: Callable[[Sequence[int]], str], stop: Sequence[str] = (), *, is_live: bool = True
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stop: Sequence[str] = (),
+        *,
+        is_live: bool = True,
+        before: Sequence[int] = (),
+        byte_tokens: Mapping[int, int] = _NONE,
+        special_tokens: Mapping[int, str] = _NONE,
     ) -> None:
-        self.text = ""
+        """A text without a token yet.
+
+        Args:
+            decode: text of tokens, without that of special tokens.
+            stop: strings before which the text ends. One may have special tokens' strings in it.
+            is_live: whether deltas are taken while the text grows.
+            before: tokens that the text continues. SentencePiece drops the space that begins a text, so the first
+                space of a continuation is only found with what stands before it.
+            byte_tokens: of the tokenizer, by token id.
+            special_tokens: of the tokenizer, by token id.
+        """
         self.is_stopped = False  #: a stop string ended the text
         self._decode = decode
         self._stop = tuple(stop)
         self._is_lazy = not (is_live or self._stop)
-        self._window: list[int] = []  #: all tokens, if lazy
-        self._num_shown = 0  #: characters of the window's text that are in `text`
+        self._byte_of = byte_tokens
+        self._specials = special_tokens
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._tokens: list[int] = []  #: all of them, if lazy
+        self._window = [self._readable(token_id) for token_id in before[-OVERLAP:] if token_id not in special_tokens]
+        self._num_shown = len(decode(self._window)) if self._window else 0  #: characters of its text that were appended
         self._num_waiting = 0  #: tokens pushed since the last readable end
-        self._num_taken = 0
-        self._is_final = False
+        self._pieces: list[str] = []  #: the text that is certain
+        self._num_taken = 0  #: of them
+        self._tail = ""  #: what may grow into a stop string, with the strings of special tokens
+        self._hidden: list[tuple[int, int]] = []  #: where these strings stand in the tail
+
+    @property
+    def text(self) -> str:
+        """The text so far, as far as it is certain."""
+        return "".join(self._pieces)
 
     def push(self, token_id: int) -> bool:
         """Append a token; True when the text is now complete because of a stop string."""
-        self._window.append(token_id)
         if self._is_lazy:
-            return False
+            self._tokens.append(token_id)
+        else:
+            self._read(token_id)
+        return self.is_stopped
+
+    def finish(self) -> bool:
+        """No more tokens come: what waited becomes text, a broken end as U+FFFD. True when a stop string ended it."""
+        if self._tokens:
+            text = self._decode([*self._window, *self._tokens])
+            if self._byte_of and UNREADABLE in text:
+                for token_id in self._tokens:
+                    self._read(token_id)
+            else:
+                self._append(text[self._num_shown :])
+                self._num_shown = len(text)
+                self._window = []
+        self._flush()
+        self._settle(len(self._tail))
+        return self.is_stopped
+
+    def take_delta(self) -> str:
+        """Text that has become certain since the last call; an end that may grow into a stop string waits."""
+        delta = "".join(self._pieces[self._num_taken :])
+        self._num_taken = len(self._pieces)
+        return delta
+
+    def _read(self, token_id: int) -> None:
+        byte = self._byte_of.get(token_id, 0)
+        if (string := self._specials.get(token_id)) is not None:
+            if any(string in stop for stop in self._stop):
+                self._flush()
+                self._hidden.append((len(self._tail), len(self._tail) + len(string)))
+                self._append(string)
+        elif byte >= _FIRST_PARTIAL:
+            if not self._window:
+                self._window.append(self._readable(token_id))
+                self._num_shown = len(self._decode(self._window))
+            self._append(self._utf8.decode(bytes((byte,))))
+        else:
+            self._append(self._utf8.decode(b"", final=True))
+            self._read_in_context(token_id)
+
+    def _readable(self, token_id: int) -> int:
+        """The token, or one that stands in the window for a byte which cannot be read alone."""
+        if self._byte_of.get(token_id, 0) < _FIRST_PARTIAL:
+            return token_id
+        return next(letter for letter, byte in self._byte_of.items() if byte == ord("a"))
+
+    def _read_in_context(self, token_id: int) -> None:
+        self._window.append(token_id)
         self._num_waiting += 1
         shown = self._decode(self._window)
         num_readable = len(shown)
-        if shown.endswith(UNREADABLE):
+        if shown.endswith(UNREADABLE) and not self._byte_of:
             if self._num_waiting < MAX_WAIT:
-                return self.is_stopped
+                return
             num_readable = max(self._num_shown, len(shown) - 4)
         else:
             self._num_waiting = 0
@@ -53,32 +153,48 @@ class TextStream:
         self._num_shown = num_readable
         if len(self._window) > WINDOW:
             num_held = len(shown) - num_readable
-            del self._window[:-OVERLAP]
-            self._num_shown = len(self._decode(self._window)) - num_held
-        return self.is_stopped
+            # Tokens without text are no context: what follows would count as the text's beginning.
+            kept = self._window[-OVERLAP:] if self._decode(self._window[-OVERLAP:]) else self._window[:OVERLAP]
+            self._window, self._num_shown = kept, len(self._decode(kept)) - num_held
 
-    def finish(self) -> bool:
-        """No more tokens come: what waited becomes text, a broken end as U+FFFD. True when a stop string ended it."""
-        if not self.is_stopped and self._window:
-            self._append(self._decode(self._window)[self._num_shown :])
-        self._is_final = True
-        return self.is_stopped
-
-    def take_delta(self) -> str:
-        """Text that has become certain since the last call; an end that may grow into a stop string waits."""
-        held = 0 if self.is_stopped or self._is_final else self._num_suspect()
-        end = max(len(self.text) - held, self._num_taken)
-        delta, self._num_taken = self.text[self._num_taken : end], end
-        return delta
+    def _flush(self) -> None:
+        """Append what waits for the rest of a character."""
+        waiting = self._utf8.decode(b"", final=True)
+        if self._num_waiting:
+            shown = self._decode(self._window)
+            waiting += shown[self._num_shown :]
+            self._num_shown, self._num_waiting = len(shown), 0
+        self._append(waiting)
 
     def _append(self, piece: str) -> None:
-        longest = max(map(len, self._stop), default=0)
-        begin = max(0, len(self.text) - longest + 1)
-        self.text += piece
-        places = [place for stop in self._stop if (place := self.text.find(stop, begin)) >= 0]
-        if places:
-            self.text, self.is_stopped = self.text[: min(places)], True
+        if self.is_stopped or not piece:
+            return
+        self._tail += piece
+        if places := [place for stop in self._stop if (place := self._tail.find(stop)) >= 0]:
+            self._settle(min(places))
+            self._tail, self.is_stopped = "", True
+        else:
+            self._settle(len(self._tail) - self._num_suspect())
 
     def _num_suspect(self) -> int:
-        lengths = [n for stop in self._stop for n in range(1, len(stop)) if self.text.endswith(stop[:n])]
-        return max(lengths, default=0)
+        """Characters of the tail that may be the beginning of a stop string."""
+        return max(
+            (
+                num
+                for stop in self._stop
+                for num in range(1, min(len(stop), len(self._tail) + 1))
+                if self._tail.endswith(stop[:num])
+            ),
+            default=0,
+        )
+
+    def _settle(self, num: int) -> None:
+        """The first characters of the tail are certain; those of special tokens are no text."""
+        begin = 0
+        for first, end in self._hidden:
+            if first < num:
+                self._pieces.append(self._tail[begin:first])
+                begin = min(end, num)
+        self._pieces.append(self._tail[begin:num])
+        self._hidden = [(first - num, end - num) for first, end in self._hidden if end > num]
+        self._tail = self._tail[num:]

@@ -106,7 +106,7 @@ class Validation:
             check_reference: raises InvalidField where this worker does not follow the reference in that field.
         """
         self._engine = engine
-        self._tasks = dict(tasks)
+        self._tasks = self._with_defaults(tasks)
         self._switched_off: dict[str, PromptPatterns] = {}
         self._reread_tasks = reread_tasks
         self._limits = limits
@@ -173,6 +173,10 @@ class Validation:
         """The settings of a task that a job was read for."""
         return self._tasks[name]
 
+    def _with_defaults(self, tasks: Mapping[str, TaskSettings]) -> dict[str, TaskSettings]:
+        defaults = self._engine.sampling_defaults
+        return {name: defaults.applied_to(task) for name, task in tasks.items()}
+
     def _pattern_of(self, job: Job, settings: TaskSettings) -> str:
         """The pattern that covers the job's prompt; empty for probes and control jobs, which keep their own mode."""
         if job.purpose is not Purpose.TRAFFIC:
@@ -183,7 +187,7 @@ class Validation:
 
     def _settings_of(self, task: str) -> TaskSettings:
         if task not in self._tasks:
-            self._tasks.update(self._reread_tasks())
+            self._tasks.update(self._with_defaults(self._reread_tasks()))
             self._switched_off.clear()
         if task not in self._tasks:
             raise UnknownTask(

@@ -79,7 +79,8 @@ def prepare(lines: Sequence[JobLine], engine: Engine, tasks: Mapping[str, TaskSe
         # Draws follow from the job_id, so it must not change from run to run.
         job = line.job.model_copy(update={"job_id": f"measured-{number}"})
         try:
-            prepared.append(engine.prepare(job, sampling_of(job, tasks.get(job.task, TaskSettings()))))
+            task = engine.sampling_defaults.applied_to(tasks.get(job.task, TaskSettings()))
+            prepared.append(engine.prepare(job, sampling_of(job, task)))
         except MessageError as error:
             wrong.append((line.where, error))
     if wrong:

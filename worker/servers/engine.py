@@ -19,6 +19,7 @@ from alphaloop.messages import Job
 from alphaloop.server_identity import ServerIdentity
 from worker.cache_memory import CacheMemory
 from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta
+from worker.sampling import SamplingDefaults
 from worker.served import FailedRequest
 from worker.servers.arrivals import Arrivals
 from worker.servers.connecting import client_of
@@ -99,6 +100,11 @@ class ServerEngine:
     def drafters(self) -> tuple[DrafterState, ...]:
         """What drafts at the endpoints, each once."""
         return drafters_of(self._servers, self._fleet.obeys)
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """Every request has every setting, so what a server's model suggests changes nothing."""
+        return SamplingDefaults()
 
     @property
     def can_redraft(self) -> bool:

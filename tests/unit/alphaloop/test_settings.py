@@ -193,6 +193,13 @@ def test_the_reference_names_every_setting_of_every_file() -> None:
 ENDPOINT = '[models.endpoints.plain]\nkind = "vllm"\nurl = "http://gpu-1:8000/v1"\n'
 
 
+def test_a_generation_config_is_only_taken_of_a_model_that_is_here(configs: Path) -> None:
+    target = "[models.target]\nuse_generation_config = true\n"
+    assert load_settings(add(configs, "models", target)).models.target.use_generation_config
+    with pytest.raises(ConfigError, match=r"only with target.engine own.*set temperature, top_p … in \[tasks.NAME\]"):
+        load_settings(add(configs, "models", f'{target}engine = "server"\n{ENDPOINT}'))
+
+
 def test_an_endpoint_has_a_name_and_its_key_may_come_from_a_variable(
     configs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,7 +39,9 @@ def step(**tokens: int) -> Step:
 def test_a_load_is_said_now_and_then_however_many_steps_there_are(device: str, num_peers: int) -> None:
     said, now = Said(), [0.0]
     identity = replace(FakeEngine().identity, device=device)
-    presence = Presence(said, said.write, identity, owner="w", num_held=lambda: 3, clock=lambda: now[0])
+    presence = Presence(
+        said, said.write, identity, owner="w", sampling_defaults="top_k 5", num_held=lambda: 3, clock=lambda: now[0]
+    )
     running: list[str] = []
 
     def turn() -> None:
@@ -58,6 +60,7 @@ def test_a_load_is_said_now_and_then_however_many_steps_there_are(device: str, n
     first, second = said.loads
     assert (first.tokens, first.tokens_per_s) == ({}, None)
     assert (second.tokens, second.tokens_per_s) == ({"a": 128, "b": 64}, 192 / EVERY_S)
+    assert first.sampling_defaults == second.sampling_defaults == "top_k 5"
     assert (second.owner, second.num_slots, second.num_waiting, second.num_held) == ("w", 4, 7, 3)
 
 

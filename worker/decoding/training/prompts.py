@@ -14,11 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import jinja2
-
-from alphaloop.errors import ConfigError, PromptTooLong
+from alphaloop.errors import ConfigError, InvalidField, PromptTooLong
 from alphaloop.job_lines import BadLine, JobReader
 from alphaloop.settings import Settings, TaskSettings
+from worker.decoding.conversation import apply_template
 from worker.decoding.prompts import prepare_job
 from worker.decoding.training.recipe import Recipe
 from worker.engine import Sampling
@@ -59,6 +58,9 @@ def read_prompts(file: Path, settings: Settings, tokenizer: Any, task: str | Non
                 tokenizer, settings.models.target.name, _LONGEST_PROMPT, line.job, Sampling(max_tokens=1, temperature=0)
             )
         except PromptTooLong:
+            continue
+        except InvalidField as error:
+            wrong.append(f"{line.where}: {error.field}: {error.message}")
             continue
         found.append(Request(len(found), line.job.task, prepared.token_ids))
     if wrong:
@@ -126,9 +128,7 @@ def answer_prompt(tokenizer: Any, user_turn: str) -> tuple[int, ...]:
     """Token ids of a conversation that begins with this turn, up to where the answer begins."""
     if not tokenizer.chat_template:
         return tuple(tokenizer(user_turn)["input_ids"])
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": user_turn}], add_generation_prompt=True, tokenize=False
-    )
+    text = apply_template(tokenizer, [{"role": "user", "content": user_turn}])
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
@@ -141,8 +141,8 @@ def _opening(tokenizer: Any, kind: str | None) -> tuple[int, ...] | None:
         instruction = f"You are a helpful AI assistant. The user asks for this kind of help: {kind}. The request holds "
         turns.insert(0, {"role": "system", "content": f"{instruction}everything that is needed to answer it."})
     try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False)
-    except jinja2.TemplateError:
+        text = apply_template(tokenizer, turns, asks_for_answer=False)
+    except InvalidField:
         return None
     before, mark, _ = text.partition(_MARK)
     return tuple(tokenizer(before, add_special_tokens=False)["input_ids"]) or None if mark else None

@@ -16,6 +16,7 @@ from alphaloop.draft_card import DraftCard, Judgement
 from alphaloop.errors import ConfigError
 from alphaloop.settings import Settings
 from alphaloop.settings.models import ModelSettings
+from worker.decoding.conversation import check_template
 from worker.decoding.device import find_device
 from worker.decoding.drafters.draft_vocabulary import restrict_head, write_draft_vocabulary
 from worker.decoding.load import load_engine
@@ -56,6 +57,7 @@ class TrainingRun:
             torch.set_num_threads(served.num_threads)
         self._device = find_device(served.device)
         loaded = load_weights(served.source, served.revision, served.dtype, self._device)
+        check_template(loaded.tokenizer)
         self._target, self._tokenizer, self._revision = loaded.model, loaded.tokenizer, loaded.revision
         self._layers = self._recipe.chosen_layers(num_layers(self._target))
         self._folder = RunFolder(order.folder, self._plan())

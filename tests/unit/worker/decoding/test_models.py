@@ -13,7 +13,8 @@ import pytest
 import torch
 import transformers
 
-from alphaloop.errors import UnsupportedModel
+from alphaloop.errors import ConfigError, UnsupportedModel
+from alphaloop.settings import TaskSettings
 from alphaloop.settings.models import TargetSettings
 from worker.decoding.models import end_tokens, load_target, refuse_unsupported
 from worker.decoding.network import fused, language_model
@@ -44,6 +45,65 @@ def test_a_context_longer_than_the_models_is_refused(tiny_models: dict[str, Path
     assert load_target(settings(tiny_models["llama"], context_length=64)).identity.context_length == 64
     with pytest.raises(UnsupportedModel, match="2048 positions"):
         load_target(settings(tiny_models["llama"], context_length=4096))
+
+
+@pytest.mark.parametrize(
+    ("written", "suggested", "unsupported", "shown"),
+    [
+        (
+            {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.05},
+            {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.05},
+            (),
+            "temperature 0.6, top_p 0.9, top_k 20, repetition_penalty 1.05 (not used, jobs are greedy by default)",
+        ),
+        ({"do_sample": True, "top_k": 5}, {"temperature": 1.0, "top_k": 5}, (), "temperature 1, top_k 5 (not used"),
+        # transformers draws only where do_sample says so, and warns of the others.
+        ({"do_sample": False, "repetition_penalty": 1.1}, {"repetition_penalty": 1.1}, (), "repetition_penalty 1.1"),
+        ({"suppress_tokens": [3]}, {}, ("suppress_tokens",), "not supported: suppress_tokens"),
+        ({"eos_token_id": 0}, {}, (), ""),
+    ],
+)
+def test_what_a_generation_config_says_of_sampling_is_shown_and_taken_only_if_wanted(
+    tiny_models: dict[str, Path],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    written: dict[str, Any],
+    suggested: dict[str, float],
+    unsupported: tuple[str, ...],
+    shown: str,
+) -> None:
+    shutil.copytree(tiny_models["llama"], folder := tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps(written))
+    with caplog.at_level("INFO"):
+        defaults = load_target(settings(folder)).sampling_defaults
+    assert (defaults.suggested, defaults.unsupported, defaults.are_used) == (suggested, unsupported, False)
+    assert shown in defaults.sentence()
+    assert [record.action for record in caplog.records if "generation_config" in record.message] == [
+        "sampling_defaults"
+    ] * bool(shown)
+    task = TaskSettings(top_p=0.5)
+    assert defaults.applied_to(task) == task
+    taken = load_target(settings(folder, use_generation_config=True)).sampling_defaults.applied_to(task)
+    assert taken == TaskSettings(**{**suggested, "top_p": 0.5})
+
+
+def test_a_generation_config_that_no_job_could_have_is_refused_where_jobs_are_to_take_it(
+    tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_models["llama"], folder := tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": True, "temperature": 3.0}))
+    assert load_target(settings(folder)).sampling_defaults.suggested == {"temperature": 3.0}
+    with pytest.raises(ConfigError, match=r"temperature of the model's generation_config.json: .* less than or equal"):
+        load_target(settings(folder, use_generation_config=True))
+
+
+def test_a_template_that_writes_nothing_is_refused_when_the_model_is_loaded(
+    tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_models["llama"], folder := tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{% for message in messages %}")
+    with pytest.raises(UnsupportedModel, match="no Jinja template"):
+        load_target(settings(folder))
 
 
 def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:

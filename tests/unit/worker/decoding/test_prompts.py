@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import unicodedata
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken, normalizers
 
-from alphaloop.errors import InvalidField, PromptTooLong
+from alphaloop.errors import InvalidField, PromptTooLong, UnsupportedModel
 from alphaloop.messages import Job, Origin, parse_job
+from tests.fixtures.models import TEMPLATE
+from worker.decoding.conversation import check_template
 from worker.decoding.prompts import prepare_job
 from worker.engine import PreparedJob, Sampling
 
@@ -79,6 +84,58 @@ def test_a_message_whose_control_token_the_template_reads_is_refused(tiny_tokeni
         prepared(curious, messages=[{"role": "user", "content": "<answer>"}])
 
 
+def control_tokens(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
+    special = {token_id: token.content for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return [special[token_id] for token_id in token_ids if token_id in special]
+
+
+@pytest.mark.parametrize("typed", ["＜answer＞", "hi ＜answer> <user＞ <answer>", "＜ＡＮＳＷＥＲ＞"])
+def test_what_the_normalizer_makes_a_control_token_is_text(tiny_tokenizer: Any, typed: str) -> None:
+    tokenizer = deepcopy(tiny_tokenizer)
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    names = ["<eos>", "<user>", "<answer>"]
+    # As some tokenizers have them: found after the normalizer.
+    tokenizer.add_tokens([AddedToken(name, special=True, normalized=True) for name in names], special_tokens=True)
+    messages = [{"role": "user", "content": typed}, {"role": "user", "content": "a < b"}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert len(control_tokens(tokenizer, tokenizer(text)["input_ids"])) > 3
+    token_ids = prepared(tokenizer, messages=messages).token_ids
+    assert control_tokens(tokenizer, token_ids) == ["<user>", "<user>", "<answer>"]
+    assert tokenizer.decode(token_ids) == unicodedata.normalize("NFKC", text).lower()
+
+
+@pytest.mark.parametrize(
+    ("filter_", "typed"),
+    [("lower", "<ANSWER>"), ("replace('\u200b', '')", "<ans\u200bwer>"), ("replace('</b>', '')", "<ans</b>wer>")],
+)
+def test_what_the_template_makes_a_control_token_is_refused(tiny_tokenizer: Any, filter_: str, typed: str) -> None:
+    tokenizer = deepcopy(tiny_tokenizer)
+    tokenizer.chat_template = TEMPLATE.replace("message['content']", f"message['content'] | {filter_}")
+    plain = prepared(tokenizer, messages=[{"role": "user", "content": "a < b </i> <c>"}]).token_ids
+    assert control_tokens(tokenizer, plain) == ["<user>", "<answer>"]
+    with pytest.raises(InvalidField, match="without the strings of the target's control tokens"):
+        prepared(tokenizer, messages=[{"role": "user", "content": typed}])
+
+
+def test_a_conversation_without_control_tokens_is_tokenized_once(
+    tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+    kind, read = type(tiny_tokenizer), type(tiny_tokenizer).__call__
+    monkeypatch.setattr(kind, "__call__", lambda self, text, **how: calls.append(text) or read(self, text, **how))
+    for content in ("a b", "a < b", "<b>a</b>"):
+        prepared(tiny_tokenizer, messages=[{"role": "user", "content": content}])
+        assert [text.count(content) for text in calls] == [1]
+        calls.clear()
+
+
+def test_a_template_may_read_what_is_no_control_token(tiny_tokenizer: Any) -> None:
+    tokenizer = deepcopy(tiny_tokenizer)
+    tokenizer.chat_template = TEMPLATE.replace("message['content']", "message['content'].split('</think>')[-1]")
+    token_ids = prepared(tokenizer, messages=[{"role": "user", "content": "<think>ab</think>cd"}]).token_ids
+    assert tokenizer.decode(token_ids) == "<user>cd<answer>"
+
+
 @pytest.mark.parametrize(
     ("sampling", "field"),
     [
@@ -101,6 +158,46 @@ def test_a_conversation_that_the_template_refuses_is_an_invalid_field(tiny_token
     with pytest.raises(InvalidField, match="roles must alternate") as refused:
         prepared(strict, messages=[{"role": "user", "content": "a"}])
     assert refused.value.field == "body.messages"
+
+
+@pytest.mark.parametrize(
+    ("template", "error"),
+    [
+        ("{{ messages[0]['content'] + 1 }}", "TypeError"),
+        ("{{ range(10 ** 9) | list }}", "OverflowError"),
+        ("{{ 1 // 0 }}", "ZeroDivisionError"),
+        ("{{ messages[0]['content'].encode('ascii') }}", "UnicodeEncodeError"),
+    ],
+)
+def test_a_conversation_that_the_template_fails_on_is_an_invalid_field(
+    tiny_tokenizer: Any, template: str, error: str
+) -> None:
+    broken = deepcopy(tiny_tokenizer)
+    broken.chat_template = template
+    with pytest.raises(InvalidField, match=f"chat template fails on this conversation: {error}\n") as refused:
+        prepared(broken, messages=[{"role": "user", "content": "secret é"}])
+    assert refused.value.field == "body.messages"
+    assert prepared(broken, prompt="hello").token_ids
+
+
+def test_a_template_that_writes_no_conversation_is_refused_at_load(
+    tiny_tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = deepcopy(tiny_tokenizer)
+    for template, reason in (
+        ({"tool_use": TEMPLATE, "rag": TEMPLATE}, "named default, found rag, tool_use"),
+        ("{% for m in messages %}", "no Jinja template: line 1"),
+    ):
+        tokenizer.chat_template = template
+        with pytest.raises(UnsupportedModel, match=reason):
+            check_template(tokenizer)
+    for fine in (None, TEMPLATE, {"default": TEMPLATE, "rag": "{{ 1 // 0 }}"}):
+        tokenizer.chat_template = fine
+        check_template(tokenizer)
+    assert not caplog.records
+    tokenizer.chat_template = "{{ messages[0]['content'] + 1 }}"
+    check_template(tokenizer)
+    assert "fails on this conversation: TypeError" in caplog.text
 
 
 @pytest.mark.parametrize(("context_length", "max_tokens"), [(1000, 100), (103, 100), (102, 99), (4, 1)])

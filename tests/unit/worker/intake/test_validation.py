@@ -14,6 +14,7 @@ from tests.fakes import FakeEngine
 from worker.engine import Sampling
 from worker.intake.polling import Delivery
 from worker.intake.validation import Validation
+from worker.sampling import SamplingDefaults
 
 TASK = TaskSettings(max_tokens=77, temperature=0.6, top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=1.05)
 
@@ -29,6 +30,24 @@ def test_what_a_job_leaves_out_is_its_tasks() -> None:
     nothing = {"temperature": None, "top_k": None, "min_p": None, "logit_bias": None, "stop_token_ids": None}
     expected = Sampling(max_tokens=77, temperature=0.6, top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=1.05)
     assert read() == read(**nothing) == expected
+
+
+def test_what_neither_a_job_nor_its_task_says_is_the_models_where_that_is_wanted() -> None:
+    tasks = {"code": TaskSettings(top_p=1.0), "chat": TaskSettings()}
+
+    def found(task: str, *, are_used: bool = True, **body: Any) -> Sampling:
+        engine = FakeEngine()
+        engine.sampling_defaults = SamplingDefaults({"temperature": 0.8, "top_p": 0.7, "top_k": 5}, are_used=are_used)
+        # `chat` is known only after the tasks were read again.
+        known = {"code": tasks["code"]}
+        validation = Validation(engine, known, reread_tasks=lambda: tasks, limits=WorkerSettings(), cluster="cluster")
+        value = json.dumps({"body": {"prompt": "x", "max_tokens": 9, **body}}).encode()
+        return validation.read(Delivery(Record(f"jobs.{task}", 0, 7, None, value, (), None), epoch=0)).prepared.sampling
+
+    assert found("code") == Sampling(9, 0.8, top_p=1.0, top_k=5)
+    assert found("chat") == Sampling(9, 0.8, top_p=0.7, top_k=5)
+    assert found("chat", temperature=0, top_k=0) == Sampling(9, 0.0, top_p=0.7)
+    assert found("chat", are_used=False) == Sampling(9, 0.0)
 
 
 def test_what_a_job_says_is_what_the_engine_gets() -> None:
