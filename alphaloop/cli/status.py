@@ -92,8 +92,8 @@ def status(
         out().print(_worker_line(worker), markup=False, soft_wrap=True)
     if not workers:
         note("no worker runs")
-    for told in told_of(workers):
-        note(told)
+    for sentence in told_of(workers):
+        note(sentence)
     for incident in incidents:
         kind = incident.found.kind.replace("_", " ")
         note(f"incident since {incident.opened_at:%Y-%m-%d %H:%M} UTC, {kind}: {incident.found.sentence}")
