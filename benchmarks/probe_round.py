@@ -141,8 +141,12 @@ def _decode(engine: TransformersEngine, job: Job, sampling: Sampling, decision: 
 
 def _score(engine: TransformersEngine, job: Job, sampling: Sampling, control: Generation) -> tuple[Generation, float]:
     began = time.process_time()
-    scored = with_scores(control, engine.prepare(job, sampling), engine._drafters, lambda name: None)
+    scored = with_scores(control, engine.prepare(job, sampling), engine._drafters, _raise)
     return scored, time.process_time() - began
+
+
+def _raise(drafter: str, method: str, error: Exception) -> None:
+    raise error
 
 
 def _compare(costs: Costs, control: Generation, decoded: Generation, scored: Generation) -> None:

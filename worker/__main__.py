@@ -26,6 +26,7 @@ from alphaloop.settings import Settings, WorkerSettings, load_settings
 from alphaloop.start_wait import StartStopped, StartWait
 from alphaloop.starting import await_servers
 from alphaloop.store.database import Database
+from alphaloop.store.workers import WorkerStore
 from alphaloop.watchdog import Watchdog
 from worker.assembly import assemble, owner_name
 from worker.components import Components
@@ -86,6 +87,7 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
         producer = Producer(settings.kafka)
         exits.callback(producer.close)
         # Here, so that everything that can be checked without a model is checked before one is read.
+        WorkerStore(database).check_target(settings.models.target.name)
         engine = start_wait.until_answered(
             "the inference servers",
             partial(open_engine, settings.models, num_slots=settings.worker.batch_size, database=database),
@@ -121,6 +123,7 @@ def _consume(components: Components, health: ProcessHealth, limits: WorkerSettin
     set_up_interpreter()
     told = {"owner": components.owner}
     try:
+        components.presence.enter(num_slots=components.engine.load().num_slots)
         log.info("consuming", extra={"action": "worker_ready", **told, "metrics": metrics_url})
         watchdog.start()
         components.loop_pulse.around(worker.run)()

@@ -25,7 +25,7 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.notices import Listener
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probes import ProbeStore
-from alphaloop.store.workers import WorkerStore
+from alphaloop.store.workers import WorkerSetup, WorkerStore
 from worker.background import BackgroundWrites
 from worker.components import Components
 from worker.deciding.opening import half_life, open_deciding
@@ -186,6 +186,7 @@ def assemble(
         owner=owner,
         sampling_defaults=engine.sampling_defaults.sentence(),
         num_held=lambda: leases.num_held,
+        setup=lambda: WorkerSetup(deciding.facts, tuple(engine.drafters), engine.unserved(())),
         clock=time.monotonic,
     )
     costs = deciding.costs

@@ -137,6 +137,8 @@ class Step:
     tokens_by_job: Mapping[str, int] = field(default_factory=dict)
     #: Draft tokens that the target read, by job_id; sequences without a proposal are left out.
     proposed_by_job: Mapping[str, int] = field(default_factory=dict)
+    #: Times that a drafter raised since the step before, by drafter. What it drafted went on vanilla.
+    drafter_failures: Mapping[str, int] = field(default_factory=dict)
     drafting: tuple[str, ...] = ()  #: job ids of the sequences whose round belonged to a drafter
     failed: tuple[FailedRequest, ...] = ()  #: jobs that are here no more, by their own fault; the others go on
     #: Jobs that are here no more, because their server went away when a part of their text was out. Each is decoded
@@ -235,4 +237,7 @@ class Engine(MeasuringDevice, Protocol):
         """Jobs that have to run alone at a server; none where this process decodes. Any thread may call it."""
 
     def unserved(self, jobs: Sequence[PreparedJob]) -> Mapping[str, str]:
-        """Drafters that can propose nothing for any of `jobs`, each with what it cannot serve, in words."""
+        """Drafters that can propose nothing for any of `jobs`, each with what it cannot serve, in words.
+
+        With no jobs, those that can propose nothing for any job, because they failed too often.
+        """

@@ -115,6 +115,12 @@ class WorkerMetrics:
         self._shadow = Counter(
             "alphaloop_shadow_seconds", "Beside steps, scoring drafters on texts they did not decode", registry=r
         )
+        self._drafter_failures = Counter(
+            "alphaloop_drafter_failures",
+            "Times that a drafter raised; its texts went on vanilla",
+            ["drafter"],
+            registry=r,
+        )
         self._build = Gauge("alphaloop_build_info", "What runs", ["version", "engine", "target", "device"], registry=r)
 
     def watch(self, intake: Intake, num_waiting: Callable[[], int]) -> None:
@@ -159,6 +165,8 @@ class WorkerMetrics:
         self._batch.observe(step.batch)
         self._prefill.inc(step.num_prefill_tokens)
         self._shadow.inc(step.shadow_s)
+        for drafter, num_failures in step.drafter_failures.items():
+            self._drafter_failures.labels(drafter).inc(num_failures)
         if step.verify_s > 0:
             self._width.observe(step.width)
             self._parts["verify"].observe(step.verify_s)

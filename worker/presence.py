@@ -5,14 +5,17 @@ One row a worker, however many jobs and tokens: nothing is written for a job or 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
 from alphaloop.engine_identity import EngineIdentity
-from alphaloop.store.workers import WorkerLoad
+from alphaloop.store.workers import WorkerLoad, WorkerSetup
 from worker.background import Write
 from worker.engine import Step
+
+log = logging.getLogger(__name__)
 
 EVERY_S: Final = 2.0
 
@@ -20,6 +23,7 @@ EVERY_S: Final = 2.0
 class Store(Protocol):
     """What is needed of alphaloop.store.workers.WorkerStore."""
 
+    def enter(self, load: WorkerLoad) -> Sequence[str]: ...
     def say(self, load: WorkerLoad) -> int: ...
     def leave(self, owner: str) -> None: ...
 
@@ -36,6 +40,7 @@ class Presence:
         owner: str,
         sampling_defaults: str = "",
         num_held: Callable[[], int],
+        setup: Callable[[], WorkerSetup],
         clock: Callable[[], float],
     ) -> None:
         """`write` takes what is to be written in the background; `num_held` is the number of claims.
@@ -48,11 +53,27 @@ class Presence:
         self._owner = owner
         self._sampling_defaults = sampling_defaults
         self._num_held = num_held
+        self._setup = setup
         self._clock = clock
         self._tokens: dict[str, int] = {}
         self._num_tokens = 0  #: of all jobs, since the last word
         self._said_at: float | None = None
         self.num_peers = 0  #: other workers that ask the same inference servers, when it was last said
+
+    def enter(self, *, num_slots: int) -> None:
+        """Say that the worker begins to take jobs. Waits for the database.
+
+        Raises ConfigError where workers serve another target; another revision of the same one is only logged.
+        """
+        revisions = self._store.enter(self._load(num_slots, 0, None))
+        if revisions:
+            log.warning(
+                "this worker serves %s in revision %s, others in %s: acceptance is counted apart",
+                self._identity.target,
+                self._identity.target_revision,
+                ", ".join(revisions),
+                extra={"action": "other_revision", "target_revision": self._identity.target_revision},
+            )
 
     def started(self, job_id: str) -> None:
         """A job is decoded from its start."""
@@ -71,19 +92,23 @@ class Presence:
         if since_s is not None and since_s < EVERY_S:
             return
         self._tokens = {job_id: self._tokens.get(job_id, 0) for job_id in running()}
-        load = WorkerLoad(
+        load = self._load(num_slots, num_waiting(), self._num_tokens / since_s if since_s else None)
+        self._num_tokens, self._said_at = 0, now
+        self._write("the worker's load", partial(self._say, load))
+
+    def _load(self, num_slots: int, num_waiting: int, tokens_per_s: float | None) -> WorkerLoad:
+        return WorkerLoad(
             self._owner,
             self._identity.device,
             self._identity.target,
             num_slots,
-            num_waiting(),
+            num_waiting,
             self._num_held(),
             dict(self._tokens),  # a copy, because another thread writes it
-            self._num_tokens / since_s if since_s else None,
+            tokens_per_s,
             self._sampling_defaults,
+            self._setup(),
         )
-        self._num_tokens, self._said_at = 0, now
-        self._write("the worker's load", partial(self._say, load))
 
     def _say(self, load: WorkerLoad) -> None:
         num_peers = self._store.say(load)

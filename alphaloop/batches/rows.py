@@ -11,12 +11,15 @@ _CLIENT_ERROR, _SERVER_ERROR = 400, 500
 
 
 def output_row(result: Result, *, custom_id: str | None, model: str, is_chat: bool) -> dict[str, Any]:
-    """A request that succeeded: the response as the endpoint would have given it."""
+    """A request that succeeded: the response as the endpoint would have given it.
+
+    `model` is named where the result does not name one, because a worker of an earlier release wrote it.
+    """
     body: dict[str, Any] = {
         "id": result.job_id,
         "object": "chat.completion" if is_chat else "text_completion",
         "created": int(result.recorded_at.timestamp()),
-        "model": model,
+        "model": result.target or model,
         "choices": [_choice(result, is_chat=is_chat)],
         "usage": result.usage.model_dump() if result.usage else None,
     }

@@ -42,7 +42,7 @@ def explain(
         None, help="The last decision up to a time: 2026-09-01T12:00 (UTC), or 90m, 2h, 3d ago."
     ),
     batch: int | None = typer.Option(
-        None, min=1, help="Batch size; the worker's, if not given. With --at: what would have been decided."
+        None, min=1, help="Batch size; the workers', if not given. With --at: what would have been decided."
     ),
     sampling: str = typer.Option("greedy", help="Sampling bucket: greedy, t<=0.5, t<=1.0 …"),
     as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
@@ -68,7 +68,7 @@ def explain(
             found = _explain_job(database, settings, job)
         elif task is not None:
             check_task(database, settings, task)
-            request = ExplainRequest(task, segment, batch or settings.worker.batch_size, sampling, when, at is None)
+            request = ExplainRequest(task, segment, batch or 0, sampling, when, at is None)
             found = (None if at is None or batch else _last_recorded(database, settings, request)) or explain_task(
                 database, settings, request
             )

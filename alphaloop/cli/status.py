@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -91,6 +92,8 @@ def status(
         out().print(_worker_line(worker), markup=False, soft_wrap=True)
     if not workers:
         note("no worker runs")
+    for sentence in told_of(workers):
+        note(sentence)
     for incident in incidents:
         kind = incident.found.kind.replace("_", " ")
         note(f"incident since {incident.opened_at:%Y-%m-%d %H:%M} UTC, {kind}: {incident.found.sentence}")
@@ -176,6 +179,19 @@ def _worker_line(one: SeenWorker) -> str:
         f"worker {load.owner}: decodes in {len(load.tokens)} of {load.num_slots} slots{speed}, "
         f"{load.num_waiting} more taken from Kafka ({load.target} on {load.device}){silent}{sampling}"
     )
+
+
+def told_of(workers: Sequence[SeenWorker]) -> list[str]:
+    """What somebody should look at: drafters that are asked no more, and several revisions of the target."""
+    setups = [(one.load.owner, one.load.setup) for one in workers if one.load.setup is not None]
+    found = [
+        f"worker {owner} does not ask {name} for {why}" for owner, setup in setups for name, why in setup.ended.items()
+    ]
+    revisions = Counter(setup.facts.target_revision for _, setup in setups)
+    if len(revisions) > 1:
+        counted = ", ".join(f"{revision} ({number})" for revision, number in revisions.most_common())
+        found.append(f"workers serve {len(revisions)} revisions of the target: {counted}")
+    return found
 
 
 def mode_of(now: TaskNow) -> str:

@@ -18,6 +18,13 @@ def document(found: Explanation) -> dict[str, Any]:
         "recorded": asdict(found.recorded) if found.recorded else None,
         "rebuilt": None if found.request.is_now or found.recorded else REBUILT,
         "engine": asdict(found.engine),
+        "workers": None
+        if found.fleet is None
+        else {
+            "num_alike": found.fleet.num_workers,
+            "num_others": found.fleet.num_others,
+            "drafters_ended": dict(found.fleet.ended),
+        },
         "sampling_bucket": found.request.sampling_bucket,
         "prompt_bucket": found.prompt_bucket,
         "batch": found.request.batch,

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 from uuid import UUID
 
 from alphaloop.cost import CostTable
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting
+from alphaloop.deciding.decision_inputs import SessionFacts
 from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
 from alphaloop.deciding.expectation_error import ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.incumbents import IncumbentKey
-from alphaloop.deciding.job_facts import JobFacts, Subject, TaskRules
+from alphaloop.deciding.job_facts import EngineConditions, JobFacts, Subject, TaskRules
+from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.posteriors import Posteriors
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.errors import AlphaloopError
@@ -25,13 +27,14 @@ from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionChange, DecisionLog
-from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
 from alphaloop.store.engines import EngineStore, MeasuredEngine
 from alphaloop.store.expectations import ExpectationStore
 from alphaloop.store.past import PastStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import TaskFigures, figures_of
 from alphaloop.store.traffic import TrafficStore
+from alphaloop.store.workers import WorkerStore, running
 from alphaloop.switchback.task_speedup import TaskSpeedup
 
 NUM_CHANGES: Final = 5
@@ -45,7 +48,10 @@ REBUILT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ExplainRequest:
-    """What is asked: a job of a task while `batch` sequences run, at a moment; `is_now`: the moment is the present."""
+    """What is asked: a job of a task while `batch` sequences run, at a moment; `is_now`: the moment is the present.
+
+    A batch of 0 means as many as a worker decodes at once.
+    """
 
     task: str
     segment: str
@@ -53,6 +59,33 @@ class ExplainRequest:
     sampling_bucket: str
     at: datetime
     is_now: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What decides and decodes, as the workers say of themselves; as the settings here say where no worker runs."""
+
+    engine: MeasuredEngine
+    drafters: Sequence[DrafterState]
+    limits: PolicyLimits
+    half_life: timedelta  #: of evidence
+    num_slots: int  #: settings by running sequences that a decision has; 0 where a job is decoded as it was admitted
+    batch: int  #: jobs that a worker decodes at once
+    ended: Mapping[str, str]  #: drafters that the workers ask no more, each with what it cannot serve and why
+    num_workers: int  #: that run this; 0: no worker was heard of lately, or none says what it runs
+    num_others: int  #: workers that run something else
+
+    @property
+    def sentence(self) -> str:
+        """Whose decision it is."""
+        if not self.num_workers:
+            return (
+                "No worker says what it runs: this is what one with the settings here would decide, on the engine that "
+                "was measured last."
+            )
+        workers = "1 worker runs" if self.num_workers == 1 else f"{self.num_workers} workers run"
+        others = f", and {self.num_others} more something else" if self.num_others else ""
+        return f"{workers} this{others}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,22 +119,21 @@ class Explanation:
     explore_share: float  #: what exploration and control slices may cost together
     changes: Sequence[DecisionChange]
     recorded: RecordedAs | None = None  #: None: the decision that a worker would take
+    fleet: Fleet | None = None  #: who would take it; None of a recorded decision
 
 
 def explain_task(database: Database, settings: Settings, request: ExplainRequest) -> Explanation:
-    """Decide as a worker on the engine that was calibrated last would.
+    """Decide as the workers do that run now; where none runs, as one with these settings would.
 
-    Raises AlphaloopError before the first calibration.
+    Raises AlphaloopError where no worker runs and none has measured its device.
     """
-    engines = EngineStore(database).measured()
-    if not engines:
-        raise AlphaloopError("no worker has measured its device yet", hint="start one with `alphaloop up`")
-    engine, task, at = engines[0], request.task, request.at
-    drafters = serving(DraftRegistry(database), settings, engine.target_revision, at)
+    fleet = what_runs(database, settings, request.at)
+    request = replace(request, batch=request.batch or fleet.batch)
+    engine, drafters, limits, task, at = fleet.engine, fleet.drafters, fleet.limits, request.task, request.at
     revisions = {drafter.name: drafter.revision for drafter in drafters}
     costs = CostStore(database).load(engine.host, engine.device, engine.engine, engine.target_revision, revisions)
-    snapshot = _snapshot(database, settings, engine, revisions, request)
-    limits, log = settings.policy.limits(), DecisionLog(database)
+    snapshot = _snapshot(database, fleet, revisions, request)
+    log = DecisionLog(database)
     last = _LastChoice(log.last_choice(task, engine.target_revision, engine.device, request.sampling_bucket, until=at))
     posteriors = Posteriors(snapshot, limits)
     session = DecisionSession(
@@ -114,10 +146,11 @@ def explain_task(database: Database, settings: Settings, request: ExplainRequest
         costs=lambda: costs,
         drafters=lambda: drafters,
         limits=limits,
-        num_slots=settings.worker.batch_size if settings.models.target.engine == "own" else 0,
+        num_slots=fleet.num_slots,
     )
     subject, jobs, rules = _asked(snapshot, drafters, settings.tasks.get(task) or TaskSettings(), request)
-    (decision,) = session.decide(subject, jobs, rules, num_running=request.batch, now=at)
+    conditions = EngineConditions(None, fleet.ended)
+    (decision,) = session.decide(subject, jobs, rules, num_running=request.batch, now=at, conditions=conditions)
     wanted = session.evidence_key(subject, jobs)
     found = {drafter.name: evidence(snapshot, posteriors, wanted, drafter, at, limits) for drafter in drafters}
     window = timedelta(days=settings.worker.history_days)
@@ -127,7 +160,7 @@ def explain_task(database: Database, settings: Settings, request: ExplainRequest
     return Explanation(
         request=request,
         engine=engine,
-        context=session.context(subject, jobs, rules, num_running=request.batch, now=at),
+        context=session.context(subject, jobs, rules, num_running=request.batch, now=at, conditions=conditions),
         prompt_bucket=wanted.prompt_bucket,
         drafters=drafters,
         evidence=found,
@@ -138,8 +171,68 @@ def explain_task(database: Database, settings: Settings, request: ExplainRequest
         measured=measured(_speedup(database, request), ways, ExpectationStore(database).shown(at, task)),
         figures=figures_of(database, task, None if request.is_now else at),
         window=window,
-        explore_share=settings.policy.explore_share,
+        explore_share=limits.explore_share,
         changes=log.latest(task, NUM_CHANGES, until=at),
+        fleet=fleet,
+    )
+
+
+def what_runs(database: Database, settings: Settings, at: datetime) -> Fleet:
+    """What the fleet runs: its engine, drafters and batch, from the workers' own rows.
+
+    `settings` are those of this machine: they stand in where no worker says what it runs. Drafters are stale as they
+    were flagged by `at`. Raises AlphaloopError where no worker runs and none has measured its device.
+    """
+    seen = running(WorkerStore(database).seen())
+    if seen is None:
+        return _configured(database, settings, at)
+    facts, drafters = seen.setup.facts, []
+    registered = {
+        (draft.drafter, draft.draft_revision): draft
+        for draft in DraftRegistry(database).all()
+        if draft.target_revision == facts.target_revision
+    }
+    for one in seen.setup.drafters:
+        draft = registered.get((one.name, one.revision))
+        if draft is None or draft.registered_at <= at:
+            drafters.append(replace(one, is_stale=draft is not None and _is_unfit(draft, at)))
+    return Fleet(
+        engine_of(database, facts, at),
+        drafters,
+        facts.limits,
+        facts.half_life,
+        facts.num_slots,
+        seen.num_slots,
+        seen.setup.ended,
+        seen.num_workers,
+        seen.num_others,
+    )
+
+
+def engine_of(database: Database, facts: SessionFacts, at: datetime) -> MeasuredEngine:
+    """The engine of a worker; if its calibration is gone, or not done yet, `at` stands for its moment."""
+    key = facts.host, facts.device, facts.engine, facts.target_revision
+    for engine in EngineStore(database).measured():
+        if (engine.host, engine.device, engine.engine, engine.target_revision) == key:
+            return engine
+    return MeasuredEngine(*key, at, ())
+
+
+def _configured(database: Database, settings: Settings, at: datetime) -> Fleet:
+    engines = EngineStore(database).measured()
+    if not engines:
+        raise AlphaloopError("no worker has measured its device yet", hint="start one with `alphaloop up`")
+    batch = settings.worker.batch_size
+    return Fleet(
+        engines[0],
+        serving(DraftRegistry(database), settings, engines[0].target_revision, at),
+        settings.policy.limits(),
+        timedelta(days=settings.worker.history_half_life_days),
+        batch if settings.models.target.engine == "own" else 0,
+        batch,
+        {},
+        0,
+        0,
     )
 
 
@@ -155,24 +248,21 @@ def serving(registry: DraftRegistry, settings: Settings, target_revision: str, a
         and draft.registered_at <= at
         and draft.status is not DraftStatus.CANDIDATE
     }
-    unfit = (DraftStatus.STALE, DraftStatus.RETIRED)
     return [
-        settings.models.drafter_state(
-            name, draft.draft_revision, is_stale=draft.status in unfit and draft.status_changed_at <= at
-        )
+        settings.models.drafter_state(name, draft.draft_revision, is_stale=_is_unfit(draft, at))
         for name in settings.models.drafter_names
         if (draft := newest.get(name)) is not None
     ]
 
 
+def _is_unfit(draft: DraftRevision, at: datetime) -> bool:
+    return draft.status in (DraftStatus.STALE, DraftStatus.RETIRED) and draft.status_changed_at <= at
+
+
 def _snapshot(
-    database: Database,
-    settings: Settings,
-    engine: MeasuredEngine,
-    revisions: Mapping[str, str],
-    request: ExplainRequest,
+    database: Database, fleet: Fleet, revisions: Mapping[str, str], request: ExplainRequest
 ) -> EvidenceSnapshot:
-    half_life = timedelta(days=settings.worker.history_half_life_days)
+    engine, half_life = fleet.engine, fleet.half_life
     pairs = ExpectationStore(database).newest(engine.target_revision, engine.engine, engine.device, until=request.at)
     errors = ExpectationErrors(half_life, pairs)
     if request.is_now:

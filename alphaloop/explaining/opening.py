@@ -25,7 +25,7 @@ _WHY: Final = {
     Reason.FORCED: "because the job, or the task's configuration, asks for it",
     Reason.STALE_DRAFT: "because every drafter that could serve is marked as stale",
     Reason.UNKNOWN_REVISION: "because the drafter has no revision under which to keep evidence",
-    Reason.CANNOT_SERVE: "because no drafter can serve these sampling settings",
+    Reason.CANNOT_SERVE: "because no drafter can serve these jobs",
     Reason.SWITCHED_OFF: "because an operator switched speculation off for such prompts",
     Reason.NO_MEMORY: "because the memory of the device does not hold the draft beside the target",
     Reason.FIRST_TOKENS: "because a draft would delay the first token of a stream too long",

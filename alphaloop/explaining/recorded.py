@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from alphaloop.deciding.decision_inputs import SessionFacts
 from alphaloop.deciding.job_facts import JobFacts
 from alphaloop.deciding.recorded import groups_of, session_of
-from alphaloop.explaining.explanation import NUM_CHANGES, ExplainRequest, Explanation, RecordedAs
+from alphaloop.explaining.explanation import NUM_CHANGES, ExplainRequest, Explanation, RecordedAs, engine_of
 from alphaloop.explaining.measured import measured
 from alphaloop.explaining.sources import evidence
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.engines import EngineStore, MeasuredEngine
 from alphaloop.store.expectations import ExpectationStore
-from alphaloop.store.past_decisions import DecisionRecord, RecordedDecisions
+from alphaloop.store.past_decisions import RecordedDecisions
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import figures_of
 from alphaloop.store.traffic import TrafficStore
@@ -46,7 +44,7 @@ def explain_recorded(
     )
     return Explanation(
         request=ExplainRequest(task, wanted.segment, record.num_running, record.sampling_bucket, at, is_now=False),
-        engine=_engine(database, facts, record),
+        engine=engine_of(database, facts, record.decided_at),
         context=session.context(
             inputs.subject,
             inputs.jobs,
@@ -77,12 +75,3 @@ def explain_recorded(
 def _is_meant(job: JobFacts, segment: str, prompt_bucket: str | None) -> int:
     """How well a group's job fits what is asked for."""
     return (job.segment == segment) * bool(segment) + (job.prompt_bucket == prompt_bucket)
-
-
-def _engine(database: Database, facts: SessionFacts, record: DecisionRecord) -> MeasuredEngine:
-    """Where it was decided; its calibration may be gone, and then the decision's moment stands for it."""
-    key = facts.host, facts.device, facts.engine, facts.target_revision
-    for engine in EngineStore(database).measured():
-        if (engine.host, engine.device, engine.engine, engine.target_revision) == key:
-            return engine
-    return MeasuredEngine(*key, record.decided_at, ())

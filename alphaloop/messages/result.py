@@ -99,6 +99,8 @@ class Result(_Part):
     redrive_of: str | None = None
     segment: str | None = None
     purpose: Purpose = Purpose.TRAFFIC
+    target: str | None = Field(None, description="Name of the model whose text it is.")
+    target_revision: str | None = Field(None, description="Hash of that model's weights.")
     text: str | None = None
     text_ref: ContentReference | None = Field(
         None, description="Where the text lies, as UTF-8, if the result would be too large with it."

@@ -1,42 +1,83 @@
-"""What each worker is doing: a row that the worker replaces every few seconds, whatever it decodes."""
+"""What each worker runs and is doing: a row that the worker replaces every few seconds, whatever it decodes.
+
+All workers serve one target: they take jobs from the same topics, and a job does not say which model it wants.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
+from alphaloop.deciding.decision_inputs import SessionFacts
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.errors import ConfigError
 from alphaloop.store.database import Database
+from alphaloop.store.input_codec import read_session, session_content
+
+log = logging.getLogger(__name__)
 
 #: A worker that has said nothing for so long is not shown any more, and its row is deleted by another one.
 FORGOTTEN_AFTER: Final = timedelta(hours=1)
 
 _SAY: Final = text("""
     INSERT INTO workers AS known (owner, device, target, num_slots, num_waiting, num_held, job_ids, num_tokens,
-        tokens_per_s, sampling_defaults)
+        tokens_per_s, sampling_defaults, target_revision, setup)
     VALUES (:owner, :device, :target, :num_slots, :num_waiting, :num_held, :job_ids, :num_tokens, :tokens_per_s,
-        :sampling_defaults)
+        :sampling_defaults, :target_revision, :setup)
     ON CONFLICT (owner) DO UPDATE SET num_slots = excluded.num_slots, num_waiting = excluded.num_waiting,
         num_held = excluded.num_held, job_ids = excluded.job_ids, num_tokens = excluded.num_tokens,
-        tokens_per_s = excluded.tokens_per_s, seen_at = excluded.seen_at
+        tokens_per_s = excluded.tokens_per_s, setup = excluded.setup, seen_at = excluded.seen_at
     RETURNING (xmax = 0) AS is_new
 """)
-#: A worker that has said nothing for so long asks the same servers no more, or will be heard of again.
+#: A worker that has said nothing for so long takes no more jobs and asks the same servers no more, or will be heard of
+#: again.
 PEER_FOR: Final = timedelta(seconds=30)
 
 _PEERS: Final = text("""
     SELECT count(*) FROM workers WHERE device = :device AND owner <> :owner AND seen_at > now() - :peer_for
 """)
+#: Of two workers that start at once, the second one sees the first.
+_ONE_ENTERS: Final = text("SELECT pg_advisory_xact_lock(hashtextextended('workers', 0))")
+_OTHERS: Final = text("""
+    SELECT owner, target, target_revision, now() - seen_at AS silence FROM workers
+    WHERE owner <> :owner AND seen_at > now() - :peer_for ORDER BY seen_at DESC
+""")
 _FORGET: Final = text("DELETE FROM workers WHERE seen_at < now() - :forgotten_after")
 _LEAVE: Final = text("DELETE FROM workers WHERE owner = :owner")
 _SEEN: Final = text("""
     SELECT owner, device, target, num_slots, num_waiting, num_held, job_ids, num_tokens, tokens_per_s,
-        sampling_defaults, started_at, seen_at, now() - seen_at AS silence
+        sampling_defaults, started_at, seen_at, now() - seen_at AS silence, setup
     FROM workers WHERE seen_at > now() - :forgotten_after ORDER BY owner
 """)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSetup:
+    """What a worker decides and decodes with."""
+
+    facts: SessionFacts
+    drafters: tuple[DrafterState, ...]
+    #: Drafters that it asks no more until it starts again, each with what it cannot serve and why.
+    ended: Mapping[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> str:
+        """For the database."""
+        return json.dumps({**session_content(self.facts, self.drafters), "ended": dict(self.ended)})
+
+    @classmethod
+    def read(cls, content: Mapping[str, Any] | None) -> WorkerSetup | None:
+        """From the database; None of a worker of another release, which may say other things of itself."""
+        try:
+            return None if content is None else cls(*read_session(content), content["ended"])
+        except (KeyError, TypeError, ValueError) as error:
+            log.info("the setup of a worker of another release is not read: %s", type(error).__name__)
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +93,7 @@ class WorkerLoad:
     tokens: Mapping[str, int]
     tokens_per_s: float | None = None  #: since it said so before
     sampling_defaults: str = ""  #: what its model suggests and whether jobs take it, in words; empty: nothing
+    setup: WorkerSetup | None = None  #: None of a worker of another release
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +107,17 @@ class SeenWorker:
 
     def as_json(self) -> dict[str, Any]:
         """What it said last, and how long ago."""
+        setup = self.load.setup
         return {
-            **{name: value for name, value in asdict(self.load).items() if name != "tokens"},
+            **{name: getattr(self.load, name) for name in WorkerLoad.__slots__ if name not in ("tokens", "setup")},
+            "target_revision": setup.facts.target_revision if setup else None,
+            "engine": setup.facts.engine if setup else None,
+            "drafters": [
+                {"name": one.name, "revision": one.revision, "ended": setup.ended.get(one.name)}
+                for one in setup.drafters
+            ]
+            if setup
+            else None,
             "num_running": len(self.load.tokens),
             "started_at": self.started_at,
             "seen_at": self.seen_at,
@@ -86,6 +137,40 @@ class WorkerStore:
         Inference servers are one device, so these are the workers that ask the same servers. The first time, forget
         workers that ended without a word.
         """
+        with self._database.begin() as connection:
+            return self._say(connection, load)
+
+    def enter(self, load: WorkerLoad) -> Sequence[str]:
+        """The worker begins to take jobs; returns other revisions of its target that workers serve.
+
+        Raises ConfigError where a worker that was heard of lately serves another target.
+        """
+        with self._database.begin() as connection:
+            connection.execute(_ONE_ENTERS)
+            revisions = self._beside(connection, load.owner, load.target)
+            self._say(connection, load)
+        return sorted({one for one in revisions if load.setup and one not in (None, load.setup.facts.target_revision)})
+
+    def check_target(self, target: str) -> None:
+        """Raises ConfigError where a worker that was heard of lately serves another target."""
+        with self._database.begin() as connection:
+            self._beside(connection, "", target)
+
+    def _beside(self, connection: Connection, owner: str, target: str) -> list[str | None]:
+        """The revisions that other workers serve; raises ConfigError if it is another target."""
+        others = connection.execute(_OTHERS, {"owner": owner, "peer_for": PEER_FOR}).all()
+        for other in others:
+            if other.target != target:
+                raise ConfigError(
+                    f"models.target.name: expected {other.target!r}, which worker {other.owner} serves (heard of "
+                    f"{other.silence.total_seconds():.0f} s ago), found {target!r}: jobs do not say which of two "
+                    f"models they want",
+                    hint=f"stop the workers of {other.target!r} first: {PEER_FOR.total_seconds():.0f} s after they "
+                    f"were heard of last, this one may start. Two models at once need a database and topics each",
+                )
+        return [other.target_revision for other in others]
+
+    def _say(self, connection: Connection, load: WorkerLoad) -> int:
         given = {
             "owner": load.owner,
             "device": load.device,
@@ -97,12 +182,13 @@ class WorkerStore:
             "num_tokens": list(load.tokens.values()),
             "tokens_per_s": load.tokens_per_s,
             "sampling_defaults": load.sampling_defaults,
+            "target_revision": load.setup.facts.target_revision if load.setup else None,
+            "setup": load.setup.as_json() if load.setup else None,
         }
-        with self._database.begin() as connection:
-            if connection.execute(_SAY, given).scalar():
-                connection.execute(_FORGET, {"forgotten_after": FORGOTTEN_AFTER})
-            peers = {"device": load.device, "owner": load.owner, "peer_for": PEER_FOR}
-            return int(connection.execute(_PEERS, peers).scalar_one())
+        if connection.execute(_SAY, given).scalar():
+            connection.execute(_FORGET, {"forgotten_after": FORGOTTEN_AFTER})
+        peers = {"device": load.device, "owner": load.owner, "peer_for": PEER_FOR}
+        return int(connection.execute(_PEERS, peers).scalar_one())
 
     def leave(self, owner: str) -> None:
         """The worker ends."""
@@ -123,7 +209,35 @@ def _seen(
     started_at: datetime,
     seen_at: datetime,
     silence: timedelta,
+    setup: Mapping[str, Any] | None,
     **load: Any,
 ) -> SeenWorker:
     tokens = dict(zip(job_ids, num_tokens, strict=True))
-    return SeenWorker(WorkerLoad(**load, tokens=tokens), started_at, seen_at, silence)
+    return SeenWorker(WorkerLoad(**load, tokens=tokens, setup=WorkerSetup.read(setup)), started_at, seen_at, silence)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What the fleet runs: the setup of most of the workers that were heard of lately."""
+
+    setup: WorkerSetup  #: of one of them; `ended`: only what none of them asks any more
+    num_slots: int  #: jobs that each of them decodes at once
+    num_workers: int
+    num_others: int  #: workers that run something else, or do not say what
+
+
+def running(workers: Sequence[SeenWorker]) -> Running | None:
+    """What most of the workers run that were heard of in the last half minute; None where nobody says."""
+    heard = [one.load for one in workers if one.silence <= PEER_FOR]
+    alike: dict[tuple[object, ...], list[WorkerLoad]] = {}
+    for load in heard:
+        if load.setup is not None:
+            # Costs are those of a host, but equal hosts run the same.
+            facts = replace(load.setup.facts, owner="", host="")
+            alike.setdefault((facts, load.setup.drafters, load.num_slots), []).append(load)
+    if not alike:
+        return None
+    most = max(alike.values(), key=len)
+    setups = [load.setup for load in most if load.setup is not None]
+    ended = {name: why for name, why in setups[0].ended.items() if all(name in one.ended for one in setups)}
+    return Running(replace(setups[0], ended=ended), most[0].num_slots, len(most), len(heard) - len(most))

@@ -57,6 +57,12 @@ workers: Final = Table(
     ),
     instant("started_at", "When it said something first", server_default=NOW),
     instant("seen_at", "When it said this", server_default=NOW),
+    Column("target_revision", Text, comment="Hash of the target's weights; null of an earlier release"),
+    Column(
+        "setup",
+        JSON,
+        comment="alphaloop.store.workers.WorkerSetup: engine, host, limits, drafters; null of an earlier release",
+    ),
     postgresql_with={"fillfactor": 50},
     comment="What each worker is doing, as it said last",
 )

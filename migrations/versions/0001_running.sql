@@ -42,7 +42,6 @@ CREATE TABLE workers (
     job_ids TEXT[] NOT NULL,
     num_tokens BIGINT[] NOT NULL,
     tokens_per_s DOUBLE PRECISION,
-    sampling_defaults TEXT DEFAULT '' NOT NULL,
     started_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     seen_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     CONSTRAINT pk_workers PRIMARY KEY (owner)
@@ -58,8 +57,6 @@ COMMENT ON COLUMN workers.num_held IS 'Jobs that it has claimed and whose outcom
 COMMENT ON COLUMN workers.job_ids IS 'Jobs that it decodes';
 COMMENT ON COLUMN workers.num_tokens IS 'Tokens so far of each of job_ids';
 COMMENT ON COLUMN workers.tokens_per_s IS 'Tokens a second since it said so before; null the first time';
-COMMENT ON COLUMN workers.sampling_defaults IS
-    'What its model suggests for sampling and whether jobs take it, in words; empty: nothing';
 COMMENT ON COLUMN workers.started_at IS 'When it said something first';
 COMMENT ON COLUMN workers.seen_at IS 'When it said this';
 

@@ -1,19 +1,23 @@
-"""Workers that ask the same inference servers know of each other."""
+"""Workers know of each other: which ask the same inference servers, and that all serve one target."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Final
 
 import pytest
+from pydantic import SecretStr
 from sqlalchemy import text
 
+from alphaloop.errors import ConfigError
 from alphaloop.store.database import Database
-from alphaloop.store.workers import WorkerLoad, WorkerStore
+from alphaloop.store.workers import WorkerLoad, WorkerStore, running
+from tests.fixtures.workers import SETUP
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
 
-LOAD: Final = WorkerLoad("one", "servers 12ab", "model", 8, 0, 0, {})
+LOAD: Final = WorkerLoad("one", "servers 12ab", "model", 8, 0, 0, {}, setup=SETUP)
 
 
 def test_what_a_model_suggests_for_sampling_is_known_of_its_worker(database: Database) -> None:
@@ -36,3 +40,113 @@ def test_others_with_the_same_device_are_counted_until_they_leave_or_fall_silent
     with database.begin() as connection:
         connection.execute(text("UPDATE workers SET seen_at = seen_at - interval '31 seconds' WHERE owner = 'three'"))
     assert store.say(LOAD) == 0
+
+
+def silence(database: Database, owner: str, seconds: float) -> None:
+    """Have the worker be heard of last so long ago."""
+    with database.begin() as connection:
+        connection.execute(
+            text("UPDATE workers SET seen_at = now() - make_interval(secs => :s) WHERE owner = :owner"),
+            {"s": seconds, "owner": owner},
+        )
+
+
+def of_revision(owner: str, revision: str) -> WorkerLoad:
+    facts = replace(SETUP.facts, owner=owner, target_revision=revision)
+    return replace(LOAD, owner=owner, setup=replace(SETUP, facts=facts))
+
+
+def test_a_worker_of_another_target_is_refused_with_both_names(database: Database) -> None:
+    store, other = WorkerStore(database), replace(LOAD, owner="two", target="another")
+    store.check_target("another")
+    assert store.enter(LOAD) == []
+    for refused in (lambda: store.check_target("another"), lambda: store.enter(other)):
+        with pytest.raises(ConfigError, match=r"expected 'model', which worker one serves .* found 'another'"):
+            refused()
+    assert [one.load.owner for one in store.seen()] == ["one"]
+    store.check_target("model")
+    silence(database, "one", 29)
+    with pytest.raises(ConfigError):
+        store.enter(other)
+    silence(database, "one", 31)
+    store.check_target("another")
+    assert store.enter(other) == [], "the other one is dead, or hangs"
+
+
+def test_a_worker_whose_others_have_left_may_serve_what_it_likes(database: Database) -> None:
+    store = WorkerStore(database)
+    store.enter(LOAD)
+    store.leave("one")
+    assert store.enter(replace(LOAD, owner="two", target="another")) == []
+
+
+def test_another_revision_of_the_target_enters_and_is_named(database: Database) -> None:
+    store = WorkerStore(database)
+    assert store.enter(of_revision("one", "a")) == []
+    assert store.enter(of_revision("two", "a")) == []
+    assert store.enter(of_revision("three", "b")) == ["a"]
+    assert store.enter(of_revision("four", "a")) == ["b"]
+    store.say(replace(LOAD, owner="of an earlier release", setup=None))
+    assert store.enter(of_revision("five", "a")) == ["b"]
+    assert store.enter(of_revision("five", "a")) == ["b"], "it may come again"
+
+
+def test_of_two_that_start_at_once_one_is_refused(database: Database, database_url: SecretStr) -> None:
+    barrier, ended = threading.Barrier(8), []
+
+    def enter(number: int) -> None:
+        with Database(database_url, pool_size=1) as own:
+            store = WorkerStore(own)
+            store.seen()  # connects
+            barrier.wait()
+            try:
+                store.enter(replace(LOAD, owner=f"w{number}", target=f"model-{number % 2}"))
+                ended.append(number % 2)
+            except ConfigError:
+                ended.append(None)
+
+    threads = [threading.Thread(target=enter, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(ended) == 8
+    assert ended.count(None) == 4
+    assert len({one for one in ended if one is not None}) == 1
+    assert len({one.load.target for one in WorkerStore(database).seen()}) == 1
+
+
+def test_what_most_of_the_workers_run_comes_back_as_it_was_said(database: Database) -> None:
+    store = WorkerStore(database)
+    assert running(store.seen()) is None
+    store.say(replace(LOAD, owner="of an earlier release", setup=None))
+    assert running(store.seen()) is None
+    store.say(of_revision("one", "a"))
+    found = running(store.seen())
+    assert found is not None
+    assert (found.setup.drafters, found.num_slots, found.num_workers, found.num_others) == (SETUP.drafters, 8, 1, 1)
+    assert found.setup.facts == replace(SETUP.facts, owner="one", target_revision="a")
+    for owner in ("two", "three"):
+        other = of_revision(owner, "b")
+        assert other.setup is not None
+        ended = {"small": "any job: it failed"} | ({"lookup": "any job"} if owner == "two" else {})
+        store.say(replace(other, setup=replace(other.setup, ended=ended)))
+    found = running(store.seen())
+    assert found is not None
+    assert (found.setup.facts.target_revision, found.num_workers, found.num_others) == ("b", 2, 2)
+    assert found.setup.ended.keys() == {"small"}, "one of them asks lookup"
+    for owner in ("two", "three"):
+        silence(database, owner, 31)
+    found = running(store.seen())
+    assert found is not None
+    assert found.setup.facts.target_revision == "a"
+
+
+def test_the_setup_of_another_release_is_left_out(database: Database) -> None:
+    store = WorkerStore(database)
+    store.say(LOAD)
+    with database.begin() as connection:
+        connection.execute(text("""UPDATE workers SET setup = '{"owner": "one", "drafters": [{"colour": 1}]}'"""))
+    (one,) = store.seen()
+    assert one.load.setup is None
+    assert one.as_json()["drafters"] is None

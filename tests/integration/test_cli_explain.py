@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
+from alphaloop.cli.status import told_of
+from alphaloop.cost import CostPoint
+from alphaloop.deciding.decision_inputs import SessionFacts
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.workers import WorkerLoad, WorkerSetup, WorkerStore
 from tests.fixtures.cli import Cli
 from tests.fixtures.decoded_jobs import choose
 from tests.fixtures.history import record_runs
 from tests.fixtures.runs import (
+    DEVICE,
+    ENGINE,
     TARGET,
     decode_run,
     simulated_counts,
@@ -53,6 +63,78 @@ def test_explain_decides_as_a_worker_would(cli: Cli, cli_environment: None, twel
     assert cold["posteriors"]["lookup"]["jobs"] == 0
     unknown = cli("explain", "nonesuch")
     assert (unknown.code, "code" in unknown.err.splitlines()[1]) == (1, True)
+
+
+def worker_says(database: Database, **changes: object) -> WorkerLoad:
+    """A worker on the engine of the twelve jobs, whose settings are not those of this machine."""
+    limits = PolicyLimits(explore_share=0.07)
+    facts = SessionFacts("w", "a-host", DEVICE, ENGINE, TARGET, 3, timedelta(days=3), limits)
+    drafters = (DrafterState("lookup", "draft-1", 5), DrafterState("of the worker", "draft-9", 4))
+    setup = replace(WorkerSetup(facts, drafters), **changes)  # type: ignore[arg-type]
+    load = WorkerLoad("w", DEVICE, "served", 3, 0, 0, {}, setup=setup)
+    WorkerStore(database).say(load)
+    return load
+
+
+def other_machine(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings with other drafters and another batch, and a newer calibration of an engine that runs no more."""
+    configs = tmp_path / "other"
+    configs.mkdir()
+    (configs / "models.toml").write_text('[models.drafters.of_this_machine]\nmethod = "lookup"\n')
+    (configs / "worker.toml").write_text("[worker]\nbatch_size = 61\n")
+    monkeypatch.setenv("ALPHALOOP_CONFIGS", str(configs))
+    DraftRegistry(database).register("of_this_machine", "draft-2", "old-target")
+    CostStore(database).save("b-host", "old device", "old engine", "old-target", {}, [CostPoint(None, 1, 1, 9.0, 5)])
+
+
+def test_explain_says_what_the_workers_run(
+    cli: Cli, cli_environment: None, twelve_jobs: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what the settings beside the command say: they may be those of another machine."""
+    other_machine(twelve_jobs, tmp_path, monkeypatch)
+    told = cli("explain", "code", "--json").json
+    assert told["engine"]["device"] == "old device", "no worker runs: the last engine and the settings here"
+    assert (told["batch"], told["workers"]["num_alike"]) == (61, 0)
+    assert "No worker says what it runs" in " ".join(cli("explain", "code").out.split())
+    worker_says(twelve_jobs)
+    told = cli("explain", "code", "--json").json
+    assert (told["engine"]["host"], told["engine"]["device"], told["batch"]) == ("a-host", DEVICE, 3)
+    assert [one["name"] for one in told["drafters"]] == ["lookup", "of the worker"]
+    assert (told["decision"]["drafter"], told["decision"]["reason"]) == ("lookup", "faster")
+    assert told["workers"] == {"num_alike": 1, "num_others": 0, "drafters_ended": {}}
+    shown = " ".join(cli("explain", "code").out.split())
+    assert "A batch of 3, greedy" in shown
+    assert "1 worker runs this." in shown
+    assert "The budget for exploration and control is 7.0%." in shown
+    assert cli("explain", "code", "--batch", "2", "--json").json["batch"] == 2
+    DraftRegistry(twelve_jobs).set_status("lookup", "draft-1", TARGET, DraftStatus.STALE, "its probes fell")
+    assert cli("explain", "code", "--json").json["decision"]["drafter"] != "lookup", "it is stale by now"
+
+
+def test_explain_and_status_name_a_drafter_that_the_workers_ask_no_more(
+    cli: Cli, cli_environment: None, twelve_jobs: Database
+) -> None:
+    why = "any job: it failed 3 times in a row, the last time in propose() with IndexError"
+    only = (DrafterState("lookup", "draft-1", 5),)
+    worker_says(twelve_jobs, drafters=only, ended={"lookup": why})
+    told = cli("explain", "code", "--json").json
+    assert (told["decision"]["mode"], told["decision"]["reason"]) == ("vanilla", "cannot_serve")
+    assert told["workers"]["drafters_ended"] == {"lookup": why}
+    shown = " ".join(cli("explain", "code").out.split())
+    assert f"They do not ask lookup for {why}." in shown
+    (worker,) = WorkerStore(twelve_jobs).seen()
+    assert told_of([worker]) == [f"worker w does not ask lookup for {why}"]
+    assert worker.as_json()["drafters"] == [{"name": "lookup", "revision": "draft-1", "ended": why}]
+
+
+def test_status_names_the_revisions_of_a_target_where_there_are_several(twelve_jobs: Database) -> None:
+    load = worker_says(twelve_jobs)
+    assert told_of(WorkerStore(twelve_jobs).seen()) == []
+    assert load.setup is not None
+    facts = replace(load.setup.facts, target_revision="target-2")
+    WorkerStore(twelve_jobs).say(replace(load, owner="w2", setup=replace(load.setup, facts=facts)))
+    told = told_of(WorkerStore(twelve_jobs).seen())
+    assert told == ["workers serve 2 revisions of the target: target-1 (1), target-2 (1)"]
 
 
 def test_explain_as_of_an_earlier_time(

@@ -128,10 +128,7 @@ def test_a_task_is_explained_as_the_command_does(database: Database, visitor: Vi
     while (shown := visitor.get("/tasks/code.json").data)["explained_at"] is None:
         assert time.monotonic() < deadline, shown
     settings = Settings(postgres=PostgresSettings(url=database_url))
-    batch = settings.worker.batch_size
-    found = explain_task(
-        database, settings, ExplainRequest("code", "", batch, "greedy", datetime.now(UTC), is_now=True)
-    )
+    found = explain_task(database, settings, ExplainRequest("code", "", 0, "greedy", datetime.now(UTC), is_now=True))
     assert shown["opening"] == " ".join(opening(found))
     explained = shown["explanation"]["decision"]
     assert (explained["drafter"], explained["num_draft_tokens"]) == (

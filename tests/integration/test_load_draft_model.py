@@ -71,6 +71,19 @@ def drafts(made: DraftModelDrafter, text: list[int]) -> tuple[int, ...]:
     return proposal.tokens
 
 
+def test_a_draft_with_fewer_rows_than_the_target_has_tokens_is_refused_before_it_is_loaded(
+    served: TargetSettings, target: Target, source: Path, tmp_path: Path
+) -> None:
+    """Its tokenizer is the target's, so only its embeddings show it."""
+    folder = tmp_path / "small"
+    small = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    small.resize_token_embeddings(300)
+    small.save_pretrained(folder)
+    transformers.AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+    with pytest.raises(IncompatiblePair, match=r"84 of the target's tokens have no row in the draft's 300 embeddings"):
+        load(folder, served, target)
+
+
 def test_it_drafts_what_the_model_says_within_its_context(
     served: TargetSettings, target: Target, source: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

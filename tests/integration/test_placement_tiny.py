@@ -19,7 +19,7 @@ from tests.fixtures.drafting import draft_model
 from tests.fixtures.logical_devices import Gpus, logical_gpus
 from tests.fixtures.models import VANILLA, decision, make_job
 from worker.deciding.context import conditions_of
-from worker.decoding import rounds
+from worker.decoding import open_drafters
 from worker.decoding.load import load_engine
 from worker.engine import Generation, PreparedJob, Sampling
 
@@ -171,7 +171,7 @@ def test_without_the_crossing_a_drawn_job_cannot_be_verified(
     tiny_models: dict[str, Path], small: Path, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The devices of these tests are as strict as real ones."""
-    monkeypatch.setattr(rounds, "arrived", lambda proposals, device: proposals)
+    monkeypatch.setattr(open_drafters, "arrived", lambda proposals, device: proposals)
     engine = load_engine(models(tiny_models["llama"], small, APART), num_slots=2)
     engine.admit(engine.prepare(make_job("ab"), DRAWN), decision("far", 3))
     with pytest.raises(DecodeFailed) as caught:

@@ -99,7 +99,8 @@ def test_another_revision_is_refused(database: Database) -> None:
     assert database.check_revision() == SUPPORTED_REVISIONS[-1]
     with database.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-        connection.execute(text("UPDATE code_revisions SET revision = '9999'"))
+        connection.execute(text("DELETE FROM code_revisions"))
+        connection.execute(text("INSERT INTO code_revisions VALUES ('9999')"))
     with pytest.raises(SchemaMismatch, match="found 9999"):
         database.check_revision()
 
@@ -107,7 +108,8 @@ def test_another_revision_is_refused(database: Database) -> None:
 def test_migrating_a_database_from_the_future_says_so(database: Database, database_url: SecretStr) -> None:
     with database.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-        connection.execute(text("UPDATE code_revisions SET revision = '9999'"))
+        connection.execute(text("DELETE FROM code_revisions"))
+        connection.execute(text("INSERT INTO code_revisions VALUES ('9999')"))
     with pytest.raises(SchemaMismatch, match="9999"):
         schema.upgrade(database_url)
 

@@ -68,7 +68,9 @@ def test_an_old_process_is_refused_after_a_migration_that_takes_away(
     assert "the release that migrated" in str(refusal.value.hint)
     schema.downgrade(database_url, "expanded", migrations=later)
     with database.begin() as connection:
-        assert connection.execute(text("SELECT revision FROM code_revisions")).scalars().all() == ["expanded"]
+        able = set(connection.execute(text("SELECT revision FROM code_revisions")).scalars())
+    assert "expanded" in able
+    assert not able & {THIS, "contracted"}
 
 
 def test_the_old_release_may_migrate_again_and_changes_nothing(

@@ -157,7 +157,8 @@ def calibrate(
     begun if the time it is foreseen to take fits `budget_s` in all passes. `on_measured` is told how many measurements
     are done and how many are foreseen.
 
-    Raises DecodeFailed where a needed shape cannot be measured; a group that refines is left out instead.
+    Raises DecodeFailed where a needed shape of the target cannot be measured; a group that refines is left out instead.
+    So is a drafter that fails, with all its shapes: no decision takes a drafter whose costs are not known.
     """
     began = clock()
     least: dict[Shape, float] = {}
@@ -173,9 +174,10 @@ def calibrate(
         done += 1
         on_measured(done, total)
 
+    left_out: set[str] = set()
     for shape in wanted.needed:
-        measure(shape)
-    for group in wanted.refining:
+        _try(shape, measure, left_out)
+    for group in (_without(left_out, shapes) for shapes in wanted.refining):
         foreseen_s = sum(_foresee_s(shape, seconds) for shape in group)
         if NUM_PASSES * (clock() - began + foreseen_s) > budget_s:
             continue
@@ -191,7 +193,7 @@ def calibrate(
             total = done + (NUM_PASSES - 1) * len(least)
     for _ in range(NUM_PASSES - 1):
         for shape in list(least):
-            measure(shape)
+            _try(shape, measure, left_out)
     return [
         CostPoint(
             s.drafter or None,
@@ -204,7 +206,26 @@ def calibrate(
             correction_variance=timing_variance(NUM_PASSES * num_samples),
         )
         for s, ms in least.items()
+        if s.drafter not in left_out
     ]
+
+
+def _try(shape: Shape, measure: Callable[[Shape], None], left_out: set[str]) -> None:
+    """Measure a shape, unless its drafter is left out; a drafter that fails is left out from then on."""
+    if shape.drafter in left_out:
+        return
+    try:
+        measure(shape)
+    except DecodeFailed as error:
+        if not shape.drafter:
+            raise
+        left_out.add(shape.drafter)
+        told = {"action": "drafter_not_measured", "drafter": shape.drafter}
+        log.error("%s is not used, because its costs are not known: %s", shape.drafter, error.message, extra=told)
+
+
+def _without(left_out: Collection[str], shapes: Iterable[Shape]) -> list[Shape]:
+    return [shape for shape in shapes if shape.drafter not in left_out]
 
 
 def _foresee_s(shape: Shape, seconds: dict[Shape, float]) -> float:

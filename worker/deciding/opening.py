@@ -40,6 +40,7 @@ class Deciding:
     costs: KnownCosts
     journal: StoredDecisions
     first_reads: FirstReads
+    facts: SessionFacts
 
 
 def open_deciding(
@@ -85,7 +86,7 @@ def open_deciding(
         now=clock.now,
         journal=journal,
     )
-    return Deciding(decider, evidence_cache, costs, journal, FirstReads(choices.prepare, budgets.prepare))
+    return Deciding(decider, evidence_cache, costs, journal, FirstReads(choices.prepare, budgets.prepare), facts)
 
 
 def half_life(settings: Settings) -> timedelta:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import torch
 
@@ -12,6 +13,18 @@ from alphaloop.settings.device import AUTO
 from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings
 
 TARGET_SETTING = "models.target.device"
+#: In the words of errors that a GPU, its driver or its libraries raise as plain RuntimeErrors.
+_FAULTS: Final = (
+    "CUDA error",
+    "CUDA driver error",
+    "CUBLAS_STATUS",
+    "CUDNN_STATUS",
+    "Error [CUDA]",
+    "HIP error",
+    "HIPBLAS_STATUS",
+    "MIOPEN_STATUS",
+    "Error [HIP]",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +104,17 @@ def hardware_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type}-{torch.get_num_threads()}-threads"
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a smaller batch may succeed where this one failed. On a CPU torch says it in words only."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def is_device_fault(error: Exception) -> bool:
+    """Whether the device failed rather than what ran on it. Afterwards it computes nothing more for this process."""
+    if isinstance(error, torch.AcceleratorError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _FAULTS)

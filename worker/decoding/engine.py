@@ -22,12 +22,13 @@ from alphaloop.messages import Job
 from worker.cache_memory import CacheMemory, DeviceMemory
 from worker.decoding import measuring
 from worker.decoding.admitted import AdmittedSequences
+from worker.decoding.device import is_out_of_memory
 from worker.decoding.memory import available_bytes, pass_bytes
 from worker.decoding.network.kv_shape import BLOCK
 from worker.decoding.open_drafters import OpenDrafters
 from worker.decoding.prompts import prepare_job
 from worker.decoding.proposal import Drafter
-from worker.decoding.rounds import Round, is_out_of_memory
+from worker.decoding.rounds import Round
 from worker.decoding.scoring import with_scores
 from worker.decoding.sequence import Sequence
 from worker.decoding.shadow import Shadows
@@ -48,9 +49,9 @@ class TransformersEngine:
         self._num_slots = num_slots
         self._max_cache_bytes = max_cache_bytes
         self._cache = target.model.new_cache(num_slots, max_bytes=max_cache_bytes)
-        self._open_drafters = OpenDrafters(self._drafters)
-        self._shadows = Shadows(self._drafters)
         self._admitted = AdmittedSequences(self._cache, num_slots, max_cache_bytes)
+        self._open_drafters = OpenDrafters(self._drafters, lambda: self._admitted.all)
+        self._shadows = Shadows(self._drafters, failed=self._open_drafters.failed, ended=self._open_drafters.ended)
 
     @property
     def identity(self) -> EngineIdentity:
@@ -126,20 +127,19 @@ class TransformersEngine:
         """One round for every admitted sequence. Raises DecodeFailed, after which `abandon` empties the engine.
 
         No job is lost where memory runs out. If a drafter took the last of it, that drafter's sequences decode vanilla
-        until the next `redraft`. Otherwise half of the sequences leave their slots and go on later.
+        until the next `redraft`. Otherwise half of the sequences leave their slots and go on later. Nor is a job lost
+        where a drafter raises: see `open_drafters`.
         """
         began = time.perf_counter()
         self._admitted.unpark()
         self._open_drafters.open_due(self._admitted.running, self.memory)
         batch = list(self._admitted.running)
-        round_ = Round(self._target, self._drafters, self._cache, batch)
+        round_ = Round(self._target, self._open_drafters, self._cache, batch)
         try:
             with torch.inference_mode():
                 round_.run()
         except Exception as error:
-            if is_out_of_memory(error) and round_.proposing is not None:
-                self._do_without(round_.proposing)
-            elif is_out_of_memory(error) and len(batch) > 1:
+            if is_out_of_memory(error) and len(batch) > 1:
                 self._make_room(batch)
             else:
                 raise DecodeFailed(f"a step over {len(batch)} sequences failed: {reason_of(error)}") from error
@@ -157,10 +157,11 @@ class TransformersEngine:
             self._scored(sequence, generation) for sequence, generation in zip(finished, generations, strict=True)
         ]
         for sequence in finished:
-            self._open_drafters.remember(sequence)
+            self._open_drafters.finished(sequence)
         self._shadows.advance()
         shadow_s = time.perf_counter() - began - wall_s
-        return replace(round_.report(tuple(scored), deltas, wall_s), shadow_s=shadow_s)
+        report = round_.report(tuple(scored), deltas, wall_s)
+        return replace(report, shadow_s=shadow_s, drafter_failures=self._open_drafters.take_failures())
 
     def cancel(self, job_id: str) -> bool:
         """Drop a sequence between two steps; False if it is not here."""
@@ -169,7 +170,7 @@ class TransformersEngine:
         self._drop(sequence)
         self._admitted.close_gaps()
         self._shadows.cancel(sequence)
-        self._open_drafters.remember(sequence)
+        self._open_drafters.finished(sequence)
         return True
 
     def abandon(self) -> None:
@@ -220,13 +221,17 @@ class TransformersEngine:
         )
 
     def unserved(self, jobs: SequenceOf[PreparedJob]) -> Mapping[str, str]:
-        """Draft models whose context ends within what they read of every prompt. Sampling settings they serve all."""
+        """Draft models whose context ends within what they read of every prompt, and drafters that have ended.
+
+        Sampling settings they serve all.
+        """
         shortest = min((len(job.token_ids) for job in jobs), default=0)
-        return {
+        short = {
             name: f"prompts of {shortest} tokens, as it reads {draft.context_length}"
             for name, draft in self._open_drafters.draft_models.items()
             if draft.state.num_read(shortest) >= draft.context_length
         }
+        return {**short, **self._open_drafters.ended}
 
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         """Median milliseconds of one target pass of that shape, or of that drafter's proposal for it."""
@@ -245,10 +250,8 @@ class TransformersEngine:
         with_shadows = replace(generation, shadows=shadows)
         if sequence.to_score is None:
             return with_shadows
-        return with_scores(with_shadows, sequence.to_score, self._drafters, self._do_without)
-
-    def _do_without(self, drafter: str) -> None:
-        self._open_drafters.do_without(drafter, self._admitted.all)
+        usable = {name: one for name, one in self._drafters.items() if name not in self._open_drafters.ended}
+        return with_scores(with_shadows, sequence.to_score, usable, self._open_drafters.failed)
 
     def _drop(self, sequence: Sequence) -> None:
         self._admitted.drop(sequence)

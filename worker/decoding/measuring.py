@@ -88,9 +88,9 @@ def measure_draft_ms(drafter: Drafter, batch: int, width: int, context: int, num
         for ask, text in zip(asks, texts, strict=True):
             drafter.open(ask.job_id, text, _GREEDY, _NO_TASK)
         return _median_ms(one_round, num_samples)
-    except RuntimeError as error:
+    except Exception as error:
         raise DecodeFailed(
-            f"measuring {batch} proposals of {width - 1} tokens by {drafter.state.name} failed: {error}"
+            f"measuring {batch} proposals of {width - 1} tokens by {drafter.state.name} failed: {_said(error)}"
         ) from error
     finally:
         for ask in asks:
@@ -114,8 +114,15 @@ def measure_draft_prefill_ms(drafter: Drafter, num_tokens: int, num_samples: int
 
     try:
         return _median_ms(one_prefill, num_samples, num_warm_up=0)
-    except RuntimeError as error:
-        raise DecodeFailed(f"measuring how {drafter.state.name} reads {num_tokens} tokens failed: {error}") from error
+    except Exception as error:
+        raise DecodeFailed(
+            f"measuring how {drafter.state.name} reads {num_tokens} tokens failed: {_said(error)}"
+        ) from error
+
+
+def _said(error: Exception) -> str:
+    # Drafters raise anything; words alone would not say what a KeyError is.
+    return f"{type(error).__name__}: {error}"
 
 
 def _ask(name: str, text: list[int], num_tokens: int) -> Ask:

@@ -1,29 +1,51 @@
-"""Which drafter holds which running sequence: opened at the first round that asks it, closed when it is given up."""
+"""Which drafter holds which running sequence: opened at the first round that asks it, closed when it is given up.
+
+A drafter is optional: every text can be decoded without one. So whatever a drafter raises, in any of its methods, costs
+no text. The sequences of the call that failed go on vanilla, and never ask that drafter again. After MOST_IN_A_ROW
+failures without a text that it drafted to its end, the worker asks it no more, until it is started again. A fault of
+the device is no failure of a drafter: it is raised, because the target's pass would meet it too.
+"""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
+from typing import Final
 
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.errors import DecodeFailed
+from alphaloop.errors import DecodeFailed, reason_of
 from worker.cache_memory import CacheMemory
+from worker.decoding.crossing import arrived
+from worker.decoding.device import is_device_fault, is_out_of_memory
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.draft_room import DraftRoom
 from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.proposal import Drafter
+from worker.decoding.proposal import Ask, Drafter, Proposal
 from worker.decoding.sequence import Sequence
 from worker.decoding.shared_weights import SharedWeightCounts
+from worker.decoding.target import Target
 
 log = logging.getLogger(__name__)
 
+#: Failures of a drafter, with no text between them that it drafted to its end, after which the worker asks it no more.
+MOST_IN_A_ROW: Final = 3
+
 
 class OpenDrafters:
-    """Opens and closes drafters for sequences. `drafters` is the engine's own mapping, by name."""
+    """Opens, asks and closes drafters for sequences.
 
-    def __init__(self, drafters: Mapping[str, Drafter]) -> None:
+    `drafters` is the engine's own mapping, by name; `admitted` gives every sequence that the engine holds.
+    """
+
+    def __init__(self, drafters: Mapping[str, Drafter], admitted: Callable[[], Iterable[Sequence]]) -> None:
         self._drafters = drafters
+        self._admitted = admitted
+        #: Drafters that the worker asks no more, each with what it cannot serve and why, in words.
+        self.ended: dict[str, str] = {}
+        self._num_in_a_row = Counter[str]()
+        self._num_failures = Counter[str]()  # since `take_failures`
 
     @property
     def draft_models(self) -> dict[str, DraftModelDrafter]:
@@ -31,8 +53,8 @@ class OpenDrafters:
         return {name: one for name, one in self._drafters.items() if isinstance(one, DraftModelDrafter)}
 
     def state(self, drafter: str | None) -> DrafterState | None:
-        """The state of a drafter that is named; raises DecodeFailed if it is not loaded."""
-        if drafter is None:
+        """The state of a drafter that is named, None where it has ended; raises DecodeFailed if it is not loaded."""
+        if drafter is None or drafter in self.ended:
             return None
         if drafter not in self._drafters:
             raise DecodeFailed(f"expected a drafter of {sorted(self._drafters)}, found {drafter!r}")
@@ -60,6 +82,20 @@ class OpenDrafters:
         if num_short:
             log.info("no memory for the drafts of %d sequences", num_short, extra={"action": "draft_memory_short"})
 
+    def propose(self, drafter: str, asks: SequenceOf[Ask], target: Target) -> list[Proposal] | None:
+        """One proposal an ask, in order, on the target's device; None where the drafter failed.
+
+        Then the sequences that asked have lost it. Raises a fault of the device.
+        """
+        try:
+            answers = arrived(self._drafters[drafter].propose(asks), target.device)
+            _check(asks, answers, target.model.vocabulary_size)
+        except Exception as error:
+            asked = {ask.job_id for ask in asks}
+            self.failed(drafter, "propose", error, [one for one in self._admitted() if one.job_id in asked])
+            return None
+        return answers
+
     def redraft(self, sequence: Sequence, drafter: DrafterState | None, num_draft_tokens: int) -> None:
         """Let a sequence draft with `drafter` from its next round on, and close the drafter before if it is another."""
         if sequence.drafter != drafter:
@@ -68,13 +104,108 @@ class OpenDrafters:
 
     def close(self, sequence: Sequence) -> None:
         """Close the drafter of a sequence: the next round that asks opens it again, and it reads the text anew."""
-        if sequence.is_open and sequence.drafter is not None:
-            self._drafters[sequence.drafter.name].close(sequence.job_id)
-        sequence.is_open = False
+        is_open, sequence.is_open = sequence.is_open, False
+        if is_open and sequence.drafter is not None:
+            try:
+                self._drafters[sequence.drafter.name].close(sequence.job_id)
+            except Exception as error:
+                self.failed(sequence.drafter.name, "close", error, [sequence])
 
-    def do_without(self, drafter: str, sequences: Iterable[Sequence]) -> None:
-        """Close a drafter that ran out of memory in all sequences, because its state is unknown."""
+    def failed(self, drafter: str, doing: str, error: Exception, sequences: Iterable[Sequence] = ()) -> None:
+        """A drafter raised `error` from its method `doing`: `sequences` go on without it.
+
+        One that ran out of memory is closed in every sequence instead, because its state is unknown, and may be asked
+        again. Raises a fault of the device.
+        """
+        if is_device_fault(error):
+            raise error
+        if is_out_of_memory(error):
+            self._do_without(drafter)
+            return
+        self._num_failures[drafter] += 1
+        self._num_in_a_row[drafter] += 1
+        log.error(
+            "the drafter %s failed: what it drafted goes on vanilla",
+            drafter,
+            exc_info=error,
+            extra={"action": "drafter_failed", "drafter": drafter, "method": doing},
+        )
         for sequence in sequences:
+            self._give_up(sequence, drafter)
+        if self._num_in_a_row[drafter] >= MOST_IN_A_ROW and drafter not in self.ended:
+            self._end(drafter, doing, error)
+
+    def take_failures(self) -> Counter[str]:
+        """How often each drafter failed since the last call."""
+        taken, self._num_failures = self._num_failures, Counter()
+        return taken
+
+    def finished(self, sequence: Sequence) -> None:
+        """A sequence has ended, or was cancelled.
+
+        Its output is given to the drafters that look things up in its task's results. Drafters that it drafted with,
+        and that never failed it, have worked.
+        """
+        for name, drafter in self._drafters.items():
+            if isinstance(drafter, LookupDrafter) and name not in self.ended:
+                try:
+                    drafter.remember(sequence.task, sequence.output)
+                except Exception as error:
+                    self.failed(name, "remember", error, [sequence])
+        for counts in sequence.counts.drafted:
+            if counts.drafter not in sequence.lost_drafters:
+                self._num_in_a_row[counts.drafter] = 0
+
+    def clear(self) -> None:
+        """Forget every sequence, and the memory of draft models with them."""
+        for name, drafter in self._drafters.items():
+            try:
+                drafter.clear()
+            except Exception as error:
+                self.failed(name, "clear", error)
+
+    def _open(self, sequence: Sequence) -> None:
+        if sequence.drafter is None:
+            return
+        drafter = self._drafters[sequence.drafter.name]
+        try:
+            drafter.open(sequence.job_id, sequence.text, sequence.sampling, sequence.task)
+        except Exception as error:
+            sequence.is_open = True  # whatever it holds of the sequence by now is closed
+            self.failed(sequence.drafter.name, "open", error, [sequence])
+            return
+        sequence.is_open = True
+        if sequence.task and isinstance(drafter, DraftModelDrafter) and drafter.shared_weights:
+            counts = SharedWeightCounts(drafter.shared_weights, drafter.min_probability)
+            sequence.shared_weights.setdefault(sequence.drafter.name, counts)
+
+    def _give_up(self, sequence: Sequence, drafter: str) -> None:
+        sequence.lost_drafters.add(drafter)
+        if sequence.drafter is not None and sequence.drafter.name == drafter:
+            self.redraft(sequence, None, 0)
+
+    def _end(self, drafter: str, doing: str, error: Exception) -> None:
+        """Ask a drafter no more, for any sequence."""
+        self.ended[drafter] = (
+            f"any job: it failed {MOST_IN_A_ROW} times in a row, the last time in {doing}() with {reason_of(error)}; "
+            f"a restart of the worker tries it again"
+        )
+        log.error(
+            "%s is asked no more by this worker: %d failures in a row",
+            drafter,
+            MOST_IN_A_ROW,
+            extra={"action": "drafter_ended", "drafter": drafter},
+        )
+        for sequence in self._admitted():
+            self._give_up(sequence, drafter)
+        try:
+            self._drafters[drafter].clear()
+        except Exception as failure:
+            self.failed(drafter, "clear", failure)
+
+    def _do_without(self, drafter: str) -> None:
+        """Close a drafter that ran out of memory in all sequences, because its state is unknown."""
+        for sequence in self._admitted():
             if sequence.drafter is not None and sequence.drafter.name == drafter:
                 self.redraft(sequence, None, 0)
         if (draft := self.draft_models.get(drafter)) is not None:
@@ -83,23 +214,20 @@ class OpenDrafters:
             "%s ran out of memory: its sequences go on vanilla", drafter, extra={"action": "draft_memory_short"}
         )
 
-    def remember(self, sequence: Sequence) -> None:
-        """Give the output of a sequence that has ended to the drafters that look things up in its task's results."""
-        for drafter in self._drafters.values():
-            if isinstance(drafter, LookupDrafter):
-                drafter.remember(sequence.task, sequence.output)
 
-    def clear(self) -> None:
-        """Forget every sequence, and the memory of draft models with them."""
-        for drafter in self._drafters.values():
-            drafter.clear()
-
-    def _open(self, sequence: Sequence) -> None:
-        if sequence.drafter is None:
-            return
-        drafter = self._drafters[sequence.drafter.name]
-        drafter.open(sequence.job_id, sequence.text, sequence.sampling, sequence.task)
-        sequence.is_open = True
-        if sequence.task and isinstance(drafter, DraftModelDrafter) and drafter.shared_weights:
-            counts = SharedWeightCounts(drafter.shared_weights, drafter.min_probability)
-            sequence.shared_weights.setdefault(sequence.drafter.name, counts)
+def _check(asks: SequenceOf[Ask], answers: SequenceOf[Proposal], vocabulary: int) -> None:
+    """Raise DecodeFailed for answers that the target cannot read or that verification would not understand."""
+    if len(answers) != len(asks):
+        raise DecodeFailed(f"expected {len(asks)} proposals, found {len(answers)}")
+    for ask, one in zip(asks, answers, strict=True):
+        num = len(one.tokens)
+        if num > ask.num_tokens:
+            raise DecodeFailed(f"expected at most {ask.num_tokens} draft tokens, found {num}")
+        if num and not 0 <= min(one.tokens) <= max(one.tokens) < vocabulary:
+            raise DecodeFailed(f"expected draft tokens below {vocabulary}, found {min(one.tokens)}, {max(one.tokens)}")
+        if one.parents is not None and (
+            len(one.parents) != num or any(not -1 <= parent < i for i, parent in enumerate(one.parents))
+        ):
+            raise DecodeFailed("expected a parent before each draft token, found another tree")
+        if one.q is not None and num and tuple(one.q.shape) != (num, vocabulary):
+            raise DecodeFailed(f"expected distributions of {num} x {vocabulary}, found {tuple(one.q.shape)}")

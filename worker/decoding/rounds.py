@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import Final
 
-import torch
-
-from worker.decoding.crossing import arrived
 from worker.decoding.network.groups import Read
 from worker.decoding.network.language_model import PREFILL_CHUNK
 from worker.decoding.network.slots import SlotCache
+from worker.decoding.open_drafters import OpenDrafters
 from worker.decoding.prefixes import copy_beginnings, who_waits
-from worker.decoding.proposal import NOTHING, Ask, Drafter, Proposal
+from worker.decoding.proposal import NOTHING, Ask, Proposal
 from worker.decoding.sequence import Sequence
 from worker.decoding.target import Target
 from worker.decoding.verification.verdicts import verdicts
@@ -28,9 +25,7 @@ SHARED_CHUNK: Final = 128
 class Round:
     """One round of all running sequences with one pass of the target, and its times."""
 
-    def __init__(
-        self, target: Target, drafters: Mapping[str, Drafter], cache: SlotCache, batch: list[Sequence]
-    ) -> None:
+    def __init__(self, target: Target, drafters: OpenDrafters, cache: SlotCache, batch: list[Sequence]) -> None:
         self._target = target
         self._drafters = drafters
         self._cache = cache
@@ -44,8 +39,6 @@ class Round:
         self._tokens_by_job = {sequence.job_id: 0 for sequence in batch}
         self._proposed_by_job: dict[str, int] = {}
         self._drafting: tuple[str, ...] = ()
-        #: Name of the drafter that is proposing: where `run` raises, the one that failed.
-        self.proposing: str | None = None
 
     def run(self) -> None:
         """Raises whatever torch raises; then no sequence has taken anything, and slots hold what their lengths say."""
@@ -111,24 +104,30 @@ class Round:
         """Those whose slot lacks more than the last token."""
         return [sequence for sequence in self._batch if self._num_unread(sequence) > 1]
 
-    def _propose(self, pending: list[Sequence], asks: Mapping[str, Ask | None]) -> dict[str, Proposal]:
-        """A proposal for each sequence whose slot lacks the last token only; `asks` by job_id."""
+    def _propose(self, pending: list[Sequence], asks: dict[str, Ask | None]) -> dict[str, Proposal]:
+        """A proposal for each sequence whose slot lacks the last token only; `asks` by job_id.
+
+        The round is vanilla for sequences whose drafter fails: it is taken from them, and so is their ask.
+        """
         proposals = {sequence.job_id: NOTHING for sequence in pending}
-        drafting = {sequence.job_id: sequence.drafting for sequence in pending}
         by_drafter: defaultdict[str, list[Ask]] = defaultdict(list)
-        for job_id, drafter in drafting.items():
-            ask = asks[job_id]
-            if drafter is not None and ask is not None and ask.num_tokens > 0:
-                by_drafter[drafter.name].append(ask)
+        for sequence in pending:
+            ask = asks[sequence.job_id]
+            if sequence.drafting is not None and ask is not None and ask.num_tokens > 0:
+                by_drafter[sequence.drafting.name].append(ask)
+        has_failed = False
         for name, wanted in by_drafter.items():
-            self.proposing = name
-            answers = arrived(self._drafters[name].propose(wanted), self._target.device)
+            answers = self._drafters.propose(name, wanted, self._target)
+            if answers is None:
+                has_failed = True
+                continue
             self._num_draft_read += sum(answer.num_read for answer in answers)
             proposals |= {ask.job_id: answer for ask, answer in zip(wanted, answers, strict=True)}
-        self.proposing = None
-        used = {None if drafter is None else drafter.name for drafter in drafting.values()}
-        self._drafter = used.pop() if len(used) == 1 else None
-        self._drafting = tuple(job_id for job_id, drafter in drafting.items() if drafter is not None)
+        used = {None if sequence.drafting is None else sequence.drafting.name for sequence in pending}
+        # What a failure took is no drafter's time.
+        self._drafter = used.pop() if len(used) == 1 and not has_failed else None
+        self._drafting = tuple(sequence.job_id for sequence in pending if sequence.drafting is not None)
+        asks |= {sequence.job_id: None for sequence in pending if sequence.drafting is None}
         return proposals
 
     def _prompts(self) -> list[tuple[Sequence, list[int], bool]]:
@@ -155,10 +154,3 @@ def _verifying(sequence: Sequence, proposal: Proposal) -> Read:
     tokens = [sequence.text[-1], *proposal.tokens]
     parents = None if proposal.parents is None else [-1, *(parent + 1 for parent in proposal.parents)]
     return Read(sequence.slot, tokens, num_logits=len(tokens), parents=parents)
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether a smaller batch may succeed where this one failed. On a CPU torch says it in words only."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

@@ -20,7 +20,6 @@ from alphaloop.acceptance import AcceptanceCounts
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.proposal import Drafter, Proposal
-from worker.decoding.rounds import is_out_of_memory
 from worker.decoding.virtual_rounds import VirtualRounds
 from worker.engine import Generation, PreparedJob, ShadowCounts
 
@@ -32,12 +31,12 @@ def with_scores(
     generation: Generation,
     prepared: PreparedJob,
     drafters: Mapping[str, Drafter],
-    do_without: Callable[[str], object],
+    failed: Callable[[str, str, Exception], object],
 ) -> Generation:
     """A control's text with the counts of the drafters that its job asks for, and with the time that this took.
 
-    A drafter that is not loaded or cannot be scored is left out; so is one that runs out of memory, which is then named
-    to `do_without`, because what it holds of other sequences is lost.
+    A drafter that is not loaded or cannot be scored is left out. So is one that raises, which is then named to `failed`
+    with its method and its error: a score is no part of the text.
     """
     began = time.perf_counter()
     scores = []
@@ -49,9 +48,7 @@ def with_scores(
                 drafter, prepared.token_ids, generation.token_ids, k, max_tokens=prepared.sampling.max_tokens
             )
         except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            do_without(state.name)
+            failed(state.name, "score", error)
             continue
         if counts is not None:
             scores.append(ShadowCounts(state.name, state.revision, k, counts))

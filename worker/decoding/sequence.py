@@ -34,6 +34,7 @@ class Sequence:
         self.drafter: DrafterState | None = None  #: drafts for it, or is paused
         self.num_draft_tokens = 0  #: most tokens that its next round may draft
         self.is_open = False  #: its drafter holds it
+        self.lost_drafters: set[str] = set()  #: that failed in this text: it never drafts with them again
         #: Whether its text is compared with another of the same prompt.
         self.is_watched = prepared.job.purpose is not Purpose.TRAFFIC and self.choice.is_greedy and self.choice.is_plain
         #: A control, if its text is to be scored with drafters.
@@ -82,7 +83,11 @@ class Sequence:
         return self.drafter if self.num_draft_tokens > 0 else None
 
     def redraft(self, drafter: DrafterState | None, num_draft_tokens: int) -> None:
-        """Draft with `drafter` from now on, so many tokens a round at most; the caller closes the one before."""
+        """Draft with `drafter` from now on, so many tokens a round at most; the caller closes the one before.
+
+        Vanilla, where that drafter failed in this text.
+        """
+        drafter = None if drafter is not None and drafter.name in self.lost_drafters else drafter
         self.drafter = drafter
         self.num_draft_tokens = 0 if drafter is None else min(num_draft_tokens, drafter.max_draft_tokens)
 

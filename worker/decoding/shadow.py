@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
 
@@ -104,6 +104,7 @@ class _Reading:
     drafter: LookupDrafter
     rounds: VirtualRounds
     seconds: float = 0.0
+    has_failed: bool = False
 
     @property
     def is_needed(self) -> bool:
@@ -127,16 +128,32 @@ class _Reading:
         return ShadowCounts(state.name, state.revision, state.max_draft_tokens, self.rounds.counts)
 
 
+def _raise(drafter: str, method: str, error: Exception) -> None:
+    raise error
+
+
 class Shadows:
     """Scores texts with look-up drafters as far as these do not decode them, within each one's share of time.
 
     If not all texts are scored, they are drawn by job_id with a probability that depends on earlier jobs only, so the
     choice does not depend on the text.
+
+    A reading that raises is dropped, and `failed` is called with the drafter, the method and the error.
     """
 
-    def __init__(self, drafters: Mapping[str, Drafter], clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        drafters: Mapping[str, Drafter],
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        failed: Callable[[str, str, Exception], object] = _raise,
+        ended: Container[str] = (),
+    ) -> None:
+        """`ended`: drafters that score nothing any more."""
         self._drafters = drafters
         self._clock = clock
+        self._failed = failed
+        self._ended = ended
         self._paces: dict[str, Pace] = {}
         self._readings: deque[_Reading] = deque()
 
@@ -148,7 +165,11 @@ class Shadows:
             chance = self._pace(name).share_to_score(drafter.shadow_share)
             if _uniform(sequence.job_id, name) < chance:
                 seen = sequence.text[: sequence.num_prompt]
-                propose = drafter.rereading(seen, sequence.task, drafter.num_remembered(sequence.task))
+                try:
+                    propose = drafter.rereading(seen, sequence.task, drafter.num_remembered(sequence.task))
+                except Exception as error:
+                    self._failed(name, "rereading", error)
+                    continue
                 rounds = VirtualRounds(propose, seen, drafter.state.max_draft_tokens, sequence.max_tokens)
                 self._readings.append(_Reading(sequence, drafter, rounds))
 
@@ -157,12 +178,13 @@ class Shadows:
         began = now = self._clock()
         for _ in range(len(self._readings)):
             reading = self._readings[0]
-            while reading.is_needed and reading.take_round():
+            while reading.is_needed and self._takes_round(reading):
                 before, now = now, self._clock()
                 reading.seconds += now - before
                 if now - began >= ADVANCE_S:
                     return
-            self._readings.rotate(-1)
+            if not reading.has_failed:
+                self._readings.rotate(-1)
 
     def end(self, sequence: RunningText) -> tuple[ShadowCounts, ...]:
         """The counts of each drafter on a text that has ended."""
@@ -174,9 +196,10 @@ class Shadows:
         for reading in self._drop(sequence):
             if reading.is_needed:
                 began = self._clock()
-                while reading.take_round():
+                while self._takes_round(reading):
                     pass
-                found.append(reading.shadow)
+                if not reading.has_failed:
+                    found.append(reading.shadow)
                 self._pace(reading.drafter.state.name).scored(reading.seconds + self._clock() - began)
         return tuple(found)
 
@@ -188,6 +211,17 @@ class Shadows:
         """Forget every sequence."""
         self._readings.clear()
 
+    def _takes_round(self, reading: _Reading) -> bool:
+        """Count a round; False where none is left for now. One that raises ends its reading."""
+        try:
+            return reading.take_round()
+        except Exception as error:
+            reading.has_failed = True
+            if reading in self._readings:
+                self._readings.remove(reading)
+            self._failed(reading.drafter.state.name, "rereading", error)
+            return False
+
     def _drop(self, sequence: RunningText) -> list[_Reading]:
         dropped = [reading for reading in self._readings if reading.sequence is sequence]
         for reading in dropped:
@@ -198,7 +232,11 @@ class Shadows:
         return self._paces.setdefault(name, Pace())
 
     def _lookups(self) -> list[tuple[str, LookupDrafter]]:
-        return [(name, one) for name, one in self._drafters.items() if isinstance(one, LookupDrafter)]
+        return [
+            (name, one)
+            for name, one in self._drafters.items()
+            if isinstance(one, LookupDrafter) and name not in self._ended
+        ]
 
 
 def _uniform(job_id: str, drafter: str) -> float:

@@ -46,6 +46,8 @@ def succeeded(
             "task": run.key.task,
             **_labels(claimed.ready.job),
             "purpose": run.purpose,
+            "target": identity.target,
+            "target_revision": identity.target_revision,
             "text": generation.text,
             "finish_reason": generation.finish_reason,
             "usage": {

@@ -159,8 +159,9 @@ class Recorder:
     def _record(self, group: list[EndedJob]) -> tuple[list[EndedJob], list[OutboxMessage]]:
         """Record the group; returns it as it was recorded, and the messages to publish.
 
-        An outcome that Postgres does not take, alone, is replaced by a failure that says so: the job must not stop the
-        others, nor be decoded again and again.
+        An outcome that Postgres does not take, alone, is recorded without what drafters were scored with and without
+        a probe's text, which no job depends on. If that is refused too, a failure that says so replaces it: the job
+        must not stop the others, nor be decoded again and again.
         """
         outcomes = [one.outcome for one in group]
         try:
@@ -169,6 +170,10 @@ class Recorder:
             if len(group) > 1:
                 parts = [self._record([one]) for one in group]
                 return [one for its, _ in parts for one in its], [message for _, its in parts for message in its]
+            bare = replace(outcomes[0], shadows=(), probe_text=None)
+            if bare != outcomes[0]:
+                log.error("the evidence of a job is not taken: %s", error.message, extra={"action": "evidence_refused"})
+                return self._record([replace(group[0], outcome=bare)])
             log.error("outcome not taken: %s", error.message, extra={"action": "outcome_refused"})
         claimed = group[0].claimed
         failure = Failure(code="outcome_refused", message="the database does not take the outcome of this job")

@@ -16,7 +16,7 @@ from alphaloop.cost import CostKind
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.goodput import Alternative, Shares
 from alphaloop.deciding.objective import Aim
-from alphaloop.explaining.explanation import REBUILT, Explanation, RecordedAs
+from alphaloop.explaining.explanation import REBUILT, Explanation, Fleet, RecordedAs
 from alphaloop.explaining.opening import opening
 from alphaloop.moments import shown
 from alphaloop.store.choice_figures import ChoiceFigures, ExpectedSpeedup
@@ -82,7 +82,13 @@ def _asked(found: Explanation) -> str:
         sentences += f" Target: {context.objective.target_ms:g} ms {_AIMS[context.objective.aim]}."
     if found.recorded is not None:
         return sentences
+    if found.fleet is not None:
+        sentences += " ".join(("", found.fleet.sentence, *_ended(found.fleet)))
     return f"{sentences} Memory, deadlines, patterns and the sampling settings of single jobs are not considered."
+
+
+def _ended(fleet: Fleet) -> list[str]:
+    return [f"They do not ask {name} for {why}." for name, why in fleet.ended.items()]
 
 
 def _show_alternatives(found: Explanation) -> None:

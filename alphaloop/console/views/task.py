@@ -54,12 +54,8 @@ def task(sources: Sources, request: Request) -> Page:
 
 def _asked(sources: Sources, name: str) -> tuple[Any, Any, ExplainRequest]:
     """What `alphaloop explain TASK` asks for without options."""
-    batch = sources.settings.worker.batch_size
-    return (
-        sources.database,
-        sources.settings,
-        ExplainRequest(name, "", batch, "greedy", datetime.now(UTC), is_now=True),
-    )
+    request = ExplainRequest(name, "", 0, "greedy", datetime.now(UTC), is_now=True)
+    return sources.database, sources.settings, request
 
 
 def _history(sources: Sources, name: str) -> dict[str, Any] | None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from alphaloop.store.workers import WorkerLoad
 from tests.fakes import FakeEngine
+from tests.fixtures.workers import SETUP
 from worker.engine import Step
 from worker.presence import EVERY_S, Presence
 
@@ -19,6 +21,12 @@ class Said:
     def __init__(self) -> None:
         self.loads: list[WorkerLoad] = []
         self.left: list[str] = []
+        self.entered: list[WorkerLoad] = []
+        self.revisions: list[str] = []
+
+    def enter(self, load: WorkerLoad) -> Sequence[str]:
+        self.entered.append(load)
+        return self.revisions
 
     def say(self, load: WorkerLoad) -> int:
         self.loads.append(load)
@@ -40,7 +48,14 @@ def test_a_load_is_said_now_and_then_however_many_steps_there_are(device: str, n
     said, now = Said(), [0.0]
     identity = replace(FakeEngine().identity, device=device)
     presence = Presence(
-        said, said.write, identity, owner="w", sampling_defaults="top_k 5", num_held=lambda: 3, clock=lambda: now[0]
+        said,
+        said.write,
+        identity,
+        owner="w",
+        sampling_defaults="top_k 5",
+        num_held=lambda: 3,
+        setup=lambda: SETUP,
+        clock=lambda: now[0],
     )
     running: list[str] = []
 
@@ -61,12 +76,21 @@ def test_a_load_is_said_now_and_then_however_many_steps_there_are(device: str, n
     assert (first.tokens, first.tokens_per_s) == ({}, None)
     assert (second.tokens, second.tokens_per_s) == ({"a": 128, "b": 64}, 192 / EVERY_S)
     assert first.sampling_defaults == second.sampling_defaults == "top_k 5"
+    assert second.setup is SETUP
     assert (second.owner, second.num_slots, second.num_waiting, second.num_held) == ("w", 4, 7, 3)
 
 
 def test_a_job_that_is_decoded_again_counts_from_its_start_and_one_that_ended_is_forgotten() -> None:
     said, now = Said(), [0.0]
-    presence = Presence(said, said.write, FakeEngine().identity, owner="w", num_held=lambda: 0, clock=lambda: now[0])
+    presence = Presence(
+        said,
+        said.write,
+        FakeEngine().identity,
+        owner="w",
+        num_held=lambda: 0,
+        setup=lambda: SETUP,
+        clock=lambda: now[0],
+    )
     for job_id in ("a", "b"):
         presence.started(job_id)
     presence.stepped(step(a=5, b=5))
@@ -76,3 +100,18 @@ def test_a_job_that_is_decoded_again_counts_from_its_start_and_one_that_ended_is
     assert said.loads[0].tokens == {"a": 1}
     presence.leave()
     assert said.left == ["w"]
+
+
+def test_a_worker_that_enters_says_whether_others_serve_another_revision(caplog: pytest.LogCaptureFixture) -> None:
+    said = Said()
+    presence = Presence(
+        said, said.write, FakeEngine().identity, owner="w", num_held=lambda: 0, setup=lambda: SETUP, clock=lambda: 0.0
+    )
+    presence.enter(num_slots=8)
+    assert not caplog.records
+    said.revisions = ["older"]
+    presence.enter(num_slots=8)
+    (told,) = caplog.records
+    assert (told.levelno, told.__dict__["action"]) == (logging.WARNING, "other_revision")
+    assert "older" in told.getMessage()
+    assert [(load.num_slots, load.tokens) for load in said.entered] == [(8, {})] * 2

@@ -10,6 +10,7 @@ that are proposed, never from one that is held back, so every exact acceptance r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.errors import DecodeFailed
 from worker.decoding.drafters.draft_rows import Held, Row
 from worker.decoding.drafters.draft_tokens import DraftTokens, likeliest
 from worker.decoding.drafters.excerpt import excerpt
@@ -96,7 +98,8 @@ class DraftModelDrafter:
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """A chain for each ask, with branches beside it for a greedy one where so configured.
 
-        It is shorter behind a token that ends the text, and where the draft's context ends.
+        It is shorter behind a token that ends the text, and where the draft's context ends. Nothing is proposed for a
+        text with a token that the draft has no embedding for: on a GPU, reading it would end the process.
         Where a pass fails, what was read before it stays counted, and the next call goes on from there.
         """
         proposals = [NOTHING] * len(asks)
@@ -119,12 +122,15 @@ class DraftModelDrafter:
         """Its greedy choice, and the choice's probability, where each token of `output` stands: one pass over the text.
 
         The prompt is read as when the draft decodes: of a long one an excerpt. Where its context ends, the choices end.
+        Raises DecodeFailed for a text with a token that it has no embedding for.
         """
         whole = list(prompt)
         text = excerpt(whole, self.state.max_prompt_tokens)
         first = len(text) - 1
         whole += output[:-1]
         read = text[: self.context_length]
+        if (highest := max(read)) >= self.model.num_rows:
+            raise DecodeFailed(f"expected tokens below {self.model.num_rows}, the rows of the draft, found {highest}")
         slot = self._cache.acquire()
         found: list[tuple[int, float]] = []
         try:
@@ -149,6 +155,8 @@ class DraftModelDrafter:
 
     def _row(self, index: int, ask: Ask) -> Row | None:
         held = self._held[ask.job_id]
+        if not held.is_below(self.model.num_rows):
+            return None
         num_wanted = min(ask.num_tokens, self.state.max_draft_tokens, self._num_left(len(held.text)))
         num_branches = self.num_branches if ask.choice.is_greedy else 1
         return Row(index, ask, held, num_wanted, num_branches) if num_wanted > 0 else None
@@ -246,6 +254,8 @@ def _draw_together(rows: Sequence[Row], scores: Tensor) -> None:
     tokens = draw_rows(q, uniforms)
     of_tokens = q.gather(1, tokens[:, None]).squeeze(1)
     drawn = torch.stack((tokens.double(), of_tokens), dim=1).tolist()  # together, because each read waits for a GPU
+    if not all(math.isfinite(p) for _, p in drawn):
+        raise DecodeFailed("the draft returned logits that are not finite")
     for row, own, (token, p) in zip(rows, q, drawn, strict=True):
         row.tokens.append(int(token))
         row.q.append(own)

@@ -19,6 +19,14 @@ class Held:
     text: Sequence[int]  #: live: the list itself, or what is read of it
     num_text: int = 0
     drafts: list[int] = field(default_factory=list)
+    highest: int = -1  #: token of the text, as far as `is_below` has seen it
+    num_seen: int = 0
+
+    def is_below(self, num_rows: int) -> bool:
+        """Whether every token of the text is less than `num_rows`."""
+        self.highest = max((self.highest, *self.text[self.num_seen :]))
+        self.num_seen = len(self.text)
+        return self.highest < num_rows
 
     def keep(self) -> None:
         """Count the drafts that became text, and drop the rest; the text's last token is always read anew.

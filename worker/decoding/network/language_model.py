@@ -52,6 +52,7 @@ class LanguageModel:
         self._num_positions = num_positions
         self.device: torch.device = model.device
         self.vocabulary_size: int = model.get_output_embeddings().weight.shape[0]
+        self.num_rows: int = model.get_input_embeddings().weight.shape[0]  #: tokens below this it can read
         self.is_fused = can_fuse(model.config)
         expected = _reference(model)
         self._network: Network

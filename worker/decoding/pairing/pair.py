@@ -93,7 +93,8 @@ def refuse_incompatible(draft: ModelFacts, findings: Sequence[Finding]) -> None:
 
 def num_shared_tokens(target: ModelFacts, draft: ModelFacts) -> int:
     """Ids below this may be proposed. Higher ids are padding, or tokens that only one of the two models knows."""
-    return max(target.tokens.keys() & draft.tokens.keys(), default=-1) + 1
+    num_named = max(target.tokens.keys() & draft.tokens.keys(), default=-1) + 1
+    return min(num_named, target.num_rows, draft.num_rows)
 
 
 def _vocabulary(target: ModelFacts, draft: ModelFacts) -> Finding:
@@ -109,13 +110,15 @@ def _vocabulary(target: ModelFacts, draft: ModelFacts) -> Finding:
         )
         return Finding(name, "refused", f"Expected the target's vocabulary, found another. {said}")
     only_target, only_draft = (sorted(one.tokens.keys() - shared) for one in (target, draft))
-    unreadable = [i for i in only_target if i >= draft.num_rows]
+    # Whatever the draft's tokenizer says: a text holds every token that the target can read and write.
+    unreadable = sorted(i for i in target.tokens if draft.num_rows <= i < target.num_rows)
     if unreadable:
         return Finding(
             name,
             "refused",
-            f"{len(unreadable):,} of the target's tokens have no row in the draft's embeddings, the first of them "
-            f"{unreadable[0]} ({target.tokens[unreadable[0]]!r}): it could not read a text that holds one.",
+            f"{len(unreadable):,} of the target's tokens have no row in the draft's {draft.num_rows:,} embeddings, "
+            f"the first of them {unreadable[0]} ({target.tokens[unreadable[0]]!r}): it could not read a text that "
+            f"holds one.",
         )
     if only_target or only_draft:
         parts = [
@@ -127,6 +130,8 @@ def _vocabulary(target: ModelFacts, draft: ModelFacts) -> Finding:
             name, "warning", f"{len(shared):,} ids name the same tokens; {', '.join(parts)}: those are never proposed."
         )
     padding = f" Rows that pad the embeddings ({target.num_rows:,} and {draft.num_rows:,}) are never proposed."
+    if target.num_rows > draft.num_rows:
+        padding += " A text that holds one which the draft has no row for is decoded without it."
     is_padded = max(target.num_rows, draft.num_rows) > len(shared)
     return Finding(name, "ok", f"All {len(shared):,} ids name the same tokens.{padding if is_padded else ''}")
 

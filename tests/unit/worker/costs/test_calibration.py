@@ -79,6 +79,30 @@ def test_of_kin_the_one_with_the_longest_drafts_is_measured() -> None:
     assert plan(engine, SETTINGS, points).missing(points) == Plan((), ())
 
 
+@pytest.mark.parametrize("from_call", [1, 20])
+def test_a_drafter_that_cannot_be_measured_is_left_out(from_call: int) -> None:
+    """It costs neither the worker's start nor what is known of the target and the other drafters."""
+
+    class Broken(TimedEngine):
+        num_asked = 0
+
+        def _taken(self, shape: Shape, ms: float, num_samples: int) -> float:
+            if shape.drafter == "model":
+                self.num_asked += 1
+                if self.num_asked >= from_call:
+                    raise DecodeFailed("it raised")
+            return super()._taken(shape, ms, num_samples)
+
+    engine = Broken()
+    points = measure(engine, plan(engine, SETTINGS), 1000.0)
+    whole = TimedEngine()
+    all_points = measure(whole, plan(whole, SETTINGS), 1000.0)
+    assert {point.drafter for point in points} == {None, "lookup"}
+    assert {Shape.of(point) for point in points if point.drafter is None} == {
+        Shape.of(point) for point in all_points if point.drafter is None
+    }
+
+
 def test_the_corners_are_needed_and_what_lies_between_refines() -> None:
     wanted = plan(TimedEngine(), SETTINGS)
     assert set(wanted.needed) == {

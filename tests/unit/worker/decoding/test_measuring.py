@@ -73,7 +73,7 @@ def test_a_prompt_is_read_anew_each_time() -> None:
 
 def test_a_drafter_that_fails_is_named_and_left_empty() -> None:
     drafter = RecordingDrafter(fails=True)
-    with pytest.raises(DecodeFailed, match=r"by recording failed: out of memory"):
+    with pytest.raises(DecodeFailed, match=r"by recording failed: RuntimeError: out of memory"):
         measure_draft_ms(drafter, 2, 5, 16, 1)
     assert drafter.open_jobs == {}
     with pytest.raises(DecodeFailed, match=r"recording reads 16 tokens failed"):

@@ -6,6 +6,8 @@ import json
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -34,6 +36,7 @@ class Ledger:
         self.attempts: dict[str, int] = {}  #: jobs whose claim is at another attempt than the first
         self.errors: list[Exception] = []
         self.untakable: set[str] = set()  #: jobs whose decoded outcome no column holds
+        self.untakable_scores: set[str] = set()  #: jobs with evidence that no column holds
         self.before_record: Callable[[], None] = lambda: None
         self._recorded: set[str] = set()
 
@@ -44,6 +47,8 @@ class Ledger:
             raise self.errors.pop(0)
         if any(one.job_id in self.untakable and one.status != "failed" for one in outcomes):
             raise StoreValueRefused("a character that no text may hold")
+        if any(one.job_id in self.untakable_scores and one.shadows for one in outcomes):
+            raise StoreValueRefused("a number out of range")
         self.transactions.append([outcome.job_id for outcome in outcomes])
         won = []
         for outcome in outcomes:
@@ -277,6 +282,20 @@ def test_an_outcome_that_postgres_does_not_take_becomes_a_failure_and_stops_no_o
     assert results["j2"]["error"]["code"] == "outcome_refused"
     assert [delivery.record.offset for delivery in recorded.deliveries] == [1, 2, 3]
     assert one.metrics.registry.get_sample_value("alphaloop_outcomes_fenced_total") == 0.0
+
+
+def test_what_postgres_does_not_take_of_scores_costs_the_score_and_not_the_job() -> None:
+    one = Recording()
+    one.store.untakable_scores = {"j2"}
+    waiting = ended("j1", "j2", "j3")
+    scored: Any = (object(),)
+    one.recorder.put([replace(job, outcome=replace(job.outcome, shadows=scored)) for job in waiting])
+    assert one.recorder.turn(0.0) == 3
+    (recorded,) = one.published()
+    assert isinstance(recorded, Recorded)
+    assert [message.value for message in recorded.messages] == [job.outcome.result for job in waiting]
+    recorded_shadows = {outcome.job_id: outcome.shadows for outcome in one.recorder.take_recorded()}
+    assert recorded_shadows == {"j1": scored, "j2": (), "j3": scored}
 
 
 @pytest.mark.parametrize(("error", "is_hurried"), [(StoreUnavailable(), True), (StoreError("refused"), False)])

@@ -69,6 +69,7 @@ def test_a_pair_that_fits_has_nothing_but_ok() -> None:
         ("vocabulary", {"tokens": {**WORDS, 5: "<tool>"}, "num_rows": 6}, "warning", "1 only the draft knows (from 5"),
         ("vocabulary", {"tokens": {0: "<eos>", 1: "<user>", 2: "a"}}, "warning", "2 only the target knows (from 3"),
         ("vocabulary", {"tokens": {0: "<eos>", 1: "<user>"}, "num_rows": 4}, "refused", "the first of them 4 ('c')"),
+        ("vocabulary", {"num_rows": 3}, "refused", "2 of the target's tokens have no row in the draft's 3 embeddings"),
         ("special tokens", {"end_tokens": frozenset({0, 1})}, "warning", "with 0 '<eos>', 1 '<user>' for the draft"),
         ("special tokens", {"end_tokens": frozenset()}, "warning", "none for the draft"),
         ("special tokens", {"bos_token": 1}, "warning", "begin with None for the target and 1"),
@@ -91,6 +92,18 @@ def test_what_differs_is_found(check: str, change: dict[str, Any], verdict: str,
     finding = findings(TARGET, replace(DRAFT, **change))[check]
     assert (finding.verdict, finding.check) == (verdict, check)
     assert said in finding.sentence
+
+
+def test_rows_that_only_pad_the_target_are_no_reason_to_refuse() -> None:
+    finding = findings(replace(TARGET, num_rows=8), DRAFT)["vocabulary"]
+    assert finding.verdict == "ok"
+    assert "which the draft has no row for is decoded without it" in finding.sentence
+    assert "no row for" not in findings(TARGET, DRAFT)["vocabulary"].sentence
+
+
+def test_tokens_that_the_target_has_no_row_for_are_in_no_text() -> None:
+    finding = findings(replace(TARGET, num_rows=3), replace(DRAFT, num_rows=3))["vocabulary"]
+    assert finding.verdict == "ok"
 
 
 def test_a_target_that_cannot_be_decoded_is_named() -> None:
@@ -153,6 +166,7 @@ def test_proposals_end_where_the_shared_tokens_end() -> None:
     assert num_shared_tokens(TARGET, replace(DRAFT, tokens={**WORDS, 5: "<tool>"})) == 5
     assert num_shared_tokens(TARGET, replace(DRAFT, tokens={0: "<eos>"})) == 1
     assert num_shared_tokens(TARGET, replace(DRAFT, tokens={})) == 0
+    assert num_shared_tokens(TARGET, replace(DRAFT, num_rows=3)) == 3
 
 
 def test_every_refusal_is_in_the_error() -> None:

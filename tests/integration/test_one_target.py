@@ -1,0 +1,114 @@
+"""All workers serve one target: a worker of another one ends at its start, and a result names the model it is from."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from alphaloop.errors import ConfigError
+from alphaloop.kafka.topics import RESULTS
+from alphaloop.messages import Result, Status
+from alphaloop.settings import KafkaSettings, Settings
+from alphaloop.start_wait import StartWait
+from alphaloop.store.database import Database
+from alphaloop.store.workers import WorkerLoad, WorkerStore
+from tests.fakes import FakeEngine
+from tests.fixtures.worker import Client, RunningWorker, until
+from tests.fixtures.workers import SETUP
+from worker import __main__ as worker_main
+from worker.health import ProcessHealth
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+
+OTHER = WorkerLoad("worker-of-before", "a device", "model-a", 4, 0, 0, {}, setup=SETUP)
+
+
+@pytest.fixture
+def assembled(worker_settings: Settings) -> Iterator[RunningWorker]:
+    """A worker that is put together and consumes nothing yet."""
+    worker = RunningWorker(worker_settings, FakeEngine(), seed=1)
+    yield worker
+    worker.close()
+
+
+def consume(worker: RunningWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the process does once everything is loaded."""
+    monkeypatch.setattr(worker_main, "set_up_interpreter", lambda: None)
+    health = ProcessHealth(StartWait(threading.Event(), 1.0))
+    worker_main._consume(worker.components, health, worker.settings.worker, metrics_url="")
+
+
+def test_a_worker_of_another_target_ends_before_it_loads_a_model(
+    kafka_settings: KafkaSettings, database: Database, worker_settings: Settings
+) -> None:
+    assert worker_settings.postgres.url is not None
+    WorkerStore(database).say(OTHER)
+    ended = subprocess.run(
+        [sys.executable, "-m", "worker", "--profile", "local"],
+        env={
+            **os.environ,
+            "KAFKA_BOOTSTRAP_SERVERS": kafka_settings.bootstrap_servers,
+            "DATABASE_URL": worker_settings.postgres.url.get_secret_value(),
+            "ALPHALOOP_MODELS__TARGET__NAME": "model-b",
+            "ALPHALOOP_MODELS__TARGET__SOURCE": "/nowhere",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert ended.returncode == 1, ended.stderr
+    told = ended.stdout + ended.stderr
+    for part in ("model-a", "model-b", "worker-of-before", "models.target.name", "Two models at once"):
+        assert part in told
+    assert "/nowhere" not in told
+    assert [one.load.owner for one in WorkerStore(database).seen()] == ["worker-of-before"]
+
+
+def test_a_worker_that_another_target_came_before_while_it_loaded_takes_no_job(
+    assembled: RunningWorker, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(assembled.settings)
+    client.send("code", [b'{"job_id": "waits", "prompt": "x"}'])
+    WorkerStore(database).say(OTHER)
+    with pytest.raises(ConfigError, match="model-a"):
+        consume(assembled, monkeypatch)
+    assert [one.load.owner for one in WorkerStore(database).seen()] == ["worker-of-before"]
+    assert client.read([RESULTS], lambda records: True) == []
+
+
+def test_another_revision_starts_and_the_result_names_target_and_revision(
+    assembled: RunningWorker, database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    identity = FakeEngine().identity
+    facts = replace(SETUP.facts, target_revision="of before")
+    WorkerStore(database).say(replace(OTHER, target=identity.target, setup=replace(SETUP, facts=facts)))
+    thread = threading.Thread(target=consume, args=(assembled, monkeypatch))
+    thread.start()
+    try:
+        client = Client(assembled.settings)
+        client.send("code", [b'{"job_id": "a", "prompt": "x", "max_tokens": 2}'])
+        (record,) = client.read([RESULTS], lambda records: bool(records))
+        result = Result.decode(record.value or b"")
+        assert (result.status, result.target, result.target_revision) == (
+            Status.SUCCEEDED,
+            identity.target,
+            identity.target_revision,
+        )
+        owner = assembled.components.owner
+        until(lambda: len(WorkerStore(database).seen()) == 2, "it says what it runs")
+        (own,) = [one for one in WorkerStore(database).seen() if one.load.owner == owner]
+        assert own.load.setup is not None
+        assert own.load.setup.facts.target_revision == identity.target_revision
+        assert own.load.setup.drafters == tuple(assembled.components.engine.drafters)
+    finally:
+        assembled.stop.set()
+        thread.join(60)
+    assert any(getattr(record, "action", "") == "other_revision" for record in caplog.records)
+    assert [one.load.owner for one in WorkerStore(database).seen()] == ["worker-of-before"], "it has left"

@@ -1,0 +1,383 @@
+"""A drafter, a shadow or a score that raises costs no job: the text is the target's, decoded without it."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import torch
+import transformers
+
+from alphaloop.errors import DecodeFailed
+from alphaloop.messages import Purpose
+from tests.fixtures.drafting import ScriptedDrafter, draft_model
+from tests.fixtures.models import NUM_TOKENS, VANILLA, decision, make_job
+from tests.fixtures.reference import Reference, Wanted
+from worker.decoding.drafters.draft_tokens import DraftTokens
+from worker.decoding.open_drafters import MOST_IN_A_ROW
+from worker.decoding.proposal import Ask, Proposal
+from worker.engine import Generation, PreparedJob, Sampling
+
+if TYPE_CHECKING:
+    from worker.decoding.engine import TransformersEngine
+
+Build = Callable[..., "TransformersEngine"]
+References = Callable[[str], Reference]
+GREEDY: Final = Sampling(max_tokens=16, temperature=0.0)
+METHODS: Final = ("open", "propose", "close")
+#: Answers that are no proposal: they would fail the target's pass, or verification.
+WRONG: Final[dict[str, Callable[[Sequence[Ask]], Any]]] = {
+    "too few": lambda asks: [],
+    "too long": lambda asks: [Proposal((1,) * (ask.num_tokens + 1)) for ask in asks],
+    "no token of the target": lambda asks: [Proposal((10**6,)) for _ in asks],
+    "a negative token": lambda asks: [Proposal((-1,)) for _ in asks],
+    "a parent that follows": lambda asks: [Proposal((1,), (0,)) for _ in asks],
+    "distributions of another vocabulary": lambda asks: [Proposal((1,), q=torch.ones(1, 3)) for _ in asks],
+    "no list": lambda asks: None,
+}
+
+
+class Fault(Exception):
+    """What a drafter raises; its words may quote a prompt."""
+
+
+def failing(drafter: Any, method: str, calls: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Have `method` raise at the calls whose number, from 1, `calls` picks; returns how often it did."""
+    real, num = getattr(drafter, method), Counter[str]()
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        num["calls"] += 1
+        if calls(num["calls"]):
+            num["raised"] += 1
+            raise Fault("a prompt's own words")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(drafter, method, called)
+    return num
+
+
+@pytest.fixture
+def engine(tiny_engine: Build, tiny_models: dict[str, Path], rng: random.Random) -> TransformersEngine:
+    """Four slots and every kind of drafter."""
+    drafters = {
+        "model": draft_model("model", tiny_models["qwen2"], num_slots=4),
+        "tree": ScriptedDrafter("tree", rng, is_tree=True),
+    }
+    return tiny_engine(num_slots=4, drafters=drafters)
+
+
+def prepare(engine: TransformersEngine, rng: random.Random, num: int, first: int = 0) -> list[PreparedJob]:
+    """Jobs of traffic, greedy and seeded in turn, which no end token cuts."""
+    return [
+        engine.prepare(
+            make_job("ab " * rng.randint(1, 40), first + i),
+            replace(GREEDY, temperature=i % 2, seed=i, max_tokens=rng.randint(8, 16), logit_bias=((0, -1000.0),)),
+        )
+        for i in range(num)
+    ]
+
+
+def decode(engine: TransformersEngine, jobs: list[PreparedJob], drafters: Sequence[str], k: int = 4) -> Any:
+    """Decode everything, job i with drafter i; the generations by job_id, and the failures by drafter."""
+    finished: dict[str, Generation] = {}
+    failures = Counter[str]()
+    waiting = list(enumerate(jobs))
+    while waiting or engine.load().num_running:
+        while waiting and engine.has_room(waiting[0][1]):
+            i, job = waiting.pop(0)
+            engine.admit(job, decision(drafters[i % len(drafters)], k))
+        step = engine.step()
+        failures.update(step.drafter_failures)
+        finished |= {generation.job_id: generation for generation in step.finished}
+    return finished, failures
+
+
+def know(engine: TransformersEngine, reference: Reference, jobs: list[PreparedJob]) -> dict[str, list[int]]:
+    """The right outputs by job_id, which the scripted drafter is told."""
+    outputs = reference.outputs([Wanted(one.token_ids, one.sampling) for one in jobs])
+    for one, output in zip(jobs, outputs, strict=True):
+        engine._drafters["tree"].truths[one.job.job_id] = [*one.token_ids, *output]  # type: ignore[attr-defined]
+    return {one.job.job_id: output for one, output in zip(jobs, outputs, strict=True)}
+
+
+def check(engine: TransformersEngine, finished: dict[str, Generation], expected: dict[str, list[int]]) -> None:
+    """Right texts, counts that add up and are nested, and every slot of the target free."""
+    assert {job_id: list(generation.token_ids) for job_id, generation in finished.items()} == expected
+    for one in finished.values():
+        assert one.counts.num_tokens == len(one.token_ids)
+        assert one.num_vanilla_rounds + sum(its.counts.rounds for its in one.drafted) == one.counts.rounds
+        for its in (*(its.counts for its in one.drafted), *(its.counts for its in one.shadows)):
+            assert all(a <= t <= p for a, t, p in zip(its.accepts, its.trials, its.proposed, strict=True))
+            assert list(its.trials) == sorted(its.trials, reverse=True)
+    assert engine.load().num_free == 4
+    assert len(engine._cache._free) == 4
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("drafter", ["lookup", "model", "tree"])
+def test_a_drafter_that_raises_once_costs_no_text(
+    engine: TransformersEngine,
+    references: References,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    rng: random.Random,
+    drafter: str,
+    method: str,
+) -> None:
+    jobs = prepare(engine, rng, 8)
+    expected = know(engine, references("llama"), jobs)
+    at = rng.randint(1, 4)
+    raised = failing(engine._drafters[drafter], method, lambda number: number == at, monkeypatch)
+    finished, failures = decode(engine, jobs, [drafter])
+    assert raised["raised"] == 1
+    check(engine, finished, expected)
+    # What a draft model holds of a text that it did not close is lost to it, so it may lack room for another.
+    assert failures == {drafter: 1} or method == "close"
+    assert engine.unserved([]) == {}, "once is no reason to end it for the worker"
+    assert any(one.drafted for one in finished.values()), "the others draft on"
+    told, *_ = [record for record in caplog.records if getattr(record, "action", "") == "drafter_failed"]
+    assert told.levelno == logging.ERROR
+    assert "own words" not in told.getMessage()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("drafter", ["lookup", "model", "tree"])
+def test_a_drafter_that_always_raises_ends_for_the_worker(
+    engine: TransformersEngine,
+    references: References,
+    monkeypatch: pytest.MonkeyPatch,
+    rng: random.Random,
+    drafter: str,
+    method: str,
+) -> None:
+    jobs = prepare(engine, rng, 12)
+    expected = know(engine, references("llama"), jobs)
+    raised = failing(engine._drafters[drafter], method, lambda number: True, monkeypatch)
+    finished, failures = decode(engine, jobs, [drafter, "lookup" if drafter != "lookup" else "model"])
+    check(engine, finished, expected)
+    assert raised["raised"] >= MOST_IN_A_ROW
+    assert failures[drafter] >= MOST_IN_A_ROW
+    why = engine.unserved([])[drafter]
+    assert "Fault" in why
+    assert "own words" not in why
+    num_before = raised["raised"]
+    more = prepare(engine, rng, 4, first=100)
+    expected = know(engine, references("llama"), more)
+    finished, failures = decode(engine, more, [drafter])
+    check(engine, finished, expected)
+    assert not failures
+    assert raised["raised"] == num_before, "nobody asks it again"
+    assert all(not one.drafted for one in finished.values())
+
+
+def test_a_drafter_that_serves_others_is_not_ended(
+    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random
+) -> None:
+    """A prompt that it cannot bear now and then, more often than a broken drafter would be borne with."""
+    jobs = prepare(engine, rng, 4 * MOST_IN_A_ROW)
+    expected = know(engine, references("llama"), jobs)
+    bad = {one.job.job_id for one in jobs[::3]}
+    drafter = engine._drafters["lookup"]
+    propose = drafter.propose
+
+    def picky(asks: Sequence[Ask]) -> list[Proposal]:
+        if any(ask.job_id in bad for ask in asks):
+            raise Fault
+        return propose(asks)
+
+    monkeypatch.setattr(drafter, "propose", picky)
+    finished: dict[str, Generation] = {}
+    for job in jobs:
+        found, _ = decode(engine, [job], ["lookup"])
+        finished |= found
+    check(engine, finished, expected)
+    assert not engine.unserved([])
+    assert {job_id for job_id, one in finished.items() if not one.drafted} == bad
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize("is_drawn", [False, True])
+def test_an_answer_that_is_no_proposal_counts_as_a_failure(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, rng: random.Random, wrong: str, is_drawn: bool
+) -> None:
+    jobs = prepare(engine, rng, 4)
+    if is_drawn:
+        jobs = [replace(one, sampling=replace(one.sampling, temperature=1.0, seed=None)) for one in jobs]
+    monkeypatch.setattr(engine._drafters["tree"], "propose", WRONG[wrong])
+    finished, failures = decode(engine, jobs, ["tree"])
+    assert len(finished) == 4
+    assert failures["tree"] >= 1
+    assert all(len(finished[one.job.job_id].token_ids) == one.sampling.max_tokens for one in jobs)
+
+
+def test_a_drafter_that_fails_can_be_left_in_the_middle(
+    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random
+) -> None:
+    """What steers a sequence may ask again for the drafter that it lost, or for another one."""
+    jobs = prepare(engine, rng, 4)
+    expected = know(engine, references("llama"), jobs)
+    failing(engine._drafters["model"], "propose", lambda number: number == 2, monkeypatch)
+    for job in jobs:
+        engine.admit(job, decision("model", 3))
+    finished: dict[str, Generation] = {}
+    names = ("model", "lookup", "tree", None)
+    while engine.load().num_running:
+        step = engine.step()
+        finished |= {one.job_id: one for one in step.finished}
+        for sequence in list(engine._admitted.running):
+            if rng.random() < 0.5:
+                engine.redraft(sequence.job_id, rng.choice(names), rng.randint(0, 4))
+    check(engine, finished, expected)
+
+
+@pytest.mark.parametrize("method", ["remember", "rereading"])
+def test_what_look_up_does_beside_decoding_may_fail(
+    engine: TransformersEngine,
+    references: References,
+    monkeypatch: pytest.MonkeyPatch,
+    rng: random.Random,
+    method: str,
+) -> None:
+    jobs = prepare(engine, rng, 8)
+    expected = know(engine, references("llama"), jobs)
+    raised = failing(engine._drafters["lookup"], method, lambda number: True, monkeypatch)
+    finished, failures = decode(engine, jobs, ["model"])
+    check(engine, finished, expected)
+    assert raised["raised"]
+    assert failures["lookup"] >= 1
+    assert "model" not in failures
+    assert all("lookup" not in {its.drafter for its in one.shadows} for one in finished.values()) or (
+        method == "remember"
+    )
+
+
+def test_a_shadow_that_fails_in_the_middle_of_a_text_is_left_out(
+    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random
+) -> None:
+    jobs = prepare(engine, rng, 4)
+    expected = know(engine, references("llama"), jobs)
+    drafter: Any = engine._drafters["lookup"]
+    at = rng.randint(1, 12)
+    failing(drafter, "_propose", lambda number: number == at, monkeypatch)
+    finished, failures = decode(engine, jobs, ["model"])
+    check(engine, finished, expected)
+    assert failures == {"lookup": 1}
+    num_shadowed = sum("lookup" in {its.drafter for its in one.shadows} for one in finished.values())
+    assert num_shadowed == len(jobs) - 1
+
+
+def test_a_score_that_fails_is_left_out(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, rng: random.Random
+) -> None:
+    job = make_job("ab ab ab", 1)
+    control = job.model_copy(update={"purpose": Purpose.CONTROL, "scored_drafters": ("model", "lookup")})
+    raised = failing(engine._drafters["model"], "choices", lambda number: True, monkeypatch)
+    engine.admit(engine.prepare(control, GREEDY), VANILLA)
+    finished: list[Generation] = []
+    failures = Counter[str]()
+    while engine.load().num_running:
+        step = engine.step()
+        finished += step.finished
+        failures.update(step.drafter_failures)
+    assert raised["raised"] == 1
+    assert failures == {"model": 1}
+    assert [its.drafter for its in finished[0].shadows] == ["lookup"]
+    assert finished[0].second_choices
+
+
+@pytest.mark.parametrize("method", ["clear"])
+def test_a_drafter_that_cannot_be_emptied_leaves_the_engine_emptied(
+    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random, method: str
+) -> None:
+    jobs = prepare(engine, rng, 4)
+    expected = know(engine, references("llama"), jobs)
+    for job in jobs:
+        engine.admit(job, decision("tree", 3))
+    engine.step()
+    failing(engine._drafters["lookup"], method, lambda number: True, monkeypatch)
+    engine.abandon()
+    assert engine.load().num_running == 0
+    finished, failures = decode(engine, jobs, ["tree", "model"])
+    check(engine, finished, expected)
+    assert failures == {"lookup": 1}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        torch.AcceleratorError("CUDA error: device-side assert triggered"),
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx"),
+        RuntimeError("Triton Error [CUDA]: misaligned address"),
+    ],
+    ids=["assert", "access", "library", "kernel"],
+)
+@pytest.mark.parametrize("method", METHODS)
+def test_a_fault_of_the_device_is_not_the_drafters(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, rng: random.Random, method: str, fault: Exception
+) -> None:
+    """It fails the step, as everywhere: the self-test then finds the engine sick."""
+
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise fault
+
+    monkeypatch.setattr(engine._drafters["model"], method, broken)
+    engine.admit(prepare(engine, rng, 1)[0], decision("model", 3))
+
+    def decode_all() -> None:
+        while engine.load().num_running:
+            engine.step()
+
+    with pytest.raises(DecodeFailed if method == "propose" else type(fault)):
+        decode_all()
+    assert engine.unserved([]) == {}
+
+
+def test_a_draft_whose_logits_are_no_numbers_counts_as_failed(
+    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, rng: random.Random
+) -> None:
+    """Drawn from such a distribution, a draft would be verified against no number at all."""
+    draft: Any = engine._drafters["model"]
+    read = draft.model.read
+    monkeypatch.setattr(draft.model, "read", lambda cache, reads: torch.full_like(read(cache, reads), torch.nan))
+    jobs = [replace(one, sampling=replace(one.sampling, temperature=1.0, seed=None)) for one in prepare(engine, rng, 4)]
+    finished, failures = decode(engine, jobs, ["model"])
+    assert len(finished) == 4
+    assert failures["model"] >= 1
+    assert all(one.counts.num_trials == 0 for one in finished.values())
+
+
+def test_a_draft_with_too_few_rows_never_reads_a_token_that_it_has_no_row_for(
+    tiny_engine: Build, tiny_models: dict[str, Path], references: References, tmp_path: Path, rng: random.Random
+) -> None:
+    """On a GPU such a read ends the process. Rows that pad the target's embeddings have no token, but may come."""
+    small = transformers.AutoModelForCausalLM.from_pretrained(tiny_models["qwen2"], dtype=torch.float64)
+    small.resize_token_embeddings(300)
+    small.save_pretrained(tmp_path)
+    draft = draft_model("small", tmp_path, num_slots=4)
+    draft._tokens = DraftTokens(NUM_TOKENS, 300, frozenset({0}))
+    engine = tiny_engine(num_slots=4, drafters={"small": draft, "tree": ScriptedDrafter("tree", rng, is_tree=True)})
+    # Half of the prompts it can read, and then the target may still write a token that it cannot.
+    jobs = [
+        replace(one, token_ids=(*rng.choices(range(1, 300), k=20), rng.randint(300, 383) if i % 2 else 299))
+        for i, one in enumerate(prepare(engine, rng, 8))
+    ]
+    expected = know(engine, references("llama"), jobs)
+    highest: list[int] = []
+    read = draft.model.read
+
+    def watched(cache: Any, reads: Any) -> torch.Tensor:
+        highest.extend(max(one.token_ids) for one in reads)
+        return read(cache, reads)
+
+    draft.model.read = watched  # type: ignore[method-assign]
+    finished, failures = decode(engine, jobs, ["small"])
+    check(engine, finished, expected)
+    assert not failures
+    assert 0 <= max(highest) < 300
