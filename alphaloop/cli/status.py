@@ -18,7 +18,7 @@ from alphaloop.cli.screen import note, out, paragraph, print_json, table
 from alphaloop.embedded.process import is_listening
 from alphaloop.embedded.stack import running_stack
 from alphaloop.errors import BrokerError
-from alphaloop.kafka.backlog import backlog, oldest
+from alphaloop.kafka.backlog import unfinished
 from alphaloop.settings import Settings
 from alphaloop.store.claims import RUNNING
 from alphaloop.store.expectations import ExpectationStore
@@ -67,8 +67,9 @@ def status(
     waiting: dict[str, int] | None = None
     ages: dict[str, float] = {}
     try:
-        waiting = waits(tasks, backlog(settings.kafka))
-        ages = oldest(settings.kafka)
+        found = unfinished(settings.kafka)
+        waiting = waits(tasks, {task: its.num_messages for task, its in found.items()})
+        ages = {task: its.oldest_s for task, its in found.items() if its.oldest_s is not None}
     except BrokerError as error:
         note(f"the broker does not answer, so waiting jobs are unknown: {error.message}")
     tasks = with_waiting(tasks, waiting)

@@ -35,6 +35,7 @@ class ScriptedSource:
         self.refuse_commits = False
         self.is_closed = False
         self.ids: dict[str, str] = {}
+        self.gaps: dict[TopicPartition, int] = {}
         self.num_renewed = 0
         self._next: object = None
 
@@ -62,6 +63,10 @@ class ScriptedSource:
                 raise act
             break
         return records
+
+    def positions(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where the test says that offsets without a message end."""
+        return {one: offset for one, offset in self.gaps.items() if one in partitions}
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         self._note(lambda: self.paused.update(partitions))
