@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from alphaloop.errors import InvalidField, JobConflict, MalformedMessage, MessageError, UnknownTask
 from alphaloop.messages import Job, Origin, parse_job, payload_digest
+from alphaloop.messages.text import without_nulls
 from alphaloop.settings import Settings
 
 # Of an OpenAI batch line; they say where a request would go, not what to generate.
@@ -80,12 +81,17 @@ class JobReader:
             fields = json.loads(line)
         except (ValueError, RecursionError):
             fields = None
-        if isinstance(fields, dict):
-            fields = self._complete(fields)
-            task = fields.get("task")
-            line = json.dumps(fields).encode()
-        else:
-            task = self._task
+        if not isinstance(fields, dict):
+            return self._parsed(line, self._task, where)
+        complete = self._complete(without_nulls(fields))
+        try:
+            return self._parsed(json.dumps(complete).encode(), complete.get("task"), where)
+        except MessageError as error:
+            if error.field == "custom_id" and fields.get("custom_id") is None:
+                error.field = "id"
+            raise
+
+    def _parsed(self, line: bytes, task: object, where: str) -> Job:
         limits = self._settings.worker
         job = parse_job(
             line,

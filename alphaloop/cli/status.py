@@ -53,8 +53,9 @@ def status(
 ) -> None:
     """Show every task, its jobs, how they are decoded, and the measured speed-up; and every worker with its load.
 
-    `waits` counts jobs that no worker has claimed, with the age of the oldest; `held` those that a worker has claimed;
-    `ended` those of traffic, with the number of probes and controls below.
+    `waits` counts jobs that no worker has claimed, with the age of the oldest; of more than 1000 in a partition it
+    counts offsets, transactions' markers too. `held` counts those that a worker has claimed; `ended` those of traffic,
+    with the number of probes and controls below.
     """
     settings = connected_settings(context)
     with open_database(settings) as database:

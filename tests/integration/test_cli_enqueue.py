@@ -207,7 +207,7 @@ def test_strict_sends_nothing(cli: Cli, task: str, responder: Responder) -> None
     good, bad = json.dumps({"prompt": "good"}).encode(), b'{"prompt": "p", "temperature": 9}'
     ran = cli("enqueue", "--strict", "--task", task, "--file", "-", stdin=good + b"\n" + bad)
     assert ran.code == 1
-    assert "standard input:2: body.temperature:" in ran.err
+    assert "standard input:2: temperature:" in ran.err
     assert cli("enqueue", "--task", task, "--prompt", "hello", "--wait", "--timeout", 60).code == 0
     assert len(responder.jobs) == 1
 

@@ -109,7 +109,7 @@ def test_a_job_is_found_wherever_it_is(jobs_cli: Cli, worker_settings: Settings,
         client.results(3)
         until(lambda: place_of(worker_settings, database, "wrong") is Place.REFUSED, "the wrong one is refused")
         (refused,) = jobs_cli("job", "wrong", "--json").json
-    assert (refused["error"]["code"], refused["error"]["field"]) == ("invalid_field", "body.temperature")
+    assert (refused["error"]["code"], refused["error"]["field"]) == ("invalid_field", "temperature")
     ended = jobs_cli("job", "job-1", "nobody")
     assert ended.code == 1
     assert "job-1: ended succeeded at " in ended.out
@@ -216,4 +216,4 @@ def test_a_refused_job_is_waited_for_too(jobs_cli: Cli, worker_settings: Setting
     with running_worker(worker_settings, FakeEngine()):
         ran = jobs_cli("wait", "wrong", "--timeout", WAIT_S)
     assert ran.code == 1
-    assert "wrong: refused, invalid_field: body.temperature: Input should be less than" in ran.err
+    assert "wrong: refused, invalid_field: temperature: Input should be less than" in ran.err

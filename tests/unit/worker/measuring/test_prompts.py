@@ -66,7 +66,7 @@ def test_wrong_lines_are_told_with_place_and_field_and_never_quoted(tmp_path: Pa
         read(file, settings)
     told = str(raised.value)
     assert "3 of 4 prompts" in told
-    assert "mine.jsonl:2: body.temperature: " in told
+    assert "mine.jsonl:2: temperature: " in told
     assert "mine.jsonl:3: " in told
     assert "mine.jsonl:4: " in told
     assert "secret" not in told
