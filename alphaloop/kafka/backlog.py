@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.kafka.topics import cluster_id, list_topics
-from alphaloop.messages import Origin, derived_job_id
+from alphaloop.messages import Origin, derived_job_id, fields_of
 from alphaloop.messages.topics import JOBS_PATTERN
 from alphaloop.settings import KafkaSettings
 
@@ -165,11 +164,7 @@ def _assign(consumer: Consumer, left: dict[TopicPartition, tuple[int, int]]) -> 
 
 def _named(record: Record, cluster: str) -> tuple[str, str | None]:
     """The job_id that a worker gives the message, and its batch_id."""
-    try:
-        fields: Any = json.loads(record.value or b"")
-    except (ValueError, RecursionError):
-        fields = None
-    fields = fields if isinstance(fields, dict) else {}
+    fields = fields_of(record.value) or {}
     origin = Origin(cluster, record.topic, record.partition, record.offset, record.timestamp_ms)
     job_id, batch_id = fields.get("job_id"), fields.get("batch_id")
     if not isinstance(job_id, str):

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from alphaloop.errors import ConfigError, InvalidField, MalformedMessage
 from alphaloop.letters.reading import Letter
-from alphaloop.messages import Origin, derived_job_id, parse_job
+from alphaloop.messages import Origin, derived_job_id, fields_of, parse_job
 from alphaloop.messages.dead_letter import SHORTENED, is_reason
 from alphaloop.messages.job import SHORTHAND
 from alphaloop.messages.topics import jobs_topic, task_of
@@ -81,11 +81,8 @@ def corrections_of(settings: Sequence[str], option: str) -> dict[str, Any]:
 
 
 def _fields(value: bytes | None) -> dict[str, Any]:
-    try:
-        fields = json.loads(value or b"")
-    except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
+    fields = fields_of(value)
+    if fields is None:
         raise MalformedMessage("not a JSON object, so nothing in it can be corrected", hint="send a new job instead")
     return fields
 

@@ -108,13 +108,13 @@ def field_as_sent(field: str | None, fields: Mapping[str, Any]) -> str | None:
     return ".".join(path if body is None else ["body", *path])
 
 
-def fields_of(value: bytes | None) -> Mapping[str, Any]:
-    """The fields of a message that was read before; none of one that is no JSON object."""
+def fields_of(value: bytes | None) -> dict[str, Any] | None:
+    """The fields of a message, unchecked; None where it is no JSON object."""
     try:
         fields = json.loads(value or b"")
     except (ValueError, RecursionError):
         fields = None
-    return fields if isinstance(fields, dict) else {}
+    return fields if isinstance(fields, dict) else None
 
 
 def derived_job_id(origin: Origin, value: bytes) -> str:

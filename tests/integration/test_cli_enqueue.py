@@ -146,11 +146,11 @@ def test_results_come_back_in_the_order_of_the_input(cli: Cli, task: str, respon
     assert rows[22]["error"] == {
         "code": "invalid_field",
         "message": "expected something else",
-        "field": "body.model",
+        "field": "model",
         "hint": "leave it out",
     }
     assert (
-        f"{task}-refused: refused, invalid_field: body.model: expected something else (hint: leave it out)" in ran.err
+        f"{task}-refused: refused, invalid_field: model: expected something else (hint: leave it out)" in ran.err
     )
     assert {key: ran.json[key] for key in ("sent", "invalid", "succeeded", "refused", "completion_tokens")} == {
         "sent": 22,

@@ -78,7 +78,7 @@ def _fields_as_sent(delivery: Delivery) -> Iterator[None]:
     try:
         yield
     except MessageError as error:
-        error.field = field_as_sent(error.field, fields_of(delivery.record.value))
+        error.field = field_as_sent(error.field, fields_of(delivery.record.value) or {})
         raise
 
 

@@ -81,6 +81,7 @@ def prepare(lines: Sequence[JobLine], engine: Engine, tasks: Mapping[str, TaskSe
         try:
             prepared.append(engine.prepare(job, sampling_of(job, tasks.get(job.task, TaskSettings()))))
         except MessageError as error:
+            error.field = line.named_in_line(error.field)
             wrong.append((line.where, error))
     if wrong:
         raise _refusal(wrong, len(lines))

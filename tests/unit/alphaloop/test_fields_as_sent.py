@@ -29,7 +29,7 @@ IN_BODY: Mapping[str, tuple[list[Any], Any]] = {
     "temperature": (["1", 9, True, [1], {"a": 1}], 0.5),
     "top_p": ([0, 7], 0.5),
     "max_tokens": ([0, "many", 1.5], 5),
-    "max_completion_tokens": ([0, "many"], 5),
+    "max_completion_tokens": ([0, "many"], None),  # beside max_tokens only its value or null is right
     "seed": ([2**63, "x"], 1),
     "stop": ([5, [1], ["a", ""], [""], ["a"] * 5, ""], "x"),
     "stop_token_ids": ([5, [-1, -2], [1, True]], [3]),

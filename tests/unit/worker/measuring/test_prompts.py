@@ -128,7 +128,7 @@ def test_repeated_prompts_count_once_and_too_many_are_drawn_from(
 
 def test_a_prompt_that_does_not_fit_names_its_line(tmp_path: Path, settings: Settings) -> None:
     lines = lines_of(tmp_path, settings, ["one two", "one two three four five"])
-    with pytest.raises(ConfigError, match=r"1 of 2 prompts.*\n.*mine.jsonl:2: body.messages: expected fewer than 5"):
+    with pytest.raises(ConfigError, match=r"1 of 2 prompts.*\n.*mine.jsonl:2: prompt: expected fewer than 5"):
         prepare(lines, FakeEngine(context_length=5), settings.tasks)
 
 
