@@ -157,6 +157,20 @@ def test_commits_follow_the_oldest_unfinished(source: ScriptedSource, intake: In
     assert intake.num_in_flight == 0
 
 
+def test_offsets_without_a_message_are_committed_after_what_runs_before_them(
+    source: ScriptedSource, intake: Intake
+) -> None:
+    source.gaps = {P1: 151}
+    source.wait_for(lambda: {P1: 151} in source.commits)
+    source.script.put(record(P0, 4))
+    (running,) = take_all(intake, 1)
+    source.gaps = {P0: 9, P1: 151}
+    source.settle()
+    assert all(commit.get(P0, 4) == 4 for commit in source.commits)
+    intake.finish([running])
+    source.wait_for(lambda: source.commits[-1] == {P0: 9})
+
+
 def test_a_full_buffer_pauses_and_room_resumes(source: ScriptedSource, intake: Intake) -> None:
     for offset in range(4):
         source.script.put(record(P0, offset))
