@@ -149,9 +149,7 @@ def test_results_come_back_in_the_order_of_the_input(cli: Cli, task: str, respon
         "field": "model",
         "hint": "leave it out",
     }
-    assert (
-        f"{task}-refused: refused, invalid_field: model: expected something else (hint: leave it out)" in ran.err
-    )
+    assert f"{task}-refused: refused, invalid_field: model: expected something else (hint: leave it out)" in ran.err
     assert {key: ran.json[key] for key in ("sent", "invalid", "succeeded", "refused", "completion_tokens")} == {
         "sent": 22,
         "invalid": 1,
