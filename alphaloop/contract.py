@@ -25,6 +25,17 @@ from alphaloop.messages.chunk import ChunkBody
 from alphaloop.messages.job import SHORTHAND
 from alphaloop.settings.reference import settings_reference
 
+_NULL: Final[dict[str, Any]] = {"type": "null"}
+_TEXT_PARTS: Final[dict[str, Any]] = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+        "required": ["type", "text"],
+    },
+    "description": "Parts of the text, which are put together with nothing between them.",
+}
 REFERENCE: Final = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
 
@@ -42,25 +53,33 @@ def job_schema() -> dict[str, Any]:
         **body["properties"]["max_tokens"],
         "description": "Newer name of max_tokens; give one of the two.",
     }
-    for name, other in (("stop", {"type": "string", "minLength": 1, "maxLength": 256}), ("stream", {})):
-        listed = body["properties"][name]
-        kept = {key: listed.pop(key) for key in ("default", "description", "title")}
-        body["properties"][name] = {"anyOf": [kind for kind in (listed, other, {"type": "null"}) if kind], **kept}
+    properties = body["properties"]
+    properties["stop"] = _or(properties["stop"], {"type": "string", "minLength": 1, "maxLength": 256})
+    bias = properties["logit_bias"]["anyOf"][0]
+    bias["additionalProperties"] = _or(bias["additionalProperties"], _NULL)
+    message = schema["$defs"]["ChatMessage"]["properties"]
+    message["content"] = _or(message["content"], _TEXT_PARTS)
+    for optional in (properties, schema["properties"]):
+        optional.update({name: _or(field, _NULL) for name, field in optional.items() if name not in UNSUPPORTED})
     one_prompt = [_has("messages"), _has("prompt")]
     loose: dict[str, Any] = {name: _reference("#/$defs/Body/properties/" + name) for name in sorted(SHORTHAND)}
-    loose["prompt"] = {"type": "string", "minLength": 1, "description": "Shorthand for one user message."}
-    loosely = [{"required": [name]} for name in sorted(SHORTHAND)]
+    prompt = {"type": "string", "minLength": 1, "description": "Shorthand for one user message."}
+    loose["prompt"] = _or(prompt, _NULL)
+    loosely = [_has(name) for name in sorted(SHORTHAND)]
     inside = {
         "required": ["body"],
-        "properties": {"body": {"oneOf": one_prompt}},
+        "properties": {"body": {"type": "object", "oneOf": one_prompt}},
         "not": {"anyOf": [*loosely, _has("body_ref")]},
     }
-    shorthand = {"not": {"anyOf": [{"required": ["body"]}, _has("body_ref")]}, "oneOf": one_prompt}
+    shorthand = {"not": {"anyOf": [_has("body"), _has("body_ref")]}, "oneOf": one_prompt}
     by_reference = {
         **_has("body_ref"),
         "not": {
-            "anyOf": [*one_prompt, {"required": ["body"], "properties": {"body": {"anyOf": one_prompt}}}]
-            + [{"required": ["body", name]} for name in sorted(SHORTHAND)]
+            "anyOf": [
+                *one_prompt,
+                {"required": ["body"], "properties": {"body": {"type": "object", "anyOf": one_prompt}}},
+            ]
+            + [{"allOf": [_has("body"), _has(name)]} for name in sorted(SHORTHAND)]
         },
     }
     return {
@@ -152,6 +171,14 @@ def _refuse_unsupported(body: dict[str, Any]) -> None:
 def _has(name: str) -> dict[str, Any]:
     # null counts as left out, as OpenAI's clients send it.
     return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
+
+
+def _or(field: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a field that may also be another one."""
+    told: dict[str, Any] = {key: field[key] for key in ("default", "description", "title") if key in field}
+    rest = {key: part for key, part in field.items() if key not in told}
+    kinds = rest["anyOf"] if rest.keys() == {"anyOf"} else [rest]
+    return {"anyOf": [*kinds, other], **told} if other not in kinds else field
 
 
 def _reference(path: str) -> dict[str, str]:

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from alphaloop.errors import InvalidField, JobConflict, MalformedMessage, MessageError, UnknownTask
-from alphaloop.messages import Job, Origin, parse_job, payload_digest
+from alphaloop.messages import Job, Origin, field_as_sent, fields_of, parse_job, payload_digest
+from alphaloop.messages.job import SHORTHAND
+from alphaloop.messages.text import without_nulls
 from alphaloop.settings import Settings
 
 # Of an OpenAI batch line; they say where a request would go, not what to generate.
@@ -31,10 +33,17 @@ class Overrides:
 
 @dataclass(frozen=True, slots=True)
 class JobLine:
-    """A good line. `where` is `file:line`."""
+    """A good line. `where` is `file:line`, `names` what `named_in_line` needs of it."""
 
     where: str
     job: Job
+    names: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def named_in_line(self, path: str | None) -> str | None:
+        """The path of a field of the job, or of the message that was sent for it, in the line."""
+        if path is not None and path.split(".")[0] in SHORTHAND:
+            path = f"body.{path}"
+        return field_as_sent(path, self.names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +80,23 @@ class JobReader:
     def read_line(self, line: bytes, where: str) -> JobLine | BadLine:
         """One line that is not blank; `where` is its place, for the reports."""
         try:
-            return JobLine(where, self._job(line, where))
+            fields = fields_of(line)
+            return JobLine(where, self._job(line, fields, where), _names(fields or {}))
         except MessageError as error:
             return BadLine(where, error)
 
-    def _job(self, line: bytes, where: str) -> Job:
+    def _job(self, line: bytes, fields: dict[str, Any] | None, where: str) -> Job:
+        if fields is None:
+            return self._parsed(line, self._task, where)
+        complete = self._complete(without_nulls(fields))
         try:
-            fields = json.loads(line)
-        except (ValueError, RecursionError):
-            fields = None
-        if isinstance(fields, dict):
-            fields = self._complete(fields)
-            task = fields.get("task")
-            line = json.dumps(fields).encode()
-        else:
-            task = self._task
+            return self._parsed(json.dumps(complete).encode(), complete.get("task"), where)
+        except MessageError as error:
+            if error.field == "custom_id" and fields.get("custom_id") is None:
+                error.field = "id"
+            raise
+
+    def _parsed(self, line: bytes, task: object, where: str) -> Job:
         limits = self._settings.worker
         job = parse_job(
             line,
@@ -121,6 +132,13 @@ class JobReader:
         elif body is None:
             fields = _with_overrides(fields, self._overrides.body)
         return fields
+
+
+def _names(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The names of a line's fields and of its body's, in place of each text an empty one, so that little is kept."""
+    kept = {name: "" if isinstance(value, str) else value is not None or None for name, value in fields.items()}
+    body = fields.get("body")
+    return kept | ({"body": _names(body)} if isinstance(body, dict) else {})
 
 
 def _with_overrides(fields: dict[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

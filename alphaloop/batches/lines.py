@@ -16,6 +16,7 @@ from typing import Any, Final
 from alphaloop.errors import ConfigError, InvalidField, MalformedMessage, MessageError
 from alphaloop.job_lines import BadLine, JobReader, Overrides
 from alphaloop.messages import Job
+from alphaloop.messages.text import without_nulls
 from alphaloop.settings import Settings
 
 #: What OpenAI's batch API calls an endpoint, and the field of the body that it needs.
@@ -93,7 +94,7 @@ class BatchReader:
         if needed is None:
             raise InvalidField(f"expected one of {', '.join(ENDPOINTS)}", field="url")
         body = fields.get("body")
-        if not isinstance(body, dict) or needed not in body:
+        if not isinstance(body, dict) or body.get(needed) is None:
             raise InvalidField(f"expected an object with {needed}, which {url} needs", field="body")
         if self._ignores_model:
             body = {name: value for name, value in body.items() if name != "model"}
@@ -116,4 +117,4 @@ def _fields(line: bytes) -> dict[str, Any]:
         raise MalformedMessage("expected one JSON object a line, found something else") from None
     if not isinstance(fields, dict):
         raise MalformedMessage("expected one JSON object a line, found another value")
-    return fields
+    return without_nulls(fields)

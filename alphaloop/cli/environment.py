@@ -23,6 +23,7 @@ def env(
     """Print KAFKA_BOOTSTRAP_SERVERS and DATABASE_URL of the running servers, to be evaluated by a shell.
 
     In a shell: eval "$(alphaloop env)", and then psql "$DATABASE_URL" or kcat -b $KAFKA_BOOTSTRAP_SERVERS -L.
+    Debian's kcat cannot talk to the fallback broker, which runs where no Apache Kafka is; `alphaloop enqueue` can.
     DATABASE_URL holds the password, so keep the output out of logs.
     """
     settings = connected_settings(context)

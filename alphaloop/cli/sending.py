@@ -18,7 +18,7 @@ from alphaloop.job_lines import BadLine, JobLine
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages import Job, Result, encode_job
-from alphaloop.outcomes.reading import Outcome, OutcomeReader, reason_of, status_of
+from alphaloop.outcomes.reading import Outcome, OutcomeReader, Refusal, reason_of, status_of
 from alphaloop.settings import KafkaSettings
 from alphaloop.wording import counts
 
@@ -134,17 +134,17 @@ def _outcomes(
     kafka: KafkaSettings, lines: Sequence[JobLine], summary: Summary, timeout_s: float, topic_of: TopicOf
 ) -> dict[str, Outcome]:
     outcomes: dict[str, Outcome] = {}
-    job_ids = {line.job.job_id for line in lines}
+    by_id = {line.job.job_id: line for line in lines}
     producer = Producer(kafka, client_id="alphaloop-enqueue")
     try:
         with OutcomeReader(kafka, {line.job.task for line in lines}) as reader, progress() as bar:
-            shown = bar.add_task("results", total=len(job_ids), note="")
+            shown = bar.add_task("results", total=len(by_id), note="")
             started = time.monotonic()
             for line in lines:
                 _produce(producer, topic_of, line)
             producer.flush(_FLUSH_S)
-            for outcome in reader.outcomes(job_ids, timeout_s=timeout_s):
-                outcomes[outcome.job_id] = outcome
+            for outcome in reader.outcomes(by_id, timeout_s=timeout_s):
+                outcomes[outcome.job_id] = _named_in_line(outcome, by_id[outcome.job_id])
                 summary.wall_s = time.monotonic() - started
                 bar.update(shown, advance=1, note=counts(Counter(map(status_of, outcomes.values()))))
     except KeyboardInterrupt:
@@ -152,6 +152,16 @@ def _outcomes(
     finally:
         producer.close()
     return outcomes
+
+
+def _named_in_line(outcome: Outcome, line: JobLine) -> Outcome:
+    """The outcome with its error's field named as in the line: the message has the body that was read from it."""
+    if isinstance(outcome, Refusal):
+        return replace(outcome, field=line.named_in_line(outcome.field))
+    if outcome.error is None:
+        return outcome
+    error = outcome.error.model_copy(update={"field": line.named_in_line(outcome.error.field)})
+    return outcome.model_copy(update={"error": error})
 
 
 def _produce(producer: Producer, topic_of: TopicOf, line: JobLine) -> None:

@@ -19,7 +19,7 @@ from alphaloop.cli.screen import note, out, paragraph, print_json, table
 from alphaloop.embedded.process import is_listening
 from alphaloop.embedded.stack import running_stack
 from alphaloop.errors import BrokerError
-from alphaloop.kafka.backlog import backlog, oldest
+from alphaloop.kafka.backlog import unfinished
 from alphaloop.settings import Settings
 from alphaloop.store.claims import RUNNING
 from alphaloop.store.expectations import ExpectationStore
@@ -54,8 +54,9 @@ def status(
 ) -> None:
     """Show every task, its jobs, how they are decoded, and the measured speed-up; and every worker with its load.
 
-    `waits` counts jobs that no worker has claimed, with the age of the oldest; `held` those that a worker has claimed;
-    `ended` those of traffic, with the number of probes and controls below.
+    `waits` counts jobs that no worker has claimed, with the age of the oldest; of more than 1000 in a partition it
+    counts offsets, transactions' markers too. `held` counts those that a worker has claimed; `ended` those of traffic,
+    with the number of probes and controls below.
     """
     settings = connected_settings(context)
     with open_database(settings) as database:
@@ -68,8 +69,9 @@ def status(
     waiting: dict[str, int] | None = None
     ages: dict[str, float] = {}
     try:
-        waiting = waits(tasks, backlog(settings.kafka))
-        ages = oldest(settings.kafka)
+        found = unfinished(settings.kafka)
+        waiting = waits(tasks, {task: its.num_messages for task, its in found.items()})
+        ages = {task: its.oldest_s for task, its in found.items() if its.oldest_s is not None}
     except BrokerError as error:
         note(f"the broker does not answer, so waiting jobs are unknown: {error.message}")
     tasks = with_waiting(tasks, waiting)

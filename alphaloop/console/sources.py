@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from alphaloop.console.remembered import Reading, Remembered
 from alphaloop.errors import ConfigError
-from alphaloop.kafka.backlog import backlog
+from alphaloop.kafka.backlog import unfinished
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.overview import Overview, TaskNow, waits
@@ -43,11 +43,12 @@ class Sources:
 
     def waiting(self) -> Reading[Mapping[str, int]]:
         """By task, the jobs that no worker has claimed: what `alphaloop status` shows."""
-        unfinished = self.remembered.get("backlog", lambda: backlog(self.settings.kafka))
+        found = self.remembered.get("unfinished", lambda: unfinished(self.settings.kafka))
         tasks = self.tasks().value
-        if unfinished.value is None or tasks is None:
-            return Reading(None, None, unfinished.error)
-        return Reading(waits(tasks, unfinished.value), unfinished.read_at, unfinished.error)
+        if found.value is None or tasks is None:
+            return Reading(None, None, found.error)
+        numbers = {task: its.num_messages for task, its in found.value.items()}
+        return Reading(waits(tasks, numbers), found.read_at, found.error)
 
     @property
     def shows_texts(self) -> bool:

@@ -24,7 +24,7 @@ from alphaloop.settings import Settings
 
 FALLBACK_NOTICE: Final = (
     "no Apache Kafka found here, so the fallback broker Tansu runs: it keeps messages in memory only, gone when it "
-    "stops; `alphaloop kafka install` fetches the real one"
+    "stops, and Debian's kcat cannot talk to it; `alphaloop kafka install` fetches the real one"
 )
 
 _OWNER_WAIT_S: Final = 2.0

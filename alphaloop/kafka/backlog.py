@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.kafka.topics import cluster_id, list_topics
-from alphaloop.messages import Origin, derived_job_id
+from alphaloop.messages import Origin, derived_job_id, fields_of
 from alphaloop.messages.topics import JOBS_PATTERN
 from alphaloop.settings import KafkaSettings
 
 #: The longest that a command reads a backlog in search of jobs.
 SEARCH_S: Final = 20.0
-_POLL_S: Final = 0.2
-#: A partition that gives nothing for so long ends in messages that a reader does not see, as markers of transactions.
-_QUIET_S: Final = 5.0
+#: Partitions with more unfinished offsets are counted by these, smaller ones by reading their messages.
+_MOST_COUNTED: Final = 1000
+#: The longest that messages are counted.
+_COUNT_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,37 +47,60 @@ class Search:
     is_complete: bool
 
 
-def backlog(kafka: KafkaSettings) -> dict[str, int]:
-    """Messages between the group's committed offset and the end of each task's topics: waiting or being decoded.
+@dataclass(slots=True)
+class Unfinished:
+    """The messages of a task that no worker has finished: waiting or being decoded."""
 
-    The task's high lane and its jobs that wait to be tried again count too.
+    num_messages: int = 0
+    oldest_s: float | None = None  #: how many seconds ago the first of them was sent
+
+
+def unfinished(kafka: KafkaSettings) -> dict[str, Unfinished]:
+    """By task, the messages between the group's committed offset and the end of the task's topics.
+
+    The task's high lane and its jobs that wait to be tried again count too, messages of open transactions do not.
+    Offsets are no messages: transactions leave markers between them, and aborted messages are never read. So messages
+    are read to be counted; of a partition with more than 1000 unfinished offsets only the first, and the offsets count.
 
     Asks for the group's offsets without joining it. Raises BrokerError.
     """
     topics = _topics(kafka)
-    waiting = {_task_of(topic): 0 for topic in topics}
-    if not topics:
-        return waiting
-    with _reader(kafka) as consumer:
-        for partition, (first, end) in _unfinished(consumer, topics).items():
-            waiting[_task_of(partition.topic)] += end - first
-    return waiting
-
-
-def oldest(kafka: KafkaSettings) -> dict[str, float]:
-    """By task, how many seconds ago the first message that no worker has finished was sent. Raises BrokerError.
-
-    One message of each partition is read.
-    """
-    topics, found = _topics(kafka), dict[str, float]()
+    found = {_task_of(topic): Unfinished() for topic in topics}
     if not topics:
         return found
     with _reader(kafka) as consumer:
-        for record in _read(consumer, {at: (first, first + 1) for at, (first, _) in _left(consumer, topics).items()}):
-            if record is not None and record.timestamp_ms is not None:
-                task, age_s = _task_of(record.topic), time.time() - record.timestamp_ms / 1000
-                found[task] = max(age_s, found.get(task, 0.0))
+        left = _left(consumer, topics)
+        counts, firsts = _counted(consumer, left)
+    for partition, num_messages in counts.items():
+        its = found[_task_of(partition.topic)]
+        its.num_messages += num_messages
+        if (sent_ms := firsts.get(partition)) is not None:
+            its.oldest_s = max(its.oldest_s or 0.0, time.time() - sent_ms / 1000)
     return found
+
+
+def _counted(
+    consumer: Consumer, left: dict[TopicPartition, tuple[int, int]]
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int | None]]:
+    """Of each partition how many messages it has, and when the first was sent, if it has one."""
+    counts, firsts = dict.fromkeys(left, 0), dict[TopicPartition, int | None]()
+    read_to = {partition: first for partition, (first, _) in left.items()}
+    by_offsets = {partition for partition, (first, end) in left.items() if end - first > _MOST_COUNTED}
+    deadline = time.monotonic() + _COUNT_S
+    unread = _assign(consumer, left)
+    for record in consumer.read_until(unread):
+        if record is not None and not ((partition := record.topic_partition) in by_offsets and partition in firsts):
+            firsts.setdefault(partition, record.timestamp_ms)
+            counts[partition] += 1
+            read_to[partition] = record.offset + 1
+            if partition in by_offsets:
+                consumer.pause([partition])
+                unread.pop(partition, None)
+        if time.monotonic() >= deadline:
+            break
+    for partition in (by_offsets & firsts.keys()) | unread.keys():
+        counts[partition] += max(0, left[partition][1] - read_to[partition])
+    return counts, firsts
 
 
 def search(
@@ -95,18 +119,16 @@ def search(
     if not topics:
         return Search((), is_complete=True)
     cluster, deadline = cluster_id(kafka), time.monotonic() + limit_s
+    num_before = Counter[TopicPartition]()
     with _reader(kafka) as consumer:
-        left = _left(consumer, topics)
-        for record in _read(consumer, left):
-            if record is None:
-                if time.monotonic() >= deadline:
-                    return Search(tuple(found), is_complete=False)
-                continue
-            job_id, batch_id = _named(record, cluster)
-            if is_wanted(job_id, batch_id):
-                num_before = record.offset - left[record.topic_partition][0]
-                place = (record.topic, record.partition, record.offset, record.timestamp_ms)
-                found.append(Message(job_id, batch_id, _task_of(record.topic), *place, num_before))
+        for record in consumer.read_until(_assign(consumer, _left(consumer, topics))):
+            if record is not None:
+                job_id, batch_id = _named(record, cluster)
+                if is_wanted(job_id, batch_id):
+                    place = (record.topic, record.partition, record.offset, record.timestamp_ms)
+                    before = num_before[record.topic_partition]
+                    found.append(Message(job_id, batch_id, _task_of(record.topic), *place, before))
+                num_before[record.topic_partition] += 1
             if len(found) == num:
                 break
             if time.monotonic() >= deadline:
@@ -123,46 +145,26 @@ def _reader(kafka: KafkaSettings) -> contextlib.closing[Consumer]:
     return contextlib.closing(Consumer(kafka, group_id=kafka.group_id, client_id="alphaloop-status"))
 
 
-def _unfinished(consumer: Consumer, topics: list[str]) -> dict[TopicPartition, tuple[int, int]]:
-    """The first unfinished offset of each partition, and its end."""
-    ends = consumer.assign_from(topics, at="latest")
+def _left(consumer: Consumer, topics: list[str]) -> dict[TopicPartition, tuple[int, int]]:
+    """The first unfinished offset of each partition and its end, where there is one before the end."""
+    bounds = consumer.bounds(topics)
     found = {}
-    for partition, offset in consumer.committed(ends).items():
-        low, high = ends[partition]
-        found[partition] = max(low, offset if offset is not None else low), high
+    for partition, offset in consumer.committed(bounds).items():
+        low, end = bounds[partition]
+        if (first := max(low, offset or 0)) < end:
+            found[partition] = first, end
     return found
 
 
-def _left(consumer: Consumer, topics: list[str]) -> dict[TopicPartition, tuple[int, int]]:
-    """Those of the partitions that have an unfinished message."""
-    return {at: (first, end) for at, (first, end) in _unfinished(consumer, topics).items() if end > first}
-
-
-def _read(consumer: Consumer, wanted: dict[TopicPartition, tuple[int, int]]) -> Iterator[Record | None]:
-    """The records from the first offset of each partition to its end; None where none has come for a moment."""
-    unread = {partition: end for partition, (_, end) in wanted.items()}
-    consumer.assign_at({partition: first for partition, (first, _) in wanted.items()})
-    quiet_until = time.monotonic() + _QUIET_S
-    while unread and time.monotonic() < quiet_until:
-        record = consumer.poll(_POLL_S)
-        if record is None:
-            yield None
-            continue
-        quiet_until = time.monotonic() + _QUIET_S
-        end = unread.get(record.topic_partition)
-        if end is not None and record.offset < end:
-            yield record
-        if end is not None and record.offset + 1 >= end:
-            del unread[record.topic_partition]
+def _assign(consumer: Consumer, left: dict[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:
+    """Begin to read these; returns where each ends."""
+    consumer.assign_at({partition: first for partition, (first, _) in left.items()})
+    return {partition: end for partition, (_, end) in left.items()}
 
 
 def _named(record: Record, cluster: str) -> tuple[str, str | None]:
     """The job_id that a worker gives the message, and its batch_id."""
-    try:
-        fields: Any = json.loads(record.value or b"")
-    except (ValueError, RecursionError):
-        fields = None
-    fields = fields if isinstance(fields, dict) else {}
+    fields = fields_of(record.value) or {}
     origin = Origin(cluster, record.topic, record.partition, record.offset, record.timestamp_ms)
     job_id, batch_id = fields.get("job_id"), fields.get("batch_id")
     if not isinstance(job_id, str):

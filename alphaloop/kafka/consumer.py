@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, Literal
 
@@ -29,6 +30,10 @@ from alphaloop.kafka.topic_ids import KnownTopicIds, TopicIds, committed_ids
 from alphaloop.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
+
+#: Of `read_until`: records that are taken at once, and how long one is waited for.
+_READ_AT_ONCE: Final = 256
+_READ_POLL_S: Final = 0.1
 
 
 class Consumer:
@@ -87,9 +92,8 @@ class Consumer:
         partition the first offset that is there and the offset of the next message. Raises BrokerError when a topic
         does not exist.
         """
-        wanted, found = [], {}
-        for partition in self._offsets.partitions(topics):
-            low, high = found[partition] = self.watermarks(partition)
+        wanted, found = [], self.bounds(topics)
+        for partition, (low, high) in found.items():
             if newest is not None:
                 low = max(low, high - newest)
             offset = low if at == "earliest" else high
@@ -104,7 +108,7 @@ class Consumer:
         Returns of each partition the offset where it begins and the offset of the next message. Raises BrokerError when
         a topic does not exist.
         """
-        ends = {partition: self.watermarks(partition)[1] for partition in self._offsets.partitions(topics)}
+        ends = {partition: end for partition, (_, end) in self.bounds(topics).items()}
         found = self._offsets.since(since, ends)
         with mapped("assigning partitions"):
             self._client.assign(found)
@@ -240,9 +244,44 @@ class Consumer:
         """The group's committed offsets, the next to read; None if nothing was committed."""
         return self._offsets.committed(partitions)
 
+    def bounds(self, topics: Sequence[str]) -> dict[TopicPartition, tuple[int, int]]:
+        """`watermarks` of every partition of the topics. Raises BrokerError when a topic does not exist."""
+        return self._offsets.bounds(self._offsets.partitions(topics))
+
     def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
-        """The first stored offset and the offset of the next message, from the broker."""
-        return self._offsets.watermarks(partition)
+        """The first stored offset, and the end, below which no transaction is open; from the broker."""
+        return self._offsets.bounds([partition])[partition]
+
+    def positions(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offset after what was polled of each partition; a partition of which nothing was polled is left out.
+
+        It passes over offsets without a message: markers of transactions, aborted messages, what was compacted away.
+        """
+        with mapped("asking for positions"):
+            answers = self._client.position(theirs(partitions))
+        return {TopicPartition(one.topic, one.partition): one.offset for one in answers if one.offset >= 0}
+
+    def read_until(self, unread: dict[TopicPartition, int]) -> Iterator[Record | None]:
+        """The records of the assigned partitions until each was read to its offset in `unread`; None if none came.
+
+        A partition that was read so far is taken out of `unread`, also where its last offsets hold no message. The
+        caller may take out others. Records above the offsets may come too. Raises as `poll` does.
+        """
+        while unread:
+            records = self.poll_many(_READ_AT_ONCE, 0.0)
+            if not records:
+                for partition, position in self.positions(unread).items():
+                    if position >= unread[partition]:
+                        del unread[partition]
+                if not unread:
+                    return
+                records = self.poll_many(_READ_AT_ONCE, _READ_POLL_S)
+                if not records:
+                    yield None
+            for record in records:
+                if record.offset + 1 >= unread.get(record.topic_partition, sys.maxsize):
+                    del unread[record.topic_partition]
+                yield record
 
     def close(self) -> None:
         """Leave the group, so that other members take over at once; calls `on_revoke`. Safe to call twice."""

@@ -31,15 +31,22 @@ class OffsetQueries:
     def __init__(self, client: ck.Consumer, timeout_s: float) -> None:
         self._client = client
         self._timeout_s = timeout_s
+        self._new_topic_s = min(_NEW_TOPIC_S, timeout_s)
 
     def partitions(self, topics: Sequence[str]) -> list[TopicPartition]:
         """The partitions of the topics. Raises BrokerError when one does not exist."""
         partitions = []
+        known = self._numbers_of_all() if len(topics) > 1 else {}
         for topic in topics:
             ask = functools.partial(self._numbers, topic)
-            numbers = self._with_retries(f"reading {topic}", ask, unknown_s=min(_NEW_TOPIC_S, self._timeout_s))
+            numbers = known.get(topic) or self._with_retries(f"reading {topic}", ask, unknown_s=self._new_topic_s)
             partitions += [TopicPartition(topic, number) for number in numbers]
         return partitions
+
+    def _numbers_of_all(self) -> dict[str, list[int]]:
+        """In one request what would take one a topic."""
+        answer = self._with_retries("asking for topics", lambda: self._client.list_topics(timeout=self._timeout_s))
+        return {name: list(found.partitions) for name, found in answer.topics.items() if found.error is None}
 
     def _numbers(self, topic: str) -> list[int]:
         found = self._client.list_topics(topic, timeout=self._timeout_s).topics[topic]
@@ -70,19 +77,31 @@ class OffsetQueries:
                 raise broker_error(answer.error, f"asking for {answer.topic}[{answer.partition}]")
         return {TopicPartition(a.topic, a.partition): a.offset if a.offset >= 0 else None for a in answers}
 
-    def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
-        """The first stored offset and the offset of the next message, from the broker."""
-        doing = f"asking for the watermarks of {partition.topic}[{partition.partition}]"
-        theirs = ck.TopicPartition(partition.topic, partition.partition)
-        answer = self._with_retries(
-            doing,
-            lambda: self._client.get_watermark_offsets(theirs, timeout=self._timeout_s),
-            unknown_s=min(_NEW_TOPIC_S, self._timeout_s),
-        )
-        if answer is None:
-            raise broker_error(KafkaError(KafkaError._TIMED_OUT), doing)
-        low, high = answer
-        return low, high
+    def bounds(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        """Of each partition the first stored offset and the end, below which no transaction is open.
+
+        Two requests a broker, however many partitions there are. Raises BrokerError.
+        """
+        lows, ends = (self._at(partitions, which) for which in (ck.OFFSET_BEGINNING, ck.OFFSET_END))
+        return {partition: (lows[partition], ends[partition]) for partition in partitions}
+
+    def _at(self, partitions: Sequence[TopicPartition], which: int) -> dict[TopicPartition, int]:
+        """The offsets that OFFSET_BEGINNING or OFFSET_END stands for. In the protocol these are times."""
+        if not partitions:
+            return {}
+        asked = [ck.TopicPartition(one.topic, one.partition, which) for one in partitions]
+        first = f"{partitions[0].topic}[{partitions[0].partition}]"
+        others = f" and {len(partitions) - 1} more" if len(partitions) > 1 else ""
+
+        def ask() -> list[ck.TopicPartition]:
+            answers = self._client.offsets_for_times(asked, timeout=self._timeout_s)
+            for answer in answers:
+                if answer.error is not None:
+                    raise KafkaException(answer.error)
+            return answers
+
+        answers = self._with_retries(f"asking for the watermarks of {first}{others}", ask, unknown_s=self._new_topic_s)
+        return {TopicPartition(one.topic, one.partition): one.offset for one in answers}
 
     def _with_retries(self, doing: str, ask: Callable[[], Answer], *, unknown_s: float = 0.0) -> Answer:
         """Repeat a request for a while that a newly started broker cannot answer yet.

@@ -109,16 +109,12 @@ def read_letters(kafka: KafkaSettings, topics: Sequence[str], *, newest: int | N
         found = consumer.assign_from(topics, at="earliest", newest=newest)
         unread = {tp: high for tp, (low, high) in found.items() if high > low}
         deadline = time.monotonic() + kafka.request_timeout_s
-        while unread:
-            record = consumer.poll(0.2)
-            if record is None:
-                if time.monotonic() >= deadline:
-                    raise BrokerUnavailable(f"{len(unread)} partitions of dead letters could not be read to their end")
-                continue
-            if record.offset + 1 >= unread.get(record.topic_partition, 0):
-                unread.pop(record.topic_partition, None)
-            yield Letter(record)
-            deadline = time.monotonic() + kafka.request_timeout_s
+        for record in consumer.read_until(unread):
+            if record is not None:
+                yield Letter(record)
+                deadline = time.monotonic() + kafka.request_timeout_s
+            elif time.monotonic() >= deadline:
+                raise BrokerUnavailable(f"{len(unread)} partitions of dead letters could not be read to their end")
 
 
 def read_places(kafka: KafkaSettings, topics: Collection[str], places: Collection[str]) -> Iterator[Letter]:
@@ -132,19 +128,21 @@ def read_places(kafka: KafkaSettings, topics: Collection[str], places: Collectio
         return
     consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-dlq")
     with contextlib.closing(consumer):
-        found = consumer.assign_from(list(dict.fromkeys(partition.topic for partition, _ in wanted)), at="latest")
+        found = consumer.bounds(list(dict.fromkeys(partition.topic for partition, _ in wanted)))
         for partition, offset in wanted:
             low, high = found.get(partition, (0, 0))
             if low <= offset < high:
                 consumer.assign_at({partition: offset})
-                record = _next(consumer, kafka.request_timeout_s)
-                if (record.topic_partition, record.offset) == (partition, offset):
+                if (record := _at(consumer, partition, offset, kafka.request_timeout_s)) is not None:
                     yield Letter(record)
 
 
-def _next(consumer: Consumer, timeout_s: float) -> Record:
+def _at(consumer: Consumer, partition: TopicPartition, offset: int, timeout_s: float) -> Record | None:
+    """The record at the offset from which the partition is read; None where none is."""
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if (record := consumer.poll(0.2)) is not None:
-            return record
-    raise BrokerUnavailable("a dead letter could not be read in time")
+    for record in consumer.read_until({partition: offset + 1}):
+        if record is not None and record.topic_partition == partition:
+            return record if record.offset == offset else None
+        if time.monotonic() >= deadline:
+            raise BrokerUnavailable("a dead letter could not be read in time")
+    return None

@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from alphaloop.errors import ConfigError, InvalidField, MalformedMessage
 from alphaloop.letters.reading import Letter
-from alphaloop.messages import Origin, derived_job_id, parse_job
+from alphaloop.messages import Origin, derived_job_id, fields_of, parse_job
 from alphaloop.messages.dead_letter import SHORTENED, is_reason
+from alphaloop.messages.job import SHORTHAND
 from alphaloop.messages.topics import jobs_topic, task_of
 
 _AGAIN: Final = re.compile(r"(.*)~([1-9][0-9]{0,8})")
@@ -80,11 +81,8 @@ def corrections_of(settings: Sequence[str], option: str) -> dict[str, Any]:
 
 
 def _fields(value: bytes | None) -> dict[str, Any]:
-    try:
-        fields = json.loads(value or b"")
-    except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
+    fields = fields_of(value)
+    if fields is None:
         raise MalformedMessage("not a JSON object, so nothing in it can be corrected", hint="send a new job instead")
     return fields
 
@@ -96,13 +94,36 @@ def _next_id(job_id: str, is_redriven: bool) -> str:
 
 
 def _set(fields: dict[str, Any], path: str, value: Any) -> None:
-    *parents, name = path.split(".")
-    for parent in parents:
-        inner = fields.get(parent)
-        if not isinstance(inner, dict):
-            raise InvalidField("no such object in this message", field=parent)
-        fields = inner
-    fields[name] = value
+    """Set a field; one of the body stands inside `body` or at the top level, as the sender has it."""
+    body = fields.get("body")
+    if body is None and path.startswith("body."):
+        path = path.removeprefix("body.")
+    elif isinstance(body, dict) and path.split(".")[0] in SHORTHAND - fields.keys():
+        path = f"body.{path}"
+    inner: Any = fields
+    while True:
+        name, _, path = ("", "", path) if isinstance(inner, dict) and path in inner else path.partition(".")
+        if not name or not path:
+            _put(inner, name or path, value)
+            return
+        inner = _within(inner, name)
+
+
+def _within(inner: Any, name: str) -> Any:
+    if isinstance(inner, dict) and isinstance(inner.get(name), dict | list):
+        return inner[name]
+    if isinstance(inner, list) and name.isdigit() and int(name) < len(inner):
+        return inner[int(name)]
+    raise InvalidField("no such object in this message", field=name)
+
+
+def _put(inner: Any, name: str, value: Any) -> None:
+    if isinstance(inner, dict):
+        inner[name] = value
+    elif isinstance(inner, list) and name.isdigit() and int(name) < len(inner):
+        inner[int(name)] = value
+    else:
+        raise InvalidField("no such place in this message", field=name)
 
 
 def _number(digits: str | None) -> int:

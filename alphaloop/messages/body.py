@@ -11,13 +11,14 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
 
-from alphaloop.messages.text import PlainText
+from alphaloop.messages.text import PlainText, without_nulls, wrong_within
 
 #: The context of a validation in which the prompt lies elsewhere, so that the body has none.
 PROMPT_ELSEWHERE: Final = {"prompt": "elsewhere"}
 MAX_BIASED_TOKENS: Final = 1024
 MAX_STOP_TOKENS: Final = 64
-_LEFT_OUT_IF_NULL: Final = ("stop", "stop_token_ids", "stream")
+#: A kind of content that may be repeated: another one may be prompt text.
+_KIND: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
@@ -30,7 +31,31 @@ def _token_ids_as_keys(value: object) -> object:
     if isinstance(value, dict) and not all(isinstance(key, str) and _TOKEN_ID.fullmatch(key) for key in value):
         raise ValueError("expected token ids as keys, decimal numbers such as '50256', found another key")
     # In one order, because the digest of a job is taken over its fields as they stand.
-    return dict(sorted(value.items())) if isinstance(value, dict) else value
+    return dict(sorted(without_nulls(value).items())) if isinstance(value, dict) else value
+
+
+def _joined_parts(value: object) -> object:
+    """Content as a list of parts, as OpenAI's clients send it, becomes one text, with nothing between the parts."""
+    if not isinstance(value, list):
+        return value
+    if not value:
+        raise ValueError("expected text, or parts of it, found an array without a part")
+    return "".join(_text_of(number, part) for number, part in enumerate(value))
+
+
+def _text_of(number: int, part: object) -> str:
+    if not isinstance(part, dict):
+        raise wrong_within(str(number), 'expected {"type": "text", "text": "…"}, found another value')
+    kind, text = part.get("type"), part.get("text")
+    if kind != "text":
+        is_shown = isinstance(kind, str) and _KIND.fullmatch(kind) is not None
+        found = repr(kind) if is_shown else "another value"
+        raise wrong_within(f"{number}.type", f"expected 'text', the only kind of content that is read, found {found}")
+    if not isinstance(text, str):
+        raise wrong_within(
+            f"{number}.text", "expected a text, found " + ("nothing" if text is None else "another value")
+        )
+    return text
 
 
 Temperature = Annotated[float, Field(ge=0.0, le=2.0, allow_inf_nan=False)]
@@ -84,7 +109,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: PlainText
+    content: Annotated[PlainText, BeforeValidator(_joined_parts)]
 
 
 class Body(BaseModel):
@@ -136,34 +161,35 @@ class Body(BaseModel):
     def _accept_openai_spellings(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
+        value = without_nulls(value)
         if not UNSUPPORTED.keys().isdisjoint(value):
             for name in sorted(UNSUPPORTED.keys() & value.keys()):
                 if value[name] not in UNSUPPORTED[name]:
-                    raise ValueError(f"{name} is not supported; leave it out")
+                    raise wrong_within(name, f"{name} is not supported; leave it out")
         if (newer := value.get("max_completion_tokens")) is not None:
             if value.get("max_tokens") not in (None, newer):
-                raise ValueError("expected max_tokens or max_completion_tokens, found both with different values")
+                message = "expected max_tokens or max_completion_tokens, found both with different values"
+                raise wrong_within("max_completion_tokens", message)
             value = {**value, "max_tokens": newer}
         if isinstance(value.get("stop"), str):
             value = {**value, "stop": (value["stop"],)}
-        if None in value.values():
-            value = {name: item for name, item in value.items() if item is not None or name not in _LEFT_OUT_IF_NULL}
         return value
 
     @model_validator(mode="after")
     def _one_prompt(self, info: ValidationInfo) -> Self:
         if info.context == PROMPT_ELSEWHERE:
             if self.messages is not None or self.prompt is not None:
-                raise ValueError("expected neither messages nor prompt beside body_ref")
+                found = "prompt" if self.messages is None else "messages"
+                raise wrong_within(found, "expected neither messages nor prompt beside body_ref")
             return self
         if (self.messages is None) == (self.prompt is None):
             found = "neither" if self.messages is None else "both"
-            raise ValueError(f"expected either messages or prompt, found {found}")
+            raise wrong_within("prompt", f"expected either messages or prompt, found {found}")
         if self.prompt is not None:
             if _is_blank(self.prompt):
-                raise ValueError("expected a prompt with text, found only white space")
+                raise wrong_within("prompt", "expected a prompt with text, found only white space")
             return self
         for message in self.messages or ():
             if not _is_blank(message.content):
                 return self
-        raise ValueError("expected at least one message with text, found only empty ones")
+        raise wrong_within("messages", "expected at least one message with text, found only empty ones")

@@ -6,16 +6,17 @@ import hashlib
 import json
 import uuid
 from codecs import BOM_UTF8
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from pydantic import ValidationError
-from pydantic_core import from_json
+from pydantic_core import ErrorDetails, from_json
 
 from alphaloop.errors import InvalidField, MalformedMessage
 from alphaloop.messages.body import PROMPT_ELSEWHERE, Body
 from alphaloop.messages.dead_letter import Origin
 from alphaloop.messages.job import Job
+from alphaloop.messages.text import WRONG_WITHIN, without_nulls
 from alphaloop.messages.unknown_fields import HARMLESS, refuse_unknown
 
 DEFAULT_MAX_BYTES: Final = 1 << 20
@@ -26,6 +27,7 @@ _SENT_WORDS: Final = {
     "tuple": "array",
     "dictionary or instance of ChatMessage": "object",
     "dictionary or instance of Body": "object",
+    "dictionary": "object",
 }
 #: What Python's parser misses or meets, as the end of a sentence.
 _NOT_JSON: Final = {
@@ -59,9 +61,9 @@ def parse_job(
     from its record, so that a redelivery is the same job. `ignored` are fields of the body that are dropped.
 
     Raises MalformedMessage for anything that is not a UTF-8 JSON object of at most `max_bytes` bytes and `max_depth`
-    levels, InvalidField for a wrong or unknown field.
+    levels, InvalidField for a wrong or unknown field, which it names as the message does.
     """
-    fields = _read_object(value, max_bytes=max_bytes, max_depth=max_depth)
+    fields = without_nulls(_read_object(value, max_bytes=max_bytes, max_depth=max_depth))
     if fields.setdefault("task", task) != task and isinstance(fields["task"], str):
         raise InvalidField(
             f"expected {task!r}, the task of topic {origin.topic}, found {fields['task'][:100]!r}",
@@ -75,7 +77,44 @@ def parse_job(
         is_elsewhere = fields.get("body_ref") is not None
         return Job.model_validate(fields, context=PROMPT_ELSEWHERE if is_elsewhere else None)
     except ValidationError as error:
-        raise _first_invalid_field(error) from None
+        raise _first_invalid_field(error, fields) from None
+
+
+def field_as_sent(field: str | None, fields: Mapping[str, Any]) -> str | None:
+    """The path of a job's field, such as `body.max_tokens`, in the message that was sent, whose fields are these.
+
+    There it may stand at the top level, have its other name, or be the shorthand for a message.
+    """
+    if field is None or field.split(".")[0] != "body":
+        return field
+    body = fields.get("body")
+    scope = fields if body is None else body
+    if not isinstance(scope, Mapping):
+        return "body"
+    path = field.split(".")[1:]
+    if not path:
+        if body is not None:
+            return "body"
+        path = ["prompt" if scope.get("messages") is None else "messages"]
+    if path[0] in ("messages", "prompt") and scope.get(path[0]) is None:
+        if fields.get("body_ref") is not None:
+            return "body_ref"
+        if path[0] == "messages" and scope.get("prompt") is not None:
+            path = ["prompt"]
+    if path[0] == "max_tokens" and scope.get("max_tokens") is None and scope.get("max_completion_tokens") is not None:
+        path[0] = "max_completion_tokens"
+    if isinstance(scope.get(path[0]), str):  # the model reads it as the only item of an array
+        path = path[:1]
+    return ".".join(path if body is None else ["body", *path])
+
+
+def fields_of(value: bytes | None) -> dict[str, Any] | None:
+    """The fields of a message, unchecked; None where it is no JSON object."""
+    try:
+        fields = json.loads(value or b"")
+    except (ValueError, RecursionError):
+        fields = None
+    return fields if isinstance(fields, dict) else None
 
 
 def derived_job_id(origin: Origin, value: bytes) -> str:
@@ -120,7 +159,10 @@ def with_prompt(job: Job, content: bytes, *, max_depth: int = DEFAULT_MAX_DEPTH)
     try:
         return job.model_copy(update={"body": Body.model_validate({**own, **found})})
     except ValidationError as error:
-        raise _first_invalid_field(error, within="body_ref") from None
+        wrong = _first_invalid_field(error, found)
+        raise InvalidField(
+            f"{wrong.field} of the content: {wrong.message}", field="body_ref", hint=wrong.hint
+        ) from None
 
 
 def _elsewhere(job: Job) -> dict[str, Any]:
@@ -192,19 +234,37 @@ def _depths(root: Any) -> Iterator[int]:
         depth += 1
 
 
-def _first_invalid_field(error: ValidationError, within: str | None = None) -> InvalidField:
-    first = error.errors(include_url=False, include_context=False)[0]
-    path = ".".join(str(part) for part in (*filter(None, [within]), *first["loc"]))
-    message = first["msg"].removeprefix("Value error, ")
+def _first_invalid_field(error: ValidationError, fields: Mapping[str, Any]) -> InvalidField:
+    """What is wrong first, with how many other fields are; `fields` are those of the message."""
+    errors = error.errors(include_url=False)
+    first, *others = ((_path(one), one) for one in errors if not _is_of_its_items(one, errors))
+    path, found = first
+    message = found["msg"].removeprefix("Value error, ")
     for python, sent in _SENT_WORDS.items():
         message = message.replace(python, sent)
-    if first["type"] == "missing":
-        message = f"expected {'prompt, messages or a body' if path == 'body' else 'a value'}, found nothing"
-    elif first["type"] != "value_error":
-        message = f"{message}; found {_kind(first['input'])}"
-    others = error.error_count() - 1
-    hint = f"{others} more field{'s are' if others > 1 else ' is'} wrong too" if others else None
-    return InvalidField(message, field=path or None, hint=hint)
+    if found["type"] == "missing":
+        message = f"expected {'prompt, messages or a body' if path == ('body',) else 'a value'}, found nothing"
+    elif found["type"] not in ("value_error", WRONG_WITHIN):
+        message = f"{message}; found {_kind(found['input'])}"
+    num_others = len({_name(other) for other, _ in others} - {_name(path)})
+    hint = f"{num_others} more field{'s are' if num_others > 1 else ' is'} wrong too" if num_others else None
+    return InvalidField(message, field=field_as_sent(".".join(path) or None, fields), hint=hint)
+
+
+def _path(error: ErrorDetails) -> tuple[str, ...]:
+    within = error["ctx"]["field"].split(".") if error["type"] == WRONG_WITHIN else ()
+    return (*map(str, error["loc"]), *within)
+
+
+def _name(path: tuple[str, ...]) -> tuple[str, ...]:
+    """Without the places in arrays: an array whose items are wrong is one field."""
+    return tuple(part for part in path if not part.isdigit())
+
+
+def _is_of_its_items(error: ErrorDetails, errors: Sequence[ErrorDetails]) -> bool:
+    """Whether an array is called too short because its items are wrong, as pydantic counts the right ones only."""
+    loc = error["loc"]
+    return any(len(other["loc"]) > len(loc) and other["loc"][: len(loc)] == loc for other in errors)
 
 
 def _kind(value: Any) -> str:

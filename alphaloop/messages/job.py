@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from alphaloop.messages.body import UNSUPPORTED, Body
 from alphaloop.messages.reference import ContentReference
-from alphaloop.messages.text import Identifier, Instant, Label, TaskName
+from alphaloop.messages.text import Identifier, Instant, Label, TaskName, without_nulls, wrong_within
 
 SHORTHAND: Final = frozenset(Body.model_fields) | {"max_completion_tokens"} | frozenset(UNSUPPORTED)
 
@@ -82,15 +82,16 @@ class Job(BaseModel):
     def _expand_shorthand(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
+        value = without_nulls(value)
         loose: dict[str, Any] = {}
         others: dict[str, Any] = {}
         for name, item in value.items():
             (loose if name in SHORTHAND else others)[name] = item
         if not loose:
-            return {"body": {}, **value} if value.get("body_ref") is not None else value
+            return {"body": {}, **value} if "body_ref" in value else value
         if "body" in value:
-            raise ValueError(f"{min(loose)} stands beside body; expected it inside body")
-        if isinstance(loose.get("prompt"), str) and loose.get("messages") is None:
+            raise wrong_within(min(loose), f"{min(loose)} stands beside body; expected it inside body")
+        if isinstance(loose.get("prompt"), str) and "messages" not in loose:
             loose["messages"] = [{"role": "user", "content": loose.pop("prompt")}]
         return others | {"body": loose}
 

@@ -1,11 +1,15 @@
-"""Types of text that UTF-8, Postgres and log lines can hold."""
+"""Types of text that UTF-8, Postgres and log lines can hold, and what is common to all fields."""
 
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, StringConstraints
+from pydantic_core import PydanticCustomError
+
+#: The type of `wrong_within`.
+WRONG_WITHIN: Final = "wrong_within"
 
 
 def _encodable(value: str) -> str:
@@ -15,6 +19,18 @@ def _encodable(value: str) -> str:
     except UnicodeEncodeError as error:
         raise ValueError(f"expected text that UTF-8 can encode, found a lone surrogate at {error.start}") from None
     return value
+
+
+def without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
+    """An object's fields but those that are null, as these are left out."""
+    if None not in fields.values():
+        return fields
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def wrong_within(field: str, message: str) -> PydanticCustomError:
+    """The error of a validator of an object or array about one of its fields; `field` is the path from there."""
+    return PydanticCustomError(WRONG_WITHIN, "{message}", {"field": field, "message": message})
 
 
 def _iso8601(value: object) -> object:

@@ -102,15 +102,11 @@ def text_so_far(kafka: KafkaSettings, job: KnownJob, *, timeout_s: float) -> Tex
         found = consumer.assign_since([TOKENS], job.created_at - _MARGIN)
         unread = {partition: end for partition, (begin, end) in found.items() if end > begin}
         deadline = time.monotonic() + timeout_s
-        while unread:
-            record = consumer.poll(_POLL_S)
+        for record in consumer.read_until(unread):
             if record is None:
                 if time.monotonic() >= deadline:
                     raise BrokerUnavailable("the text so far could not be read in time")
-                continue
-            if record.offset + 1 >= unread.get(record.topic_partition, 0):
-                unread.pop(record.topic_partition, None)
-            if (record.key or b"").decode("utf-8", "replace") == job.job_id:
+            elif (record.key or b"").decode("utf-8", "replace") == job.job_id:
                 with contextlib.suppress(MalformedMessage):
                     reader.take(read_chunk(record.value, record.headers))
     return TextSoFar(job.job_id, reader.attempt, reader.text) if reader.attempt else None

@@ -24,18 +24,15 @@ def refusals_of(kafka: KafkaSettings, job_ids: Collection[str]) -> dict[str, Ref
     wanted = frozenset(job_ids)
     consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-batch")
     with contextlib.closing(consumer):
-        # Asked for later, each watermark would wait for a fetch that the broker keeps open for messages to come.
         ends = consumer.assign_from(topics, at="earliest")
         unread = {partition: high for partition, (low, high) in ends.items() if high > low}
         deadline = time.monotonic() + kafka.request_timeout_s
-        while unread and time.monotonic() < deadline:
-            record = consumer.poll(0.2)
-            if record is None:
-                continue
-            deadline = time.monotonic() + kafka.request_timeout_s
-            refusal = read_outcome(record)
-            if isinstance(refusal, Refusal) and refusal.job_id in wanted:
-                found[refusal.job_id] = refusal
-            if record.offset + 1 >= unread.get(record.topic_partition, 0):
-                unread.pop(record.topic_partition, None)
+        for record in consumer.read_until(unread):
+            if record is not None:
+                deadline = time.monotonic() + kafka.request_timeout_s
+                refusal = read_outcome(record)
+                if isinstance(refusal, Refusal) and refusal.job_id in wanted:
+                    found[refusal.job_id] = refusal
+            elif time.monotonic() >= deadline:
+                break
     return found

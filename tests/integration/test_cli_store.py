@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import text
 
-from alphaloop.kafka.backlog import backlog
+from alphaloop.kafka.backlog import unfinished
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.measurements import DriftSubject
@@ -192,7 +192,7 @@ def test_status(
         producer.send(jobs_topic(fresh_prefix), key=None, value=b"{}")
     producer.flush(10)
     producer.close()
-    assert backlog(clean_kafka.model_copy(update={"group_id": fresh_prefix}))[fresh_prefix] == 3
+    assert unfinished(clean_kafka.model_copy(update={"group_id": fresh_prefix}))[fresh_prefix].num_messages == 3
     ran = cli("status", "--json")
     assert ran.code == 0
     by_task = {task["task"]: task for task in ran.json["tasks"]}

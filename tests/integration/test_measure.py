@@ -92,7 +92,7 @@ def test_the_command_starts_the_measuring_process(configs: Path, tmp_path: Path)
     )
     assert ran.returncode == 1
     assert ran.stdout == ""
-    assert "error: 1 of 2 prompts cannot be measured:\n  standard input:2: body.temperature: " in ran.stderr
+    assert "error: 1 of 2 prompts cannot be measured:\n  standard input:2: temperature: " in ran.stderr
     assert "hint: a line is" in ran.stderr
 
 

@@ -70,6 +70,15 @@ class AssignedPartition:
         return None if offset == self.committed else offset
 
 
+def pass_over_gaps(source: RecordSource, partitions: Mapping[TopicPartition, AssignedPartition]) -> None:
+    """Note how far each is read, also over offsets without a message.
+
+    Only while every polled message is delivered: the watermark would pass over a message that is not.
+    """
+    for partition, position in source.positions(list(partitions)).items():
+        partitions[partition].watermark.pass_over(position)
+
+
 def commit_finished(source: RecordSource, partitions: Iterable[AssignedPartition]) -> None:
     """Commit how far each of these is finished. A commit that fails is logged: the next one says the same or more."""
     wanted = [(held, offset) for held in partitions if (offset := held.to_commit) is not None]

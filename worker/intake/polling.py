@@ -18,7 +18,7 @@ from typing import Final
 from alphaloop.errors import AlphaloopError, BrokerError, reason_of
 from alphaloop.kafka.records import TopicPartition
 from alphaloop.liveness import Pulse
-from worker.intake.assigned import AssignedPartition, commit_finished, deliveries_of, pause_and_resume
+from worker.intake.assigned import AssignedPartition, commit_finished, deliveries_of, pass_over_gaps, pause_and_resume
 from worker.intake.buffer import NO_ROOM, Room
 from worker.intake.delivery import Delivery, RecordSource
 from worker.intake.handing_over import HandingOver
@@ -200,6 +200,7 @@ class Intake:
         pause_and_resume(self._source, self._partitions, self._lanes, self._max_distance, self._held_topics)
         if self._clock() - self._last_commit >= self._commit_interval_s:
             self._last_commit = self._clock()
+            pass_over_gaps(self._source, self._partitions)
             commit_finished(self._source, self._partitions.values())
 
     def _num_wanted(self) -> int:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final, TypeVar
 
-from alphaloop.errors import InvalidField, UnknownTask
+from alphaloop.errors import InvalidField, MessageError, UnknownTask
 from alphaloop.messages import (
     ContentReference,
     Failure,
     Job,
     Origin,
     Purpose,
+    field_as_sent,
+    fields_of,
     parse_job,
     payload_digest,
     with_prompt,
@@ -69,6 +72,16 @@ class PromptElsewhere:
     payload_sha256: bytes
 
 
+@contextmanager
+def _fields_as_sent(delivery: Delivery) -> Iterator[None]:
+    """An error that is raised within names its field as the message does."""
+    try:
+        yield
+    except MessageError as error:
+        error.field = field_as_sent(error.field, fields_of(delivery.record.value) or {})
+        raise
+
+
 def no_references(reference: ContentReference, field: str) -> None:
     """Refuse every reference, because no store is configured. Raises InvalidField."""
     raise InvalidField(
@@ -122,6 +135,10 @@ class Validation:
 
     def read(self, delivery: Delivery) -> ReadyJob | PromptElsewhere:
         """Raises the MessageError that goes into the dead letter."""
+        with _fields_as_sent(delivery):
+            return self._read(delivery)
+
+    def _read(self, delivery: Delivery) -> ReadyJob | PromptElsewhere:
         topic = delivery.record.topic
         task = task_of(topic) or topic
         settings = self._settings_of(task)
@@ -159,8 +176,9 @@ class Validation:
             sampling = sampling_of(job, settings)
             prepared = PreparedJob(job, (), sampling)
             return ReadyJob(waiting.delivery, prepared, digest, lane_of(job, sampling), content)
-        job = with_prompt(job, content, max_depth=self._limits.max_json_depth)
-        return self._ready(waiting.delivery, job, digest, settings)
+        with _fields_as_sent(waiting.delivery):
+            job = with_prompt(job, content, max_depth=self._limits.max_json_depth)
+            return self._ready(waiting.delivery, job, digest, settings)
 
     def _ready(self, delivery: Delivery, job: Job, digest: bytes, settings: TaskSettings) -> ReadyJob:
         prepared = self._engine.prepare(job, sampling_of(job, settings))

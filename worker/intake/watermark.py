@@ -1,7 +1,8 @@
 """How far a partition may be committed when jobs finish out of order. Pure.
 
 The offset that may be committed is that of the oldest unfinished message: everything below it is finished. Offsets
-advance by what was delivered, not by counting, since compaction and transaction markers leave holes.
+advance by what was delivered, not by counting, since compaction and transactions leave offsets without a message. Those
+after the newest message are passed over, or the group would never reach the end of a partition that ends so.
 
 An offset that is not above the one before means that the log went back: the topic was made anew, or a leader that
 lacked the last records was elected. What was delivered at that offset and above is then no longer in the log, and other
@@ -56,6 +57,13 @@ class Watermark:
         self._next = self._in_order[0].offset
         return Delivered(one.number, went_back)
 
+    def pass_over(self, offset: int) -> None:
+        """Note that no message lies between the newest delivered one and this offset."""
+        if self._newest is None or offset > self._newest + 1:
+            self._newest = offset - 1
+            if not self._in_order:
+                self._next = offset
+
     def finish(self, number: int) -> None:
         """Note a finished message. A delivery that the watermark does not wait for changes nothing."""
         one = self._by_number.pop(number, None)
@@ -70,7 +78,7 @@ class Watermark:
 
     @property
     def committable(self) -> int | None:
-        """Next offset to read after a restart; None before the first delivery. It falls only when the log goes back."""
+        """Next offset to read after a restart; None before anything was read. It falls only when the log goes back."""
         return self._next
 
     @property
@@ -80,7 +88,7 @@ class Watermark:
 
     @property
     def distance(self) -> int:
-        """Offsets from the oldest unfinished message to the newest delivered; what a restart would read again."""
+        """Offsets from the oldest unfinished message to the newest read; what a restart would read again."""
         return 0 if self._next is None or self._newest is None else self._newest + 1 - self._next
 
     def _forget_from(self, offset: int) -> None:

@@ -82,6 +82,7 @@ def prepare(lines: Sequence[JobLine], engine: Engine, tasks: Mapping[str, TaskSe
             task = engine.sampling_defaults.applied_to(tasks.get(job.task, TaskSettings()))
             prepared.append(engine.prepare(job, sampling_of(job, task)))
         except MessageError as error:
+            error.field = line.named_in_line(error.field)
             wrong.append((line.where, error))
     if wrong:
         raise _refusal(wrong, len(lines))

@@ -205,7 +205,7 @@ def test_an_unknown_task_and_a_missing_file_are_told_before_anything_is_sent(
     assert ran.err.startswith(f"error: {tmp_path / 'nowhere.jsonl'}: No such file")
     ran = cli("enqueue", "--strict", "--task", "code", "--file", "-", stdin=b'{"prompt": "good"}\n{"prompt": 3}\n')
     assert ran.code == 1
-    assert "standard input:2: body.prompt: " in ran.err
+    assert "standard input:2: prompt: " in ran.err
     assert "error: nothing was sent: 1 wrong" in ran.err
 
 

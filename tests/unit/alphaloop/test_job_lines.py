@@ -93,13 +93,13 @@ def test_the_line_s_task_wins_over_the_default() -> None:
         (b'{"a":' * 40 + b"1" + b"}" * 40, "invalid_field", "task"),
         (b'{"task": "code", "prompt": "p", "x": ' + b"[" * 40 + b"]" * 40 + b"}", "malformed_message", None),
         (b'{"task": "code", "prompt": "' + b"a" * (1 << 20) + b'"}', "malformed_message", None),
-        (b'{"task": "code", "prompt": "\\ud800"}', "invalid_field", "body.messages.0.content"),
-        (b'{"task": "code", "prompt": ""}', "invalid_field", "body"),
-        (b'{"task": "code", "prompt": "p", "temperature": 3}', "invalid_field", "body.temperature"),
+        (b'{"task": "code", "prompt": "\\ud800"}', "invalid_field", "prompt"),
+        (b'{"task": "code", "prompt": ""}', "invalid_field", "prompt"),
+        (b'{"task": "code", "prompt": "p", "temperature": 3}', "invalid_field", "temperature"),
         (b'{"task": 3, "prompt": "p"}', "invalid_field", "task"),
         (b'{"task": "Code!", "prompt": "p"}', "invalid_field", "task"),
         (b'{"task": "nonesuch", "prompt": "p"}', "unknown_task", "task"),
-        (b'{"task": "code"}', "invalid_field", "body"),
+        (b'{"task": "code"}', "invalid_field", "prompt"),
     ],
 )
 def test_bad_lines_name_their_field(line: bytes, code: str, field: str | None) -> None:

@@ -22,11 +22,12 @@ class _Client:
     def __init__(self, num_unknown: int) -> None:
         self.num_unknown = num_unknown
 
-    def get_watermark_offsets(self, partition: ck.TopicPartition, timeout: float) -> tuple[int, int]:
+    def offsets_for_times(self, asked: list[ck.TopicPartition], timeout: float) -> list[ck.TopicPartition]:
         if self.num_unknown:
             self.num_unknown -= 1
             raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
-        return 0, 3
+        offset = {ck.OFFSET_BEGINNING: 0, ck.OFFSET_END: 3}
+        return [ck.TopicPartition(one.topic, one.partition, offset[one.offset]) for one in asked]
 
     def list_topics(self, topic: str, timeout: float) -> SimpleNamespace:
         error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART) if self.num_unknown else None
@@ -36,7 +37,7 @@ class _Client:
 
 def test_a_topic_that_was_just_made_is_asked_for_again() -> None:
     client: Any = _Client(num_unknown=2)
-    assert OffsetQueries(client, timeout_s=60.0).watermarks(_NEW) == (0, 3)
+    assert OffsetQueries(client, timeout_s=60.0).bounds([_NEW]) == {_NEW: (0, 3)}
     client.num_unknown = 2
     assert OffsetQueries(client, timeout_s=60.0).partitions(["jobs.new"]) == [_NEW, TopicPartition("jobs.new", 1)]
 
@@ -44,6 +45,6 @@ def test_a_topic_that_was_just_made_is_asked_for_again() -> None:
 def test_a_topic_that_stays_unknown_is_an_error_that_names_it() -> None:
     client: Any = _Client(num_unknown=1_000_000)
     with pytest.raises(BrokerError, match=r"jobs\.new\[0\]"):
-        OffsetQueries(client, timeout_s=0.01).watermarks(_NEW)
+        OffsetQueries(client, timeout_s=0.01).bounds([_NEW])
     with pytest.raises(BrokerError, match=r"reading jobs\.new: "):
         OffsetQueries(client, timeout_s=0.01).partitions(["jobs.new"])

@@ -132,7 +132,7 @@ def test_a_missing_prompt_is_the_jobs_failure_and_a_wrong_one_a_refusal(feeding:
     assert failed.failure is not None
     assert (failed.job.job_id, failed.failure.code) == ("missing", "content_missing")
     ((_, error),) = feeding.refused
-    assert error.field == "body_ref.prompt"
+    assert (error.field, error.message.split(":")[0]) == ("body_ref", "prompt of the content")
 
 
 def test_a_store_that_is_away_is_asked_until_it_answers(feeding: Feeding) -> None:

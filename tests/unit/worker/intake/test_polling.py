@@ -35,6 +35,7 @@ class ScriptedSource:
         self.refuse_commits = False
         self.is_closed = False
         self.ids: dict[str, str] = {}
+        self.gaps: dict[TopicPartition, int] = {}
         self.num_renewed = 0
         self._next: object = None
 
@@ -62,6 +63,10 @@ class ScriptedSource:
                 raise act
             break
         return records
+
+    def positions(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """Where the test says that offsets without a message end."""
+        return {one: offset for one, offset in self.gaps.items() if one in partitions}
 
     def pause(self, partitions: Sequence[TopicPartition]) -> None:
         self._note(lambda: self.paused.update(partitions))
@@ -150,6 +155,20 @@ def test_commits_follow_the_oldest_unfinished(source: ScriptedSource, intake: In
     intake.finish([first])
     source.wait_for(lambda: source.commits and source.commits[-1] == {P0: 3})
     assert intake.num_in_flight == 0
+
+
+def test_offsets_without_a_message_are_committed_after_what_runs_before_them(
+    source: ScriptedSource, intake: Intake
+) -> None:
+    source.gaps = {P1: 151}
+    source.wait_for(lambda: {P1: 151} in source.commits)
+    source.script.put(record(P0, 4))
+    (running,) = take_all(intake, 1)
+    source.gaps = {P0: 9, P1: 151}
+    source.settle()
+    assert all(commit.get(P0, 4) == 4 for commit in source.commits)
+    intake.finish([running])
+    source.wait_for(lambda: source.commits[-1] == {P0: 9})
 
 
 def test_a_full_buffer_pauses_and_room_resumes(source: ScriptedSource, intake: Intake) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from alphaloop.errors import InvalidField
+from alphaloop.errors import InvalidField, MessageError
 from alphaloop.kafka.records import Record
 from alphaloop.settings import TaskSettings, WorkerSettings
 from tests.fakes import FakeEngine
@@ -98,3 +98,20 @@ def test_another_model_than_the_one_served_is_refused() -> None:
     assert read(model="fake").max_tokens == 77
     with pytest.raises(InvalidField, match="'fake'"):
         read(model="large")
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"prompt": "x", "model": "another"}, "model"),
+        ({"body": {"prompt": "x", "model": "another"}}, "body.model"),
+        ({"prompt": "x " * 5000}, "prompt"),
+        ({"messages": [{"role": "user", "content": "x " * 5000}]}, "messages"),
+    ],
+)
+def test_what_the_worker_refuses_is_named_as_it_was_sent(fields: dict[str, Any], field: str) -> None:
+    validation = Validation(FakeEngine(), {"code": TASK}, reread_tasks=dict, limits=WorkerSettings(), cluster="cluster")
+    record = Record("jobs.code", 0, 7, None, json.dumps(fields).encode(), (), None)
+    with pytest.raises(MessageError) as refused:
+        validation.read(Delivery(record, epoch=0))
+    assert refused.value.field == field

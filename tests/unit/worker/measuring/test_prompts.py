@@ -66,7 +66,7 @@ def test_wrong_lines_are_told_with_place_and_field_and_never_quoted(tmp_path: Pa
         read(file, settings)
     told = str(raised.value)
     assert "3 of 4 prompts" in told
-    assert "mine.jsonl:2: body.temperature: " in told
+    assert "mine.jsonl:2: temperature: " in told
     assert "mine.jsonl:3: " in told
     assert "mine.jsonl:4: " in told
     assert "secret" not in told
@@ -128,7 +128,7 @@ def test_repeated_prompts_count_once_and_too_many_are_drawn_from(
 
 def test_a_prompt_that_does_not_fit_names_its_line(tmp_path: Path, settings: Settings) -> None:
     lines = lines_of(tmp_path, settings, ["one two", "one two three four five"])
-    with pytest.raises(ConfigError, match=r"1 of 2 prompts.*\n.*mine.jsonl:2: body.messages: expected fewer than 5"):
+    with pytest.raises(ConfigError, match=r"1 of 2 prompts.*\n.*mine.jsonl:2: prompt: expected fewer than 5"):
         prepare(lines, FakeEngine(context_length=5), settings.tasks)
 
 

@@ -1,0 +1,243 @@
+"""Producers with transactions: their markers and aborted messages are offsets, and no messages, to every reader."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+
+import confluent_kafka as ck
+import pytest
+
+from alphaloop.kafka import backlog
+from alphaloop.kafka.backlog import search, unfinished
+from alphaloop.kafka.config import bootstrap_servers
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.records import TopicPartition
+from alphaloop.kafka.topics import TOKENS, ensure_topics
+from alphaloop.letters.choosing import Choice
+from alphaloop.messages import Chunk, chunk_headers, text_chunk
+from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic
+from alphaloop.outcomes.following import text_so_far
+from alphaloop.outcomes.refusals import refusals_of
+from alphaloop.settings import KafkaSettings
+from alphaloop.store.known_jobs import KnownJob
+from tests.fixtures.claimed import NOW
+from tests.fixtures.worker import until
+from worker.intake.polling import Intake
+
+pytestmark = pytest.mark.kafka
+
+WAIT_S = 60.0
+#: A reader that has read everything ends at once; one that waits for a last message that never comes takes longer.
+AT_ONCE_S = 4.0
+
+
+class Transactions:
+    """A producer with transactions, as a user's."""
+
+    def __init__(self, kafka: KafkaSettings) -> None:
+        self._client = ck.Producer(
+            {"bootstrap.servers": bootstrap_servers(kafka), "transactional.id": uuid.uuid4().hex}
+        )
+        self._client.init_transactions(WAIT_S)
+
+    def begin(self, partition: TopicPartition, values: Sequence[bytes]) -> None:
+        """Messages that the broker has, of a transaction that is open."""
+        self._client.begin_transaction()
+        for value in values:
+            self._client.produce(partition.topic, value, partition=partition.partition)
+        assert self._client.flush(WAIT_S) == 0
+
+    def abort_open(self) -> None:
+        """Leave none open."""
+        with contextlib.suppress(ck.KafkaException):  # none is
+            self._client.abort_transaction(WAIT_S)
+
+    def commit(self, partition: TopicPartition, values: Sequence[bytes]) -> None:
+        self.begin(partition, values)
+        self._client.commit_transaction(WAIT_S)
+
+    def abort(self, partition: TopicPartition, values: Sequence[bytes]) -> None:
+        self.begin(partition, values)
+        self._client.abort_transaction(WAIT_S)
+
+
+@pytest.fixture
+def kafka(kafka_settings: KafkaSettings, fresh_prefix: str) -> KafkaSettings:
+    """Settings of a group and a task of this test's own."""
+    ensure_topics(kafka_settings, [fresh_prefix])
+    return kafka_settings.model_copy(update={"group_id": fresh_prefix})
+
+
+@pytest.fixture
+def transactions(kafka: KafkaSettings) -> Iterator[Transactions]:
+    transactions = Transactions(kafka)
+    yield transactions
+    transactions.abort_open()
+
+
+@pytest.fixture
+def partition(kafka: KafkaSettings) -> TopicPartition:
+    return TopicPartition(jobs_topic(kafka.group_id), 0)
+
+
+@pytest.fixture
+def intake(kafka: KafkaSettings, partition: TopicPartition) -> Iterator[Intake]:
+    intake = Intake(
+        Consumer(kafka, group_id=kafka.group_id),
+        [partition.topic],
+        max_buffered=1000,
+        max_buffered_bytes=1 << 20,
+        most_message_bytes=1 << 10,
+        max_distance=10_000,
+        commit_interval_s=0.1,
+        now=lambda: NOW,
+    )
+    intake.start()
+    yield intake
+    intake.close(WAIT_S)
+
+
+def jobs(*names: str) -> list[bytes]:
+    return [json.dumps({"job_id": name, "prompt": "p"}).encode() for name in names]
+
+
+def group_lag(kafka: KafkaSettings, partition: TopicPartition) -> int:
+    """What KEDA and exporters show: offsets between the committed one and the end."""
+    reader = Consumer(kafka, group_id=kafka.group_id)
+    try:
+        return reader.watermarks(partition)[1] - (reader.committed([partition])[partition] or 0)
+    finally:
+        reader.close()
+
+
+def number_of(kafka: KafkaSettings) -> int:
+    return unfinished(kafka)[kafka.group_id].num_messages
+
+
+def test_an_aborted_transaction_leaves_nothing_that_waits(
+    kafka: KafkaSettings, transactions: Transactions, partition: TopicPartition, intake: Intake
+) -> None:
+    transactions.abort(partition, jobs(*map(str, range(150))))
+    until(lambda: group_lag(kafka, partition) == 0, "the group's lag is 0", WAIT_S)
+    transactions.commit(partition, jobs("a", "b"))
+    transactions.abort(partition, jobs("c"))
+    taken = []
+    while len(taken) < 2:
+        taken += intake.take(10, WAIT_S)
+    assert [json.loads(one.record.value or b"")["job_id"] for one in taken] == ["a", "b"]
+    intake.finish(taken[1:])
+    assert group_lag(kafka, partition) > 0, "the first one still runs"
+    intake.finish(taken[:1])
+    until(lambda: group_lag(kafka, partition) == 0, "the group's lag is 0 again", WAIT_S)
+
+
+def test_a_partition_that_comes_back_has_no_position_yet(kafka: KafkaSettings, partition: TopicPartition) -> None:
+    """Else a worker would pass over messages that it delivered in an earlier assignment and did not finish."""
+    producer = Producer(kafka)
+    both = {partition, TopicPartition(partition.topic, 1)}
+    for number in range(10):
+        producer.send(partition.topic, key=None, value=b"{}", partition=number % 2)
+    producer.flush(WAIT_S)
+    producer.close()
+    first, second = (Consumer(kafka, group_id=kafka.group_id) for _ in range(2))
+    owned: dict[Consumer, set[TopicPartition]] = {first: set(), second: set()}
+    at_assignment: list[dict[TopicPartition, int]] = []
+
+    def join(one: Consumer) -> None:
+        def assigned(partitions: Sequence[TopicPartition]) -> None:
+            owned[one].update(partitions)
+            at_assignment.append(one.positions(partitions))
+
+        one.subscribe(
+            [partition.topic],
+            on_assign=assigned,
+            on_revoke=owned[one].difference_update,
+            on_lost=owned[one].difference_update,
+        )
+
+    def polled(*members: Consumer) -> list[set[TopicPartition]]:
+        for one in members:
+            one.poll(0.1)
+        return [owned[one] for one in members]
+
+    join(first)
+    until(lambda: polled(first) == [both] and set(first.positions(both).values()) == {5}, "all are read", WAIT_S)
+    join(second)
+    until(lambda: all(len(its) == 1 for its in polled(first, second)), "each has one", WAIT_S)
+    second.close()
+    until(lambda: polled(first) == [both], "the first has both again", WAIT_S)
+    first.close()
+    assert len(at_assignment) >= 3
+    assert not any(at_assignment)
+
+
+def test_messages_are_counted_and_not_offsets(
+    kafka: KafkaSettings, transactions: Transactions, partition: TopicPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transactions.abort(partition, jobs(*map(str, range(50))))
+    assert number_of(kafka) == 0, "only aborted ones"
+    assert unfinished(kafka)[kafka.group_id].oldest_s is None
+    for number in range(5):
+        transactions.commit(partition, jobs(f"a{number}"))
+        transactions.abort(partition, jobs("no", "no"))
+    transactions.commit(TopicPartition(high_topic(kafka.group_id), 0), jobs("h"))
+    transactions.begin(partition, jobs("open"))
+    assert number_of(kafka) == 6
+    assert 0 < (unfinished(kafka)[kafka.group_id].oldest_s or 0.0) < WAIT_S
+    monkeypatch.setattr(backlog, "_MOST_COUNTED", 3)
+    assert number_of(kafka) == 26, "of a long partition offsets count, from its first message to where one is open"
+
+
+def test_searches_end_where_the_last_offsets_hold_no_message(
+    kafka: KafkaSettings, transactions: Transactions, partition: TopicPartition
+) -> None:
+    a, b, no, still_open = (f"{kafka.group_id}-{name}" for name in ("a", "b", "no", "open"))
+    transactions.abort(partition, jobs(no))
+    transactions.commit(partition, jobs(a, b))
+    transactions.abort(partition, jobs(*[no] * 50))
+    transactions.begin(partition, jobs(still_open))
+    began = time.monotonic()
+    found = search(kafka, lambda job_id, _: job_id.startswith(kafka.group_id))
+    assert [(one.job_id, one.num_before) for one in found.messages] == [(a, 0), (b, 1)]
+    assert found.is_complete
+    assert time.monotonic() - began < AT_ONCE_S
+
+
+def test_dead_letters_are_read_to_the_end(
+    kafka: KafkaSettings, transactions: Transactions, partition: TopicPartition
+) -> None:
+    letters = TopicPartition(dlq_topic(partition.topic), 0)
+    transactions.commit(letters, jobs("a"))
+    transactions.abort(letters, jobs("no", "no"))
+    began = time.monotonic()
+    found = list(Choice(task=kafka.group_id).letters(kafka))
+    assert [json.loads(one.record.value or b"")["job_id"] for one in found] == ["a"]
+    places = frozenset(f"{letters.topic}:0:{offset}" for offset in range(4))
+    assert [one.record.offset for one in Choice(task=kafka.group_id, places=places).letters(kafka)] == [0]
+    assert refusals_of(kafka, ["nobody"]) == {}
+    assert time.monotonic() - began < AT_ONCE_S
+
+
+def test_a_text_is_read_to_the_end(kafka: KafkaSettings, transactions: Transactions) -> None:
+    job_id = f"job-{kafka.group_id}"
+    chunk = Chunk(job_id, 1, 0, "half a ")
+    headers = [(name, text.encode()) for name, text in chunk_headers(chunk, {}).items()]
+    producer = Producer(kafka)
+    producer.send(
+        TOKENS, key=job_id.encode(), value=text_chunk(chunk, created=0, model="m"), headers=headers, partition=0
+    )
+    producer.flush(WAIT_S)
+    producer.close()
+    transactions.abort(TopicPartition(TOKENS, 0), jobs("no"))
+    began = time.monotonic()
+    known = KnownJob(job_id, datetime.now(UTC) - timedelta(minutes=1), None)
+    found = text_so_far(kafka, known, timeout_s=WAIT_S)
+    assert found is not None
+    assert found.text == "half a "
+    assert time.monotonic() - began < AT_ONCE_S
