@@ -231,7 +231,7 @@ def test_the_logins_are_made_with_their_roles_and_made_again(memory_folder: Path
     server = EmbeddedPostgres(memory_folder / "of-somebody-else", durable=False)
     try:
         admin = make_url(server.start())
-        (block,) = (one for one in blocks_of("deploy", "sql") if "CREATE DATABASE" in one)
+        (block,) = (one for one in blocks_of("deploy", "psql") if "CREATE DATABASE" in one)
         with psycopg.connect(admin.render_as_string(hide_password=False), autocommit=True) as connection:
             connection.execute("CREATE ROLE managed LOGIN CREATEDB CREATEROLE PASSWORD 'managed'")
             connection.execute("CREATE ROLE other LOGIN SUPERUSER PASSWORD 'other'")
