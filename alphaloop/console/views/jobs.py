@@ -34,10 +34,10 @@ def jobs(sources: Sources, request: Request) -> Page:
     asked = {name: found for name in FILTERS if (found := text(request, name))}
     wanted = _wanted(asked)
     pages, behind, at = JobPages(sources.database), text(request, "behind"), moment(request, "at")
-    if batch := asked.get("batch"):
-        found = pages.of_batch(batch, PAGE_SIZE + 1, wanted, behind=behind)
-        shown, num_walked = found[:PAGE_SIZE], len(found)
-        last = Place(shown[-1].created_at, shown[-1].job_id) if len(found) > PAGE_SIZE else None
+    if "batch" in asked:
+        of_batch = pages.of_batch(asked["batch"], PAGE_SIZE + 1, wanted, behind=behind)
+        shown, num_walked = of_batch[:PAGE_SIZE], len(of_batch)
+        last = Place(shown[-1].created_at, shown[-1].job_id) if len(of_batch) > PAGE_SIZE else None
     else:
         page = pages.newest(PAGE_SIZE, wanted, behind=Place(at, behind) if at is not None else None)
         shown, num_walked, last = page.jobs, page.num_walked, page.behind
