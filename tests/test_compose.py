@@ -243,7 +243,7 @@ def test_the_logins_are_made_with_their_roles_and_made_again(memory_folder: Path
         managed = other.set(username="managed", password="managed")
         with psycopg.connect(managed.render_as_string(hide_password=False), autocommit=True) as connection:
             for statement in block.replace("'…'", "'owned'").strip().removesuffix(";").split(";\n"):
-                connection.execute(statement)  # type: ignore[call-overload]
+                connection.execute(statement.encode())
         address = f"{admin.host}:{admin.port}/alphaloop?connect_timeout=10"
         owner = admin.set(username="alphaloop", password="owned", database="alphaloop")
         schema_of.upgrade(owned := SecretStr(owner.render_as_string(hide_password=False)))
