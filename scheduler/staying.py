@@ -14,6 +14,7 @@ from alphaloop.console.server import ConsoleServer
 from alphaloop.endpoint import Endpoint
 from alphaloop.errors import ConfigError
 from alphaloop.exit_codes import ExitCode
+from alphaloop.kafka.backlog import backlog
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.liveness import Liveness, Pulse
@@ -26,7 +27,7 @@ from alphaloop.store.terms import Term
 from alphaloop.watchdog import Watchdog
 from scheduler.leadership import LeaderLock, Leadership
 from scheduler.loop import Scheduler
-from scheduler.metrics import SchedulerMetrics
+from scheduler.metrics import KafkaLag, SchedulerMetrics
 from scheduler.notifying import Notifier, NotifyingThread
 from scheduler.ticking import Ticker
 from scheduler.timetable import timetable
@@ -78,6 +79,9 @@ def stay(
             log.info("stopped while it waited for a server", extra={"action": "scheduler_stopped"})
             return ExitCode.STOPPED
         ensure_topics(settings.kafka, settings.tasks)
+        lag = KafkaLag(lambda: backlog(settings.kafka))
+        exits.callback(lag.close)
+        metrics.registry.register(lag)
         producer = Producer(settings.kafka, client_id="alphaloop-scheduler")
         exits.callback(producer.close)
         clock = DatabaseClock(database)

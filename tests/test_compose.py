@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import itertools
 import json
 import os
 import re
@@ -24,9 +25,10 @@ from pydantic import SecretStr
 from sqlalchemy import make_url
 
 from alphaloop.cli.children import LogFollower, field_of
-from alphaloop.embedded.postgres import binaries
+from alphaloop.embedded.postgres import EmbeddedPostgres, binaries
 from alphaloop.settings import ConsoleSettings, load_settings
 from alphaloop.settings.endpoint import EndpointSettings
+from alphaloop.store import schema as schema_of
 from tests.fixtures import server_replies
 from tests.fixtures.inference_server import listening_beside
 from tests.fixtures.postgres import as_member
@@ -72,14 +74,29 @@ def example() -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
 
 
+def with_values(text: str, **values: str) -> str:
+    """A text of the file with its variables replaced: by these, else by their defaults."""
+    text = VARIABLE.sub(lambda found: values.get(found[1], found[2]), text)
+    return REQUIRED.sub(lambda found: values[found[1]], text)
+
+
+#: What a filled .env holds.
+GIVEN: Final = {name: value or "secret" for name, value in example().items()}
+
+
 def test_every_variable_is_documented_with_its_default() -> None:
-    required = dict.fromkeys(name for name, _ in REQUIRED.findall(TEXT))
-    assert dict(VARIABLE.findall(TEXT)) | dict.fromkeys(required, "") == example()
+    required = {name for name, _ in REQUIRED.findall(TEXT)}
+    values = example()
+    passwords = {name: "" for name in required if "PASSWORD" in name}
+    own_servers = {"KAFKA_BOOTSTRAP_SERVERS": "kafka:9092", "DATABASE_ADDRESS": "postgres:5432/alphaloop"}
+    assert required == {*passwords, *own_servers}, "a stack without a profile's server says so before it starts"
+    assert values.pop("COMPOSE_PROFILES") == "kafka,postgres"
+    assert dict(VARIABLE.findall(TEXT)) | passwords | own_servers == values
     assert TEXT.count("${") == len(VARIABLE.findall(TEXT)) + len(REQUIRED.findall(TEXT)), "an undocumented variable"
 
 
 def test_passwords_have_no_default_and_their_lack_is_told_with_the_way_out() -> None:
-    required = dict(REQUIRED.findall(TEXT))
+    required = {name: told for name, told in REQUIRED.findall(TEXT) if "PASSWORD" in name}
     assert {name for name in example() if "PASSWORD" in name} == set(required)
     assert all("cp .env.example .env" in told for told in required.values())
     told = [line for line in TEXT.splitlines() if re.search("password|secret", line, re.IGNORECASE)]
@@ -129,9 +146,11 @@ def test_the_image_holds_what_its_commands_need() -> None:
     for name in copied:
         assert (ROOT / name).exists()
         assert f"!{name}" in ignored, f"{name} is kept out of the build's context"
-    assert copied >= {"alphaloop", "configs", "migrations", "scheduler", "worker", "requirements.lock"}
+    assert copied >= {"alphaloop", "migrations", "scheduler", "worker", "requirements.lock"}
+    assert "configs" not in copied
+    assert "!configs" not in ignored, "settings are mounted: what lies there may be secret, and gets into no image"
     assert dockerfile.rindex("--editable .\n") > dockerfile.rindex("\nCOPY "), "installed once the sources are there"
-    assert re.search(r"^USER (?!root)\w+$", dockerfile, re.MULTILINE)
+    assert re.search(r"^USER [1-9]\d*$", dockerfile, re.MULTILINE), "by number: Kubernetes can tell that it is not root"
     (command,) = re.findall(r"^CMD (.+)$", dockerfile, re.MULTILINE)
     assert json.loads(command) == SERVICES["worker"]["command"], "exec form, the worker by default"
 
@@ -165,7 +184,7 @@ def test_the_migrations_run_and_run_again(empty_database_url: SecretStr, tmp_pat
 
 def test_only_the_migrations_connect_as_owner() -> None:
     users = {
-        name: make_url(service["environment"]["DATABASE_URL"]).username
+        name: make_url(with_values(service["environment"]["DATABASE_URL"], **GIVEN)).username
         for name, service in SERVICES.items()
         if "DATABASE_URL" in service.get("environment", ())
     }
@@ -175,51 +194,190 @@ def test_only_the_migrations_connect_as_owner() -> None:
 
 def test_the_console_is_reached_from_this_machine_with_a_password_and_its_own_login() -> None:
     scheduler = SERVICES["scheduler"]
-    said = scheduler["environment"]
+    said = {name: with_values(value, **GIVEN) for name, value in scheduler["environment"].items()}
     assert scheduler["ports"] == ["127.0.0.1:${CONSOLE_PORT:-9466}:9466"]
-    assert "CONSOLE_PASSWORD:?" in said["ALPHALOOP_CONSOLE__PASSWORD"]
+    assert "CONSOLE_PASSWORD:?" in scheduler["environment"]["ALPHALOOP_CONSOLE__PASSWORD"]
     assert make_url(said["ALPHALOOP_CONSOLE__DATABASE_URL"]).username == "console"
-    values = {
-        name.removeprefix("ALPHALOOP_CONSOLE__").lower(): VARIABLE.sub(r"\2", text) for name, text in said.items()
-    }
+    values = {name.removeprefix("ALPHALOOP_CONSOLE__").lower(): value for name, value in said.items()}
     console = ConsoleSettings.model_validate({name: values[name] for name in ("http_host", "public_url", "password")})
     assert console.http_port == 9466
     assert console.hosts is not None
     assert "localhost" in console.hosts
 
 
-@pytest.mark.postgres
-def test_the_logins_are_made_with_their_roles_and_made_again(
-    database_url: SecretStr,
-) -> None:
-    url = make_url(database_url.get_secret_value())
+def make_logins(address: str, password: str, owners_password: str) -> None:
+    """Run the service `logins` against the database at this address."""
     service = SERVICES["logins"]
     mount, _, target = service["volumes"][0].removesuffix(":ro").partition(":")
-    program, *arguments = (part.replace(target, str(ROOT / mount)) for part in service["command"])
-    for password in ("first", "second"):
-        passwords = {name: password for name in service["environment"] if name.endswith("_DB_PASSWORD")}
-        assert len(passwords) == 4
-        place = {
-            "PGHOST": str(url.host),
-            "PGPORT": str(url.port),
-            "PGUSER": str(url.username),
-            "PGDATABASE": str(url.database),
-            "PGPASSWORD": str(url.password),
-        }
-        assert set(service["environment"]) == {*place, *passwords} - {"PGPORT"}
-        done = subprocess.run(
-            [binaries() / program, *arguments], env=place | passwords, capture_output=True, text=True, timeout=60
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        for login in ("worker", "scheduler", "reader", "console"):
-            own = url.set(username=login, password=password).render_as_string(hide_password=False)
-            with psycopg.connect(own) as connection:
-                roles = connection.execute(
-                    "SELECT name FROM unnest(%s::text[]) AS name WHERE pg_has_role(name, 'MEMBER')",
-                    (["alphaloop_worker", "alphaloop_scheduler", "alphaloop_reader"],),
-                ).fetchall()
-            expected = ["worker", "scheduler"] if login == "console" else [login]
-            assert roles == [(f"alphaloop_{role}",) for role in expected]
+    program, *arguments = (
+        with_values(part, DATABASE_ADDRESS=address).replace(target, str(ROOT / mount)) for part in service["command"]
+    )
+    passwords = {name: password for name in service["environment"] if name.endswith("_DB_PASSWORD")}
+    assert len(passwords) == 4
+    assert set(service["environment"]) == {"PGPASSWORD", *passwords}
+    done = subprocess.run(
+        [binaries() / program, *arguments],
+        env=passwords | {"PGPASSWORD": owners_password},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.postgres
+def test_the_logins_are_made_with_their_roles_and_made_again(memory_folder: Path) -> None:
+    """On a managed server, which gives nobody a superuser, by an owner who was made as docs/guides/deploy.md says."""
+    server = EmbeddedPostgres(memory_folder / "of-somebody-else", durable=False)
+    try:
+        admin = make_url(server.start())
+        (block,) = (one for one in blocks_of("deploy", "psql") if "CREATE DATABASE" in one)
+        with psycopg.connect(admin.render_as_string(hide_password=False), autocommit=True) as connection:
+            connection.execute("CREATE ROLE managed LOGIN CREATEDB CREATEROLE PASSWORD 'managed'")
+            connection.execute("CREATE ROLE other LOGIN SUPERUSER PASSWORD 'other'")
+        # The embedded server's own names are those that the guide gives to the owner and the database.
+        other = admin.set(username="other", password="other", database="template1")
+        with psycopg.connect(other.render_as_string(hide_password=False), autocommit=True) as connection:
+            connection.execute("DROP DATABASE alphaloop WITH (FORCE)")
+            connection.execute("ALTER ROLE alphaloop RENAME TO embedded")
+        managed = other.set(username="managed", password="managed")
+        with psycopg.connect(managed.render_as_string(hide_password=False), autocommit=True) as connection:
+            for statement in block.replace("'…'", "'owned'").strip().removesuffix(";").split(";\n"):
+                connection.execute(statement.encode())
+        address = f"{admin.host}:{admin.port}/alphaloop?connect_timeout=10"
+        owner = admin.set(username="alphaloop", password="owned", database="alphaloop")
+        schema_of.upgrade(owned := SecretStr(owner.render_as_string(hide_password=False)))
+        assert schema_of.grant_to_roles(owned) == []
+        for password in ("first", "second"):
+            make_logins(address, password, "owned")
+            for login in ("worker", "scheduler", "reader", "console"):
+                own = owner.set(username=login, password=password).render_as_string(hide_password=False)
+                with psycopg.connect(own) as connection:
+                    roles = connection.execute(
+                        "SELECT name FROM unnest(%s::text[]) AS name WHERE pg_has_role(name, 'MEMBER')",
+                        (["alphaloop_worker", "alphaloop_scheduler", "alphaloop_reader"],),
+                    ).fetchall()
+                expected = ["worker", "scheduler"] if login == "console" else [login]
+                assert roles == [(f"alphaloop_{role}",) for role in expected]
+    finally:
+        server.stop()
+
+
+def blocks_of(page: str, language: str) -> list[str]:
+    guide = (ROOT / "docs" / "guides" / f"{page}.md").read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("name", [*OURS, "logins"])
+def test_settings_are_mounted_where_the_image_looks_for_them(name: str) -> None:
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    (folder,) = re.findall(r"ALPHALOOP_CONFIGS=(\S+)", dockerfile)
+    assert f"./configs:{folder}:ro" in SERVICES[name]["volumes"]
+    assert folder not in re.findall(r"mkdir .*|install -d .*", dockerfile), "a missing mount has to be found out"
+
+
+def test_an_image_without_the_mount_says_so(tmp_path: Path) -> None:
+    """And does not start with settings that nobody wrote, which would refuse every job as one of an unknown task."""
+    settings = environment("worker", ALPHALOOP_CONFIGS=str(tmp_path / "missing"), ALPHALOOP_DATA_DIR=str(tmp_path))
+    done = subprocess.run(
+        runnable(SERVICES["worker"]["command"]), cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert f"found nothing at {tmp_path / 'missing'}" in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize("name", sorted(SERVICES))
+def test_every_service_has_a_limit_of_memory(name: str) -> None:
+    limits = SERVICES[name]["deploy"]["resources"]["limits"]
+    assert re.fullmatch(r"\d+[mg]", with_values(limits["memory"]))
+
+
+@pytest.mark.parametrize(
+    "profiles", [{"kafka", "postgres"}, {"kafka"}, {"postgres"}, set(), {"vllm"}, {"llama-cpp", "postgres"}]
+)
+def test_servers_of_ones_own_are_two_variables_and_a_profile_less(
+    profiles: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What starts depends on nothing that does not, names no other server, and reads the addresses as they were set."""
+    started = {
+        name: service
+        for name, service in SERVICES.items()
+        if "profiles" not in service or profiles.intersection(service["profiles"])
+    }
+    assert {"kafka", "postgres"} & set(started) == {"kafka", "postgres"} & profiles
+    given = GIVEN | {
+        "KAFKA_BOOTSTRAP_SERVERS": "kafka:9092" if "kafka" in profiles else "b-1.example.com:9096,b-2.example.com:9096",
+        "DATABASE_ADDRESS": "postgres:5432/alphaloop"
+        if "postgres" in profiles
+        else "db.example.com:5432/jobs?sslmode=verify-full&sslrootcert=/etc/alphaloop/ca.pem",
+    }
+    for name, service in started.items():
+        for other, rule in service.get("depends_on", {}).items():
+            assert other in started or rule["required"] is False, f"{name} cannot start without {other}"
+        said = with_values(json.dumps([service.get("environment"), service.get("command")]), **given)
+        for server in {"kafka", "postgres"} - profiles:
+            assert not re.search(rf"\b{server}:\d", said), f"{name} goes to {server}"
+    for name in sorted(set(OURS) & set(started)):
+        with monkeypatch.context() as patch:
+            for variable, value in SERVICES[name]["environment"].items():
+                patch.setenv(variable, with_values(str(value), **given))
+            found = load_settings(ROOT / "configs")
+        assert found.kafka.bootstrap_servers == given["KAFKA_BOOTSTRAP_SERVERS"]
+        if found.postgres.url is not None:
+            url = make_url(found.postgres.url.get_secret_value())
+            wanted = make_url(f"postgresql://{given['DATABASE_ADDRESS']}")
+            assert url == wanted.set(username=url.username, password=url.password)
+
+
+def test_further_settings_are_variables_of_one_file() -> None:
+    """Such as a login at Kafka. Compose would pass none of .env into a container by itself."""
+    for name in OURS:
+        assert SERVICES[name]["env_file"] == [{"path": "settings.env", "required": False}]
+    assert "/settings.env" in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines()
+    (block,) = (one for one in blocks_of("deploy", "sh") if "ALPHALOOP_KAFKA__SASL_PASSWORD" in one)
+    assert block.startswith("# settings.env")
+    with pytest.MonkeyPatch.context() as patch:
+        for line in block.splitlines()[1:]:
+            patch.setenv(*line.split("=", 1))
+        kafka = load_settings(ROOT / "configs").kafka
+    assert kafka.security_protocol == "SASL_SSL"
+    assert str(kafka.ssl_ca_location) == "/etc/alphaloop/ca.pem"
+
+
+def test_vllm_gets_into_no_environment_with_our_torch() -> None:
+    """It pins another torch: whoever installs it beside ours has neither. So no image of ours has it, and no page."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = {name for name, wanted in project["optional-dependencies"].items() if any("vllm" in one for one in wanted)}
+    assert extras == {"vllm"}
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    (installed,) = re.findall(r"--editable '\.\[(.*)\]'", dockerfile)
+    assert "decode" in installed.split(",")
+    assert not extras & set(installed.split(","))
+    assert not re.search(r"pip install [^\n]*vllm", dockerfile)
+    assert all("build" not in service for service in SERVICES.values() if "vllm" in service["image"])
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+            for before, line in itertools.pairwise(["", *block.splitlines()]):
+                if re.search(r"pip install .*vllm", line):
+                    assert re.search(r"python3 -m venv \S*vllm", before + line), (
+                        f"{page}: {line}: into which environment?"
+                    )
+
+
+def test_an_image_for_gpus_says_which_driver_it_needs() -> None:
+    """The build names the CUDA release, NVIDIA's runtime holds a driver to it, and the guide says its number."""
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    assert "NVIDIA_REQUIRE_CUDA=${CUDA:+cuda>=$CUDA}" in dockerfile
+    assert SERVICES["worker"]["build"]["args"]["CUDA"] == "${CUDA:-}"
+    (release, driver) = re.findall(r"--build-arg CUDA=(\S+).*driver (\d+)", "\n".join(blocks_of("deploy", "sh")))[0]
+    example_lines = (ROOT / ".env.example").read_text(encoding="utf-8")
+    assert f"{release}, the CUDA release of the image's torch, which needs driver {driver} or newer" in example_lines
+    # The build ends where the release that was named is not that of the torch that was installed: here, of none.
+    (program,) = re.findall(r'python -c "(import sys, torch;.*?)" "\$CUDA"', dockerfile, re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", program.replace("\\\n", ""), "99.9"], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, "the build argument CUDA is 99.9" in done.stderr) == (1, True), done.stderr
 
 
 @pytest.fixture
@@ -364,9 +522,7 @@ def test_vllm_is_started_with_the_options_that_make_it_tell_its_counts() -> None
 def test_profiles_start_nothing_unless_they_are_asked_for() -> None:
     optional = {name for name, service in SERVICES.items() if "profiles" in service}
     vllm = {"vllm-plain", "vllm-ngram", "check-vllm", "worker-vllm"}
-    assert optional == vllm | {"llama-cpp", "check-llama-cpp", "worker-llama-cpp"}
-    needed = {other for name in SERVICES.keys() - optional for other in SERVICES[name].get("depends_on", {})}
-    assert not needed & optional
+    assert optional == vllm | {"llama-cpp", "check-llama-cpp", "worker-llama-cpp", "kafka", "postgres"}
 
 
 def test_no_command_is_left_out() -> None:

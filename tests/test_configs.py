@@ -12,7 +12,7 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from scheduler.metrics import SchedulerMetrics
+from scheduler.metrics import KafkaLag, SchedulerMetrics
 from tests.fakes import FakeEngine
 from worker.endpoint_metrics import EndpointMetrics
 from worker.metrics import WorkerMetrics
@@ -42,6 +42,9 @@ def expressions() -> Iterator[tuple[str, str]]:
     for panel in dashboard()["panels"]:
         for target in panel["targets"]:
             yield panel["title"], target["expr"]
+    for variable in dashboard()["templating"]["list"]:
+        if variable["type"] == "query":
+            yield variable["label"], variable["query"]["query"]
 
 
 def series(registry: CollectorRegistry) -> dict[str, set[str]]:
@@ -69,6 +72,7 @@ def known() -> dict[str, set[str]]:
     worker.watch(Idle(), lambda: 0)  # type: ignore[arg-type]
     EndpointMetrics.register(worker.registry, FakeEngine())
     scheduler = SchedulerMetrics()
+    scheduler.registry.register(KafkaLag(dict))
     # What a process says about itself is on both registries, and is found by a scrape only.
     both = set.intersection(*({one.name for one in r.collect()} for r in (worker.registry, scheduler.registry)))
     assert both == {name for name in both if name.startswith("process_")}
@@ -83,14 +87,18 @@ def test_every_metric_and_label_exists(where: str, expression: str, known: dict[
     labels = set().union(*(known[name] for name in names)) | ADDED
     asked = {label for group in re.findall(r"by \(([^)]*)\)", expression) for label in re.split(r",\s*", group)}
     asked |= {label for group in re.findall(r"\{([^}]*)\}", expression) for label in re.findall(r"(\w+)\s*[=!]", group)}
+    asked |= set(re.findall(r"label_values\(.*, (\w+)\)", expression))
     assert asked <= labels, f"{where}: no such label"
+    # A label that one metric has is not there for another of the same expression.
+    for name, group in re.findall(r"\b(alphaloop_\w+)\{([^}]*)\}", expression):
+        assert set(re.findall(r"(\w+)\s*[=!]", group)) <= known[name] | ADDED, f"{where}: {name} has no such label"
     assert expression.count("(") == expression.count(")")
 
 
 def test_a_counter_is_asked_for_its_rate() -> None:
     for where, expression in expressions():
         for name in re.findall(r"\b(alphaloop_\w+_(?:total|bucket|sum|count))\b", expression):
-            assert re.search(rf"(rate|increase)\({name}\b", expression), f"{where}: {name} only ever grows"
+            assert re.search(rf"(rate|increase|label_values)\({name}\b", expression), f"{where}: {name} only ever grows"
 
 
 def test_every_alert_has_a_runbook_that_exists() -> None:
@@ -121,10 +129,38 @@ def test_grafana_is_provisioned_with_the_dashboard() -> None:
     assert source["url"] == "http://prometheus:9090"
     assert provider["options"]["path"] == "/etc/grafana/dashboards"
     panels = dashboard()["panels"]
-    assert {panel["datasource"]["uid"] for panel in panels} == {source["uid"]}
+    (variable,) = (one for one in dashboard()["templating"]["list"] if one["type"] == "datasource")
+    assert variable["query"] == source["type"]
+    assert {panel["datasource"]["uid"] for panel in panels} == {f"${{{variable['name']}}}"}
+    assert source["isDefault"] is True, "what the variable begins with"
     assert len({panel["id"] for panel in panels}) == len(panels)
     cells = [(x, y) for p in panels for x in _span(p, "x", "w") for y in _span(p, "y", "h")]
     assert len(cells) == len(set(cells)), "panels overlap"
+
+
+def test_the_dashboard_is_narrowed_to_tasks_targets_and_workers() -> None:
+    """Wherever the metrics can be: no panel shows another task or worker beside the chosen ones."""
+    variables = {one["name"]: one for one in dashboard()["templating"]["list"]}
+    assert list(variables) == ["datasource", "task", "target", "worker"]
+    assert all(one["multi"] and one["includeAll"] for one in variables.values() if one["type"] == "query")
+    assert "$target" in variables["worker"]["query"]["query"]
+    metrics = {**series(WorkerMetrics().registry), **series(SchedulerMetrics().registry)}
+    narrowed = {"alphaloop_scheduler_kafka_lag"}  # made when a scheduler stays
+    for panel in dashboard()["panels"]:
+        for target in panel["targets"]:
+            for name, group in re.findall(r"\b(alphaloop_\w+)\b(?:\{([^}]*)\})?", target["expr"]):
+                is_of_a_worker = not name.startswith("alphaloop_scheduler_")
+                assert ('instance=~"$worker"' in group) == is_of_a_worker, panel["title"]
+                has_task = "task" in metrics.get(name, ()) or name in narrowed
+                assert ('task=~"$task"' in group) == has_task, panel["title"]
+
+
+def test_the_dashboard_shows_what_was_measured_where_jobs_wait_and_the_servers() -> None:
+    asked = " ".join(expression for _, expression in expressions())
+    for name in ("ratio", "low", "high"):
+        assert f"alphaloop_scheduler_speedup_{name}" in asked
+    assert "alphaloop_scheduler_kafka_lag" in asked
+    assert {"in_flight", "limit", "state", "failures_total"} <= set(re.findall(r"alphaloop_endpoint_(\w+)", asked))
 
 
 def _span(panel: dict[str, Any], start: str, size: str) -> range:

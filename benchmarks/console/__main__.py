@@ -50,8 +50,17 @@ from benchmarks.console.plans import plans
 from benchmarks.ended_jobs import filling as ended_jobs
 
 PATHS: Final = (
-    *("/", "/tasks", "/tasks?behind=customer-0500", "/tasks/code", "/jobs", "/batches", "/dead-letters", "/drift"),
+    *("/", "/tasks", "/tasks?behind=customer-0500", "/tasks/code", "/batches", "/dead-letters", "/drift"),
     *("/drafts", "/reports"),
+    # What is common, what is rare, and what is nowhere.
+    *(
+        "/jobs",
+        "/jobs?task=task-7",
+        "/jobs?task=task-0&status=failed",
+        "/jobs?since=3d&until=2d",
+        "/jobs?status=expired",
+    ),
+    "/jobs?task=nowhere&since=30d&until=20d",
 )
 #: What the browser itself takes on this machine at this moment.
 _ONE_WORD: Final = "data:text/html,<p>word</p>"
@@ -110,7 +119,7 @@ def pictures(settings: Settings, num_tasks: int, folder: Path) -> None:
 def pages_of(settings: Settings, database: Database) -> dict[str, str]:
     """Every page, by the name of its picture."""
     event = DriftEventStore(database).open_events()[-1]
-    ended = next(job for job in JobPages(database).newest(100) if job.status == "succeeded")
+    ended = next(job for job in JobPages(database).newest(100).jobs if job.status == "succeeded")
     (batch,) = KeptBatches(settings.console_batches).all()
     letter = newest_letters(settings.kafka, Choice(), 1)[0].told["at"]
     return {

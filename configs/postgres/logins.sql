@@ -7,9 +7,14 @@
 \getenv reader_password READER_DB_PASSWORD
 \getenv console_password CONSOLE_DB_PASSWORD
 
--- Where statements are logged, these are not, because they hold the passwords.
+-- Where statements are logged, these are not, because they hold the passwords. A managed server may not allow this; if
+-- it logs statements (log_statement is ddl or all), they are in its log.
+SELECT has_parameter_privilege('log_statement', 'SET')
+   AND has_parameter_privilege('log_min_error_statement', 'SET') AS may_hide \gset
+\if :may_hide
 SET log_statement = 'none';
 SET log_min_error_statement = 'panic';
+\endif
 SET client_min_messages = 'warning';
 
 SELECT format('CREATE ROLE %I', login) FROM (VALUES ('worker'), ('scheduler'), ('reader'), ('console')) AS logins (login)

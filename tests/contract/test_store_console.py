@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import psycopg
 import pytest
 from pydantic import SecretStr
+from sqlalchemy import Engine, event, text
 
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.messages import Mode
+from alphaloop.store import job_pages
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog, LoggedSetting
 from alphaloop.store.decoded_lately import decoded_lately
-from alphaloop.store.job_pages import JobPages, Place
+from alphaloop.store.job_pages import JobPages, Place, Wanted
 from alphaloop.store.jobs import JobStore
+from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.task_pages import TaskPages
+from benchmarks.ended_jobs import filling as ended_jobs
 from tests.fixtures.history import decoded, drawn_counts, record_runs
 from tests.fixtures.postgres import as_member
-from tests.fixtures.runs import claim_request
+from tests.fixtures.runs import claim_request, outcome
 
 pytestmark = pytest.mark.postgres
 
@@ -46,10 +55,95 @@ def test_pages_of_the_newest_jobs_leave_none_out(database: Database) -> None:
     claim(database, "d")
     pages, seen = JobPages(database), []
     page = pages.newest(2)
-    while page:
-        seen += [job.job_id for job in page]
-        page = pages.newest(2, behind=Place(page[-1].created_at, page[-1].job_id))
-    assert seen == ["d", "c", "b", "a"]
+    while page.behind is not None:
+        seen += [job.job_id for job in page.jobs]
+        page = pages.newest(2, behind=page.behind)
+    assert seen + [job.job_id for job in page.jobs] == ["d", "c", "b", "a"]
+
+
+def test_pages_of_a_task_a_status_and_a_time_leave_none_out(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few rows a statement walks, and however little time there is: the next page goes on where it stopped."""
+    monkeypatch.setattr(job_pages, "_FIRST_ROWS", 2)
+    monkeypatch.setattr(job_pages, "_MORE_ROWS", 3)
+    for number in range(12):
+        task = ("code", "sql", "sql")[number % 3]
+        JobStore(database).claim([claim_request(f"j-{number:02d}", task=task)], owner="w1", lease_s=60, max_attempts=3)
+    OutcomeStore(database).record([outcome("j-03"), outcome("j-06"), outcome("j-07")], owner="w1")
+    middle = JobPages(database).find("j-05")
+    assert middle is not None
+    for wanted, expected in (
+        (Wanted(task="code"), ["j-09", "j-06", "j-03", "j-00"]),
+        (Wanted(task="code", status="succeeded"), ["j-06", "j-03"]),
+        (Wanted(status="succeeded"), ["j-07", "j-06", "j-03"]),
+        (Wanted(task="code", since=middle.created_at), ["j-09", "j-06"]),
+        (Wanted(until=middle.created_at), ["j-05", "j-04", "j-03", "j-02", "j-01", "j-00"]),
+        (Wanted(task="sql", since=middle.created_at, until=middle.created_at), ["j-05"]),
+        (Wanted(task="nowhere"), []),
+        (Wanted(status="cancelled", until=middle.created_at), []),
+    ):
+        for limit in (1, 2, 50):
+            for clock in (lambda: 0.0, itertools.count(0, 2 * job_pages.LOOK_S).__next__):
+                pages, seen = JobPages(database, clock), []
+                page = pages.newest(limit, wanted)
+                while page.behind is not None:
+                    assert len(page.jobs) <= limit
+                    seen += page.jobs
+                    page = pages.newest(limit, wanted, behind=page.behind)
+                assert [job.job_id for job in seen + page.jobs] == expected, (wanted, limit)
+
+
+def test_a_job_is_listed_with_how_it_was_decoded(database: Database) -> None:
+    counts = drawn_counts(random.Random(1), 0.5, num_tokens=48, num_draft_tokens=3)
+    claim(database, "drafted")
+    OutcomeStore(database).record([outcome("drafted", run=decoded(counts, datetime.now(UTC)))], owner="w1")
+    claim(database, "running")
+    running, drafted = JobPages(database).newest(5).jobs
+    assert running.decoded is None
+    assert drafted.decoded is not None
+    assert (drafted.decoded.mode, drafted.decoded.drafter, drafted.decoded.num_tokens) == ("speculative", "lookup", 48)
+    with database.begin() as connection:
+        (latency_s,) = connection.execute(text("SELECT queue_s + wall_s FROM decode_runs")).one()
+    assert drafted.decoded.latency_s == latency_s
+
+
+def test_a_page_of_jobs_walks_an_index_however_many_there_are(database: Database, database_url: SecretStr) -> None:
+    """Every statement of a page, as the server plans it over a table that is too large to be read."""
+    with psycopg.connect(database_url.get_secret_value(), autocommit=True) as connection:
+        ended_jobs.fill(connection, 40_000, lambda _: None)
+    at = NOW - timedelta(days=20)
+    for wanted in (
+        Wanted(),
+        Wanted(task="task-7"),
+        Wanted(task="task-0", status="failed"),
+        Wanted(since=at, until=at + timedelta(days=1)),
+        Wanted(status="expired", until=at),
+    ):
+        with said_of(database) as statements:
+            page = JobPages(database).newest(50, wanted, behind=Place(NOW, "x"))
+        assert (len(page.jobs) == 50) == (wanted.status != "expired")
+        for statement, parameters in statements:
+            with database.begin() as connection:
+                plan = "\n".join(connection.exec_driver_sql(f"EXPLAIN {statement}", parameters).scalars())
+            assert "Seq Scan on jobs" not in plan, plan
+            assert "ix_jobs_created_at" in plan or "ix_decode_runs_job_id" in plan or "job_id = " in plan, plan
+
+
+@contextmanager
+def said_of(database: Database) -> Iterator[list[tuple[str, Any]]]:
+    """The queries that are sent to the server meanwhile."""
+    said = list[tuple[str, Any]]()
+
+    def note(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
+        if statement.lstrip().upper().startswith(("SELECT", "WITH")):
+            said.append((statement, parameters))
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        yield said
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
 
 
 def test_pages_of_a_batch(database: Database) -> None:
@@ -119,7 +213,7 @@ def test_those_who_may_not_read_texts_may_read_this(
     claim(database, "a", batch_id="monday")
     with Database(as_member(postgres_server, database_url, role)) as seen_by_role:
         assert decoded_lately(seen_by_role) == []
-        assert len(JobPages(seen_by_role).newest(5)) == len(JobPages(seen_by_role).of_batch("monday", 5)) == 1
+        assert len(JobPages(seen_by_role).newest(5).jobs) == len(JobPages(seen_by_role).of_batch("monday", 5)) == 1
         assert TaskPages(seen_by_role).last_changes(["code"]) == {}
         assert TaskPages(seen_by_role).by_hour(["code"], NOW) == {}
         assert ReportStore(seen_by_role).headings(5) == []

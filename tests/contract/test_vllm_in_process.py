@@ -397,7 +397,7 @@ def test_mistakes_of_the_settings_are_named(fake: FakeVllm) -> None:
 def test_without_the_package_the_error_says_what_to_install() -> None:
     with pytest.raises(ConfigError, match="vllm is not installed") as caught:
         asked(completed())
-    assert caught.value.hint == "pip install 'alphaloop[vllm]'"
+    assert caught.value.hint == "in an environment of its own, without alphaloop[decode]: pip install 'alphaloop[vllm]'"
 
 
 def test_an_early_end_of_outputs_closes_the_request(fake: FakeVllm) -> None:

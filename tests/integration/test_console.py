@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import html
 import random
 import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from urllib.parse import quote
 
 import pytest
 from markupsafe import escape
@@ -20,6 +22,7 @@ from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Status
 from alphaloop.messages.result import Failure
 from alphaloop.settings import KafkaSettings, PostgresSettings, Settings
+from alphaloop.store import job_pages
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
@@ -39,6 +42,7 @@ from scheduler.report import render_page
 from tests.fixtures import reports
 from tests.fixtures.console import PASSWORD, WAIT_S, Visitor, console
 from tests.fixtures.drift_events import content
+from tests.fixtures.history import decoded, drawn_counts
 from tests.fixtures.runs import claim_request, outcome
 from tests.fixtures.slices import block_rows, subject
 
@@ -197,6 +201,63 @@ def test_tasks_come_in_pages_and_are_found_by_a_part_of_their_name(database: Dat
     assert "No task of the last day has" in visitor.get("/tasks?q=nobody").text
 
 
+def test_jobs_are_found_by_task_status_and_time_in_the_address(database: Database, visitor: Visitor) -> None:
+    """A link has the whole question, and goes on with it; the form shows it again."""
+    for number in range(130):
+        JobStore(database).claim(
+            [claim_request(f"j-{number:03d}", task=("code", "sql")[number % 2])], owner="w1", lease_s=60, max_attempts=3
+        )
+    run = decoded(drawn_counts(random.Random(1), 0.5, num_tokens=48, num_draft_tokens=3), datetime.now(UTC))
+    OutcomeStore(database).record([outcome(f"j-{number:03d}", run=run) for number in range(120)], owner="w1")
+    address, seen = "/jobs?task=code&status=succeeded&since=1h", []
+    while address:
+        page = visitor.get(address)
+        data = visitor.get(address.replace("/jobs?", "/jobs.json?")).data
+        assert data["asked"] == {"task": "code", "status": "succeeded", "since": "1h"}
+        assert 'name="task" value="code"' in page.text
+        assert "<option selected>succeeded</option>" in page.text
+        assert 'name="since" value="1h"' in page.text
+        seen += data["jobs"]
+        links = re.findall(r'rel="next" href="([^"]+)"', page.text)
+        address = html.unescape(links[0]) if links else ""
+    assert [job["job_id"] for job in seen] == [f"j-{number:03d}" for number in range(118, -1, -2)]
+    told = {"mode": "speculative", "drafter": "lookup", "num_draft_tokens": run.num_draft_tokens, "num_tokens": 48}
+    assert all({**job["decoded"], "latency_s": 0} == {**told, "latency_s": 0} for job in seen)
+    assert f"{run.queue_s + run.wall_s:.2f} s" in visitor.get("/jobs?status=succeeded").text
+    assert [job["decoded"] for job in visitor.get("/jobs.json?status=running").data["jobs"]] == [None] * 10
+    assert "No claimed job is so." in visitor.get("/jobs?status=cancelled").text
+    assert "No claimed job is so." in visitor.get("/jobs?until=1h").text
+
+
+def test_jobs_of_a_batch_are_found_by_task_and_status(database: Database, visitor: Visitor) -> None:
+    names = [f"j-{number:02d}" for number in range(70)]
+    requests = [claim_request(name, task=("code", "sql")[name < "j-60"], batch_id="monday") for name in names]
+    JobStore(database).claim(requests, owner="w1", lease_s=60, max_attempts=3)
+    OutcomeStore(database).record([outcome(name) for name in names[:55]], owner="w1")
+    first = visitor.get("/jobs.json?batch=monday&task=sql&status=succeeded").data
+    assert [job["job_id"] for job in first["jobs"]] == names[:50]
+    (link,) = re.findall(r'rel="next" href="([^"]+)"', visitor.get("/jobs?batch=monday&task=sql&status=succeeded").text)
+    assert [
+        job["job_id"] for job in visitor.get(html.unescape(link).replace("/jobs?", "/jobs.json?")).data["jobs"]
+    ] == (names[50:55])
+    assert visitor.get("/jobs.json?batch=monday&task=code&status=succeeded").data["jobs"] == []
+
+
+def test_a_page_that_could_not_look_at_all_jobs_says_so_and_goes_on(
+    database: Database, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_pages, "_FIRST_ROWS", 3)
+    monkeypatch.setattr(job_pages, "LOOK_S", 0.0)
+    for number in range(5):
+        task = "sql" if number == 1 else "code"
+        JobStore(database).claim([claim_request(f"j-{number}", task=task)], owner="w1", lease_s=60, max_attempts=3)
+    page = visitor.get("/jobs?task=sql").text
+    assert "3 jobs were looked at" in page
+    assert "none is so" in page
+    (link,) = re.findall(r'rel="next" href="([^"]+)">look further back', page)
+    assert "j-1" in visitor.get(html.unescape(link)).text
+
+
 def test_everything_from_outside_is_escaped(database: Database, visitor: Visitor) -> None:
     open_event(database, NASTY)
     open_incident(database, NASTY)
@@ -204,7 +265,10 @@ def test_everything_from_outside_is_escaped(database: Database, visitor: Visitor
     record(database, "j-1", error=Failure(code="decode_failed", message=NASTY, hint=NASTY))
     at = datetime.now(UTC)
     ReportStore(database).save(StoredReport(at, at, at, NASTY, {}, "", "<p>a report</p>"))
-    for path in (*PATHS, f"/job?id={'%3Cscript%3Ealert(1)'}", "/tasks?q=%3Cscript%3E", "/jobs?batch=%3Cscript%3E"):
+    script = "%22%3E%3Cscript%3Ealert(1)"
+    JobStore(database).claim([claim_request(NASTY, batch_id=NASTY)], owner="w1", lease_s=60, max_attempts=3)
+    asked = [f"/jobs?{name}={script}" for name in ("task", "status", "since", "until", "batch", "behind")]
+    for path in (*PATHS, f"/job?id={script}", f"/tasks?q={script}", *asked, f"/jobs?batch={quote(NASTY)}"):
         assert not re.search(
             r"<script(?! src=\"/static/console\.js\?[0-9a-f]{12}\" defer></script>)", visitor.get(path).text
         )
@@ -238,7 +302,16 @@ def test_a_job_that_nobody_claimed_is_not_found(visitor: Visitor) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["/jobs?at=yesterday", "/jobs?at=2026-11-23T07:00:00", "/tasks?q=" + "x" * 400, "/job?id=%00"]
+    "address",
+    [
+        "/jobs?status=odd",
+        "/jobs?since=soon",
+        "/jobs?until=2999-01-01",
+        "/jobs?at=yesterday",
+        "/jobs?at=2026-11-23T07:00:00",
+        "/tasks?q=" + "x" * 400,
+        "/job?id=%00",
+    ],
 )
 def test_a_request_that_no_link_makes_is_refused_in_words(visitor: Visitor, address: str) -> None:
     answer = visitor.get(address)

@@ -103,6 +103,46 @@ def test_it_works_without_its_script(browser: Browser, database: Database, visit
         expect(page.get_by_role("heading", name="sql", exact=True)).to_be_visible()
 
 
+def test_jobs_are_filtered_without_the_script_and_on_a_phone(
+    browser: Browser, database: Database, visitor: Visitor
+) -> None:
+    fill(database, plans(3), now=datetime.now(UTC))
+    with opened(browser, has_script=False, is_phone=True) as page:
+        page.goto(visitor.url + "/jobs")
+        page.get_by_label("Task").fill("sql")
+        page.get_by_label("Status").select_option("succeeded")
+        page.get_by_label("Claimed since").fill("1h")
+        page.get_by_role("button", name="Filter").click()
+        page.wait_for_url("**/jobs?task=sql&status=succeeded&since=1h**")
+        assert overhang(page) == 0
+        rows = page.locator("tbody tr")
+        assert rows.count() > 0
+        for row in rows.all():
+            expect(row.locator("[data-label=Task]")).to_have_text("sql")
+            expect(row.locator("[data-label=Status]")).to_have_text("succeeded")
+            expect(row.locator("[data-label=Tokens]")).to_have_text(re.compile(r"^\d+$"))
+            expect(row.locator("[data-label=Latency]")).to_have_text(re.compile(r"^\d+\.\d\d s$"))
+            expect(row.locator("[data-label=Decoded]")).to_have_text(re.compile(r"^(vanilla|lookup k=\d+)$"))
+
+
+def test_what_is_chosen_and_not_sent_yet_stays_while_the_page_reads_itself_anew(
+    browser: Browser, visitor: Visitor
+) -> None:
+    with opened(browser) as page:
+        page.goto(visitor.url + "/jobs")
+        page.get_by_label("Status").select_option("failed")
+        page.locator("h1").click()  # nothing has the focus any more
+        readings = list[str]()
+        page.on("request", lambda request: readings.append(request.url))
+        page.evaluate("readAnew()")  # what the page's clock does
+        assert readings == []
+        expect(page.get_by_label("Status")).to_have_value("failed")
+        page.get_by_label("Status").select_option("")
+        page.locator("h1").click()
+        page.evaluate("readAnew()")
+        assert readings != []
+
+
 def test_a_person_signs_in_and_acknowledges(browser: Browser, database: Database, database_url: SecretStr) -> None:
     fill(database, plans(1), now=datetime.now(UTC))
     (event,) = DriftEventStore(database).open_events()

@@ -16,17 +16,21 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer as ForeignConsumer
+from confluent_kafka import Producer as ForeignProducer
 from pydantic import SecretStr
 from sqlalchemy import select
 
+from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages import Purpose, parse_job
 from alphaloop.messages.dead_letter import Origin
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.reports import ReportStore
 from alphaloop.tables import schedule_runs
+from tests.fixtures.broker import settings_for
 from tests.fixtures.hook import Hook, running_hook
 from tests.fixtures.probes import register_probe_set
+from tests.fixtures.worker import until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 
@@ -143,6 +147,27 @@ def test_run_leads_reports_and_stops_on_sigterm(place: Place, database: Database
     assert run.schedule_id == "measure"
     assert (run.scheduled_for.minute, run.scheduled_for.second) == (0, 0)
     assert run.finished_at is not None
+
+
+def test_the_lag_of_a_task_is_shown_also_while_no_worker_runs(place: Place) -> None:
+    """Messages that nobody has finished; a scrape shows the last count, so several are needed until there is one."""
+    ensure_topics(settings_for(place.bootstrap_servers), [place.task])
+    producer = ForeignProducer({"bootstrap.servers": place.bootstrap_servers})
+    for number in range(3):
+        producer.produce(f"jobs.{place.task}", value=json.dumps({"prompt": f"{number}"}))
+    assert producer.flush(WAIT_S) == 0
+    line = f'alphaloop_scheduler_kafka_lag{{task="{place.task}"}}'
+    with running(place) as (process, log):
+        ready = event(process, log, "scheduler_ready")
+        found: list[str] = []
+
+        def is_shown() -> bool:
+            with urllib.request.urlopen(f"{ready['metrics']}/metrics", timeout=30) as response:
+                found[:] = [one for one in response.read().decode().splitlines() if one.startswith(line)]
+            return bool(found)
+
+        until(is_shown, line, WAIT_S)
+        assert found == [f"{line} 3.0"]
 
 
 def test_the_second_takes_over_when_the_first_is_killed(place: Place) -> None:

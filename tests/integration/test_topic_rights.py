@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from pydantic import SecretStr
 
 from alphaloop.embedded.kafka import EmbeddedKafka
 from alphaloop.embedded.process import free_ports
-from alphaloop.kafka.topics import CONTROL, RESULTS, TOKENS, list_topics
+from alphaloop.kafka.backlog import backlog
+from alphaloop.kafka.deleting import delete_before
+from alphaloop.kafka.retention import longest_job_retention
+from alphaloop.kafka.topics import CONTROL, RESULTS, TOKENS, ensure_topics, list_topics
 from alphaloop.messages import Status
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store.database import Database
@@ -24,7 +28,8 @@ from worker.jobs import forwarding
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
-ALICE, PASSWORD = "alice", "correct-horse"
+ALICE, BOB, PASSWORD = "alice", "bob", "correct-horse"
+GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "deploy.md"
 CODE_DLQ = "jobs.code.dlq"
 
 
@@ -39,7 +44,10 @@ def guarded(kafka_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "advertised.listeners": "PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:" + str(port),
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT",
         "sasl.enabled.mechanisms": "PLAIN",
-        "listener.name.sasl_plaintext.plain.sasl.jaas.config": f'{login} user_{ALICE}="{PASSWORD}";',
+        "listener.name.sasl_plaintext.plain.sasl.jaas.config": " ".join(
+            [login, *(f'user_{name}="{PASSWORD}"' for name in (ALICE, BOB))]
+        )
+        + ";",
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
     }
@@ -103,6 +111,28 @@ def job(name: str) -> bytes:
 
 def reason(worker: RunningWorker, topic: str) -> str:
     return worker.components.topics.reason(topic) or ""
+
+
+def test_what_the_guide_allows_is_enough(settings: Settings, operator: Operator, guarded: tuple[str, str]) -> None:
+    """Of a login with these rights and no others: topics are made; jobs end, are refused, tried again and cancelled."""
+    for command in re.findall(r"^kafka-acls.sh \$K (.*)$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE):
+        operator.allow(BOB, command)
+    kafka = settings.kafka.model_copy(update={"sasl_username": BOB, "retry_delays_s": (1,)})
+    settings = settings.model_copy(update={"kafka": kafka})
+    ensure_topics(kafka, settings.tasks)
+    anyone = Client(Settings(kafka=settings_for(guarded[0])))
+    with running_worker(settings, FakeEngine(num_slots=4, failing_steps=(0,))) as worker:
+        anyone.send("code", [job("first"), b"no job"], partition=0)
+        results = {result.job_id: result.status for result in anyone.results(1)}
+        assert results == {"first": Status.SUCCEEDED}
+        assert worker.components.metrics.registry.get_sample_value(
+            "alphaloop_jobs_retried_total", {"code": "decode_failed"}
+        )
+        (letter,) = anyone.read([CODE_DLQ], lambda letters: bool(letters))
+        until(lambda: backlog(kafka)["code"] == 0, "nothing is left")
+        assert not worker.components.topics.reason(CODE_DLQ)
+    longest_job_retention(kafka)
+    delete_before(kafka, {letter.topic_partition: letter.offset + 1})
 
 
 def test_a_missing_dead_letter_topic_ends_no_worker_and_holds_up_no_job(

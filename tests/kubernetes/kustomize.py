@@ -6,6 +6,11 @@ Neither PyPI nor Debian has Kustomize 5, so the tests render by themselves. Wher
 from __future__ import annotations
 
 import copy
+import functools
+import re
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +25,20 @@ _KNOWN: Final = {
     *("apiVersion", "kind", "namespace", "resources", "components", "images"),
     *("configMapGenerator", "patches"),
 }
+
+
+_ROOT: Final = Path(__file__).resolve().parents[2]
+_CONFIGS = tempfile.TemporaryDirectory(prefix="alphaloop-configs-")
+
+
+@functools.cache
+def mine() -> Path:
+    """The overlay of a user's own: made beside the others by the commands of docs/guides/kubernetes.md."""
+    guide = (_ROOT / "docs" / "guides" / "kubernetes.md").read_text(encoding="utf-8")
+    shutil.copytree(_ROOT / "configs", Path(_CONFIGS.name) / "configs")
+    commands = re.findall(r"^cp .*$", guide, re.MULTILINE)
+    subprocess.run(["sh", "-euc", "\n".join(commands)], cwd=_CONFIGS.name, check=True)
+    return Path(_CONFIGS.name) / "configs" / "kubernetes" / "mine"
 
 
 def render(folder: Path, *, components: Iterable[Path] = ()) -> list[Resource]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -19,13 +18,13 @@ from alphaloop.endpoint import Endpoint
 from alphaloop.errors import ConfigError
 from alphaloop.kafka.consumer_config import consumer_config
 from alphaloop.settings import EndpointSettings, KafkaSettings, Settings, load_settings
-from alphaloop.settings.load import ENV_PREFIX, PLAIN_ENV, read_tasks
-from tests.kubernetes.kustomize import Resource, containers, render
+from alphaloop.settings.load import ENV_PREFIX, FILES, PLAIN_ENV
+from tests.kubernetes.kustomize import Resource, containers, mine, render
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / "configs" / "kubernetes"
 BASE: Final = render(FOLDER / "base")
-EXAMPLE: Final = render(FOLDER / "example")
+EXAMPLE: Final = render(mine())
 MIGRATE: Final = render(FOLDER / "migrate")
 SERVED: Final = render(FOLDER / "base", components=[FOLDER / "servers"])
 COMPOSE: Final[dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
@@ -176,8 +175,8 @@ def test_a_worker_uses_as_many_threads_as_it_asks_for(monkeypatch: pytest.Monkey
 
 def test_the_image_is_the_dockerfiles() -> None:
     (uid,) = re.findall(r"^RUN useradd .*--uid (\d+)", DOCKERFILE, re.MULTILINE)
-    (workdir,) = re.findall(r"^WORKDIR (\S+)", DOCKERFILE, re.MULTILINE)
     (data_dir,) = re.findall(r"ALPHALOOP_DATA_DIR=(\S+)", DOCKERFILE)
+    (configs,) = re.findall(r"ALPHALOOP_CONFIGS=(\S+)", DOCKERFILE)
     for resources, name in ((EXAMPLE, "worker"), (EXAMPLE, "scheduler"), (EXAMPLE, "console"), (MIGRATE, "migrate")):
         pod = one(resources, "Job" if name == "migrate" else "Deployment", name)["spec"]["template"]["spec"]
         assert pod["securityContext"]["runAsUser"] == int(uid)
@@ -185,16 +184,22 @@ def test_the_image_is_the_dockerfiles() -> None:
         assert "/tmp" in mounts
         if name != "migrate":
             assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"] == int(uid)
-            assert mounts >= {data_dir, f"{workdir}/configs/tasks.toml"}
+            assert mounts >= {data_dir, configs}
+        else:
+            assert variables(resources, name)["ALPHALOOP_CONFIGS"] in mounts, "without a folder no process starts"
         for value in variables(resources, name).values():
             if value.startswith("/"):
-                assert any(value.startswith(f"{mount}/") for mount in mounts), f"{value} is read-only or missing"
+                assert any(f"{value}/".startswith(f"{mount}/") for mount in mounts), f"{value} is read-only or missing"
 
 
-def test_the_examples_tasks_can_be_read(tmp_path: Path) -> None:
-    said = one(EXAMPLE, "ConfigMap", "tasks")["data"]["tasks.toml"]
-    (tmp_path / "tasks.toml").write_text(said, encoding="utf-8")
-    assert set(read_tasks(tmp_path)) == set(tomllib.loads(said)["tasks"])
+def test_the_settings_are_the_files_of_the_repository() -> None:
+    """Copied by the guide's command, so that there is one of each: all that is read, and nothing else."""
+    said = one(EXAMPLE, "ConfigMap", "configs")["data"]
+    assert said == {f"{name}.toml": (ROOT / "configs" / f"{name}.toml").read_text(encoding="utf-8") for name in FILES}
+    for name in ("worker", "scheduler", "console"):
+        pod = one(EXAMPLE, "Deployment", name)["spec"]["template"]["spec"]
+        (volume,) = (each for each in pod["volumes"] if each["name"] == "configs")
+        assert volume["configMap"] == {"name": "configs"}, "not optional: without settings nothing starts"
 
 
 def test_the_policy_lets_the_worker_reach_kafka_and_postgres(monkeypatch: pytest.MonkeyPatch) -> None:

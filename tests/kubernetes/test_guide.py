@@ -7,17 +7,19 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
+import pytest
 import yaml
 
+from alphaloop.settings import load_settings
 from alphaloop.settings.load import ENV_PREFIX
-from tests.kubernetes.kustomize import containers, render
+from tests.kubernetes.kustomize import containers, mine, render
 from tests.kubernetes.test_against_product import one
 from tests.kubernetes.validation import RELEASES, check
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 FOLDER: Final = ROOT / "configs" / "kubernetes"
 GUIDE: Final = (ROOT / "docs" / "guides" / "kubernetes.md").read_text(encoding="utf-8")
-EXAMPLE: Final = render(FOLDER / "example")
+EXAMPLE: Final = render(mine())
 
 
 def blocks(language: str) -> list[str]:
@@ -25,7 +27,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_its_manifests_are_of_their_kinds_form() -> None:
-    found = [yaml.safe_load(block) for block in blocks("yaml")]
+    found = [yaml.safe_load(block) for block in blocks("yaml") if "configMapGenerator" not in block]
     for resource in found:
         check(resource)
     assert {resource["kind"] for resource in found} == {"TriggerAuthentication", "NetworkPolicy"}
@@ -45,6 +47,28 @@ def test_its_secrets_are_those_that_the_pods_read() -> None:
             for variable in (each["valueFrom"]["secretKeyRef"] for each in container["env"] if "valueFrom" in each):
                 read.setdefault(variable["name"], set()).add(variable["key"])
     assert made == read
+
+
+def test_kafka_with_tls_takes_the_settings_that_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    (generators,) = (yaml.safe_load(block) for block in blocks("yaml") if "configMapGenerator" in block)
+    (settings,) = generators["configMapGenerator"]
+    assert (settings["name"], settings["behavior"]) == ("settings", "merge")
+    for literal in settings["literals"]:
+        monkeypatch.setenv(*literal.split("=", 1))
+    for name in ("USERNAME", "PASSWORD"):
+        assert f"--from-literal=ALPHALOOP_KAFKA__SASL_{name}=" in GUIDE
+        monkeypatch.setenv(f"ALPHALOOP_KAFKA__SASL_{name}", "secret")
+    kafka = load_settings(ROOT / "configs").kafka
+    assert kafka.security_protocol == "SASL_SSL"
+    assert "create secret generic certificates --from-file=ca.pem" in GUIDE
+    folder = Path(str(kafka.ssl_ca_location)).parent
+    for resource in [*EXAMPLE, *render(FOLDER / "migrate")]:
+        for container in containers(resource):
+            (mount,) = (each for each in container["volumeMounts"] if each["name"] == "certificates")
+            assert mount["mountPath"] == str(folder)
+    (policy,) = (yaml.safe_load(block) for block in blocks("yaml") if "NetworkPolicy" in block)
+    ports = {str(port["port"]) for rule in policy["spec"]["egress"] for port in rule["ports"]}
+    assert {address.rpartition(":")[2] for address in str(kafka.bootstrap_servers).split(",")} <= ports
 
 
 def test_the_alerts_become_a_rule_by_its_command() -> None:

@@ -13,9 +13,15 @@ function say(state, text) {
   if (live) { live.dataset.state = state; live.textContent = text; }
 }
 
+// What somebody chose or typed and has not sent yet.
+const isFilled = () => [...main().querySelectorAll("input, textarea, option")].some((one) => {
+  if (one.tagName !== "OPTION") return one.value !== one.defaultValue || one.checked !== one.defaultChecked;
+  return one.selected && !one.defaultSelected && (one.index > 0 || one.parentElement.querySelector("[selected]"));
+});
+
 function isInUse() {
   const selected = getSelection();
-  return isTyping() || document.querySelector("dialog[open]") || main().querySelector("[data-stream], details[open]")
+  return isTyping() || isFilled() || document.querySelector("dialog[open]") || main().querySelector("[data-stream], details[open]")
     || (selected && !selected.isCollapsed);
 }
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Mapping
+from datetime import UTC, datetime
 
 from starlette.requests import Request
 
+from alphaloop import moments
 from alphaloop.console.page import WrongRequest
+from alphaloop.errors import ConfigError
 
 _MAX_CHARS = 300
 
@@ -31,3 +34,11 @@ def moment(request: Request, name: str) -> datetime | None:
     if at is None or at.tzinfo is None:
         raise WrongRequest(f"{name}: expected a moment with its zone, such as 2026-11-23T07:00:00Z")
     return at
+
+
+def past(asked: Mapping[str, str], name: str) -> datetime | None:
+    """A moment of the past as people write it, `2h` or `2026-11-01`; None without one. Raises WrongRequest."""
+    try:
+        return moments.moment(asked[name], datetime.now(UTC), name) if name in asked else None
+    except ConfigError as error:
+        raise WrongRequest(error.message, hint=error.hint) from None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
+from urllib.parse import urlencode
 
 from pydantic import ValidationError
 from starlette.requests import Request
@@ -11,36 +12,59 @@ from starlette.requests import Request
 from alphaloop.console.page import NotFound, Page, WrongRequest
 from alphaloop.console.sources import Sources
 from alphaloop.console.streaming import LONGEST_S, Read
-from alphaloop.console.views.asked import moment, text
-from alphaloop.messages import Result
+from alphaloop.console.views.asked import moment, past, text
+from alphaloop.messages import Result, Status
 from alphaloop.outcomes.following import Event, TextSoFar, follow, text_so_far
-from alphaloop.store.job_pages import JobPages, ListedJob, Place
+from alphaloop.store.job_pages import JobPages, ListedJob, Place, Wanted
 from alphaloop.store.known_jobs import known_jobs
 
 PAGE_SIZE: Final = 50
+#: Parameters of an address that choose jobs.
+FILTERS: Final = ("task", "status", "since", "until", "batch")
+STATUSES: Final = ("running", *(one.value for one in Status))
 #: Longest reading of the text so far.
 SO_FAR_S: Final = 10.0
 
 
 def jobs(sources: Sources, request: Request) -> Page:
-    """The newest jobs, or those of the batch `batch`; a page behind the job of `behind`."""
-    pages = JobPages(sources.database)
-    batch, behind, at = text(request, "batch"), text(request, "behind"), moment(request, "at")
-    if batch:
-        found = pages.of_batch(batch, PAGE_SIZE + 1, behind=behind)
+    """The newest jobs of the task `task`, with the status `status`, claimed first from `since` to `until`.
+
+    Or those of the batch `batch`. A page begins behind the job `behind`, which was claimed at `at`.
+    """
+    asked = {name: found for name in FILTERS if (found := text(request, name))}
+    wanted = _wanted(asked)
+    pages, behind, at = JobPages(sources.database), text(request, "behind"), moment(request, "at")
+    if "batch" in asked:
+        of_batch = pages.of_batch(asked["batch"], PAGE_SIZE + 1, wanted, behind=behind)
+        shown, num_walked = of_batch[:PAGE_SIZE], len(of_batch)
+        last = Place(shown[-1].created_at, shown[-1].job_id) if len(of_batch) > PAGE_SIZE else None
     else:
-        found = pages.newest(PAGE_SIZE + 1, behind=Place(at, behind) if at is not None else None)
-    shown, last = found[:PAGE_SIZE], found[PAGE_SIZE - 1] if len(found) > PAGE_SIZE else None
+        page = pages.newest(PAGE_SIZE, wanted, behind=Place(at, behind) if at is not None else None)
+        shown, num_walked, last = page.jobs, page.num_walked, page.behind
     return Page(
         "jobs.html.j2",
         "Jobs",
         {
             "jobs": shown,
-            "batch": batch or None,
+            "asked": asked,
             "behind": None if last is None else {"at": last.created_at, "job_id": last.job_id},
             "is_first": not behind,
+            # How many were looked at, where the page ends before it is full.
+            "num_walked": num_walked if last is not None and len(shown) < PAGE_SIZE else None,
+        },
+        {
+            "statuses": STATUSES,
+            "first": urlencode(asked),
+            "next": last and urlencode({**asked, "behind": last.job_id, "at": last.created_at.isoformat()}),
         },
     )
+
+
+def _wanted(asked: Mapping[str, str]) -> Wanted:
+    status = asked.get("status")
+    if status is not None and status not in STATUSES:
+        raise WrongRequest(f"status: expected one of {', '.join(STATUSES)}, found {status[:60]!r}")
+    return Wanted(asked.get("task"), status, past(asked, "since"), past(asked, "until"))
 
 
 def job(sources: Sources, request: Request) -> Page:

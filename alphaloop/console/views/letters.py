@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping
-from datetime import UTC, datetime
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -12,7 +11,7 @@ from starlette.requests import Request
 
 from alphaloop.console.page import NotFound, Page, WrongRequest
 from alphaloop.console.sources import Sources
-from alphaloop.console.views.asked import text
+from alphaloop.console.views.asked import past, text
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.letters.choosing import Choice
 from alphaloop.letters.listing import newest_letters
@@ -20,7 +19,6 @@ from alphaloop.letters.reading import Letter
 from alphaloop.letters.redriving import corrections_of
 from alphaloop.letters.sending import Redrive, key_of
 from alphaloop.messages.dead_letter import is_reason
-from alphaloop.moments import moment
 from alphaloop.store.redrives import LetterKey, RedriveStore
 
 PAGE_SIZE: Final = 100
@@ -84,7 +82,7 @@ def redrive(sources: Sources, request: Request) -> Page:
         raise WrongRequest("letters are sent again by those who sign in", hint="set console.password")
     asked, corrections = _asked(request), request.query_params.get("set", "")
     asked.setdefault("until", "0s")  # what is confirmed is what was shown: later letters are not meant
-    asked |= {name: at.isoformat() for name in ("since", "until") if (at := _moment(asked, name))}
+    asked |= {name: at.isoformat() for name in ("since", "until") if (at := past(asked, name))}
     again = text(request, "again") == "1"
     tried = run(sources, asked, corrections, again=again, dry_run=True)
     data = {"asked": asked, "corrections": corrections, "again": again, "limit": MAX_REDRIVEN, **tried.as_json()}
@@ -115,16 +113,9 @@ def choice_of(asked: Mapping[str, str]) -> Choice:
         frozenset({asked["code"]} if "code" in asked else ()),
         frozenset({asked["job"]} if "job" in asked else ()),
         frozenset({asked["at"]} if "at" in asked else ()),
-        _moment(asked, "since"),
-        _moment(asked, "until"),
+        past(asked, "since"),
+        past(asked, "until"),
     )
-
-
-def _moment(asked: Mapping[str, str], name: str) -> datetime | None:
-    try:
-        return moment(asked[name], datetime.now(UTC), name) if name in asked else None
-    except ConfigError as error:
-        raise WrongRequest(error.message, hint=error.hint) from None
 
 
 def _asked(request: Request) -> dict[str, str]:

@@ -30,7 +30,8 @@ from alphaloop.messages import Job
 from worker.engine import Sampling
 from worker.servers.in_process.guard import Guard
 
-INSTALL: Final = "pip install 'alphaloop[vllm]'"
+#: Beside alphaloop[decode] it would replace that torch by another one.
+INSTALL: Final = "in an environment of its own, without alphaloop[decode]: pip install 'alphaloop[vllm]'"
 _END_S: Final = 15.0  #: for vLLM's processes to end by themselves
 _MAX_SAID_CHARS: Final = 300
 _TOO_LONG: Final = frozenset({"input_tokens", "input_text"})  #: what vLLM calls the setting at fault
