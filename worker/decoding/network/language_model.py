@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import torch
@@ -16,8 +16,10 @@ from worker.decoding.network.kv_shape import KvShape
 from worker.decoding.network.passes import Pass, plan_pass
 from worker.decoding.network.recorded import RecordedPasses
 from worker.decoding.network.recording import CudaRecorder
+from worker.decoding.network.self_check import mask_error, references, rotation_error, some_tokens
 from worker.decoding.network.slots import SlotCache
 from worker.decoding.network.unfused import UnfusedDecoder
+from worker.decoding.text_facts import text_facts
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +38,19 @@ class Network(Protocol):
     def window(self) -> int | None:
         """Tokens that a layer with a sliding window sees, the current one included; None without such layers."""
 
+    def set_window(self, window: int | None) -> None:
+        """The window of sliding layers from now on."""
+
     def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
         """Logits [wanted, vocabulary]; keys and values of all tokens are written into the cache."""
 
 
 class LanguageModel:
-    """A decoder-only model on its device, in eval mode, whose passes over slots were compared with its own."""
+    """A decoder-only model on its device, in eval mode, whose passes over slots were compared with its own.
+
+    The comparison reads a dozen tokens, and once more with every window so short that these cross it. Rotations are
+    compared at the positions around each window and boundary that the config names, where a pass would take too long.
+    """
 
     def __init__(self, model: Any, num_positions: int, *, gpu_kernels: bool = False) -> None:
         """Takes over `model`. If the model can be fused, its layers are emptied. Raises UnsupportedModel.
@@ -53,7 +62,10 @@ class LanguageModel:
         self.device: torch.device = model.device
         self.vocabulary_size: int = model.get_output_embeddings().weight.shape[0]
         self.is_fused = can_fuse(model.config)
-        expected = _reference(model)
+        facts = text_facts(model.config)
+        if (error := rotation_error(model, facts, num_positions)) is not None:
+            raise UnsupportedModel(error)
+        expected = references(model, facts)
         self._network: Network
         if self.is_fused:
             self._network = FusedDecoder(model, num_positions, gpu_kernels=gpu_kernels)
@@ -105,7 +117,7 @@ class LanguageModel:
                 return logits
         raise ValueError("expected at least one token")
 
-    def _record(self, recorded: RecordedPasses, expected: Tensor) -> None:
+    def _record(self, recorded: RecordedPasses, expected: Mapping[int | None, Tensor]) -> None:
         """From now on run short passes with `recorded`, if its results agree too."""
         self._recorded = recorded
         try:
@@ -118,9 +130,23 @@ class LanguageModel:
             self._recorded = None
 
     @torch.inference_mode()
-    def _error(self, expected: Tensor) -> str | None:
-        """How ragged passes over slots differ from the model's own plain pass; None if they agree."""
-        token_ids = _some_tokens(self.vocabulary_size)
+    def _error(self, expected: Mapping[int | None, Tensor]) -> str | None:
+        """How ragged passes over slots differ from the model's own plain pass, by window; None if they agree."""
+        window = self._network.window
+        if window is not None and (error := mask_error(window)) is not None:
+            return error
+        try:
+            for shortened, logits in expected.items():
+                self._network.set_window(shortened)
+                if (error := self._difference(logits)) is not None:
+                    return error
+                self.give_back()  # a recording keeps the window that it was made with
+        finally:
+            self._network.set_window(window)
+        return None
+
+    def _difference(self, expected: Tensor) -> str | None:
+        token_ids = some_tokens(self.vocabulary_size)
         cache = self.new_cache(3)
         slots = [cache.acquire() for _ in range(3)]
         for row, slot, num in ((0, slots[0], 5), (1, slots[2], 8)):
@@ -137,14 +163,3 @@ class LanguageModel:
             f"passes over the slot cache differ from the model's own by {error:.1e} of the logits' norm, "
             f"expected at most {limit}: its attention depends on more than the mask and the positions"
         )
-
-
-@torch.inference_mode()
-def _reference(model: Any) -> Tensor:
-    token_ids = _some_tokens(model.get_output_embeddings().weight.shape[0]).to(model.device)
-    logits: Tensor = model(input_ids=token_ids, use_cache=False).logits.float()
-    return torch.cat((logits[0, 5:9], logits[1, 8:12]))
-
-
-def _some_tokens(vocabulary_size: int) -> Tensor:
-    return torch.randint(0, vocabulary_size, (2, 12), generator=torch.Generator().manual_seed(0))
