@@ -1,4 +1,4 @@
-"""Sixty architectures, built tiny, against transformers' own `generate`: greedy, in float32, prompts longer than windows.
+"""More than sixty architectures, built tiny, against transformers' own `generate`: greedy, in float32, prompts longer than windows.
 
     python -m benchmarks.architectures
     python -m benchmarks.architectures --only gemma3 --only mistral
@@ -144,7 +144,15 @@ ARCHITECTURES: Final[tuple[Architecture, ...]] = (
         {"head_dim": 16, "query_pre_attn_scalar": 16, **WINDOWED},
     ),
     _named("gemma3_text", head_dim=16, query_pre_attn_scalar=16, **WINDOWED),
-    _named("gemma4_text", head_dim=16, global_head_dim=32, hidden_size_per_layer_input=16, vocab_size_per_layer_input=258, num_kv_shared_layers=1, **WINDOWED),
+    _named(
+        "gemma4_text",
+        head_dim=16,
+        global_head_dim=32,
+        hidden_size_per_layer_input=16,
+        vocab_size_per_layer_input=258,
+        num_kv_shared_layers=1,
+        **WINDOWED,
+    ),
     _named("glm", head_dim=16),
     _named("glm4", head_dim=16),
     _named("glm4_moe", head_dim=16, **EXPERTS, first_k_dense_replace=1, n_group=1, topk_group=1),

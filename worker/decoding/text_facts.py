@@ -115,7 +115,9 @@ def _refusal(config: Any, text: Any, kinds: tuple[str, ...], windows: set[int]) 
     if getattr(text, "use_bidirectional_attention", False) is True:
         return f"expected causal attention in {config.model_type}, found attention in both directions"
     if getattr(text, "alibi", False) or text.model_type in {"bloom", "mpt"}:
-        return f"expected positions as numbers, found ALiBi in {config.model_type}: it is computed from a batch's padding"
+        return (
+            f"expected positions as numbers, found ALiBi in {config.model_type}: it is computed from a batch's padding"
+        )
     if others := sorted(set(kinds) - {FULL, SLIDING}):
         return (
             f"expected full attention or a sliding window in every layer of {config.model_type}, "

@@ -43,8 +43,8 @@ def _heads(layer: Any) -> tuple[int, int]:
     sizes = (size, getattr(layer, "v_head_dim", None) or 0)
     if getattr(layer, "multi_query", False) and not getattr(layer, "new_decoder_architecture", False):
         return 1, int(size)
-    num_heads = getattr(layer, "num_key_value_heads", None) or getattr(layer, "num_kv_heads", None)
-    return int(num_heads or layer.num_attention_heads), int(max(sizes))
+    num_heads = getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads
+    return int(num_heads), int(max(sizes))
 
 
 def in_blocks(num_positions: int) -> int:

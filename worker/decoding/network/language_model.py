@@ -61,6 +61,7 @@ class LanguageModel:
         self._num_positions = num_positions
         self.device: torch.device = model.device
         self.vocabulary_size: int = model.get_output_embeddings().weight.shape[0]
+        self.num_rows: int = model.get_input_embeddings().weight.shape[0]  #: tokens that can be read
         self.is_fused = can_fuse(model.config)
         facts = text_facts(model.config)
         if (error := rotation_error(model, facts, num_positions)) is not None:
@@ -146,7 +147,7 @@ class LanguageModel:
         return None
 
     def _difference(self, expected: Tensor) -> str | None:
-        token_ids = some_tokens(self.vocabulary_size)
+        token_ids = some_tokens(self.num_rows)
         cache = self.new_cache(3)
         slots = [cache.acquire() for _ in range(3)]
         for row, slot, num in ((0, slots[0], 5), (1, slots[2], 8)):

@@ -25,9 +25,9 @@ _REACH: Final = 2
 _ROTATION_TOLERANCE: Final = 1e-3
 
 
-def some_tokens(vocabulary_size: int) -> Tensor:
-    """Tokens [2, 12] that are read in both ways."""
-    return torch.randint(0, vocabulary_size, (2, 12), generator=torch.Generator().manual_seed(0))
+def some_tokens(num_rows: int) -> Tensor:
+    """Tokens [2, 12] that are read in both ways, of embeddings with that many rows."""
+    return torch.randint(0, num_rows, (2, 12), generator=torch.Generator().manual_seed(0))
 
 
 @torch.inference_mode()
@@ -82,7 +82,7 @@ def rotation_error(model: Any, facts: TextFacts, num_positions: int) -> str | No
 
 
 def _logits(model: Any) -> Tensor:
-    token_ids = some_tokens(model.get_output_embeddings().weight.shape[0]).to(model.device)
+    token_ids = some_tokens(model.get_input_embeddings().weight.shape[0]).to(model.device)
     logits: Tensor = model(input_ids=token_ids, use_cache=False).logits.float()
     return torch.cat((logits[0, 5:9], logits[1, 8:12]))
 
@@ -91,7 +91,9 @@ def _logits(model: Any) -> Tensor:
 def _shortened(model: Any, window: int) -> Iterator[None]:
     """The model's own modules with another window: they read it from the config in every pass."""
     configs = [text_config(model.config), *layer_configs(model.config)]
-    before = [(config, config.__dict__["sliding_window"]) for config in configs if config.__dict__.get("sliding_window")]
+    before = [
+        (config, config.__dict__["sliding_window"]) for config in configs if config.__dict__.get("sliding_window")
+    ]
     try:
         for config, _ in before:
             config.sliding_window = window

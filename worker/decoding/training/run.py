@@ -139,7 +139,10 @@ class TrainingRun:
     def _choose_tokens(self, lessons: Sequence[Lesson]) -> Tensor | None:
         target = self._target
         return choose_vocabulary(
-            lessons, self._recipe.num_draft_tokens_known, text_config(target.config).vocab_size, end_tokens(target, self._tokenizer)
+            lessons,
+            self._recipe.num_draft_tokens_known,
+            text_config(target.config).vocab_size,
+            end_tokens(target, self._tokenizer),
         )
 
     def _align(self, lessons: Sequence[Lesson]) -> Tensor:
