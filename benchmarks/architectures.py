@@ -1,10 +1,11 @@
-"""More than sixty architectures, built tiny, against transformers' own `generate`: greedy, in float32, prompts longer than windows.
+"""Tiny models of more than sixty architectures: do they write what transformers' own `generate` writes?
 
     python -m benchmarks.architectures
     python -m benchmarks.architectures --only gemma3 --only mistral
 
-Each architecture gets random weights, a folder of safetensors, and a tokenizer; the engine loads that folder as a
-worker does. It decodes ragged prompts together, half of them with look-up. The texts must be those that `generate`
+Greedy, in float32, with prompts longer than every window that a config names. Each architecture gets random weights, a
+folder of safetensors, and a tokenizer; the engine loads that folder as a worker does. It decodes prompts of several
+lengths together, half of them with look-up. The texts must be those that `generate`
 writes for each prompt alone. An architecture is *exact*, *refused* (by an error of ours, whose reason is printed),
 *different*, or *failed* (any other error). Two texts may part where the two best logits are as good as equal: that is a
 near-tie, and counts as exact. Last line: JSON. Exit status 1 where one is different or failed.
@@ -93,7 +94,7 @@ class Architecture:
 
     def config(self, vocab_size: int) -> Any:
         """The tiny config."""
-        kind = transformers.CONFIG_MAPPING[self.model_type]
+        kind: Any = transformers.CONFIG_MAPPING[self.model_type]
         if self.text is None:
             return kind(**_known(kind(), {**TINY, "vocab_size": vocab_size, **self.changes}))
         text = kind().get_text_config()
@@ -226,7 +227,8 @@ def check(architecture: Architecture, folder: Path) -> Outcome:
         return Outcome(name, "refused" if is_known else "failed", reason=error.message.removeprefix(f"{folder}: "))
     except Exception as error:  # what this script is here to find
         return Outcome(name, "failed", reason=f"{type(error).__name__}: {error}")
-    reference: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    reference: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    reference.eval()
     num_near_ties = 0
     for one, generation in zip(prepared, generations, strict=True):
         expected = _generate(reference, one.token_ids)
@@ -249,7 +251,9 @@ def build(architecture: Architecture, folder: Path) -> None:
     config = architecture.config(len(tokenizer))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = transformers.AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=torch.float32
+        )
         with torch.no_grad():
             for parameter in model.parameters():
                 # As they are initialised, biases and norms that were forgotten would go unnoticed, and logits would be
@@ -268,7 +272,9 @@ def tiny_tokenizer() -> Any:
     tokenizer = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=SPECIAL[0])
+    return transformers.PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, eos_token=SPECIAL[0]
+    )
 
 
 def _known(config: Any, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from worker.engine import EngineIdentity
 log = logging.getLogger(__name__)
 
 _TRANSFORMERS: Final = f"transformers-{transformers.__version__}"
-#: Parts of a checkpoint that the text model does not use: towers of other senses, and layers that predict several tokens.
+#: Parts of a checkpoint that the text model does not use: towers for images and sound, layers that predict ahead.
 _UNUSED: Final = re.compile(r"(^|\.)(vision|visual|image|audio|speech|multi_modal|mm_|mtp)[^.]*\.")
 _NUM_NAMES: Final = 3  #: tensors that a refusal names
 
@@ -195,9 +195,10 @@ def attention_of(config: Any) -> str:
 
 def _complete(folder: Path, **how: Any) -> Any:
     """The model in `folder`; raises UnsupportedModel where a tensor is missing, misshapen or unexpected."""
-    model, info = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, **how
     )
+    model, info = loaded
     _refuse_incomplete(model.config, info)
     return model
 

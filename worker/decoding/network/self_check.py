@@ -21,7 +21,7 @@ from worker.decoding.text_facts import TextFacts, layer_configs, text_config
 SHORT_WINDOW: Final = 4
 #: Positions before and behind a boundary that are compared.
 _REACH: Final = 2
-#: Of a rotation, whose numbers are at most about 1: far above float32's rounding of an angle, below any other frequency.
+#: Of a rotation, whose numbers are at most about 1: above float32's rounding of an angle, below another frequency.
 _ROTATION_TOLERANCE: Final = 1e-3
 
 

@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from alphaloop.errors import InvalidField, UnsupportedModel
 from alphaloop.settings.models import ModelSettings, TargetSettings
 from tests.fixtures.models import NUM_TOKENS, make_job
+from worker.decoding import text_facts as text_facts_module
 from worker.decoding.load import load_engine
 from worker.decoding.models import end_tokens, load_target, refuse_unsupported
-from worker.decoding import text_facts as text_facts_module
 from worker.decoding.network import compiled_attention, fused, language_model
 from worker.decoding.network.fused import VERSION as FUSED_VERSION
 from worker.decoding.network.groups import Group, Placed
@@ -303,7 +303,8 @@ def test_a_tokenizer_of_another_model_is_refused(
     with pytest.raises(UnsupportedModel, match=r"for 300 rows of embeddings, found 84 tokens without a row, .* 300 "):
         load_target(settings(folder))
     refusal = facts_of(str(folder), dtype="float32").refusal
-    assert refusal is not None and "300 rows" in refusal
+    assert refusal is not None
+    assert "300 rows" in refusal
 
 
 def test_an_added_token_without_a_row_is_refused_where_a_prompt_holds_it(
