@@ -17,8 +17,10 @@ from transformers.masking_utils import sliding_window_causal_mask_function
 from worker.decoding.network.groups import Group, Placed, Read
 from worker.decoding.text_facts import TextFacts, layer_configs, text_config
 
-#: A window that the tokens of `some_tokens` cross. Passes read them from position 5, and from position 8.
-SHORT_WINDOW: Final = 4
+#: A window that the tokens of `some_tokens` cross before the first logits that are compared.
+_SHORT_WINDOW: Final = 4
+NUM_HELD: Final = (5, 4)  #: tokens of each text that its slot holds before
+NUM_READ: Final = 4  #: tokens of each that the compared pass reads
 #: Positions before and behind a boundary that are compared.
 _REACH: Final = 2
 #: Of a rotation, whose numbers are at most about 1: above float32's rounding of an angle, below another frequency.
@@ -26,21 +28,20 @@ _ROTATION_TOLERANCE: Final = 1e-3
 
 
 def some_tokens(num_rows: int) -> Tensor:
-    """Tokens [2, 12] that are read in both ways, of embeddings with that many rows."""
-    return torch.randint(0, num_rows, (2, 12), generator=torch.Generator().manual_seed(0))
+    """Tokens [2, 9] of two texts that are read in both ways, of embeddings with that many rows."""
+    return torch.randint(0, num_rows, (2, max(NUM_HELD) + NUM_READ), generator=torch.Generator().manual_seed(0))
 
 
 @torch.inference_mode()
-def references(model: Any, facts: TextFacts) -> dict[int | None, Tensor]:
-    """Logits [8, vocabulary] behind tokens 5 to 8 of the first row and 8 to 11 of the second, by window.
+def reference(model: Any, facts: TextFacts) -> tuple[int | None, Tensor]:
+    """A window, and the logits [2 * NUM_READ, vocabulary] of the model's own pass with it.
 
-    By the model's own window, and by a short one if it has any.
+    The window is a short one if the model has any: what is within a longer one is seen by all layers.
     """
-    expected = {facts.window: _logits(model)}
-    if facts.window is not None:
-        with _shortened(model, SHORT_WINDOW):
-            expected[SHORT_WINDOW] = _logits(model)
-    return expected
+    if facts.window is None:
+        return None, _logits(model)
+    with _shortened(model, _SHORT_WINDOW):
+        return _SHORT_WINDOW, _logits(model)
 
 
 def mask_error(window: int) -> str | None:
@@ -83,8 +84,10 @@ def rotation_error(model: Any, facts: TextFacts, num_positions: int) -> str | No
 
 def _logits(model: Any) -> Tensor:
     token_ids = some_tokens(model.get_input_embeddings().weight.shape[0]).to(model.device)
-    logits: Tensor = model(input_ids=token_ids, use_cache=False).logits.float()
-    return torch.cat((logits[0, 5:9], logits[1, 8:12]))
+    first = min(NUM_HELD)
+    kept = token_ids.shape[1] - first
+    logits: Tensor = model(input_ids=token_ids, use_cache=False, logits_to_keep=kept).logits.float()
+    return torch.cat([row[held - first : held - first + NUM_READ] for row, held in zip(logits, NUM_HELD, strict=True)])
 
 
 @contextmanager
