@@ -177,15 +177,15 @@ def _refuse_cut(file: Path) -> None:
     with file.open("rb") as content:
         length = int.from_bytes(content.read(_HEADER_BYTES), "little")
         if length > min(_LONGEST_HEADER, size - _HEADER_BYTES):
-            raise UnsupportedModel(f"{file.name}: no safetensors file, or cut in its header: {size} bytes", hint=_CUT)
+            raise UnsupportedModel(f"{file}: no safetensors file, or cut in its header: {size} bytes", hint=_CUT)
         try:
             header = json.loads(content.read(length))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
             expected = _HEADER_BYTES + length + max(ends, default=0)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-            raise UnsupportedModel(f"{file.name}: expected the header of a safetensors file", hint=_CUT) from error
+            raise UnsupportedModel(f"{file}: expected the header of a safetensors file", hint=_CUT) from error
     if size != expected:
-        raise UnsupportedModel(f"{file.name}: expected {expected} bytes, as its header says, found {size}", hint=_CUT)
+        raise UnsupportedModel(f"{file}: expected {expected} bytes, as its header says, found {size}", hint=_CUT)
 
 
 def _revision(folder: Path, files: list[Path]) -> str:
