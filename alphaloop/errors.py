@@ -31,7 +31,7 @@
     │   └── ContentAltered        the content is not what was referred to
     ├── ModelError                a model or tokenizer
     │   ├── ModelNotFound         nothing to load at the given source
-    │   ├── UnsupportedModel      loaded, but not decodable exactly here
+    │   ├── UnsupportedModel      found, but incomplete or not decodable exactly here
     │   ├── IncompatiblePair      a draft model that cannot or should not draft for this target
     │   ├── DecodeFailed          the engine could not decode a job; a self-test says whose fault that is
     │   └── EngineSick            the engine can decode nothing any more: the process exits, jobs are given back

@@ -14,7 +14,7 @@ from alphaloop.console.server import ConsoleServer
 from alphaloop.endpoint import Endpoint
 from alphaloop.errors import ConfigError
 from alphaloop.exit_codes import ExitCode
-from alphaloop.kafka.backlog import backlog
+from alphaloop.kafka.backlog import unfinished
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.liveness import Liveness, Pulse
@@ -79,7 +79,7 @@ def stay(
             log.info("stopped while it waited for a server", extra={"action": "scheduler_stopped"})
             return ExitCode.STOPPED
         ensure_topics(settings.kafka, settings.tasks)
-        lag = KafkaLag(lambda: backlog(settings.kafka))
+        lag = KafkaLag(lambda: {task: left.num_messages for task, left in unfinished(settings.kafka).items()})
         exits.callback(lag.close)
         metrics.registry.register(lag)
         producer = Producer(settings.kafka, client_id="alphaloop-scheduler")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -45,6 +46,24 @@ def command(folder: Path, *arguments: str, **environment: str) -> subprocess.Pop
         cwd=ROOT,
         env={**os.environ, "COLUMNS": "100", **environment},
     )
+
+
+def test_up_prints_why_a_model_does_not_load(tiny_models: dict[str, Path], folder: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_models["llama"], model)
+    weights = model / "model.safetensors"
+    num_bytes = weights.stat().st_size
+    os.truncate(weights, num_bytes - 100)
+    source = {"ALPHALOOP_EMBEDDED__BROKER": "tansu", "ALPHALOOP_MODELS__TARGET__SOURCE": str(model)}
+    process = command(folder, "up", "--no-scheduler", **source)
+    try:
+        told = process.communicate(timeout=240)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 1, told
+    reason = f"model.safetensors: expected {num_bytes} bytes, as its header says, found {num_bytes - 100}"
+    assert reason in " ".join(told.split())
+    assert "Traceback" not in told
 
 
 @pytest.mark.parametrize("end", ["down", "interrupt"])

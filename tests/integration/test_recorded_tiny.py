@@ -50,8 +50,10 @@ def test_repeated_passes_change_no_text(
 ) -> None:
     bench = make_bench(tiny_engine, tiny_models, references, family, 4, rng)
     check_every_drafter(bench, rng)
-    assert [one.num_recorded > 3 for one in recorders] == [True] * 3, "the target and two drafts"
-    assert [one.num_forgotten for one in recorders] == [0] * 3
+    # One shape is recorded by the check at load. With a window it is forgotten, because the check shortens the window.
+    assert [one.num_recorded > 1 for one in recorders] == [True] * 3, "the target and two drafts"
+    has_window = int(family == "gemma3_text")
+    assert [one.num_forgotten for one in recorders] == [0, has_window, has_window]
 
 
 def test_a_step_without_memory_takes_it_from_recordings_and_loses_no_job(

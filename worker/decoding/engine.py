@@ -83,6 +83,8 @@ class TransformersEngine:
             job,
             sampling,
             longest_token_chars=target.longest_token_chars,
+            num_rows=target.model.num_rows,
+            num_logits=target.model.vocabulary_size,
         )
         needed = self._admitted.num_bytes_alone(prepared)
         if needed > self._max_cache_bytes:

@@ -29,7 +29,7 @@ def measure_target_ms(target: Target, batch: int, width: int, context: int, num_
     """Median milliseconds of a pass of `width` columns for `batch` sequences, with its greedy verification."""
     generator = torch.Generator().manual_seed(batch * 1000 + width)
     context = min(context, target.identity.context_length - width)
-    token_ids = torch.randint(0, target.model.vocabulary_size, (batch, width), generator=generator)
+    token_ids = torch.randint(0, target.model.num_rows, (batch, width), generator=generator)
     cache = target.model.new_cache(batch)
     rows = [cache.acquire() for _ in range(batch)]
     texts: list[list[int]] = token_ids.tolist()
@@ -55,7 +55,7 @@ def measure_target_ms(target: Target, batch: int, width: int, context: int, num_
 def measure_target_prefill_ms(target: Target, num_tokens: int, num_samples: int) -> float:
     """Median milliseconds to read a prompt of `num_tokens` into an empty slot, until its first token is known."""
     generator = torch.Generator().manual_seed(num_tokens)
-    prompt = torch.randint(0, target.model.vocabulary_size, (num_tokens,), generator=generator).tolist()
+    prompt = torch.randint(0, target.model.num_rows, (num_tokens,), generator=generator).tolist()
     cache = target.model.new_cache(1)
 
     def one_prefill() -> None:

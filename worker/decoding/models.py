@@ -1,11 +1,17 @@
-"""Loading a target and its tokenizer, and refusing what cannot be decoded exactly here."""
+"""Loading a target and its tokenizer, and refusing what cannot be decoded exactly here.
+
+A model loads complete or not at all, and whatever goes wrong is an error of alphaloop with its reason.
+"""
 
 from __future__ import annotations
 
 import inspect
 import logging
+import re
 import shutil
 import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,27 +19,33 @@ from typing import Any, Final
 import torch
 import transformers
 from pydantic import ValidationError
-from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-from alphaloop.errors import ConfigError, ModelError, UnsupportedModel
+from alphaloop.errors import AlphaloopError, ConfigError, UnsupportedModel
 from alphaloop.settings import TaskSettings
 from alphaloop.settings.models import TargetSettings
 from worker.decoding.conversation import check_template
 from worker.decoding.device import Placement, find_device
 from worker.decoding.network.fused import VERSION as FUSED_VERSION
-from worker.decoding.network.fused import can_fuse
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.sources import Weights, converted_folder, find_weights, publish_folder, working_folder
 from worker.decoding.target import Target
+from worker.decoding.text_facts import (
+    LONGEST_DEFAULT_CONTEXT,
+    TextFacts,
+    text_config,
+    text_facts,
+    tokens_without_row,
+)
 from worker.engine import EngineIdentity
 from worker.sampling import SamplingDefaults
 
 log = logging.getLogger(__name__)
 
-LONGEST_DEFAULT_CONTEXT: Final = 8192
 _TRANSFORMERS: Final = f"transformers-{transformers.__version__}"
-# These change the frequencies of all positions with the longest one seen, so a batch would depend on its neighbours.
-UNSTABLE_ROPE: Final = frozenset({"dynamic", "longrope"})
+#: Parts of a checkpoint that the text model does not use: towers for images and sound, layers that predict ahead.
+_UNUSED: Final = re.compile(r"(^|\.)(vision|visual|image|audio|speech|multi_modal|mm_|mtp)[^.]*\.")
+_NUM_NAMES: Final = 3  #: tensors that a refusal names
 
 
 #: Fields of a generation config that would change texts beside those of TaskSettings.
@@ -57,10 +69,16 @@ UNSUPPORTED_DEFAULTS: Final = (
 class Loaded:
     """A transformers model on its device with its tokenizer, and which weights they are."""
 
+    source: str
     model: Any
     tokenizer: Any
     folder: Path
     revision: str
+
+    def over_slots(self, context_length: int, *, gpu_kernels: bool) -> LanguageModel:
+        """The model over the slot cache, checked against itself; takes it over. Raises UnsupportedModel."""
+        with as_unsupported(self.source):
+            return LanguageModel(self.model, context_length, gpu_kernels=gpu_kernels)
 
 
 def load_target(settings: TargetSettings, placement: Placement | None = None) -> Target:
@@ -72,14 +90,17 @@ def load_target(settings: TargetSettings, placement: Placement | None = None) ->
     if settings.num_threads is not None:
         torch.set_num_threads(settings.num_threads)
     placement = placement or Placement(find_device(settings.device))
-    loaded = load_weights(settings.source, settings.revision, settings.dtype, placement.target)
-    check_template(loaded.tokenizer)
-    context_length = _context_length(settings, loaded.model.config)
+    loaded = load_weights(
+        settings.source, settings.revision, settings.dtype, placement.target, context_length=settings.context_length
+    )
+    with as_unsupported(settings.source):
+        check_template(loaded.tokenizer)
+    context_length = _context_length(settings, text_facts(loaded.model.config))
     ends = end_tokens(loaded.model, loaded.tokenizer)
     defaults = sampling_defaults(loaded.model.generation_config, are_used=settings.use_generation_config)
     if sentence := defaults.sentence():
         log.info("generation_config.json of the model: %s", sentence, extra={"action": "sampling_defaults"})
-    model = LanguageModel(loaded.model, context_length, gpu_kernels=settings.gpu_kernels)
+    model = loaded.over_slots(context_length, gpu_kernels=settings.gpu_kernels)
     library = f"fused{FUSED_VERSION}-torch-{torch.__version__}" if model.is_fused else _TRANSFORMERS
     if model.is_recorded:
         library += "-recorded"
@@ -95,53 +116,37 @@ def load_target(settings: TargetSettings, placement: Placement | None = None) ->
     return Target(model, loaded.tokenizer, identity, ends, defaults)
 
 
-def load_weights(source: str, revision: str | None, dtype: str, device: torch.device) -> Loaded:
-    """Load a model that the slot cache can serve; raises ModelNotFound or UnsupportedModel."""
+def load_weights(
+    source: str, revision: str | None, dtype: str, device: torch.device, *, context_length: int | None = None
+) -> Loaded:
+    """Load a model that the slot cache can serve; raises ModelNotFound or UnsupportedModel.
+
+    `context_length`: with which it will be served; None: its own, at most LONGEST_DEFAULT_CONTEXT.
+    """
     weights = find_weights(source, revision)
     # Bars on a server are noise between lines of its log, which may be JSON.
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
+    with as_unsupported(source):
         folder = _dense_copy(weights, dtype) if weights.is_gguf else weights.path
-        model: Any = AutoModelForCausalLM.from_pretrained(
+        config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        refuse_unsupported(config, context_length)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, clean_up_tokenization_spaces=False)
+        model = _complete(
             folder,
             dtype=getattr(torch, dtype),
-            attn_implementation="sdpa",
+            attn_implementation=attention_of(config),
             use_safetensors=True,
-            trust_remote_code=False,
         )
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, clean_up_tokenization_spaces=False)
-    except ModelError:
-        raise
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError) as error:
-        raise UnsupportedModel(f"{source}: {error}") from error
-    refuse_unsupported(model)
-    return Loaded(model.to(device).eval(), tokenizer, folder, weights.revision)
-
-
-def refuse_unsupported(model: Any) -> None:
-    """Raise UnsupportedModel for a model whose attention the slot cache and its mask would not reproduce."""
-    config = model.config
-    rope = getattr(config, "rope_parameters", None) or {}
-    # One dictionary, or one for each kind of layer.
-    for part in (rope, *(part for part in rope.values() if isinstance(part, dict))):
-        if (rope_type := part.get("rope_type")) in UNSTABLE_ROPE:
-            raise UnsupportedModel(f"rope type {rope_type} makes a text depend on the others in its batch")
-    if can_fuse(config):
-        return
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if kinds or (not getattr(config, "layer_types", None) and getattr(config, "sliding_window", None)):
-        raise UnsupportedModel(
-            f"expected full attention in every layer of {config.model_type}, "
-            f"found {', '.join(sorted(kinds)) or 'a sliding window'}"
-        )
-    if config.is_encoder_decoder or "logits_to_keep" not in inspect.signature(model.forward).parameters:
-        raise UnsupportedModel(f"expected a decoder-only language model, found {config.model_type}")
+        refuse_form(model)
+        refuse_tokenizer(tokenizer, model)
+        return Loaded(source, model.to(device).eval(), tokenizer, folder, weights.revision)
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every token that ends a text, as the generation config, the config and the tokenizer name them."""
+    """Every token that ends a text, as the generation config, both configs and the tokenizer name them."""
     found: set[int] = set()
-    for named in (model.generation_config.eos_token_id, model.config.eos_token_id, tokenizer.eos_token_id):
+    for holder in (model.generation_config, model.config, text_config(model.config), tokenizer):
+        named = getattr(holder, "eos_token_id", None)
         found.update(named if isinstance(named, list) else [] if named is None else [named])
     return frozenset(found)
 
@@ -172,6 +177,107 @@ def sampling_defaults(config: Any, *, are_used: bool) -> SamplingDefaults:
     return SamplingDefaults(suggested, unsupported, are_used)
 
 
+@contextmanager
+def as_unsupported(source: str) -> Iterator[None]:
+    """Whatever goes wrong inside is an UnsupportedModel that names `source`; errors of alphaloop stay what they are."""
+    try:
+        yield
+    except UnsupportedModel as error:
+        if error.message.startswith(f"{source}: "):
+            raise
+        raise UnsupportedModel(f"{source}: {error.message}", hint=error.hint) from error
+    except AlphaloopError:
+        raise
+    except Exception as error:  # transformers, torch and safetensors promise no types
+        kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+        reason = " ".join(str(error).split()) or "no reason was given"
+        raise UnsupportedModel(f"{source}: {kind}{reason}") from error
+
+
+def refuse_unsupported(config: Any, context_length: int | None = None) -> None:
+    """Raise UnsupportedModel for a config whose attention the slot cache and its mask would not reproduce.
+
+    `context_length` None: the model's own, at most LONGEST_DEFAULT_CONTEXT.
+    """
+    facts = text_facts(config)
+    if (reason := facts.refusal_at(context_length or min(facts.longest, LONGEST_DEFAULT_CONTEXT))) is not None:
+        raise UnsupportedModel(reason)
+
+
+def refuse_form(model: Any) -> None:
+    """Raise UnsupportedModel for a model that cannot be called with positions, or not for some logits only."""
+    missing = {"position_ids", "logits_to_keep"} - set(inspect.signature(model.forward).parameters)
+    if missing:
+        raise UnsupportedModel(
+            f"expected a decoder-only language model that takes {' and '.join(sorted(missing))}, "
+            f"found {model.config.model_type}"
+        )
+
+
+def refuse_tokenizer(tokenizer: Any, model: Any) -> None:
+    """Raise UnsupportedModel for a tokenizer of another model: its texts have tokens that the embeddings lack.
+
+    Added tokens without a row only make a warning, because a text that holds one is refused by itself.
+    """
+    num_rows = len(model.get_input_embeddings().weight)
+    ordinary, added = tokens_without_row(tokenizer, num_rows)
+    if ordinary:
+        raise UnsupportedModel(
+            f"expected a tokenizer for {num_rows} rows of embeddings, found {len(ordinary)} tokens without a row, the "
+            f"first of them {ordinary[0]} ({tokenizer.convert_ids_to_tokens(ordinary[0])!r})",
+            hint="is the tokenizer that of this model?",
+        )
+    if added:
+        log.warning(
+            "%d added tokens of the tokenizer have no row in the embeddings (%d rows), the first of them %d (%r): a "
+            "prompt that holds one is refused",
+            len(added),
+            num_rows,
+            added[0],
+            tokenizer.convert_ids_to_tokens(added[0]),
+            extra={"action": "tokens_without_row"},
+        )
+
+
+def attention_of(config: Any) -> str:
+    """The implementation of attention that a model's class has: torch's, or the plain one (soft caps, sinks)."""
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return "sdpa" if kind is None or kind._supports_sdpa else "eager"
+
+
+def _complete(folder: Path, **how: Any) -> Any:
+    """The model in `folder`; raises UnsupportedModel where a tensor is missing, misshapen or unexpected."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, **how
+    )
+    model, info = loaded
+    _refuse_incomplete(model.config, info)
+    return model
+
+
+def _refuse_incomplete(config: Any, info: Mapping[str, Any]) -> None:
+    """`info`: of `from_pretrained`, which leaves out what the class ignores and what is tied."""
+    text = text_config(config)
+    num_layers, num_ahead = int(text.num_hidden_layers), int(getattr(text, "num_nextn_predict_layers", None) or 0)
+    behind = "|".join(str(num_layers + index) for index in range(num_ahead)) or "(?!)"
+    ahead = re.compile(rf"(^|\.)layers\.({behind})\.")
+    misshapen = [
+        f"{name} {list(found)} instead of {list(wanted)}" for name, found, wanted in sorted(info["mismatched_keys"])
+    ]
+    unexpected = sorted(name for name in info["unexpected_keys"] if not _UNUSED.search(name) and not ahead.search(name))
+    missing = sorted(name for name in info["missing_keys"] if not _UNUSED.search(name))
+    found = [
+        f"{len(names)} {kind} ({', '.join(names[:_NUM_NAMES])}{', …' if len(names) > _NUM_NAMES else ''})"
+        for kind, names in (("missing", missing), ("of another shape", misshapen), ("unexpected", unexpected))
+        if names
+    ]
+    if found:
+        raise UnsupportedModel(
+            f"expected the tensors of {config.model_type} with {num_layers} layers, found {'; '.join(found)}",
+            hint="is the download complete, and is config.json the one of these weights?",
+        )
+
+
 def _dense_copy(weights: Weights, dtype: str) -> Path:
     folder = converted_folder(weights, dtype)
     if (folder / "config.json").exists():
@@ -187,10 +293,8 @@ def _dense_copy(weights: Weights, dtype: str) -> Path:
 
 
 def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
-    parent, name = str(file.parent), file.name
-    packed = AutoModelForCausalLM.from_pretrained(
-        parent, gguf_file=name, dtype=dtype, quantization_config=GgufConfig(dequantize=True), trust_remote_code=False
-    )
+    parent, name = file.parent, file.name
+    packed = _complete(parent, gguf_file=name, dtype=dtype, quantization_config=GgufConfig(dequantize=True))
     # The unpacked model still calls itself quantized; a dense one with its weights is what can be saved and loaded.
     settings = packed.config.to_dict()
     settings.pop("quantization_config", None)
@@ -201,10 +305,10 @@ def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
     AutoTokenizer.from_pretrained(parent, gguf_file=name, trust_remote_code=False).save_pretrained(folder)
 
 
-def _context_length(settings: TargetSettings, config: Any) -> int:
-    longest = getattr(config, "max_position_embeddings", None) or LONGEST_DEFAULT_CONTEXT
-    if settings.context_length is not None and settings.context_length > longest:
+def _context_length(settings: TargetSettings, facts: TextFacts) -> int:
+    if settings.context_length is not None and settings.context_length > facts.longest:
         raise UnsupportedModel(
-            f"models.target.context_length is {settings.context_length}; the model was made for {longest} positions"
+            f"models.target.context_length is {settings.context_length}; "
+            f"the model was made for {facts.longest} positions"
         )
-    return settings.context_length or min(longest, LONGEST_DEFAULT_CONTEXT)
+    return settings.context_length or min(facts.longest, LONGEST_DEFAULT_CONTEXT)

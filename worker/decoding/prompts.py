@@ -20,22 +20,32 @@ def prepare_job(
     sampling: Sampling,
     *,
     longest_token_chars: int | None = None,
+    num_rows: int | None = None,
+    num_logits: int | None = None,
 ) -> PreparedJob:
     """Tokenize and check. A chat model's template is applied to `messages`; `prompt` is continued as it stands.
 
     Control tokens may be written in a `prompt`; in a message their strings are text
     (docs/decisions/0005-special-tokens.md). `max_tokens` is lowered to what the context leaves behind the prompt; a
-    prompt that leaves nothing is refused, and so are token ids that the tokenizer does not have. A prompt with more
+    prompt that leaves nothing is refused. So are token ids that the model does not have: in a prompt those from
+    `num_rows`, the rows of its embeddings, and in sampling settings those from `num_logits`; None: what the tokenizer
+    has. A prompt with more
     characters than the context's tokens could stand for is refused before it is tokenized, because that takes seconds
     for a megabyte; `longest_token_chars` is of token_lengths.py.
     """
     if job.body.model not in (None, target):
         raise InvalidField(f"expected {target!r}, the model served here", field="body.model")
-    _refuse_unknown_tokens(sampling, len(tokenizer))
+    _refuse_unknown_tokens(sampling, len(tokenizer) if num_logits is None else num_logits)
     max_chars = None if longest_token_chars is None else context_length * longest_token_chars
     token_ids = tuple(_tokenize(tokenizer, job, max_chars))
     if not token_ids:
         raise InvalidField("expected a prompt of at least one token, found none", field="body")
+    if num_rows is not None and (highest := max(token_ids)) >= num_rows:
+        raise InvalidField(
+            f"expected text that the target can read, found token {highest} "
+            f"({tokenizer.convert_ids_to_tokens(highest)!r}): its embeddings have {num_rows} rows",
+            field="body.prompt" if job.body.messages is None else "body.messages",
+        )
     return fit_job(job, token_ids, sampling, context_length)
 
 

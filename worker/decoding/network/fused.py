@@ -32,6 +32,7 @@ from worker.decoding.network.passes import Pass
 from worker.decoding.network.slots import SlotCache
 from worker.decoding.network.static_inputs import StaticInputs
 from worker.decoding.network.torch_operations import TorchOperations
+from worker.decoding.text_facts import text_facts
 
 VERSION: Final = 5  #: part of the engine's name, so of the key of all evidence: raise it when the arithmetic changes
 #: Share of the free memory that a second layout of the weights may take.
@@ -52,12 +53,13 @@ class FusedDecoder:
 
     def __init__(self, model: Any, num_positions: int, *, gpu_kernels: bool = False) -> None:
         config, inner = model.config, model.model
-        self.window: int | None = config.sliding_window if _kinds(config) != {"full_attention"} else None
+        facts = text_facts(config)
+        self.window = facts.window
         self._embeddings: Tensor = inner.embed_tokens.weight.detach()
         # Rounded as transformers rounds it.
         scale = getattr(inner.embed_tokens, "embed_scale", None)
         self._scale = None if scale is None else scale.to(self._embeddings.dtype)
-        self._rotations = {kind: _rotations(inner, config, kind, num_positions) for kind in _kinds(config)}
+        self._rotations = {kind: _rotations(inner, config, kind, num_positions) for kind in set(facts.kinds)}
         shape = KvShape.of(config, self._embeddings.dtype)
         self._operations = _operations(self._embeddings, shape.head_dim, gpu_kernels)
         is_compiled = isinstance(self._operations, CompiledOperations)
@@ -68,7 +70,7 @@ class FusedDecoder:
         self._norm = Norm(inner.norm, self._operations)
         self._layers = []
         for index, layer in enumerate(inner.layers):
-            kind, activation = _kind(config, index), _activation_name(config)
+            kind, activation = facts.kinds[index], _activation_name(config)
             self._layers.append(Layer(layer, kind, activation, self._operations, is_twice=is_twice))
             inner.layers[index] = torch.nn.Identity()
         self._compiled = self._compiled_pass()
@@ -83,6 +85,11 @@ class FusedDecoder:
         if not len(x):
             return x.new_empty((0, self.num_outputs))
         return self._head(self._norm(x))
+
+    def set_window(self, window: int | None) -> None:
+        """The window of sliding layers from now on."""
+        self.window = window
+        self._compiled = self._compiled_pass()
 
     @property
     def is_recordable(self) -> bool:
@@ -144,14 +151,3 @@ def _rotations(inner: Any, config: Any, kind: str, num_positions: int) -> Tensor
 
 def _activation_name(config: Any) -> str:
     return getattr(config, "hidden_activation", None) or str(config.hidden_act)
-
-
-def _kinds(config: Any) -> set[str]:
-    return {_kind(config, index) for index in range(config.num_hidden_layers)}
-
-
-def _kind(config: Any, index: int) -> str:
-    kinds = getattr(config, "layer_types", None)
-    if kinds:
-        return str(kinds[index])
-    return "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"

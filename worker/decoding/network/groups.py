@@ -128,7 +128,10 @@ class Group:
         if self.window is None or self.num_keys <= self.window:
             return self.mask
         seen, distance = self._visible
-        return self._added(seen & (distance < self.window))
+        near = seen & (distance < self.window)
+        # Padding may stand further from all keys than the window reaches.
+        near[..., 0] |= ~near.any(dim=-1)
+        return self._added(near)
 
     @property
     def _num_rows(self) -> int:

@@ -16,8 +16,10 @@ from worker.decoding.network.kv_shape import KvShape
 from worker.decoding.network.passes import Pass, plan_pass
 from worker.decoding.network.recorded import RecordedPasses
 from worker.decoding.network.recording import CudaRecorder
+from worker.decoding.network.self_check import NUM_HELD, NUM_READ, mask_error, reference, rotation_error, some_tokens
 from worker.decoding.network.slots import SlotCache
 from worker.decoding.network.unfused import UnfusedDecoder
+from worker.decoding.text_facts import text_facts
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +38,19 @@ class Network(Protocol):
     def window(self) -> int | None:
         """Tokens that a layer with a sliding window sees, the current one included; None without such layers."""
 
+    def set_window(self, window: int | None) -> None:
+        """The window of sliding layers from now on."""
+
     def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
         """Logits [wanted, vocabulary]; keys and values of all tokens are written into the cache."""
 
 
 class LanguageModel:
-    """A decoder-only model on its device, in eval mode, whose passes over slots were compared with its own."""
+    """A decoder-only model on its device, in eval mode, whose passes over slots were compared with its own.
+
+    The compared passes read a few tokens, with a window so short that these cross it. At the windows and boundaries
+    that the config names, where a pass would take too long, masks and rotations alone are compared.
+    """
 
     def __init__(self, model: Any, num_positions: int, *, gpu_kernels: bool = False) -> None:
         """Takes over `model`. If the model can be fused, its layers are emptied. Raises UnsupportedModel.
@@ -52,9 +61,12 @@ class LanguageModel:
         self._num_positions = num_positions
         self.device: torch.device = model.device
         self.vocabulary_size: int = model.get_output_embeddings().weight.shape[0]
-        self.num_rows: int = model.get_input_embeddings().weight.shape[0]  #: tokens below this it can read
+        self.num_rows: int = model.get_input_embeddings().weight.shape[0]  #: tokens that can be read
         self.is_fused = can_fuse(model.config)
-        expected = _reference(model)
+        facts = text_facts(model.config)
+        if (error := rotation_error(model, facts, num_positions)) is not None:
+            raise UnsupportedModel(error)
+        expected = reference(model, facts)
         self._network: Network
         if self.is_fused:
             self._network = FusedDecoder(model, num_positions, gpu_kernels=gpu_kernels)
@@ -106,7 +118,7 @@ class LanguageModel:
                 return logits
         raise ValueError("expected at least one token")
 
-    def _record(self, recorded: RecordedPasses, expected: Tensor) -> None:
+    def _record(self, recorded: RecordedPasses, expected: tuple[int | None, Tensor]) -> None:
         """From now on run short passes with `recorded`, if its results agree too."""
         self._recorded = recorded
         try:
@@ -119,16 +131,36 @@ class LanguageModel:
             self._recorded = None
 
     @torch.inference_mode()
-    def _error(self, expected: Tensor) -> str | None:
-        """How ragged passes over slots differ from the model's own plain pass; None if they agree."""
-        token_ids = _some_tokens(self.vocabulary_size)
+    def _error(self, expected: tuple[int | None, Tensor]) -> str | None:
+        """How ragged passes over slots differ from the model's own plain pass; None if they agree.
+
+        `expected`: of `self_check.reference`.
+        """
+        window = self._network.window
+        if window is not None and (error := mask_error(window)) is not None:
+            return error
+        shortened, logits = expected
+        try:
+            self._network.set_window(shortened)
+            return self._difference(logits)
+        finally:
+            self._network.set_window(window)
+            if shortened != window:
+                self.give_back()  # a recording keeps the window that it was made with
+
+    def _difference(self, expected: Tensor) -> str | None:
+        token_ids = some_tokens(self.num_rows).tolist()
         cache = self.new_cache(3)
         slots = [cache.acquire() for _ in range(3)]
-        for row, slot, num in ((0, slots[0], 5), (1, slots[2], 8)):
-            self.prefill(cache, slot, token_ids[row, :num].tolist())
+        used = (slots[0], slots[2])
+        held = [Read(slot, text[:num], num_logits=0) for slot, text, num in zip(used, token_ids, NUM_HELD, strict=True)]
+        self.read(cache, held)
+        for read in held:
+            cache.lengths[read.slot] += len(read.token_ids)
+        first, second = (text[num : num + NUM_READ] for text, num in zip(token_ids, NUM_HELD, strict=True))
         # One row continues as a chain, the other as a tree: two tokens that are dropped, then the text.
-        chain = Read(slots[0], token_ids[0, 5:9].tolist(), num_logits=4)
-        tree = Read(slots[2], [0, 1, *token_ids[1, 8:12].tolist()], num_logits=4, parents=[-1, 0, -1, 2, 3, 4])
+        chain = Read(used[0], first, num_logits=NUM_READ)
+        tree = Read(used[1], [0, 1, *second], num_logits=NUM_READ, parents=[-1, 0, -1, 2, 3, 4])
         seen = self.read(cache, [chain, tree]).float()
         error = float((seen - expected).norm() / expected.norm())
         limit = 0.05 if self.kv_shape.dtype in (torch.bfloat16, torch.float16) else 1e-3
@@ -138,14 +170,3 @@ class LanguageModel:
             f"passes over the slot cache differ from the model's own by {error:.1e} of the logits' norm, "
             f"expected at most {limit}: its attention depends on more than the mask and the positions"
         )
-
-
-@torch.inference_mode()
-def _reference(model: Any) -> Tensor:
-    token_ids = _some_tokens(model.get_output_embeddings().weight.shape[0]).to(model.device)
-    logits: Tensor = model(input_ids=token_ids, use_cache=False).logits.float()
-    return torch.cat((logits[0, 5:9], logits[1, 8:12]))
-
-
-def _some_tokens(vocabulary_size: int) -> Tensor:
-    return torch.randint(0, vocabulary_size, (2, 12), generator=torch.Generator().manual_seed(0))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 import transformers
@@ -14,11 +14,10 @@ from alphaloop.errors import UnsupportedModel
 from alphaloop.settings.models import Dtype
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head
 from worker.decoding.memory import kv_bytes_per_token, pass_bytes
-from worker.decoding.models import LONGEST_DEFAULT_CONTEXT, end_tokens, refuse_unsupported
+from worker.decoding.models import as_unsupported, attention_of, end_tokens, refuse_form, refuse_tokenizer
 from worker.decoding.pairing.pair import ModelFacts
 from worker.decoding.sources import find_description
-
-_READ_ERRORS: Final = (OSError, ValueError, KeyError, RuntimeError, ImportError, AttributeError, TypeError)
+from worker.decoding.text_facts import LONGEST_DEFAULT_CONTEXT, text_config, text_facts
 
 
 def facts_of(
@@ -35,19 +34,18 @@ def facts_of(
     folder = path
     if path.is_file():
         where["gguf_file"], folder = path.name, path.parent
-    try:
+    with as_unsupported(source):
         config: Any = AutoConfig.from_pretrained(folder, **where)
+        facts = text_facts(config)
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, **where)
         model = _shapes(config, None if path.is_file() else path)
-    except _READ_ERRORS as error:
-        raise UnsupportedModel(f"{source}: {error}") from error
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None) or LONGEST_DEFAULT_CONTEXT
+    served = min(facts.longest, context_length or LONGEST_DEFAULT_CONTEXT)
     width: torch.dtype = getattr(torch, dtype)
     num_rows = int(model.get_input_embeddings().weight.shape[0])
     return ModelFacts(
         source=source,
         family=config.model_type,
-        refusal=_refusal(model),
+        refusal=facts.refusal_at(served) or _refusal(model, tokenizer),
         tokens={index: token for token, index in tokenizer.get_vocab().items()},
         num_rows=num_rows,
         end_tokens=end_tokens(model, tokenizer),
@@ -60,7 +58,7 @@ def facts_of(
         itemsize=width.itemsize,
         kv_bytes_per_token=kv_bytes_per_token(config, width),
         pass_bytes_per_row=pass_bytes(num_rows, 1),
-        context_length=min(longest, context_length or LONGEST_DEFAULT_CONTEXT),
+        context_length=served,
     )
 
 
@@ -68,7 +66,7 @@ def _shapes(config: Any, folder: Path | None) -> Any:
     """The model without numbers: every parameter has its shape and no memory."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, attn_implementation="sdpa", trust_remote_code=False
+            config, attn_implementation=attention_of(config), trust_remote_code=False
         )
     if folder is not None:
         with contextlib.suppress(OSError):  # not every folder has one; then the config's own value counts
@@ -78,12 +76,10 @@ def _shapes(config: Any, folder: Path | None) -> Any:
     return model
 
 
-def _refusal(model: Any) -> str | None:
-    quantization = getattr(model.config, "quantization_config", None)
-    if quantization:
-        return f"expected dense weights, found {quantization.get('quant_method', 'quantized ones')}"
+def _refusal(model: Any, tokenizer: Any) -> str | None:
     try:
-        refuse_unsupported(model)
+        refuse_form(model)
+        refuse_tokenizer(tokenizer, model)
     except UnsupportedModel as error:
         return error.message
     return None
@@ -91,7 +87,7 @@ def _refusal(model: Any) -> str | None:
 
 def _num_read(model: Any) -> int:
     """Parameters that a pass of width 1 reads."""
-    config = model.config.get_text_config()
+    config = text_config(model.config)
     num_experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 1
     share = (getattr(config, "num_experts_per_tok", None) or num_experts) / num_experts
     head = model.get_output_embeddings()

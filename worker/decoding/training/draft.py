@@ -11,6 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from alphaloop.errors import UnsupportedModel
+from worker.decoding.models import attention_of
+from worker.decoding.text_facts import text_config
 
 # `model.layers.7.…` of Llama, Qwen, Gemma, Mistral …, `transformer.h.7.…` of GPT-2.
 _LAYER: Final = re.compile(r"^(.*\.(?:layers|h)\.)(\d+)(\..+)$")
@@ -22,6 +24,11 @@ def cut_draft(target: Any, layers: Sequence[int]) -> Any:
     Only the layers can be trained: embeddings, final norm and head require no gradient. The head is never tied to the
     embeddings, so that a map can be folded into it. Raises UnsupportedModel if the target's layers differ in kind.
     """
+    if text_config(target.config) is not target.config:
+        raise UnsupportedModel(
+            f"layers of {target.config.model_type} cannot be taken out: expected a text model, found one of several "
+            f"models in a checkpoint"
+        )
     settings = {**target.config.to_dict(), "tie_word_embeddings": False}
     if kinds := settings.get("layer_types"):
         settings["layer_types"] = [kinds[layer] for layer in layers]
@@ -31,7 +38,7 @@ def cut_draft(target: Any, layers: Sequence[int]) -> Any:
         settings["max_window_layers"] = len(layers)
     try:
         draft = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            type(target.config)(**settings), dtype=torch.float32, attn_implementation="sdpa"
+            type(target.config)(**settings), dtype=torch.float32, attn_implementation=attention_of(target.config)
         )
         draft.load_state_dict(_cut_state(target.state_dict(), layers))
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
@@ -44,7 +51,7 @@ def cut_draft(target: Any, layers: Sequence[int]) -> Any:
 
 def num_layers(model: Any) -> int:
     """Layers of a model."""
-    return int(model.config.num_hidden_layers)
+    return int(text_config(model.config).num_hidden_layers)
 
 
 def save_draft(draft: Any, tokenizer: Any, folder: Path, dtype: torch.dtype) -> None:

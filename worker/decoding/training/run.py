@@ -22,6 +22,7 @@ from worker.decoding.drafters.draft_vocabulary import restrict_head, write_draft
 from worker.decoding.load import load_engine
 from worker.decoding.models import end_tokens, load_weights
 from worker.decoding.sources import find_weights
+from worker.decoding.text_facts import text_config
 from worker.decoding.training.aligning import fit_map, turn_head
 from worker.decoding.training.distil import Distillation
 from worker.decoding.training.draft import cut_draft, num_layers, save_draft
@@ -140,7 +141,10 @@ class TrainingRun:
     def _choose_tokens(self, lessons: Sequence[Lesson]) -> Tensor | None:
         target = self._target
         return choose_vocabulary(
-            lessons, self._recipe.num_draft_tokens_known, target.config.vocab_size, end_tokens(target, self._tokenizer)
+            lessons,
+            self._recipe.num_draft_tokens_known,
+            text_config(target.config).vocab_size,
+            end_tokens(target, self._tokenizer),
         )
 
     def _align(self, lessons: Sequence[Lesson]) -> Tensor:
@@ -154,7 +158,7 @@ class TrainingRun:
     def _train(self, lessons: Sequence[Lesson], mapping: Tensor, token_ids: Tensor | None) -> dict[str, Tensor] | None:
         """The trained weights; None when stopped."""
         draft = self._draft(mapping, None, token_ids).train()
-        columns = columns_of(token_ids, self._target.config.vocab_size)
+        columns = columns_of(token_ids, text_config(self._target.config).vocab_size)
         training = Distillation(draft, lessons, columns, self._recipe, self._folder.state_file)
         if training.step < training.num_steps:
             saved = time.monotonic()
@@ -177,7 +181,7 @@ class TrainingRun:
             write_draft_vocabulary(self._order.folder, token_ids)
 
     def _judge(self, exam: Sequence[Lesson], token_ids: Tensor | None) -> Judgement:
-        columns = columns_of(token_ids, self._target.config.vocab_size)
+        columns = columns_of(token_ids, text_config(self._target.config).vocab_size)
         untrained = self._draft(None, None, token_ids).to(self._target.dtype)
         # As it will be served: read back from the folder, in its dtype.
         draft = load_weights(str(self._order.folder), None, self._served.dtype, self._device).model

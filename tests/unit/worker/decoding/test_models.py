@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,15 +14,22 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
-from alphaloop.errors import ConfigError, UnsupportedModel
+from alphaloop.errors import ConfigError, InvalidField, UnsupportedModel
 from alphaloop.settings import TaskSettings
-from alphaloop.settings.models import TargetSettings
+from alphaloop.settings.models import ModelSettings, TargetSettings
+from tests.fixtures.models import NUM_TOKENS, make_job
+from worker.decoding import text_facts as text_facts_module
+from worker.decoding.load import load_engine
 from worker.decoding.models import end_tokens, load_target, refuse_unsupported
-from worker.decoding.network import fused, language_model
+from worker.decoding.network import compiled_attention, fused, language_model
 from worker.decoding.network.fused import VERSION as FUSED_VERSION
-from worker.decoding.network.groups import Placed
+from worker.decoding.network.groups import Group, Placed
 from worker.decoding.network.passes import Pass, plan_pass
+from worker.decoding.pairing.facts import facts_of
+from worker.decoding.text_facts import text_facts
+from worker.engine import Sampling
 
 
 def settings(source: Path, **more: Any) -> TargetSettings:
@@ -124,23 +133,58 @@ def test_code_that_comes_with_a_model_is_never_run(tiny_models: dict[str, Path],
     assert not (tmp_path / "was-run").exists()
 
 
+SLIDING = "sliding_attention"
+
+
 @pytest.mark.parametrize(
-    ("found", "reason"),
+    ("config", "reason"),
     [
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
-        ({"layer_types": None, "sliding_window": 4096}, "a sliding window"),
-        ({"layer_types": ["linear_attention"]}, "linear_attention"),
-        ({"rope_parameters": {"rope_type": "dynamic"}}, "rope type dynamic"),
-        ({"is_encoder_decoder": True}, "decoder-only"),
+        (transformers.Qwen3NextConfig(), "found linear_attention"),
+        (transformers.Llama4TextConfig(), "found chunked_attention"),
+        (transformers.GPTNeoConfig(), "found local_attention"),
+        (transformers.DogeConfig(), "found keep_window_size = 2048"),
+        (transformers.FalconConfig(alibi=True), "found ALiBi"),
+        (transformers.BloomConfig(), "found ALiBi"),
+        (transformers.MptConfig(), "found ALiBi"),
+        (transformers.Gemma3TextConfig(use_bidirectional_attention=True), "in both directions"),
+        (transformers.T5Config(), "decoder-only"),
+        (transformers.LlamaConfig(rope_parameters={"rope_type": "dynamic", "factor": 2.0}), "rope type dynamic"),
+        (transformers.LlamaConfig(quantization_config={"quant_method": "bitsandbytes"}), "found bitsandbytes"),
+        (transformers.LlamaConfig(quantization_config={"quant_method": "fp8"}), "dense weights, found fp8"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_attention_that_slots_cannot_reproduce_is_refused(found: dict[str, Any], reason: str) -> None:
-    config = {"model_type": "some", "is_encoder_decoder": False, "rope_parameters": {"rope_type": "default"}}
-    model = SimpleNamespace(config=SimpleNamespace(**config), forward=lambda input_ids, logits_to_keep: None)
-    refuse_unsupported(model)
-    model.config.__dict__.update(found)
+def test_a_config_that_slots_cannot_reproduce_is_refused(config: Any, reason: str) -> None:
+    refuse_unsupported(transformers.LlamaConfig())
     with pytest.raises(UnsupportedModel, match=reason):
-        refuse_unsupported(model)
+        refuse_unsupported(config, 8192)
+
+
+def test_a_rope_that_changes_at_a_boundary_serves_contexts_below_it() -> None:
+    factors = [1.0] * 8
+    rope = {
+        "rope_type": "longrope",
+        "short_factor": factors,
+        "long_factor": factors,
+        "original_max_position_embeddings": 4096,
+        "rope_theta": 10_000.0,
+    }
+    config = transformers.Phi3Config(
+        hidden_size=64, num_attention_heads=4, max_position_embeddings=131_072, rope_parameters=rope
+    )
+    refuse_unsupported(config, 4096)
+    with pytest.raises(
+        UnsupportedModel, match=r"beyond 4096 positions, found a context of 8192 \(context_length: 4096"
+    ):
+        refuse_unsupported(config)
+
+
+def test_facts_are_of_the_text_model() -> None:
+    text = {"sliding_window": 16, "layer_types": [SLIDING, SLIDING, "full_attention"], "num_hidden_layers": 3}
+    config = transformers.Gemma3Config(text_config={**text, "max_position_embeddings": 123})
+    facts = text_facts(config)
+    assert (facts.window, facts.longest, facts.refusal) == (16, 123, None)
+    assert facts.kinds == (SLIDING, SLIDING, "full_attention")
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
@@ -186,10 +230,171 @@ def test_a_kernel_that_sees_the_wrong_tokens_is_caught(
         load_target(settings(tiny_models["llama"]))
 
 
+@pytest.mark.parametrize("is_fused", [True, False])
+def test_a_window_that_passes_do_not_keep_is_caught(
+    tiny_models: dict[str, Path], is_fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The window has 16 tokens, more than the check reads: the check makes it shorter."""
+    monkeypatch.setattr(fused, "can_compile", lambda *_: False)
+    if not is_fused:
+        monkeypatch.setattr(language_model, "can_fuse", lambda _: False)
+    load_target(settings(tiny_models["gemma3_text"]))
+    monkeypatch.setattr(Group, "local_mask", property(lambda group: group.mask))
+    with pytest.raises(UnsupportedModel, match="a window of 16 tokens differs"):
+        load_target(settings(tiny_models["gemma3_text"]))
+    monkeypatch.setattr(language_model, "mask_error", lambda _: None)
+    with pytest.raises(UnsupportedModel, match="slot cache differ"):
+        load_target(settings(tiny_models["gemma3_text"]))
+
+
+def test_a_kernel_that_forgets_the_window_is_caught(
+    tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = compiled_attention.layer_arguments
+    monkeypatch.setattr(compiled_attention, "layer_arguments", lambda heads, table, _: arguments(heads, table, None))
+    with pytest.raises(UnsupportedModel, match="slot cache differ"):
+        load_target(settings(tiny_models["gemma3_text"]))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+def test_rotations_that_depend_on_the_longest_text_are_caught(
+    tiny_models: dict[str, Path], tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_models[family], folder)
+    config = json.loads((folder / "config.json").read_text())
+    num_pairs = 8 if family == "llama" else 2  # GPT-NeoX rotates a quarter of a head
+    rope = config["rope_parameters"] | {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * num_pairs,
+        "long_factor": [2.0] * num_pairs,
+        "original_max_position_embeddings": 100,
+    }
+    (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": rope}))
+    assert load_target(settings(folder, context_length=100)).identity.context_length == 100
+    with pytest.raises(UnsupportedModel, match="rope type longrope"):
+        load_target(settings(folder, context_length=101))
+    # As if its name were not known.
+    monkeypatch.setattr(text_facts_module, "_UNSTABLE_ROPE", frozenset())
+    with pytest.raises(UnsupportedModel, match=r"the rotation of position \d+ depends on the length of the text"):
+        load_target(settings(folder, context_length=101))
+
+
+def changed(source: Path, folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+    """A copy of a model whose tensors were changed in place."""
+    shutil.copytree(source, folder)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def without_mlp(tensors: dict[str, torch.Tensor]) -> None:
+    for name in [name for name in tensors if ".1.mlp." in name]:
+        del tensors[name]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda tensors: tensors.popitem(), "1 missing"),
+        (without_mlp, "missing"),
+        (lambda tensors: tensors.update({"model.layers.2.mlp.up_proj.weight": torch.ones(2, 2)}), "1 unexpected"),
+        (lambda tensors: tensors.update({name: one[:-1] for name, one in tensors.items()}), "of another shape"),
+    ],
+    ids=["one tensor", "one MLP", "a third layer", "shapes"],
+)
+def test_a_model_loads_complete_or_not_at_all(
+    tiny_models: dict[str, Path],
+    tmp_path: Path,
+    family: str,
+    change: Callable[[dict[str, torch.Tensor]], object],
+    reason: str,
+) -> None:
+    folder = changed(tiny_models[family], tmp_path / "model", change)
+    with pytest.raises(UnsupportedModel, match=rf"with 2 layers, found .*{reason}"):
+        load_target(settings(folder))
+
+
+def test_a_config_with_fewer_layers_than_the_file_is_refused(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    folder = changed(tiny_models["llama"], tmp_path / "model", lambda tensors: None)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    with pytest.raises(UnsupportedModel, match=r"with 1 layers, found \d+ unexpected \(model\.layers\.1\."):
+        load_target(settings(folder))
+
+
+@pytest.mark.parametrize("name", ["vision_tower.patch.weight", "model.mtp.0.weight", "model.layers.2.eh_proj.weight"])
+def test_parts_that_decode_nothing_are_left_out(tiny_models: dict[str, Path], tmp_path: Path, name: str) -> None:
+    folder = changed(tiny_models["llama"], tmp_path / "model", lambda tensors: tensors.update({name: torch.ones(2)}))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    assert load_target(settings(folder)).end_tokens
+
+
+def test_a_library_that_fails_while_loading_is_the_reason_of_a_refusal(
+    tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **more: Any) -> None:
+        raise ZeroDivisionError("deep\n  inside")
+
+    monkeypatch.setattr(transformers.models.llama.modeling_llama.LlamaAttention, "forward", fail)
+    with pytest.raises(UnsupportedModel, match=r"^/.*: ZeroDivisionError: deep inside$"):
+        load_target(settings(tiny_models["llama"]))
+
+
+def with_tokenizer(source: Path, folder: Path, tokenizer: Any, num_rows: int) -> Path:
+    shutil.copytree(source, folder)
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = tensors[name][:num_rows].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": num_rows}))
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_a_tokenizer_of_another_model_is_refused(
+    tiny_models: dict[str, Path], tiny_tokenizer: Any, tmp_path: Path
+) -> None:
+    folder = with_tokenizer(tiny_models["llama"], tmp_path / "model", tiny_tokenizer, 300)
+    with pytest.raises(UnsupportedModel, match=r"for 300 rows of embeddings, found 84 tokens without a row, .* 300 "):
+        load_target(settings(folder))
+    refusal = facts_of(str(folder), dtype="float32").refusal
+    assert refusal is not None
+    assert "300 rows" in refusal
+
+
+def test_an_added_token_without_a_row_is_refused_where_a_prompt_holds_it(
+    tiny_models: dict[str, Path], tiny_tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    grown = copy.deepcopy(tiny_tokenizer)
+    grown.add_special_tokens({"pad_token": "<pad>"})
+    folder = with_tokenizer(tiny_models["llama"], tmp_path / "model", grown, NUM_TOKENS)
+    target = settings(folder)
+    engine = load_engine(ModelSettings(target=target, drafters={}), num_slots=1)
+    assert [record.__dict__["action"] for record in caplog.records if record.levelname == "WARNING"] == [
+        "tokens_without_row"
+    ]
+    sampling = Sampling(max_tokens=1, temperature=0.0)
+    engine.prepare(make_job("a pad"), sampling)
+    with pytest.raises(InvalidField, match=rf"token {NUM_TOKENS} \('<pad>'\): its embeddings have {NUM_TOKENS} rows"):
+        engine.prepare(make_job("a <pad>"), sampling)
+    for more in ({"logit_bias": ((NUM_TOKENS, 1.0),)}, {"stop_token_ids": (NUM_TOKENS,)}):
+        with pytest.raises(InvalidField, match=f"below {NUM_TOKENS}, found {NUM_TOKENS}"):
+            engine.prepare(make_job("a"), replace(sampling, **more))
+
+
 def test_every_place_that_names_an_end_token_counts() -> None:
     def named(value: Any) -> SimpleNamespace:
         return SimpleNamespace(eos_token_id=value)
 
-    model = SimpleNamespace(generation_config=named([3, 4]), config=named(4))
-    assert end_tokens(model, named(7)) == {3, 4, 7}
-    assert end_tokens(SimpleNamespace(generation_config=named(None), config=named(None)), named(None)) == frozenset()
+    def model(*values: Any) -> SimpleNamespace:
+        generation, outer, text = map(named, values)
+        outer.get_text_config = lambda: text
+        return SimpleNamespace(generation_config=generation, config=outer)
+
+    assert end_tokens(model([3, 4], 4, 5), named(7)) == {3, 4, 5, 7}
+    assert end_tokens(model(None, None, None), named(None)) == frozenset()

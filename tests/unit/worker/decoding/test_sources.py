@@ -6,6 +6,8 @@ import hashlib
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from alphaloop.errors import ModelNotFound, UnsupportedModel
 from worker.decoding import sources
@@ -63,13 +65,49 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
         find_weights(str(tmp_path))
 
 
-def test_the_revision_of_a_folder_follows_every_shard(tmp_path: Path) -> None:
-    for name in ("model-1.safetensors", "model-2.safetensors"):
-        (tmp_path / name).write_bytes(name.encode())
-    before = find_weights(str(tmp_path)).revision
-    assert find_weights(str(tmp_path)).revision == before
-    (tmp_path / "model-2.safetensors").write_bytes(b"another")
-    assert find_weights(str(tmp_path)).revision != before
+def write_shard(file: Path, number: float) -> None:
+    save_file({"weight": torch.tensor([number])}, file)
+
+
+DECIDING = (
+    *("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
+    *("chat_template.jinja", "draft_vocabulary.json"),
+)
+
+
+def test_the_revision_of_a_folder_follows_every_file_that_decides_a_text(tmp_path: Path) -> None:
+    seen = []
+    for number, name in enumerate(("model-1.safetensors", "model-2.safetensors")):
+        write_shard(tmp_path / name, number)
+        seen.append(find_weights(str(tmp_path)).revision)
+    write_shard(tmp_path / "model-2.safetensors", 7)
+    seen.append(find_weights(str(tmp_path)).revision)
+    for name in DECIDING:
+        for content in ("{}", '{"a": 1}'):
+            (tmp_path / name).write_text(content)
+            seen.append(find_weights(str(tmp_path)).revision)
+    assert len(set(seen)) == len(seen)
+    (tmp_path / "README.md").write_text("nothing that is loaded")
+    assert find_weights(str(tmp_path)).revision == seen[-1]
+
+
+def test_two_files_whose_contents_change_places_are_another_revision(tmp_path: Path) -> None:
+    seen = set()
+    for one, two in ((1, 2), (2, 1)):
+        write_shard(tmp_path / "model-1.safetensors", one)
+        write_shard(tmp_path / "model-2.safetensors", two)
+        seen.add(find_weights(str(tmp_path)).revision)
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("kept", [0, 4, 20, -1])
+def test_a_cut_file_is_refused_by_its_name(tmp_path: Path, kept: int) -> None:
+    file = tmp_path / "model.safetensors"
+    write_shard(file, 1)
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(UnsupportedModel, match=r"/model\.safetensors: ") as refusal:
+        find_weights(str(tmp_path))
+    assert "complete" in (refusal.value.hint or "")
 
 
 def test_a_large_file_is_hashed_once_until_it_changes(

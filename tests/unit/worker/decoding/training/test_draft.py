@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from alphaloop.errors import UnsupportedModel
 from worker.decoding.device import find_device
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head, write_draft_vocabulary
 from worker.decoding.models import load_weights
 from worker.decoding.sources import DRAFT_VOCABULARY, find_weights
-from worker.decoding.training.draft import cut_draft, save_draft
+from worker.decoding.training.draft import cut_draft, num_layers, save_draft
 
 TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6]])
 
@@ -37,6 +38,22 @@ def test_a_draft_of_all_layers_is_the_target(tiny_models: dict[str, Path], famil
     assert trained
     assert all(".layers." in name for name in trained)
     assert {parameter.dtype for parameter in draft.parameters()} == {torch.float32}
+
+
+def test_a_text_model_inside_of_another_is_refused() -> None:
+    sizes = {
+        "num_hidden_layers": 3,
+        "hidden_size": 8,
+        "vocab_size": 8,
+        "num_attention_heads": 1,
+        "intermediate_size": 8,
+    }
+    config = transformers.Gemma3Config(text_config=sizes)
+    with torch.device("meta"):
+        target = transformers.AutoModelForCausalLM.from_config(config)
+    assert num_layers(target) == 3
+    with pytest.raises(UnsupportedModel, match="gemma3 cannot be taken out: expected a text model"):
+        cut_draft(target, (0, 1))
 
 
 def test_a_draft_keeps_the_layers_chosen_and_copies_them(tiny_models: dict[str, Path]) -> None:
