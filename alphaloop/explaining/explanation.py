@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.as_decoded import NextJob
 from alphaloop.cost import CostTable
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting
 from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
@@ -28,9 +30,10 @@ from alphaloop.store.decisions import DecisionChange, DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.engines import EngineStore, MeasuredEngine
 from alphaloop.store.expectations import ExpectationStore
+from alphaloop.store.overview import Overview, TaskNow
 from alphaloop.store.past import PastStore
 from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.task_figures import TaskFigures, figures_of
+from alphaloop.store.task_figures import WINDOW, TaskFigures, figures_of, task_figures
 from alphaloop.store.traffic import TrafficStore
 from alphaloop.switchback.task_speedup import TaskSpeedup
 
@@ -87,39 +90,131 @@ class Explanation:
     changes: Sequence[DecisionChange]
     recorded: RecordedAs | None = None  #: None: the decision that a worker would take
 
+    @property
+    def next_job(self) -> NextJob:
+        """The decision, as other screens show it."""
+        return _next_job(self.decision, self.request)
+
+
+class AsAWorker:
+    """Decides as a worker on the engine that was calibrated last would, with the evidence of a moment.
+
+    Reads what all tasks share once. With `task`, evidence of an earlier moment is rebuilt for that task.
+    """
+
+    def __init__(
+        self, database: Database, settings: Settings, at: datetime, *, is_now: bool, task: str | None = None
+    ) -> None:
+        """Raises AlphaloopError before the first calibration."""
+        engines = EngineStore(database).measured()
+        if not engines:
+            raise AlphaloopError("no worker has measured its device yet", hint="start one with `alphaloop up`")
+        self.engine, self._settings, self._at = engines[0], settings, at
+        its = self.engine
+        self.drafters = serving(DraftRegistry(database), settings, its.target_revision, at)
+        revisions = {drafter.name: drafter.revision for drafter in self.drafters}
+        self.costs = CostStore(database).load(its.host, its.device, its.engine, its.target_revision, revisions)
+        self.snapshot = _snapshot(database, settings, its, revisions, at, None if is_now else task)
+        self.limits, self._log = settings.policy.limits(), DecisionLog(database)
+        self.posteriors = Posteriors(self.snapshot, self.limits)
+
+    def decide(self, request: ExplainRequest) -> _Decided:
+        """The decision for a typical job of the request's task."""
+        its, bucket = self.engine, request.sampling_bucket
+        last = _LastChoice(
+            self._log.last_choice(
+                request.task, its.target_revision, its.device, bucket, until=self._at, running=request.batch
+            )
+        )
+        session = DecisionSession(
+            its.target_revision,
+            its.engine,
+            self.snapshot,
+            posteriors=self.posteriors,
+            choices=last,
+            budgets=None,
+            costs=lambda: self.costs,
+            drafters=lambda: self.drafters,
+            limits=self.limits,
+            num_slots=self._settings.worker.batch_size if self._settings.models.target.engine == "own" else 0,
+        )
+        task = self._settings.tasks.get(request.task) or TaskSettings()
+        subject, jobs, rules = _asked(self.snapshot, self.drafters, task, request)
+        (decision,) = session.decide(subject, jobs, rules, num_running=request.batch, now=self._at)
+        context = session.context(subject, jobs, rules, num_running=request.batch, now=self._at)
+        return _Decided(decision, context, session.evidence_key(subject, jobs), last.setting)
+
+
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    decision: Decision
+    context: DecisionContext
+    key: EvidenceKey
+    incumbent: DraftSetting | None
+
+
+def usual_request(
+    figures: TaskFigures, settings: Settings, at: datetime, *, is_now: bool, segment: str = ""
+) -> ExplainRequest:
+    """What is asked where nothing else is: the load and the sampling settings that most of the task's traffic had.
+
+    Without traffic in the day before, the worker's batch size and greedy decoding.
+    """
+    seen = figures.decoded
+    batch, bucket = (settings.worker.batch_size, "greedy") if seen is None else (seen.running, seen.sampling_bucket)
+    return ExplainRequest(figures.task, segment, batch, bucket, at, is_now)
+
+
+def next_jobs(
+    database: Database, settings: Settings, figures: Iterable[TaskFigures], at: datetime
+) -> dict[str, NextJob]:
+    """By task, what a worker would decide of the next job at the load of the day, as `explain` says it.
+
+    Empty before the first calibration.
+    """
+    try:
+        worker = AsAWorker(database, settings, at, is_now=True)
+    except AlphaloopError:
+        return {}
+    found = {}
+    for one in figures:
+        request = usual_request(one, settings, at, is_now=True)
+        found[one.task] = _next_job(worker.decide(request).decision, request)
+    return found
+
+
+def _next_job(made: Decision, request: ExplainRequest) -> NextJob:
+    its = made.mode.value, made.drafter, made.num_draft_tokens, made.reason.value, made.explanation
+    return NextJob(*its, request.batch, request.sampling_bucket)
+
+
+def tasks_now(database: Database, settings: Settings, window: timedelta = WINDOW) -> list[TaskNow]:
+    """Every task with a job in the window before now, by name: what was done, and what its next job would do.
+
+    The next job is decided at the load of the last day, whatever the window.
+    """
+    found, now = Overview(database).tasks_now(window), datetime.now(UTC)
+    of_day: Mapping[str, TaskFigures] = {one.task: one for one in found}
+    if window != WINDOW:
+        of_day = task_figures(database)
+    coming = next_jobs(database, settings, [of_day.get(one.task, TaskFigures(one.task)) for one in found], now)
+    for one in found:
+        one.next_job = coming.get(one.task)
+    return found
+
 
 def explain_task(database: Database, settings: Settings, request: ExplainRequest) -> Explanation:
     """Decide as a worker on the engine that was calibrated last would.
 
     Raises AlphaloopError before the first calibration.
     """
-    engines = EngineStore(database).measured()
-    if not engines:
-        raise AlphaloopError("no worker has measured its device yet", hint="start one with `alphaloop up`")
-    engine, task, at = engines[0], request.task, request.at
-    drafters = serving(DraftRegistry(database), settings, engine.target_revision, at)
-    revisions = {drafter.name: drafter.revision for drafter in drafters}
-    costs = CostStore(database).load(engine.host, engine.device, engine.engine, engine.target_revision, revisions)
-    snapshot = _snapshot(database, settings, engine, revisions, request)
-    limits, log = settings.policy.limits(), DecisionLog(database)
-    last = _LastChoice(log.last_choice(task, engine.target_revision, engine.device, request.sampling_bucket, until=at))
-    posteriors = Posteriors(snapshot, limits)
-    session = DecisionSession(
-        engine.target_revision,
-        engine.engine,
-        snapshot,
-        posteriors=posteriors,
-        choices=last,
-        budgets=None,
-        costs=lambda: costs,
-        drafters=lambda: drafters,
-        limits=limits,
-        num_slots=settings.worker.batch_size if settings.models.target.engine == "own" else 0,
-    )
-    subject, jobs, rules = _asked(snapshot, drafters, settings.tasks.get(task) or TaskSettings(), request)
-    (decision,) = session.decide(subject, jobs, rules, num_running=request.batch, now=at)
-    wanted = session.evidence_key(subject, jobs)
-    found = {drafter.name: evidence(snapshot, posteriors, wanted, drafter, at, limits) for drafter in drafters}
+    task, at = request.task, request.at
+    worker = AsAWorker(database, settings, at, is_now=request.is_now, task=task)
+    engine, drafters, made = worker.engine, worker.drafters, worker.decide(request)
+    found = {
+        drafter.name: evidence(worker.snapshot, worker.posteriors, made.key, drafter, at, worker.limits)
+        for drafter in drafters
+    }
     window = timedelta(days=settings.worker.history_days)
     ways = TrafficStore(database).ways(
         task, engine.target_revision, engine.engine, engine.device, request.sampling_bucket, at - window, at
@@ -127,19 +222,19 @@ def explain_task(database: Database, settings: Settings, request: ExplainRequest
     return Explanation(
         request=request,
         engine=engine,
-        context=session.context(subject, jobs, rules, num_running=request.batch, now=at),
-        prompt_bucket=wanted.prompt_bucket,
+        context=made.context,
+        prompt_bucket=made.key.prompt_bucket,
         drafters=drafters,
         evidence=found,
-        segments=frozenset(snapshot.segments(task)),
-        costs=costs,
-        incumbent=last.setting,
-        decision=decision,
+        segments=frozenset(worker.snapshot.segments(task)),
+        costs=worker.costs,
+        incumbent=made.incumbent,
+        decision=made.decision,
         measured=measured(_speedup(database, request), ways, ExpectationStore(database).shown(at, task)),
         figures=figures_of(database, task, None if request.is_now else at),
         window=window,
         explore_share=settings.policy.explore_share,
-        changes=log.latest(task, NUM_CHANGES, until=at),
+        changes=DecisionLog(database).latest(task, NUM_CHANGES, until=at),
     )
 
 
@@ -170,17 +265,17 @@ def _snapshot(
     settings: Settings,
     engine: MeasuredEngine,
     revisions: Mapping[str, str],
-    request: ExplainRequest,
+    at: datetime,
+    task_then: str | None,
 ) -> EvidenceSnapshot:
+    """The evidence of all tasks now; with `task_then`, rebuilt as it was at that moment."""
     half_life = timedelta(days=settings.worker.history_half_life_days)
-    pairs = ExpectationStore(database).newest(engine.target_revision, engine.engine, engine.device, until=request.at)
+    pairs = ExpectationStore(database).newest(engine.target_revision, engine.engine, engine.device, until=at)
     errors = ExpectationErrors(half_life, pairs)
-    if request.is_now:
+    if task_then is None:
         rows = AcceptanceStateStore(database).read(engine.target_revision, engine.engine, revisions).rows
         return EvidenceSnapshot(half_life, {row.key: row.evidence for row in rows}, errors)
-    past = PastStore(database).evidence_by_key(
-        engine.target_revision, engine.engine, request.at, half_life, task=request.task
-    )
+    past = PastStore(database).evidence_by_key(engine.target_revision, engine.engine, at, half_life, task=task_then)
     return EvidenceSnapshot(half_life, past, errors)
 
 
