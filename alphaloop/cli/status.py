@@ -111,7 +111,7 @@ def task_table(
             _jobs(now, None if waiting is None else waiting.get(now.task, 0), (ages or {}).get(now.task)),
             _drafted(now),
             _acceptance(now),
-            "\n".join(filter(None, (figure(now.measured), load(now.measured)))),
+            _speedup(now),
             _next(now),
         )
     return shown
@@ -141,6 +141,11 @@ def _drafted(now: TaskNow) -> str:
 def _acceptance(now: TaskNow) -> str:
     """α₁ with its drafter, which may be another than that of the next job."""
     return "\n".join(filter(None, (share_with_interval(now.alpha_1), now.alpha_drafter)))
+
+
+def _speedup(now: TaskNow) -> str:
+    its = now.measured
+    return figure(its) if its is None else f"{figure(its)}\n{its.drafter}, {load(its)}"
 
 
 def _next(now: TaskNow) -> str:

@@ -125,8 +125,7 @@ def _speedup(line: Mapping[str, Any]) -> str:
     if bounds is None or measured["verdict"] == Verdict.NO_VERDICT_YET:
         return NO_VERDICT
     found = f"{share(bounds['mean'])} [{share(bounds['low'])} {share(bounds['high'])}]"
-    another = "" if measured["drafter"] == line["drafter"] else f"{measured['drafter']}, "
-    return f"{found}\n{another}{draft_lengths(lengths)}, {measured['mean_running']:.1f} running"
+    return f"{found}\n{measured['drafter']}, {draft_lengths(lengths)}, {measured['mean_running']:.1f} running"
 
 
 def _next(line: Mapping[str, Any]) -> str:
