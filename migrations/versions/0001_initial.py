@@ -282,6 +282,13 @@ def create_evidence() -> None:
         *counts(),
         Column("num_prompt_tokens", BigInteger(), nullable=False, comment="Tokens of the prompt"),
         Column("num_tokens", BigInteger(), nullable=False, comment="Tokens generated"),
+        Column(
+            "is_cut",
+            Boolean(),
+            server_default=text("false"),
+            nullable=False,
+            comment="Whether a limit ended the text, which says only how long it is at least",
+        ),
         Column("batch_size", Integer(), nullable=False, comment="Most sequences that shared a step with it"),
         Column(
             "queue_s", Double(), nullable=False, comment="Seconds from the Kafka timestamp to the start of decoding"
@@ -325,6 +332,11 @@ def create_evidence() -> None:
         *counts(),
         Column("num_prompt_tokens", BigInteger(), nullable=False, comment="Tokens of the prompt"),
         Column("num_output_tokens", BigInteger(), nullable=False, comment="Tokens of the whole text"),
+        Column(
+            "is_cut",
+            Boolean(),
+            comment="The same of a row that counts for the job's length; null where another row of the job does",
+        ),
         CheckConstraint(
             "array_ge(proposed, trials) AND array_ge(trials, accepts)", name=op.f("ck_evidence_rows_counts_ordered")
         ),
@@ -504,6 +516,7 @@ def create_rollup(name: str, bucket: str) -> None:
         whole("num_cropped", "rounds + accepted - tokens"),
         whole("num_prompt_tokens", "Tokens of prompts"),
         whole("num_tokens", "Tokens generated"),
+        whole("num_cut", "Of the jobs, texts that a limit ended; shadows have none"),
         whole("rounds_sq", "Sum over jobs of rounds², for the variance over jobs"),
         whole("tokens_sq", "Sum over jobs of tokens²"),
         whole("rounds_tokens", "Sum over jobs of rounds · tokens"),
