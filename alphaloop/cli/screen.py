@@ -76,7 +76,7 @@ def progress() -> bars.Progress:
     return bars.Progress(
         bars.SpinnerColumn(),
         bars.TextColumn("{task.description}"),
-        bars.BarColumn(bar_width=30),
+        bars.BarColumn(bar_width=16),
         bars.MofNCompleteColumn(),
         bars.TimeElapsedColumn(),
         bars.TextColumn("left"),

@@ -181,7 +181,7 @@ def _worker_line(one: SeenWorker) -> str:
     silent = "" if silence_s < _SILENT_S else f"; silent for {_age(silence_s)}"
     return (
         f"worker {load.owner}: decodes in {len(load.tokens)} of {load.num_slots} slots{speed}, "
-        f"{load.num_waiting} more taken from Kafka ({load.target} on {load.device}){silent}"
+        f"{load.num_waiting} more read from Kafka, which are waiting or held above ({load.target} on {load.device}){silent}"
     )
 
 

@@ -202,7 +202,10 @@ def _probes(report: Report) -> list[str]:
         lines += textwrap.wrap(
             f"Held back by the budget {budget}: {waiting}.", WIDTH, initial_indent="  ", subsequent_indent="    "
         )
-    return [*(lines or ["  None was due: every task and drafter has fresh evidence."]), f"  {probe_spend(report)}"]
+    return [
+        *(lines or ["  None was due: every drafter of a task with a probe set has fresh evidence."]),
+        f"  {probe_spend(report)}",
+    ]
 
 
 def _drafts(report: Report) -> list[str]:
