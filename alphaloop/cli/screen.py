@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rich import progress as bars
-from rich.cells import cell_len
+from rich.cells import cell_len, chop_cells
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
@@ -147,9 +147,15 @@ def _widths(texts: Sequence[Sequence[str]], fixed: Sequence[int], room: int) -> 
     if sum(wide) <= room:
         return wide
     whole = [_least(texts, fixed, unit, room) for unit in (_WORD, _APART)]
-    broken = [_least(texts, fixed, _APART, most) for most in range(room // 2, 0, -2)]
-    fitting = [its for its in whole if sum(its) <= room] or [its for its in broken if sum(its) <= room][:_NUM_TRIED]
-    fitting = fitting or broken[-1:]
+    fitting = [its for its in whole if sum(its) <= room]
+    if not fitting:
+        # Names are broken at their marks; words without any only where they would fill half of the window.
+        words = (part for its in texts for t in its for found in _APART.findall(t) for part in _PART.findall(found))
+        longest = max((n for word in words if (n := cell_len(word)) <= room // 2), default=1)
+        broken = [_least(texts, fixed, _APART, most) for most in (*range(room // 2, longest, -2), longest)]
+        last = [_least(texts, fixed, _APART, most) for most in range(longest, 0, -1)]
+        fitting = [its for its in broken if sum(its) <= room][:_NUM_TRIED]
+        fitting = fitting or [its for its in last if sum(its) <= room][:1] or last[-1:]
     filled = [_filled(texts, widths, wide, room) for widths in fitting]
     return min(filled, key=lambda widths: _height(texts, widths))
 
@@ -217,10 +223,11 @@ def _parts(word: str, most: int) -> list[str]:
     """The parts of a word between which a line may end: the word itself where it fits."""
     if cell_len(word) <= most:
         return [word]
+    parts = _PART.findall(word)
     if word.endswith("]"):
         figure, _, interval = word.partition(" [")
-        return [f"{figure} ", f"[{interval}"] if interval else [word]
-    return [part[i : i + most] for part in _PART.findall(word) for i in range(0, len(part), most)]
+        parts = [f"{figure} ", f"[{interval}"] if interval else [word]
+    return [piece for part in parts for piece in ([part] if cell_len(part) <= most else chop_cells(part, most))]
 
 
 def _broken(text: Text, width: int) -> Text:

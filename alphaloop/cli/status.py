@@ -124,9 +124,10 @@ def _jobs(now: TaskNow, num_waiting: int | None, age_s: float | None) -> str:
     if now.num_held:
         lines.append(f"{now.num_held:,} held")
     if num_waiting:
-        lines.append(f"{num_waiting:,} waiting" + ("" if age_s is None else f", oldest {_age(age_s)}"))
+        lines.append(f"{num_waiting:,} waiting")
+        lines += [] if age_s is None else [f"oldest {_age(age_s)}"]
     apart = counted_apart(now.num_probes, now.num_controls)
-    return "\n".join([*lines, *([f"apart: {apart}"] if apart else [])])
+    return "\n".join([*lines, *(f"apart: {apart}".split(", ") if apart else [])])
 
 
 def _drafted(now: TaskNow) -> str:
@@ -181,7 +182,8 @@ def _worker_line(one: SeenWorker) -> str:
     silent = "" if silence_s < _SILENT_S else f"; silent for {_age(silence_s)}"
     return (
         f"worker {load.owner}: decodes in {len(load.tokens)} of {load.num_slots} slots{speed}, "
-        f"{load.num_waiting} more read from Kafka, which are waiting or held above ({load.target} on {load.device}){silent}"
+        f"{load.num_waiting} more read from Kafka, which are waiting or held above ({load.target} on {load.device})"
+        f"{silent}"
     )
 
 

@@ -168,10 +168,11 @@ def _drift(report: Report) -> list[str]:
         return ["  None is open.", changed]
     lines = []
     for line in report.drift:
-        lines.append(
-            f"  {line.id}. {line.task}, {line.drafter}: {words(line.cause)}, {line.state}, "
+        head = (
+            f"{line.id}. {line.task}, {line.drafter}: {words(line.cause)}, {line.state}, "
             f"since {line.opened_at:%Y-%m-%d %H:%M} UTC; {costs(line)}"
         )
+        lines += textwrap.wrap(head, WIDTH, initial_indent="  ", subsequent_indent="    ")
         for told in (line.verdict, line.action):
             lines += textwrap.wrap(told, WIDTH, initial_indent="    ", subsequent_indent="    ")
     return [*lines, changed]
