@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, Self
 
+from alphaloop.wording import named
+
 #: Shares of loads are told apart where they differ by more.
 _MARGIN: Final = 0.1
 #: A load with a smaller share of the rounds is not told.
@@ -136,11 +138,6 @@ def percent(share: float | None) -> str:
     return ">99%" if 0.995 <= share < 1 else f"{share:.0%}"
 
 
-def drafted(done: Decoded | None) -> str:
-    """`87% of rounds`: the part of the rounds that drafted; `-` where nothing was decoded."""
-    return "-" if done is None or not done.num_rounds else f"{percent(done.drafted_share)} of rounds"
-
-
 def drafted_by_load(done: Decoded | None) -> list[str]:
     """`96% at 1-2`, by the sequences that ran, lowest load first; empty where the load made no difference."""
     return [] if done is None else [f"{percent(one.drafted_share)} at {_band(one)}" for one in done.differing_loads]
@@ -159,10 +156,8 @@ def drafted_sentence(done: Decoded | None) -> str:
 
 
 def setting(one: NextJob | None) -> str:
-    """`lookup k 12`, `vanilla`; `-` where nobody can say."""
-    if one is None:
-        return "-"
-    return f"{one.drafter} k {one.num_draft_tokens}" if one.drafter else one.mode
+    """`lookup k=12`, `vanilla`; `-` where nobody can say."""
+    return "-" if one is None else named(one.drafter, one.num_draft_tokens)
 
 
 def at_load(one: NextJob | None) -> str:

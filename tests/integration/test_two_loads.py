@@ -148,5 +148,5 @@ def test_every_screen_says_what_was_done_and_what_would_be_done(
 def test_the_next_job_alone_would_be_drafted(chat: Database, cli: Cli, settings: Settings) -> None:
     """The same task, asked at the other load: the answer is labelled with it."""
     explained = cli("explain", "chat", "--batch", "1")
-    assert explained.out.splitlines()[0].startswith("chat, next job: lookup k ")
+    assert explained.out.splitlines()[0].startswith("chat, next job: lookup k=")
     assert "at 1 running" in explained.out.splitlines()[0]
