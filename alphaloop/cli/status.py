@@ -127,7 +127,7 @@ def _jobs(now: TaskNow, num_waiting: int | None, age_s: float | None) -> str:
         lines.append(f"{num_waiting:,} waiting")
         lines += [] if age_s is None else [f"oldest {_age(age_s)}"]
     apart = counted_apart(now.num_probes, now.num_controls)
-    return "\n".join([*lines, *(f"apart: {apart}".split(", ") if apart else [])])
+    return "\n".join([*lines, *([f"apart: {apart}"] if apart else [])])
 
 
 def _drafted(now: TaskNow) -> str:

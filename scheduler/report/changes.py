@@ -94,8 +94,10 @@ def _choices(before: Sequence[TaskLine], now: Sequence[TaskLine]) -> Iterable[Ch
         past = earlier.get(line.task)
         if past is not None and _setting(past) == _setting(line):
             continue
-        where = f" {at_load(line.next_job)}" if line.next_job else ""
-        told = f"The next job of {line.task} would be decoded {_setting(line)}{where}, "
+        if line.next_running is None:
+            told = f"{line.task} was last decided to be decoded {_setting(line)}, "
+        else:
+            told = f"The next job of {line.task} would be decoded {_setting(line)} {at_load(line.next_job)}, "
         told += f"before {_setting(past)}." if past is not None else "and the task was not in the last report."
         yield ChangeLine(kind=ChangeKind.CHOICE, about=line.task, sentence=told)
 

@@ -123,7 +123,7 @@ def test_a_speed_up_is_shown_once_there_is_a_verdict() -> None:
     lines = [line("code"), line("sql", measured=thin), line("math", measured=wide)]
     shown = " ".join(" ".join(rendered(final_table(lines, dict.fromkeys(("code", "sql", "math"), 8)))).split())
     assert shown.count("[1.31 1.54]") == shown.count("1.42") == 1
-    assert "k 3-12, 4.0" in shown
+    assert "3-12, 4.0" in shown
     assert shown.count("no verdict yet") == 2
 
 
