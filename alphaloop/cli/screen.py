@@ -150,7 +150,7 @@ def _widths(texts: Sequence[Sequence[str]], fixed: Sequence[int], room: int) -> 
     fitting = [its for its in whole if sum(its) <= room]
     if not fitting:
         # Names are broken at their marks; words without any only where they would fill half of the window.
-        words = (part for its in texts for t in its for found in _APART.findall(t) for part in _PART.findall(found))
+        words = (part for its in texts for t in its for found in _APART.findall(t) for part in _atoms(found))
         longest = max((n for word in words if (n := cell_len(word)) <= room // 2), default=1)
         broken = [_least(texts, fixed, _APART, most) for most in (*range(room // 2, longest, -2), longest)]
         last = [_least(texts, fixed, _APART, most) for most in range(longest, 0, -1)]
@@ -223,11 +223,15 @@ def _parts(word: str, most: int) -> list[str]:
     """The parts of a word between which a line may end: the word itself where it fits."""
     if cell_len(word) <= most:
         return [word]
-    parts = _PART.findall(word)
-    if word.endswith("]"):
-        figure, _, interval = word.partition(" [")
-        parts = [f"{figure} ", f"[{interval}"] if interval else [word]
-    return [piece for part in parts for piece in ([part] if cell_len(part) <= most else chop_cells(part, most))]
+    return [piece for part in _atoms(word) for piece in ([part] if cell_len(part) <= most else chop_cells(part, most))]
+
+
+def _atoms(word: str) -> list[str]:
+    """What a word may be broken into: a figure and its interval, or a name behind its marks."""
+    if not word.endswith("]"):
+        return _PART.findall(word)
+    figure, _, interval = word.partition(" [")
+    return [f"{figure} ", f"[{interval}"] if interval and not word.startswith("[") else [word]
 
 
 def _broken(text: Text, width: int) -> Text:

@@ -15,8 +15,8 @@ from alphaloop.messages import DecodingReport, Mode, Result, Status, Timings, Us
 from alphaloop.outcomes.reading import Refusal
 
 
-def rendered(what: Any) -> list[str]:
-    screen = Console(file=io.StringIO(), width=80)
+def rendered(what: Any, width: int = 80) -> list[str]:
+    screen = Console(file=io.StringIO(), width=width)
     screen.print(what)
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue().splitlines()
@@ -121,9 +121,9 @@ def test_a_task_without_evidence_shows_dashes() -> None:
 def test_a_speed_up_is_shown_once_there_is_a_verdict() -> None:
     thin, wide = measured("no_verdict_yet"), measured("no_verdict_yet", 1.1, 0.8, 1.5)
     lines = [line("code"), line("sql", measured=thin), line("math", measured=wide)]
-    shown = " ".join(" ".join(rendered(final_table(lines, dict.fromkeys(("code", "sql", "math"), 8)))).split())
-    assert shown.count("[1.31 1.54]") == shown.count("1.42") == 1
-    assert "3-12, 4.0" in shown
+    shown = " ".join(" ".join(rendered(final_table(lines, dict.fromkeys(("code", "sql", "math"), 8)), 200)).split())
+    assert shown.count("1.42 [1.31 1.54]") == 1
+    assert "lookup, k 3-12, 4.0 running" in shown
     assert shown.count("no verdict yet") == 2
 
 
