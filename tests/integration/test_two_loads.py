@@ -150,3 +150,18 @@ def test_the_next_job_alone_would_be_drafted(chat: Database, cli: Cli, settings:
     explained = cli("explain", "chat", "--batch", "1")
     assert explained.out.splitlines()[0].startswith("chat, next job: lookup k=")
     assert "at 1 running" in explained.out.splitlines()[0]
+
+
+def test_the_drift_page_says_what_its_none_rests_on(
+    chat: Database, settings: Settings, database_url: SecretStr, tmp_path: Path
+) -> None:
+    with console(database_url) as visitor:
+        before = visitor.get("/drift").text
+        assert "Nothing was tested yet: no run of the scheduler has ended." in before
+        report_line(chat, settings, tmp_path)
+        after = visitor.get("/drift").text
+    assert "tested the traffic of 1 task, none with a probe set, so a stale draft would not be told." in after
+    assert "had no texts to compare" in after
+    for page in (before, after):
+        assert "acceptance is where it was" not in page
+        assert "no text was wrong" not in page
