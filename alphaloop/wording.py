@@ -8,12 +8,12 @@ from alphaloop.acceptance import Interval
 
 
 def share(value: float | None) -> str:
-    """A rate between 0 and 1 in two digits, `.71`; `-` where there is none."""
-    return "-" if value is None else f"{value:.2f}".removeprefix("0")
+    """A share or a ratio in two digits, `0.71`; `-` where there is none."""
+    return "-" if value is None else f"{value:.2f}"
 
 
 def share_with_interval(interval: Interval | None) -> str:
-    """`.71 [.64 .77]`, or `-`."""
+    """`0.71 [0.64 0.77]`, or `-`."""
     return "-" if interval is None else f"{share(interval.mean)} [{share(interval.low)} {share(interval.high)}]"
 
 

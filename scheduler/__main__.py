@@ -17,6 +17,7 @@ from alphaloop.claim_check.store import ContentStore
 from alphaloop.embedded.stack import with_running_stack
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.exit_codes import ExitCode
+from alphaloop.explaining.explanation import next_jobs
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.retention import longest_job_retention
 from alphaloop.kafka.topics import ensure_topics
@@ -123,6 +124,7 @@ def _scheduler(
         change_jobs=settings.policy.change_jobs,
         schedule_id=schedule_id,
         prices=settings.report,
+        next_jobs=lambda figures, now: next_jobs(database, settings, figures, now),
     )
 
 

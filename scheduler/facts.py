@@ -10,13 +10,14 @@ from alphaloop.probing.plan import ProbePlan
 
 @dataclass(frozen=True, slots=True)
 class SettingInForce:
-    """How a task is decoded now, by the last decision on record."""
+    """What a task's next job would do; else, with `running` None, how the task was decoded last."""
 
     mode: str
     drafter: str | None
     num_draft_tokens: int
     reason: str
     explanation: str
+    running: int | None = None  #: the load at which the next job is decided: that of the last day
 
 
 @dataclass(frozen=True, slots=True)

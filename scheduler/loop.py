@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from alphaloop.as_decoded import NextJob
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import AlphaloopError, StoreError
 from alphaloop.probing.planning import ProbePlanner
@@ -30,6 +31,7 @@ from alphaloop.store.retention import RetentionStore
 from alphaloop.store.rollups import RollupStore
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.task_figures import TaskFigures, task_figures
 from scheduler.causes.cause import Incident
 from scheduler.causes.probe_history import probe_histories
 from scheduler.counts import Counts
@@ -70,6 +72,10 @@ class RunSummary:
         return {name: kept[name] for name in kept if name.startswith("num_") or name == "headline"}
 
 
+#: What a worker would decide of the next job of each task at a moment, by task.
+NextJobs = Callable[[Sequence[TaskFigures], datetime], Mapping[str, NextJob]]
+
+
 class Scheduler:
     """Measures: reads the counts of decoded jobs, tests for drift, sends probes, reports. It never decodes."""
 
@@ -89,8 +95,11 @@ class Scheduler:
         change_jobs: float,
         schedule_id: str = SCHEDULE_ID,
         prices: ReportSettings | None = None,
+        next_jobs: NextJobs | None = None,
     ) -> None:
         """`tasks` are those that workers know; `change_jobs` is the policy's prior for the jobs between two changes.
+
+        `next_jobs` decides as a worker would, by task; without it, choices are those of the log.
 
         `message_retention` asks the broker how long a message of a jobs topic may still be read. `contents`
         holds texts and prompts outside Postgres; None where no store is configured. Without `prices` no cost is shown.
@@ -118,6 +127,7 @@ class Scheduler:
             Retention(RetentionStore(database), settings, report_folder, message_retention, contents),
             settings,
         )
+        self._next_jobs, self._database = next_jobs, database
         self._reporter = Reporter(
             database, sender, settings, report_folder, schedule_id, flush_timeout_s, prices or ReportSettings()
         )
@@ -143,12 +153,13 @@ class Scheduler:
                 self._housekeeper.keep(now)
                 self._switchback.refresh(now)
                 counts = self._read_counts(now)
-                choices = self._choices(counts)
+                figures = task_figures(self._database, now)
+                choices = self._choices(counts, figures)
                 watched = self._watch.compare_new(now)
                 judged = self._judge(counts, self._incidents.open_incidents())
                 flagged = self._flagger.flag(judged, choices, now)
                 sent = self._probe_sender.send_due(schedule_id=self._schedule_id, scheduled_for=due, now=now)
-                report, page = self._reporter.publish(counts, choices, sent, watched, flagged)
+                report, page = self._reporter.publish(counts, figures, choices, sent, watched, flagged)
         except Exception as error:
             self._metrics.run_failed()
             self._note_failure(due, error, now)
@@ -213,8 +224,8 @@ class Scheduler:
             accepted,
         )
 
-    def _choices(self, counts: Counts) -> dict[str, SettingInForce]:
-        """The choice in force by task, from the log of decisions; where nothing was chosen, the last setting used."""
+    def _choices(self, counts: Counts, figures: Mapping[str, TaskFigures]) -> dict[str, SettingInForce]:
+        """What the next job would do, by task; where nobody can say, the last choice logged or setting used."""
         found = {}
         for task in counts.tasks:
             used = counts.last_used(task)
@@ -224,6 +235,12 @@ class Scheduler:
                 made = change.after
                 found[task] = SettingInForce(
                     made.mode, made.drafter, made.num_draft_tokens, change.reason, change.explanation
+                )
+        if self._next_jobs is not None:
+            asked = [figures.get(task) or TaskFigures(task) for task in sorted({*counts.tasks, *figures})]
+            for task, its in self._next_jobs(asked, counts.now).items():
+                found[task] = SettingInForce(
+                    its.mode, its.drafter, its.num_draft_tokens, its.reason, its.explanation, its.running
                 )
         return found
 

@@ -22,7 +22,7 @@ from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.server_identities import ServerIdentityStore
 from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.task_figures import begin_of, task_figures
+from alphaloop.store.task_figures import TaskFigures, begin_of
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.counts import Counts
 from scheduler.facts import SentProbes, SettingInForce
@@ -75,6 +75,7 @@ class Reporter:
     def publish(
         self,
         counts: Counts,
+        figures: Mapping[str, TaskFigures],
         choices: Mapping[str, SettingInForce],
         sent: SentProbes,
         watched: Watched,
@@ -84,7 +85,7 @@ class Reporter:
         measured = self._switchback.shown(counts.now)
         report = build_report(
             counts,
-            task_figures(self._database, counts.now),
+            figures,
             choices,
             self._drafts.all(),
             self._events.open_events(),

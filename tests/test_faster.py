@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from alphaloop.acceptance import Interval
+from alphaloop.as_decoded import NextJob
 from alphaloop.cli.status import task_table
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
@@ -92,7 +93,7 @@ def of_report(reason: Reason, measured: TaskSpeedup | None) -> Report:
 
 def page_cell(html: str) -> str:
     """The reason, in the table of tasks."""
-    found = re.search(r'<td class="why" data-label="Reason">(.*?)</td>', html, re.DOTALL)
+    found = re.search(r'<td class="why" data-label="Next job">(.*?)</td>', html, re.DOTALL)
     assert found
     return found.group(1)
 
@@ -100,11 +101,12 @@ def page_cell(html: str) -> str:
 @settings(max_examples=50)
 @given(reason=st.sampled_from(list(Reason)), measured=speedups())
 def test_every_table_says_faster_of_what_was_measured_faster(reason: Reason, measured: TaskSpeedup | None) -> None:
-    now = TaskNow("code", mode="speculative", drafter="lookup", num_draft_tokens=8, reason=reason, measured=measured)
+    coming = NextJob("speculative", "lookup", 8, reason, "", 4, "greedy")
+    now = TaskNow("code", next_job=coming, measured=measured)
     report = of_report(reason, measured)
     said = {
         "status": rendered(task_table([now], None)),
-        "report": "\n".join(line for line in render_text(report).splitlines() if line.startswith("code ")),
+        "report": render_text(report).split("\nNext job,")[1].split("\n\n")[0],
         "report, page": page_cell(render_page(report)),
         "demo": rendered(final_table([task.model_dump(mode="json") for task in report.tasks], {"code": 1})),
     }
@@ -127,7 +129,8 @@ def test_explain_opens_without_a_gain_that_was_not_measured(measured: TaskSpeedu
     decision = Decision(Mode.SPECULATIVE, "lookup", "r", 8, Reason.FASTER, "", (way,))
     parts = {
         "decision": decision,
-        "request": SimpleNamespace(task="code"),
+        "request": SimpleNamespace(task="code", is_now=True),
+        "recorded": None,
         "measured": SimpleNamespace(speedup=measured),
     }
     _, brought = opening(cast(Explanation, SimpleNamespace(**parts)))

@@ -7,10 +7,9 @@ from dataclasses import asdict
 from typing import Final
 
 import typer
-from rich.table import Table
 
 from alphaloop.cli.carrying_out import carry_out
-from alphaloop.cli.screen import note, out, print_json, table
+from alphaloop.cli.screen import FittedTable, note, out, print_json, table
 from alphaloop.commands.orders import CalibrateOrder
 from alphaloop.commands.reports import Calibration
 from alphaloop.cost import CostKind, CostPoint
@@ -56,7 +55,7 @@ def show(found: Calibration) -> None:
     note(f"{len(found.points)} shapes in {found.seconds:.0f} s, the loading of the model included; {stored}")
 
 
-def _rounds_table(points: Sequence[CostPoint]) -> Table:
+def _rounds_table(points: Sequence[CostPoint]) -> FittedTable:
     """The times of rounds."""
     widths = sorted({point.width for point in points})
     columns = [f"w={width}" for width in widths]
@@ -73,7 +72,7 @@ def _rounds_table(points: Sequence[CostPoint]) -> Table:
     return made
 
 
-def _prompts_table(points: Sequence[CostPoint]) -> Table:
+def _prompts_table(points: Sequence[CostPoint]) -> FittedTable:
     made = table("what", "tokens", "ms", "ms/token", right=["tokens", "ms", "ms/token"])
     for point in sorted(points, key=lambda p: (p.drafter or "", p.width)):
         made.add_row(point.drafter or "target", str(point.width), _ms(point.ms), f"{point.ms / point.width:.3f}")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rich.table import Table
-
-from alphaloop.cli.screen import out, table
+from alphaloop.cli.screen import FittedTable, out, table
 from alphaloop.draft_card import DraftCard, Measured, best_length
 from alphaloop.wording import share
 
@@ -40,6 +38,6 @@ def show(card: DraftCard, folder: Path) -> None:
     )
 
 
-def _row(shown: Table, name: str, measured: Measured) -> None:
+def _row(shown: FittedTable, name: str, measured: Measured) -> None:
     alphas = [*measured.alphas(), None, None, None, None][:4]
     shown.add_row(name, str(measured.num_texts), *map(share, alphas), share(measured.overlap()))

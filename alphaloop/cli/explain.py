@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
@@ -15,13 +16,14 @@ from alphaloop.cli.screen import print_json
 from alphaloop.deciding.recorded import NotReproducible
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.explaining.document import document
-from alphaloop.explaining.explanation import ExplainRequest, Explanation, explain_task
+from alphaloop.explaining.explanation import ExplainRequest, Explanation, explain_task, usual_request
 from alphaloop.explaining.recorded import explain_recorded
 from alphaloop.moments import moment
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.past import PastStore
 from alphaloop.store.past_decisions import PastDecisions
+from alphaloop.store.task_figures import figures_of
 
 EXAMPLE: Final = """\
 alphaloop explain code --batch 4
@@ -42,9 +44,13 @@ def explain(
         None, help="The last decision up to a time: 2026-09-01T12:00 (UTC), or 90m, 2h, 3d ago."
     ),
     batch: int | None = typer.Option(
-        None, min=1, help="Batch size; the workers', if not given. With --at: what would have been decided."
+        None,
+        min=1,
+        help="Batch size; if not given, the usual one of the last day. With --at: what would have been decided.",
     ),
-    sampling: str = typer.Option("greedy", help="Sampling bucket: greedy, t<=0.5, t<=1.0 …"),
+    sampling: str | None = typer.Option(
+        None, help="Sampling bucket: greedy, t<=0.5, t<=1.0 …; if not given, that of most jobs of the last day."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
 ) -> None:
     """Show how a task is decoded, and why.
@@ -57,7 +63,7 @@ def explain(
         raise typer.BadParameter("expected either a task or --job: alphaloop explain code, alphaloop explain --job ID")
     now = datetime.now(UTC)
     when = now if at is None else moment(at, now, "--at")
-    if not _BUCKET.fullmatch(sampling):
+    if sampling is not None and not _BUCKET.fullmatch(sampling):
         raise ConfigError(
             f"--sampling: expected a sampling bucket, found {sampling[:60]!r}",
             hint="greedy, t<=0.5, t<=1.0 or t>1.0; with ,cut ,seeded ,adjusted where it applies",
@@ -68,7 +74,9 @@ def explain(
             found = _explain_job(database, settings, job)
         elif task is not None:
             check_task(database, settings, task)
-            request = ExplainRequest(task, segment, batch or 0, sampling, when, at is None)
+            figures = figures_of(database, task, None if at is None else when)
+            usual = usual_request(figures, when, is_now=at is None, segment=segment)
+            request = replace(usual, batch=batch or usual.batch, sampling_bucket=sampling or usual.sampling_bucket)
             found = (None if at is None or batch else _last_recorded(database, settings, request)) or explain_task(
                 database, settings, request
             )

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
 from rich import progress as bars
-from rich.console import Console
+from rich.cells import cell_len, chop_cells
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +20,17 @@ from alphaloop.errors import AlphaloopError, MessageError
 
 #: Tables must be readable in a pipe and in a narrow window alike.
 PIPE_WIDTH: Final = 100
+#: Between two columns of a table.
+_GAP: Final = 2
+#: Ways to break long names that are tried: more would break short words too.
+_NUM_TRIED: Final = 8
+#: Rows by which widths are chosen: the others fit too, perhaps in more lines.
+_ROWS_WEIGHED: Final = 40
+_WORD: Final = re.compile(r"(?:\S+ )?\[[^\]\n]*\]|\S+")
+#: The same where figures and intervals are apart.
+_APART: Final = re.compile(r"\[[^\]\n]*\]|\S+")
+#: What a long name may be broken into.
+_PART: Final = re.compile(r"[^_\-./:,]*[_\-./:,]+|[^_\-./:,]+")
 
 
 def out() -> Console:
@@ -62,7 +76,7 @@ def progress() -> bars.Progress:
     return bars.Progress(
         bars.SpinnerColumn(),
         bars.TextColumn("{task.description}"),
-        bars.BarColumn(bar_width=30),
+        bars.BarColumn(bar_width=16),
         bars.MofNCompleteColumn(),
         bars.TimeElapsedColumn(),
         bars.TextColumn("left"),
@@ -74,14 +88,160 @@ def progress() -> bars.Progress:
     )
 
 
-def table(*columns: str, right: Sequence[str] = (), title: str | None = None) -> Table:
+class FittedTable:
+    """A table that fits its window: cells are broken between words, and long names after `_`, `-`, `.` or `/`.
+
+    A figure and its interval in brackets are one word where they fit. Text is shown as it is: a string holds no markup.
+    """
+
+    def __init__(self, columns: Sequence[str], right: Sequence[str], title: str | None) -> None:
+        self._title = title
+        self._columns = [(name, name in right) for name in columns]
+        self._rows: list[tuple[Sequence[RenderableType], str]] = []
+        self._sections: set[int] = set()
+
+    def add_row(self, *cells: RenderableType, style: str = "") -> None:
+        """A row; cells that are neither a string nor a Text keep their width."""
+        self._rows.append((cells, style))
+
+    def add_section(self) -> None:
+        """A gap below the last row."""
+        self._sections.add(len(self._rows))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Give every column its width, then render."""
+        header: list[RenderableType] = [Text(name) for name, _ in self._columns]
+        rows = [[Text(cell) if isinstance(cell, str) else cell for cell in cells] for cells, _ in self._rows]
+        by_column = list(zip(header, *rows, strict=True))
+        fixed = [
+            max((Measurement.get(console, options, c).maximum for c in its if not isinstance(c, Text)), default=0)
+            for its in by_column
+        ]
+        texts = [[cell.plain for cell in its if isinstance(cell, Text)] for its in by_column]
+        widths = _widths(texts, fixed, options.max_width - _GAP * (len(texts) - 1))
+        made = Table(title=self._title, title_justify="left", box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+        for (name, is_right), width in zip(self._columns, widths, strict=True):
+            made.add_column(
+                _broken(Text(name, "bold"), width), justify="right" if is_right else "left", width=width, no_wrap=True
+            )
+        for number, (cells, (_, style)) in enumerate(zip(rows, self._rows, strict=True)):
+            if number in self._sections:
+                made.add_section()
+            shown = [_broken(c, w) if isinstance(c, Text) else c for c, w in zip(cells, widths, strict=True)]
+            made.add_row(*shown, style=style or None)
+        yield made
+
+
+def table(*columns: str, right: Sequence[str] = (), title: str | None = None) -> FittedTable:
     """A plain table; the columns named in `right` hold figures."""
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        # In a narrow window the name of a row stays whole and the other columns shrink.
-        is_name = column == columns[0]
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold", no_wrap=is_name)
-    return made
+    return FittedTable(columns, right, title)
+
+
+def _widths(texts: Sequence[Sequence[str]], fixed: Sequence[int], room: int) -> list[int]:
+    """Widths of columns with these cells, `room` together at most; `fixed` are their least widths.
+
+    No column is narrower than its longest word while the window has room for that; else long names are broken, so that
+    the table has fewest lines. What is left over goes to the columns that lack most.
+    """
+    wide = _least(texts, fixed, re.compile(r".+"), room)
+    if sum(wide) <= room:
+        return wide
+    whole = [_least(texts, fixed, unit, room) for unit in (_WORD, _APART)]
+    fitting = [its for its in whole if sum(its) <= room]
+    if not fitting:
+        # Names are broken at their marks; words without any only where they would fill half of the window.
+        words = (part for its in texts for t in its for found in _APART.findall(t) for part in _atoms(found))
+        longest = max((n for word in words if (n := cell_len(word)) <= room // 2), default=1)
+        broken = [_least(texts, fixed, _APART, most) for most in (*range(room // 2, longest, -2), longest)]
+        last = [_least(texts, fixed, _APART, most) for most in range(longest, 0, -1)]
+        fitting = [its for its in broken if sum(its) <= room][:_NUM_TRIED]
+        fitting = fitting or [its for its in last if sum(its) <= room][:1] or last[-1:]
+    filled = [_filled(texts, widths, wide, room) for widths in fitting]
+    return min(filled, key=lambda widths: _height(texts, widths))
+
+
+def _least(texts: Sequence[Sequence[str]], fixed: Sequence[int], unit: re.Pattern[str], most: int) -> list[int]:
+    """Width of each column's longest unit, where units longer than `most` are broken."""
+    return [
+        max([n, *(cell_len(part) for t in its for found in unit.findall(t) for part in _parts(found, most))])
+        for its, n in zip(texts, fixed, strict=True)
+    ]
+
+
+def _filled(texts: Sequence[Sequence[str]], widths: Sequence[int], wide: Sequence[int], room: int) -> list[int]:
+    """The widths with what is left of the room: each step widens the column that makes most rows tall."""
+    filled, rows = list(widths), _rows(texts)
+    heights = [[_num_lines(cell, width) for cell in its] for its, width in zip(rows, filled, strict=True)]
+    while sum(filled) < min(room, sum(wide)):
+        tallest = [max(its) for its in zip(*heights, strict=True)]
+        blame = [
+            (has < wants, sum(h for h, most in zip(its, tallest, strict=True) if h == most > 1), wants - has)
+            for has, wants, its in zip(filled, wide, heights, strict=True)
+        ]
+        chosen = max(range(len(filled)), key=blame.__getitem__)
+        filled[chosen] += 1
+        heights[chosen] = [_num_lines(cell, filled[chosen]) for cell in rows[chosen]]
+    return filled
+
+
+def _rows(texts: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    """By column, the cells that widths are chosen by; a column that holds something else has empty ones."""
+    most = min(_ROWS_WEIGHED, max(map(len, texts)))
+    return [its[:most] if len(its) >= most else [""] * most for its in texts]
+
+
+def _height(texts: Sequence[Sequence[str]], widths: Sequence[int]) -> int:
+    """Lines of the rows together."""
+    lines = [[_num_lines(cell, w) for cell in its] for its, w in zip(_rows(texts), widths, strict=True)]
+    return sum(map(max, zip(*lines, strict=True)))
+
+
+def _num_lines(text: str, width: int) -> int:
+    """Lines that a cell takes in a column of this width."""
+    return sum(len(_lines(line, width)) for line in text.split("\n"))
+
+
+def _lines(line: str, width: int) -> list[tuple[int, int]]:
+    """Where the lines begin and end into which a line is broken."""
+    if cell_len(line) <= width:
+        return [(0, len(line))]
+    found: list[tuple[int, int]] = []
+    begin = end = -1  # of the line that is being filled; nothing is in it yet
+    for word in _WORD.finditer(line):
+        at = word.start()
+        for part in _parts(word.group(), width):
+            if begin >= 0 and cell_len(line[begin : at + len(part)].rstrip()) > width:
+                found.append((begin, end))
+                begin = -1
+            begin = at if begin < 0 else begin
+            at += len(part)
+            end = at
+    return [*found, (begin, end)] if begin >= 0 else [(0, 0)]
+
+
+def _parts(word: str, most: int) -> list[str]:
+    """The parts of a word between which a line may end: the word itself where it fits."""
+    if cell_len(word) <= most:
+        return [word]
+    return [piece for part in _atoms(word) for piece in ([part] if cell_len(part) <= most else chop_cells(part, most))]
+
+
+def _atoms(word: str) -> list[str]:
+    """What a word may be broken into: a figure and its interval, or a name behind its marks."""
+    if not word.endswith("]"):
+        return _PART.findall(word)
+    figure, _, interval = word.partition(" [")
+    return [f"{figure} ", f"[{interval}"] if interval and not word.startswith("[") else [word]
+
+
+def _broken(text: Text, width: int) -> Text:
+    """The text in lines of this width."""
+    lines = []
+    for line in text.split("\n", allow_blank=True):
+        for begin, end in _lines(line.plain, width):
+            lines.append(line[begin:end])
+            lines[-1].rstrip()
+    return Text("\n").join(lines)
 
 
 def _console(file: Any) -> Console:

@@ -10,35 +10,34 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 import typer
-from rich.table import Table
 
+from alphaloop.as_decoded import at_load, drafted_by_load, percent, setting
 from alphaloop.cli.children import LogFollower, child_log, field_of
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import connected_settings
-from alphaloop.cli.screen import note, out, paragraph, print_json, table
+from alphaloop.cli.screen import FittedTable, note, out, paragraph, print_json, table
 from alphaloop.embedded.process import is_listening
 from alphaloop.embedded.stack import running_stack
 from alphaloop.errors import BrokerError
+from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.backlog import unfinished
 from alphaloop.settings import Settings
 from alphaloop.store.claims import RUNNING
 from alphaloop.store.expectations import ExpectationStore
 from alphaloop.store.incidents import IncidentStore, OpenIncident
-from alphaloop.store.overview import Overview, TaskNow, waits, with_waiting
+from alphaloop.store.overview import TaskNow, waits, with_waiting
 from alphaloop.store.task_figures import begin_of
 from alphaloop.store.workers import SeenWorker, WorkerStore
 from alphaloop.switchback.reliability import by_drafter, reliability
 from alphaloop.switchback.wording import (
-    another,
     computed,
-    control,
     draft_lengths,
     expectations_of_all,
     figure,
     load,
     why,
 )
-from alphaloop.wording import counted_apart, counts, rate, share, share_with_interval
+from alphaloop.wording import counted_apart, rate, share_with_interval
 
 #: A worker says every two seconds what it does; one that is silent for so long may be in a long step, or dead.
 _SILENT_S: Final = 15.0
@@ -52,15 +51,17 @@ def status(
     hours: float = typer.Option(24.0, min=0.01, help="How far back to look, to the full hour."),
     as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
 ) -> None:
-    """Show every task, its jobs, how they are decoded, and the measured speed-up; and every worker with its load.
+    """Show every task: its jobs, how they were decoded, the measured speed-up, what the next job would do; and workers.
 
-    `waits` counts jobs that no worker has claimed, with the age of the oldest; of more than 1000 in a partition it
-    counts offsets, transactions' markers too. `held` counts those that a worker has claimed; `ended` those of traffic,
-    with the number of probes and controls below.
+    Of jobs, `waiting` counts those that no worker has claimed, with the age of the oldest; of more than 1000 in a
+    partition it counts offsets, transactions' markers too. `held` counts those that a worker has claimed; the others
+    are traffic that ended. `rounds drafted` is the share of the traffic's rounds in which a drafter was asked, by load
+    where that made a difference. `next job` is what `alphaloop explain` says: what would be decided now at the usual
+    load of the last day.
     """
     settings = connected_settings(context)
     with open_database(settings) as database:
-        tasks = Overview(database).tasks_now(timedelta(hours=hours))
+        tasks = tasks_now(database, settings, timedelta(hours=hours))
         incidents = IncidentStore(database).open_incidents()
         pairs = ExpectationStore(database).shown(datetime.now(UTC))
         compared = [reliability(its) for its in by_drafter(pairs).values()]
@@ -106,57 +107,65 @@ def status(
 
 def task_table(
     tasks: Sequence[TaskNow], waiting: dict[str, int] | None, ages: Mapping[str, float] | None = None
-) -> Table:
-    """One row a task, for a terminal of 100 columns. `ages`: seconds since the oldest unfinished job was sent."""
-    shown = table(
-        "task",
-        "waits",
-        "held",
-        "ended",
-        "mode",
-        "k",
-        "α₁ [95 %]",
-        "α",
-        "speed-up [95 %]",
-        "reason",
-        right=["waits", "held", "k", "α"],
-    )
+) -> FittedTable:
+    """One row a task, for a terminal of 80 columns. `ages`: seconds since the oldest unfinished job was sent."""
+    shown = table("task", "jobs", "rounds drafted", "α₁ [95 %]", "speed-up [95 %]", "next job")
     for now in tasks:
         shown.add_row(
             now.task,
-            "-" if waiting is None else _waits(waiting.get(now.task, 0), (ages or {}).get(now.task)),
-            str(now.num_held),
-            _ended(now),
-            mode_of(now),
-            str(now.num_draft_tokens) if now.mode else "-",
-            _alpha_1(now),
-            f"{share(now.alpha.mean)}\n{draft_lengths(now.alpha_num_draft_tokens or ())}" if now.alpha else "-",
+            _jobs(now, None if waiting is None else waiting.get(now.task, 0), (ages or {}).get(now.task)),
+            _drafted(now),
+            _acceptance(now),
             _speedup(now),
-            why(now.reason, now.drafter, now.measured),
+            _next(now),
         )
     return shown
 
 
-def _ended(now: TaskNow) -> str:
-    """Traffic that ended, by status; probes and controls stand apart."""
-    ended = counts({status: number for status, number in now.jobs.items() if status != RUNNING})
-    return "\n".join(filter(None, (ended, counted_apart(now.num_probes, now.num_controls))))
+def _jobs(now: TaskNow, num_waiting: int | None, age_s: float | None) -> str:
+    """Traffic by status, and what waits; probes and controls stand apart."""
+    ended = {status: number for status, number in now.jobs.items() if status != RUNNING}
+    lines = [f"{number:,} {status}" for status, number in ended.items() if number] or ["none ended"]
+    if now.num_held:
+        lines.append(f"{now.num_held:,} held")
+    if num_waiting:
+        lines.append(f"{num_waiting:,} waiting")
+        lines += [] if age_s is None else [f"oldest {_age(age_s)}"]
+    apart = counted_apart(now.num_probes, now.num_controls)
+    return "\n".join([*lines, *([f"apart: {apart}"] if apart else [])])
 
 
-def _alpha_1(now: TaskNow) -> str:
-    """With the drafter, where another one is in force."""
-    drafter = now.alpha_drafter if now.alpha_drafter != now.drafter else None
-    return "\n".join(filter(None, (share_with_interval(now.alpha_1), drafter)))
+def _drafted(now: TaskNow) -> str:
+    done = now.decoded
+    if done is None:
+        return "-"
+    lengths = draft_lengths(done.num_draft_tokens or ())
+    told = f"{percent(done.drafted_share)}, {lengths}" if lengths else percent(done.drafted_share)
+    return "\n".join([told, *drafted_by_load(done)])
+
+
+def _acceptance(now: TaskNow) -> str:
+    """α₁ with its drafter, which may be another than that of the next job."""
+    return "\n".join(filter(None, (share_with_interval(now.alpha_1), now.alpha_drafter)))
 
 
 def _speedup(now: TaskNow) -> str:
     its = now.measured
-    return "\n".join(filter(None, (figure(its), another(its, now.drafter), load(its), control(its))))
+    return figure(its) if its is None else f"{figure(its)}\n{its.drafter}, {load(its)}"
+
+
+def _next(now: TaskNow) -> str:
+    one = now.next_job
+    return "-" if one is None else f"{setting(one)}\n{at_load(one)}\n{why(one.reason, one.drafter, now.measured)}"
 
 
 def _covers(tasks: Sequence[TaskNow], window: timedelta) -> str:
     begin = f"{begin_of(datetime.now(UTC), window):%Y-%m-%d %H:%M} UTC"
-    return f"Jobs and acceptance of traffic since {begin}. {computed(now.measured for now in tasks)}".strip()
+    told = (
+        f"Jobs, rounds and acceptance: traffic since {begin}; by the sequences that ran where that made a difference. "
+        "Next job: what would be decided now at the usual load of the last day."
+    )
+    return f"{told} {computed(now.measured for now in tasks)}".strip()
 
 
 def _waits(number: int, age_s: float | None) -> str:
@@ -179,7 +188,8 @@ def _worker_line(one: SeenWorker) -> str:
     sampling = f"\n  its generation_config.json: {load.sampling_defaults}" if load.sampling_defaults else ""
     return (
         f"worker {load.owner}: decodes in {len(load.tokens)} of {load.num_slots} slots{speed}, "
-        f"{load.num_waiting} more taken from Kafka ({load.target} on {load.device}){silent}{sampling}"
+        f"{load.num_waiting} more read from Kafka, which are waiting or held above ({load.target} on {load.device})"
+        f"{silent}{sampling}"
     )
 
 
@@ -194,11 +204,6 @@ def told_of(workers: Sequence[SeenWorker]) -> list[str]:
         counted = ", ".join(f"{revision} ({number})" for revision, number in revisions.most_common())
         found.append(f"workers serve {len(revisions)} revisions of the target: {counted}")
     return found
-
-
-def mode_of(now: TaskNow) -> str:
-    """`vanilla`, the drafter's name, or `-`."""
-    return now.drafter or now.mode or "-"
 
 
 def _incident_as_json(one: OpenIncident) -> dict[str, Any]:

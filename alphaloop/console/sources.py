@@ -11,10 +11,11 @@ from pydantic import SecretStr
 
 from alphaloop.console.remembered import Reading, Remembered
 from alphaloop.errors import ConfigError
+from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.backlog import unfinished
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.overview import Overview, TaskNow, waits
+from alphaloop.store.overview import TaskNow, waits
 
 #: The figures of tasks are those of `alphaloop status` without options.
 WINDOW: Final = timedelta(days=1)
@@ -39,7 +40,7 @@ class Sources:
 
     def tasks(self) -> Reading[Sequence[TaskNow]]:
         """Every task of the last day, by name: what `alphaloop status` shows."""
-        return self.remembered.get("tasks", lambda: Overview(self.database).tasks_now(WINDOW))
+        return self.remembered.get("tasks", lambda: tasks_now(self.database, self.settings, WINDOW))
 
     def waiting(self) -> Reading[Mapping[str, int]]:
         """By task, the jobs that no worker has claimed: what `alphaloop status` shows."""

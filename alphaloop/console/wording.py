@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from markupsafe import Markup, escape
 
-from alphaloop.store.overview import TaskNow
-from alphaloop.switchback.wording import another, control, draft_lengths, figure, load, why, why_then
+from alphaloop.as_decoded import at_load, drafted_by_load, drafted_sentence, percent, setting
+from alphaloop.switchback.wording import control, draft_lengths, figure, load, why, why_then
 from alphaloop.wording import (
     acceptance_of,
     counted_apart,
@@ -51,11 +51,6 @@ def stamp(at: datetime | str | None) -> Markup:
     return _time(moment, f"{moment:%Y-%m-%d %H:%M:%S}")
 
 
-def how(task: TaskNow) -> str:
-    """The drafter of a task, `vanilla`, or a dash before the first decision."""
-    return task.drafter or task.mode or "–"
-
-
 def breaks(name: str) -> Markup:
     """A name that may be broken behind its underscores, hyphens and points."""
     shown = escape(name)
@@ -72,18 +67,21 @@ def _time(at: datetime, told: str) -> Markup:
 FOR_TEMPLATES: Final[Mapping[str, Callable[..., Any]]] = {
     "acceptance_of": acceptance_of,
     "ago": ago,
-    "another": another,
+    "at_load": at_load,
     "breaks": breaks,
     "control": control,
     "counted_apart": counted_apart,
     "counts": counts,
     "draft_lengths": draft_lengths,
+    "drafted_by_load": drafted_by_load,
+    "drafted_sentence": drafted_sentence,
     "figure": figure,
-    "how": how,
     "load": load,
     "named": named,
+    "percent": percent,
     "rate": rate,
     "sentence": sentence,
+    "setting": setting,
     "share": share,
     "share_with_interval": share_with_interval,
     "span": span,

@@ -40,6 +40,9 @@ class EvidenceSums:
     output_tokens: float = 0.0  #: Σ w·t over jobs of t tokens
     output_tokens_sq: float = 0.0  #: Σ w·t²: first order, so that mean and spread of a job's length follow
     prompt_tokens: float = 0.0  #: Σ w·p over jobs with prompts of p tokens
+    #: Σ w over jobs whose lengths are in these sums: those of other rows of the same job would count them twice.
+    texts: float = 0.0
+    ends: float = 0.0  #: Σ w over texts that ended by themselves: a limit cut the others, which would have been longer
     proposed: tuple[float, ...] = ()
     chances: tuple[float, ...] = ()  #: rounds in which i could have been proposed: accepted through i - 1, at k ≥ i
     trials: tuple[float, ...] = ()
@@ -59,8 +62,12 @@ class EvidenceSums:
         num_tokens: int,
         num_prompt_tokens: int = 0,
         chances: Sequence[int] | None = None,
+        *,
+        is_cut: bool = False,
     ) -> EvidenceSums:
         """One job decoded at draft length k = `num_draft_tokens`, its `num_tokens` with the prefill's one.
+
+        `is_cut`: a limit ended the text, which is at least so long.
 
         `chances` by position says in how many rounds the draft length allowed each, where it changed within the job;
         without it, it was the same in every round.
@@ -77,6 +84,8 @@ class EvidenceSums:
                 float(num_tokens),
                 float(num_tokens**2),
                 float(num_prompt_tokens),
+                1.0,
+                0.0 if is_cut else 1.0,
             )
         through = (rounds, *counts.accepts)
         usual = through[: min(num_draft_tokens, len(counts.trials) + 1)] if rounds else ()
@@ -94,6 +103,8 @@ class EvidenceSums:
             output_tokens=float(num_tokens),
             output_tokens_sq=float(num_tokens**2),
             prompt_tokens=float(num_prompt_tokens),
+            texts=1.0,
+            ends=0.0 if is_cut else 1.0,
             proposed=_padded(counts.proposed, len(given)),
             chances=tuple(given),
             trials=trials,

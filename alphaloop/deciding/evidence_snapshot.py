@@ -84,16 +84,12 @@ class EvidenceSnapshot:
         self, task: str, drafters: Iterable[DrafterState], now: datetime, *, sampling_bucket: str | None = None
     ) -> JobLengths:
         """How long the task's jobs are, vanilla ones and those with these drafters; of one sampling bucket, or all."""
-        jobs = output = prompt = 0.0
-        for place in (Place(task), *(Place(task, drafter.name, drafter.revision) for drafter in drafters)):
-            for key, evidence in self._held.get(place, {}).items():
-                if sampling_bucket in (None, key.sampling_bucket):
-                    sums = evidence.all
-                    weight = 0.5 ** (max(now - sums.as_of, timedelta(0)) / self.half_life)
-                    jobs += weight * sums.jobs
-                    output += weight * sums.output_tokens
-                    prompt += weight * sums.prompt_tokens
-        return JobLengths(jobs, output / jobs if jobs > 0 else None, prompt / jobs if jobs > 0 else None)
+        return JobLengths.of(
+            (0.5 ** (max(now - evidence.all.as_of, timedelta(0)) / self.half_life), evidence.all)
+            for place in (Place(task), *(Place(task, drafter.name, drafter.revision) for drafter in drafters))
+            for key, evidence in self._held.get(place, {}).items()
+            if sampling_bucket in (None, key.sampling_bucket)
+        )
 
     def _total(self, place: Place) -> EvidenceSums:
         if place not in self._totals:

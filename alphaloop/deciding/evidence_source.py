@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
@@ -22,13 +22,34 @@ class Place(NamedTuple):
     draft_revision: str = ""
 
 
+#: Texts that ended so long ago that they weigh less are none.
+_LEAST_ENDS: Final = 1e-9
+
+
 @dataclass(frozen=True, slots=True)
 class JobLengths:
-    """Of a task's weighted jobs; means are None without jobs."""
+    """How long a task's texts are; means are None without any."""
 
-    jobs: float
+    jobs: float  #: weighted, each once; 0 where no text ended by itself
     output_tokens: float | None
     prompt_tokens: float | None
+
+    @classmethod
+    def of(cls, sums: Iterable[tuple[float, EvidenceSums]]) -> JobLengths:
+        """From sums with their weights.
+
+        A text that a limit cut is longer than what was seen of it. The mean length is estimated as with a constant
+        chance of an end at each token: all tokens over the texts that ended by themselves. So a cut text never makes it
+        shorter, and without cut texts it is their mean. Until one has ended, nothing is known.
+        """
+        texts = ends = output = prompt = 0.0
+        for weight, its in sums:
+            texts += weight * its.texts
+            ends += weight * its.ends
+            output += weight * its.output_tokens
+            prompt += weight * its.prompt_tokens
+        known = ends > _LEAST_ENDS
+        return cls(texts if known else 0.0, output / ends if known else None, prompt / texts if texts > 0 else None)
 
 
 class Standing(NamedTuple):

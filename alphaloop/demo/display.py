@@ -9,10 +9,10 @@ from typing import Any
 
 from rich.console import RenderableType
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 
 from alphaloop.acceptance import Interval
-from alphaloop.cli.screen import table
+from alphaloop.as_decoded import Decoded, NextJob, at_load, drafted_by_load, percent, setting
+from alphaloop.cli.screen import FittedTable, table
 from alphaloop.messages import Mode, Result
 from alphaloop.outcomes.reading import Outcome, is_success
 from alphaloop.switchback.speedup import Verdict
@@ -25,7 +25,6 @@ class _TaskProgress:
     total: int
     done: int = 0
     failed: int = 0
-    speculative: int = 0
     tokens: int = 0
     device_s: float = 0.0
 
@@ -47,8 +46,7 @@ class TrafficProgress:
         counted = self.by_task[task]
         counted.done += 1
         counted.failed += not is_success(outcome)
-        if isinstance(outcome, Result) and outcome.usage and outcome.timings and outcome.decoding:
-            counted.speculative += outcome.decoding.mode is Mode.SPECULATIVE
+        if isinstance(outcome, Result) and outcome.usage and outcome.timings:
             counted.tokens += outcome.usage.completion_tokens
             counted.device_s += outcome.timings.device_s
 
@@ -63,15 +61,12 @@ class TrafficProgress:
         return sum(counted.failed for counted in self.by_task.values())
 
     def __rich__(self) -> RenderableType:
-        shown = table(
-            "task", "done", "", "speculative", "tokens", "tok/s", right=["done", "speculative", "tokens", "tok/s"]
-        )
+        shown = table("task", "done", "", "tokens", "tok/s", right=["done", "tokens", "tok/s"])
         for task, counted in self.by_task.items():
             shown.add_row(
                 task,
                 f"{counted.done}/{counted.total}",
                 ProgressBar(total=counted.total, completed=counted.done, width=24),
-                str(counted.speculative),
                 str(counted.tokens),
                 rate(counted.tokens / counted.device_s if counted.device_s else None),
             )
@@ -80,48 +75,46 @@ class TrafficProgress:
         seconds = time.monotonic() - self.started
         shown.add_section()
         shown.add_row(
-            f"{seconds:.0f} s", f"{self.done}/{total}", "", "", str(tokens), rate(tokens / seconds if seconds else None)
+            f"{seconds:.0f} s", f"{self.done}/{total}", "", str(tokens), rate(tokens / seconds if seconds else None)
         )
         return shown
 
 
-def final_table(lines: Sequence[Mapping[str, Any]], num_sent: Mapping[str, int]) -> Table:
-    """One row a task, from the report's own figures, for a terminal of 100 columns."""
+def final_table(lines: Sequence[Mapping[str, Any]], num_sent: Mapping[str, int]) -> FittedTable:
+    """One row a task, from the report's own figures, for a terminal of 80 columns."""
     shown = table(
         "task",
         "jobs",
-        "mode",
+        "rounds drafted",
         "k",
         "α₁ [95 %]",
-        "α",
         "speed-up [95 %]",
-        "reason",
-        right=["jobs", "k"],
+        "next job",
+        right=["jobs"],
     )
     for line in lines:
         if line["task"] in num_sent:
+            done = None if line["decoded"] is None else Decoded.of_json(line["decoded"])
             shown.add_row(
                 line["task"],
                 str(line["num_jobs"]),
-                _mode(line),
-                str(line["num_draft_tokens"] or "-"),
-                _estimate(line["alpha_1"]),
-                _alpha(line),
+                "\n".join([percent(done.drafted_share) if done else "-", *drafted_by_load(done)]),
+                _lengths(done),
+                _acceptance(line),
                 _speedup(line),
-                _reason(line),
+                _next(line),
             )
     return shown
 
 
-def _mode(line: Mapping[str, Any]) -> str:
-    return str(line["drafter"] if line["mode"] == Mode.SPECULATIVE else line["mode"] or "-")
+def _lengths(done: Decoded | None) -> str:
+    return draft_lengths(done.num_draft_tokens or ()).removeprefix("k ") or "-" if done else "-"
 
 
-def _alpha(line: Mapping[str, Any]) -> str:
-    if not line["alpha"]:
-        return share(None)
-    of_probes = " of probes" if line["acceptance_from"] == "probes" else ""
-    return f"{share(line['alpha']['mean'])} {draft_lengths(line['alpha_num_draft_tokens'])}{of_probes}"
+def _acceptance(line: Mapping[str, Any]) -> str:
+    value = line["alpha_1"]
+    found = share_with_interval(None if value is None else Interval(value["mean"], value["low"], value["high"]))
+    return f"{found}\nof probes" if value is not None and line["acceptance_from"] == "probes" else found
 
 
 def _speedup(line: Mapping[str, Any]) -> str:
@@ -131,16 +124,16 @@ def _speedup(line: Mapping[str, Any]) -> str:
     bounds, lengths = measured["speedup"], (measured["min_num_draft_tokens"], measured["max_num_draft_tokens"])
     if bounds is None or measured["verdict"] == Verdict.NO_VERDICT_YET:
         return NO_VERDICT
-    found = f"{bounds['mean']:.2f} [{bounds['low']:.2f} {bounds['high']:.2f}]"
-    another = "" if measured["drafter"] == line["drafter"] else f"{measured['drafter']}, "
-    return f"{found}\n{another}{draft_lengths(lengths)}, {measured['mean_running']:.1f} running"
+    found = f"{share(bounds['mean'])} [{share(bounds['low'])} {share(bounds['high'])}]"
+    return f"{found}\n{measured['drafter']}, {draft_lengths(lengths)}, {measured['mean_running']:.1f} running"
 
 
-def _reason(line: Mapping[str, Any]) -> str:
-    measured = line["measured"]
-    is_its_own = measured is not None and measured["drafter"] == line["drafter"]
-    return reason_word(line["reason"] or None, measured["verdict"] if is_its_own else None)
-
-
-def _estimate(value: Mapping[str, float] | None) -> str:
-    return share_with_interval(None if value is None else Interval(value["mean"], value["low"], value["high"]))
+def _next(line: Mapping[str, Any]) -> str:
+    if line["mode"] is None:
+        return "-"
+    drafter = line["drafter"] if line["mode"] == Mode.SPECULATIVE else None
+    its = drafter, line["num_draft_tokens"], line["reason"], line["explanation"], line["next_running"], ""
+    one, measured = NextJob(line["mode"], *its), line["measured"]
+    is_its_own = measured is not None and measured["drafter"] == drafter
+    reason = reason_word(line["reason"] or None, measured["verdict"] if is_its_own else None)
+    return f"{setting(one)}\n{at_load(one)}\n{reason}"

@@ -180,8 +180,9 @@ class Demo:
         self.page.print()
         self.page.print(final_table(report.content["tasks"], {task: len(p) for task, p in prompts.traffic.items()}))
         self.page.print(
-            "\nα₁: acceptance of the first drafted token; α: of all, read it with its k. Speed-up: over vanilla, "
-            "by control rounds among the speculative ones; a demo is often too short for a verdict.",
+            "\nRounds drafted: in which a drafter was asked, by the sequences that ran where that made a difference. "
+            "α₁: acceptance of the first drafted token. Speed-up: over vanilla, by control rounds among the "
+            "speculative ones. Next job: what would be decided now.",
             style="dim",
         )
         self._conclude(report.summary)

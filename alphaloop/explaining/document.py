@@ -42,12 +42,14 @@ def document(found: Explanation) -> dict[str, Any]:
             **{name: value for name, value in asdict(found.decision).items() if name != "posteriors"},
             "alternatives": [{**way._asdict(), "error": way.error._asdict()} for way in found.decision.alternatives],
         },
+        "next_job": asdict(found.next_job),
         "measured": {
             **asdict(found.measured),
             "window_days": found.window.total_seconds() / 86_400,
         },
         "figures": {
             **asdict(found.figures),
+            "decoded": None if found.figures.decoded is None else found.figures.decoded.as_json(),
             "num_jobs": found.figures.num_jobs,
             "num_probes": found.figures.num_probes,
             "num_controls": found.figures.num_controls,

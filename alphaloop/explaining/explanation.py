@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.as_decoded import NextJob
 from alphaloop.cost import CostTable
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting
 from alphaloop.deciding.decision_inputs import SessionFacts
@@ -30,9 +32,10 @@ from alphaloop.store.decisions import DecisionChange, DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
 from alphaloop.store.engines import EngineStore, MeasuredEngine
 from alphaloop.store.expectations import ExpectationStore
+from alphaloop.store.overview import Overview, TaskNow
 from alphaloop.store.past import PastStore
 from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.task_figures import TaskFigures, figures_of
+from alphaloop.store.task_figures import WINDOW, TaskFigures, figures_of, task_figures
 from alphaloop.store.traffic import TrafficStore
 from alphaloop.store.workers import WorkerStore, running
 from alphaloop.switchback.task_speedup import TaskSpeedup
@@ -121,38 +124,133 @@ class Explanation:
     recorded: RecordedAs | None = None  #: None: the decision that a worker would take
     fleet: Fleet | None = None  #: who would take it; None of a recorded decision
 
+    @property
+    def next_job(self) -> NextJob:
+        """The decision, as other screens show it."""
+        return _next_job(self.decision, self.request)
+
+
+class AsAWorker:
+    """Decides as the workers that run now would, with the evidence of a moment; where none runs, by these settings.
+
+    Reads what all tasks share once. With `task`, evidence of an earlier moment is rebuilt for that task.
+    """
+
+    def __init__(
+        self, database: Database, settings: Settings, at: datetime, *, is_now: bool, task: str | None = None
+    ) -> None:
+        """Raises AlphaloopError where no worker runs and none has measured its device."""
+        self.fleet = its = what_runs(database, settings, at)
+        self.engine, self.drafters, self.limits = its.engine, its.drafters, its.limits
+        self._tasks, self._at = settings.tasks, at
+        revisions = {drafter.name: drafter.revision for drafter in its.drafters}
+        engine = its.engine
+        self.costs = CostStore(database).load(
+            engine.host, engine.device, engine.engine, engine.target_revision, revisions
+        )
+        self.snapshot = _snapshot(database, its, revisions, at, None if is_now else task)
+        self._log = DecisionLog(database)
+        self.posteriors = Posteriors(self.snapshot, self.limits)
+
+    def asked(self, request: ExplainRequest) -> ExplainRequest:
+        """The request with the workers' batch size where it names none."""
+        return replace(request, batch=request.batch or self.fleet.batch)
+
+    def decide(self, request: ExplainRequest) -> _Decided:
+        """The decision for a typical job of the request's task, at a batch that `asked` has filled in."""
+        engine, bucket, batch, at = self.engine, request.sampling_bucket, request.batch, self._at
+        last = _LastChoice(
+            self._log.last_choice(request.task, engine.target_revision, engine.device, bucket, until=at, running=batch)
+        )
+        session = DecisionSession(
+            engine.target_revision,
+            engine.engine,
+            self.snapshot,
+            posteriors=self.posteriors,
+            choices=last,
+            budgets=None,
+            costs=lambda: self.costs,
+            drafters=lambda: self.drafters,
+            limits=self.limits,
+            num_slots=self.fleet.num_slots,
+        )
+        task = self._tasks.get(request.task) or TaskSettings()
+        subject, jobs, rules = _asked(self.snapshot, self.drafters, task, request)
+        conditions = EngineConditions(None, self.fleet.ended)
+        (decision,) = session.decide(subject, jobs, rules, num_running=batch, now=at, conditions=conditions)
+        context = session.context(subject, jobs, rules, num_running=batch, now=at, conditions=conditions)
+        return _Decided(decision, context, session.evidence_key(subject, jobs), last.setting)
+
+
+@dataclass(frozen=True, slots=True)
+class _Decided:
+    decision: Decision
+    context: DecisionContext
+    key: EvidenceKey
+    incumbent: DraftSetting | None
+
+
+def usual_request(figures: TaskFigures, at: datetime, *, is_now: bool, segment: str = "") -> ExplainRequest:
+    """What is asked where nothing else is: the load and the sampling settings that most of the task's traffic had.
+
+    Without traffic in the day before, as many as a worker decodes at once, and greedy decoding.
+    """
+    seen = figures.decoded
+    batch, bucket = (0, "greedy") if seen is None else (seen.running, seen.sampling_bucket)
+    return ExplainRequest(figures.task, segment, batch, bucket, at, is_now)
+
+
+def next_jobs(
+    database: Database, settings: Settings, figures: Iterable[TaskFigures], at: datetime
+) -> dict[str, NextJob]:
+    """By task, what a worker would decide of the next job at the load of the day, as `explain` says it.
+
+    Empty where no worker runs and none has measured its device.
+    """
+    try:
+        worker = AsAWorker(database, settings, at, is_now=True)
+    except AlphaloopError:
+        return {}
+    found = {}
+    for one in figures:
+        request = worker.asked(usual_request(one, at, is_now=True))
+        found[one.task] = _next_job(worker.decide(request).decision, request)
+    return found
+
+
+def _next_job(made: Decision, request: ExplainRequest) -> NextJob:
+    its = made.mode.value, made.drafter, made.num_draft_tokens, made.reason.value, made.explanation
+    return NextJob(*its, request.batch, request.sampling_bucket)
+
+
+def tasks_now(database: Database, settings: Settings, window: timedelta = WINDOW) -> list[TaskNow]:
+    """Every task with a job in the window before now, by name: what was done, and what its next job would do.
+
+    The next job is decided at the load of the last day, whatever the window.
+    """
+    found, now = Overview(database).tasks_now(window), datetime.now(UTC)
+    of_day: Mapping[str, TaskFigures] = {one.task: one for one in found}
+    if window != WINDOW:
+        of_day = task_figures(database)
+    coming = next_jobs(database, settings, [of_day.get(one.task, TaskFigures(one.task)) for one in found], now)
+    for one in found:
+        one.next_job = coming.get(one.task)
+    return found
+
 
 def explain_task(database: Database, settings: Settings, request: ExplainRequest) -> Explanation:
     """Decide as the workers do that run now; where none runs, as one with these settings would.
 
     Raises AlphaloopError where no worker runs and none has measured its device.
     """
-    fleet = what_runs(database, settings, request.at)
-    request = replace(request, batch=request.batch or fleet.batch)
-    engine, drafters, limits, task, at = fleet.engine, fleet.drafters, fleet.limits, request.task, request.at
-    revisions = {drafter.name: drafter.revision for drafter in drafters}
-    costs = CostStore(database).load(engine.host, engine.device, engine.engine, engine.target_revision, revisions)
-    snapshot = _snapshot(database, fleet, revisions, request)
-    log = DecisionLog(database)
-    last = _LastChoice(log.last_choice(task, engine.target_revision, engine.device, request.sampling_bucket, until=at))
-    posteriors = Posteriors(snapshot, limits)
-    session = DecisionSession(
-        engine.target_revision,
-        engine.engine,
-        snapshot,
-        posteriors=posteriors,
-        choices=last,
-        budgets=None,
-        costs=lambda: costs,
-        drafters=lambda: drafters,
-        limits=limits,
-        num_slots=fleet.num_slots,
-    )
-    subject, jobs, rules = _asked(snapshot, drafters, settings.tasks.get(task) or TaskSettings(), request)
-    conditions = EngineConditions(None, fleet.ended)
-    (decision,) = session.decide(subject, jobs, rules, num_running=request.batch, now=at, conditions=conditions)
-    wanted = session.evidence_key(subject, jobs)
-    found = {drafter.name: evidence(snapshot, posteriors, wanted, drafter, at, limits) for drafter in drafters}
+    task, at = request.task, request.at
+    worker = AsAWorker(database, settings, at, is_now=request.is_now, task=task)
+    request = worker.asked(request)
+    engine, drafters, made = worker.engine, worker.drafters, worker.decide(request)
+    found = {
+        drafter.name: evidence(worker.snapshot, worker.posteriors, made.key, drafter, at, worker.limits)
+        for drafter in drafters
+    }
     window = timedelta(days=settings.worker.history_days)
     ways = TrafficStore(database).ways(
         task, engine.target_revision, engine.engine, engine.device, request.sampling_bucket, at - window, at
@@ -160,20 +258,20 @@ def explain_task(database: Database, settings: Settings, request: ExplainRequest
     return Explanation(
         request=request,
         engine=engine,
-        context=session.context(subject, jobs, rules, num_running=request.batch, now=at, conditions=conditions),
-        prompt_bucket=wanted.prompt_bucket,
+        context=made.context,
+        prompt_bucket=made.key.prompt_bucket,
         drafters=drafters,
         evidence=found,
-        segments=frozenset(snapshot.segments(task)),
-        costs=costs,
-        incumbent=last.setting,
-        decision=decision,
+        segments=frozenset(worker.snapshot.segments(task)),
+        costs=worker.costs,
+        incumbent=made.incumbent,
+        decision=made.decision,
         measured=measured(_speedup(database, request), ways, ExpectationStore(database).shown(at, task)),
         figures=figures_of(database, task, None if request.is_now else at),
         window=window,
-        explore_share=limits.explore_share,
-        changes=log.latest(task, NUM_CHANGES, until=at),
-        fleet=fleet,
+        explore_share=worker.limits.explore_share,
+        changes=DecisionLog(database).latest(task, NUM_CHANGES, until=at),
+        fleet=worker.fleet,
     )
 
 
@@ -260,17 +358,16 @@ def _is_unfit(draft: DraftRevision, at: datetime) -> bool:
 
 
 def _snapshot(
-    database: Database, fleet: Fleet, revisions: Mapping[str, str], request: ExplainRequest
+    database: Database, fleet: Fleet, revisions: Mapping[str, str], at: datetime, task_then: str | None
 ) -> EvidenceSnapshot:
+    """The evidence of all tasks now; with `task_then`, rebuilt as it was at that moment."""
     engine, half_life = fleet.engine, fleet.half_life
-    pairs = ExpectationStore(database).newest(engine.target_revision, engine.engine, engine.device, until=request.at)
+    pairs = ExpectationStore(database).newest(engine.target_revision, engine.engine, engine.device, until=at)
     errors = ExpectationErrors(half_life, pairs)
-    if request.is_now:
+    if task_then is None:
         rows = AcceptanceStateStore(database).read(engine.target_revision, engine.engine, revisions).rows
         return EvidenceSnapshot(half_life, {row.key: row.evidence for row in rows}, errors)
-    past = PastStore(database).evidence_by_key(
-        engine.target_revision, engine.engine, request.at, half_life, task=request.task
-    )
+    past = PastStore(database).evidence_by_key(engine.target_revision, engine.engine, at, half_life, task=task_then)
     return EvidenceSnapshot(half_life, past, errors)
 
 

@@ -37,18 +37,20 @@ _WHY: Final = {
 def opening(found: Explanation) -> tuple[str, str]:
     """What is done and why; what it brings and how sure that is."""
     decision = found.decision
-    return _done(found.request.task, decision), _brought(decision, found.measured.speedup)
+    is_next = found.request.is_now and found.recorded is None
+    whose = f"The next job of {found.request.task}" if is_next else f"A job of {found.request.task} at that time"
+    return _done(whose, decision), _brought(decision, found.measured.speedup)
 
 
-def _done(task: str, decision: Decision) -> str:
+def _done(whose: str, decision: Decision) -> str:
     why = _WHY[decision.reason]
     if decision.drafter is None:
         if decision.reason is Reason.NO_HISTORY:
             why = "because too few jobs of the task are known to expect a gain"
-        return f"Jobs of {task} are decoded plainly (vanilla), one token at a time, {why}."
+        return f"{whose} is decoded plainly (vanilla), one token at a time, {why}."
     k = decision.num_draft_tokens
     tokens = "1 token" if k == 1 else f"up to {k} tokens"
-    return f"Jobs of {task} are decoded speculatively: {decision.drafter} proposes {tokens} a round, {why}."
+    return f"{whose} is decoded speculatively: {decision.drafter} proposes {tokens} a round, {why}."
 
 
 def _brought(decision: Decision, measured: TaskSpeedup | None) -> str:

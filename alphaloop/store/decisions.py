@@ -99,11 +99,21 @@ class DecisionLog:
         return True
 
     def last_choice(
-        self, task: str, target_revision: str, device: str, sampling_bucket: str, *, until: datetime | None = None
+        self,
+        task: str,
+        target_revision: str,
+        device: str,
+        sampling_bucket: str,
+        *,
+        until: datetime | None = None,
+        running: int | None = None,
     ) -> deciding.DraftSetting | None:
-        """What was chosen last for these, up to a moment; None if nothing ever was."""
+        """What was chosen last for these, up to a moment; None if nothing ever was.
+
+        With `running`, what was chosen last beside about so many sequences, where anything was.
+        """
         with self._database.begin() as connection:
-            last = _last_choice(connection, task, target_revision, device, sampling_bucket, until)
+            last = _last_choice(connection, task, target_revision, device, sampling_bucket, until, running)
         return deciding.DraftSetting(last[0].drafter, last[0].num_draft_tokens) if last else None
 
     def latest(self, task: str, limit: int = 20, *, until: datetime | None = None) -> list[DecisionChange]:
@@ -140,6 +150,7 @@ def _last_choice(
     device: str,
     sampling_bucket: str,
     until: datetime | None = None,
+    running: int | None = None,
 ) -> tuple[LoggedSetting, str] | None:
     query = (
         select(decisions.c.to_mode, decisions.c.to_drafter, decisions.c.to_num_draft_tokens, decisions.c.reason)
@@ -149,9 +160,12 @@ def _last_choice(
             decisions.c.device == device,
             decisions.c.sampling_bucket == sampling_bucket,
         )
-        .order_by(decisions.c.id.desc())
         .limit(1)
     )
+    if running is not None:
+        load = 1 << (max(running, 1) - 1).bit_length()  # as alphaloop.deciding.incumbents has it
+        query = query.order_by(decisions.c.batch.between(load // 2 + 1, load).desc())
+    query = query.order_by(decisions.c.id.desc())
     if until is not None:
         query = query.where(decisions.c.decided_at <= until)
     row = connection.execute(query).first()

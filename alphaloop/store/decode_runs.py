@@ -47,6 +47,7 @@ class DecodeRun:
     #: Whether the counts are those of the rounds. If not, a server did not tell, and they say only how many tokens the
     #: text has.
     is_counted: bool = True
+    is_cut: bool = False  #: whether a limit ended the text
 
     @property
     def evidence(self) -> EvidenceSums:
@@ -58,6 +59,7 @@ class DecodeRun:
             self.num_tokens,
             self.num_prompt_tokens,
             self.chances or None,
+            is_cut=self.is_cut,
         )
 
     @property
@@ -82,6 +84,8 @@ class ShadowRun:
     decoded_at: datetime
     chances: tuple[int, ...] = ()  #: as a run's; empty: `num_draft_tokens` was allowed in every round
     is_drafted: bool = False  #: of rounds that the drafter had in the job itself
+    #: Whether a limit ended the text, of the one row that counts for the job's length; None: another row does.
+    is_cut: bool | None = None
 
     @property
     def evidence(self) -> EvidenceSums:
@@ -94,8 +98,10 @@ class ShadowRun:
             self.num_prompt_tokens,
             self.chances or None,
         )
-        whole = self.num_output_tokens
-        return replace(sums, output_tokens=float(whole), output_tokens_sq=float(whole**2))
+        if self.is_cut is None:
+            return replace(sums, output_tokens=0.0, output_tokens_sq=0.0, prompt_tokens=0.0, texts=0.0, ends=0.0)
+        whole, ends = float(self.num_output_tokens), 0.0 if self.is_cut else 1.0
+        return replace(sums, output_tokens=whole, output_tokens_sq=whole**2, ends=ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,13 @@ class JobCounts:
     attempt: int
     run: DecodeRun | None = None
     shadows: tuple[ShadowRun, ...] = ()  #: of drafters that did not decode it as far as they could, each at most once
+
+    def __post_init__(self) -> None:
+        """A job's length counts once: in its run, else in the first of its shadows; that of a control never."""
+        run = self.run
+        if self.shadows and run is not None and run.purpose != Purpose.CONTROL and not self.is_run_evidence:
+            first = replace(self.shadows[0], is_cut=run.is_cut)
+            object.__setattr__(self, "shadows", (first, *self.shadows[1:]))
 
     @property
     def is_run_evidence(self) -> bool:

@@ -68,6 +68,7 @@ def sums_by_hour(jobs: Iterable[JobCounts]) -> dict[tuple[Any, ...], dict[str, A
         if (run := job.run) is not None:
             row = _row(rows, run.key, hour_of(run.decoded_at), run.purpose, run.mode, run.num_draft_tokens)
             _add(row, run.counts, run.num_tokens, run.num_prompt_tokens)
+            row["num_cut"] += run.is_cut
             row["wall_s"] += run.wall_s
             row["device_s"] += run.device_s
         for shadow in job.shadows:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from alphaloop.deciding.evidence import SUMS, EvidenceSums
 from alphaloop.deciding.key_evidence import KeyEvidence
+from alphaloop.store.hourly_sums import SHADOW
 
 #: Hours older than so many half-lives weigh less than half a percent.
 NUM_HALF_LIVES: Final = 8
@@ -43,7 +44,7 @@ def evidence_of(hours: Sequence[EvidenceSums], half_life: timedelta) -> KeyEvide
 
 def sums_of_hour(row: Any, *, until: datetime) -> EvidenceSums:
     """The jobs of a row of acceptance_hourly, each with weight 1, as of mid-hour, or `until` if earlier."""
-    rounds = row.rounds - row.num_jobs
+    rounds, is_own = row.rounds - row.num_jobs, row.mode != SHADOW
     k = max(row.num_draft_tokens, len(row.trials))
     chances = [float(c) for c in (rounds, *row.accepts)[:k]] if rounds else []
     # A job's chances are its rounds behind the prefill, then what it accepted at the position before.
@@ -58,9 +59,12 @@ def sums_of_hour(row: Any, *, until: datetime) -> EvidenceSums:
         rounds=float(rounds),
         offered=float(row.rounds - row.num_empty_rounds),
         tokens=float(row.num_tokens - row.num_jobs),
-        output_tokens=float(row.num_tokens),
-        output_tokens_sq=float(row.tokens_sq),
-        prompt_tokens=float(row.num_prompt_tokens),
+        # Each job has one row that is no shadow's: that one counts for its length.
+        output_tokens=float(row.num_tokens) * is_own,
+        output_tokens_sq=float(row.tokens_sq) * is_own,
+        prompt_tokens=float(row.num_prompt_tokens) * is_own,
+        texts=float(row.num_jobs) * is_own,
+        ends=float(row.num_jobs - row.num_cut) * is_own,
         proposed=_padded(row.proposed, length),
         chances=tuple(chances),
         trials=_padded(row.trials, length),

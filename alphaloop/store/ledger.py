@@ -32,6 +32,7 @@ _COLUMNS: Final = (
     *_COUNTS,
     "chances",
     "num_prompt_tokens",
+    "is_cut",
 )
 #: No transaction takes so long, so rows recorded this long before a checkpoint are in it.
 _LONGEST_TRANSACTION: Final = timedelta(hours=1)
@@ -138,6 +139,7 @@ def shadow_of(row: Row[Any]) -> ShadowRun:
         row.num_output_tokens,
         row.decoded_at,
         tuple(row.chances),
+        is_cut=row.is_cut,
     )
 
 

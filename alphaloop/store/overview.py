@@ -7,52 +7,34 @@ from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
-from sqlalchemy import text
-
+from alphaloop.as_decoded import NextJob
 from alphaloop.store.database import Database
 from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.task_figures import WINDOW, TaskFigures, begin_of, task_figures
+from alphaloop.store.task_figures import WINDOW, TaskFigures, task_figures
 from alphaloop.switchback.task_speedup import TaskSpeedup
-
-# The last choice; if there is none (only exploration and forced modes), the last setting used.
-_CHOICE = text("""
-    SELECT DISTINCT ON (task) task, mode, drafter, num_draft_tokens, reason, explanation
-    FROM (
-        SELECT 0 AS rank, task, decided_at AS at, to_mode AS mode, to_drafter AS drafter,
-               to_num_draft_tokens AS num_draft_tokens, reason, explanation
-        FROM decisions
-        UNION ALL
-        SELECT 1, task, decoded_at, mode, nullif(drafter, ''), num_draft_tokens, reason, ''
-        FROM decode_runs WHERE purpose = 'traffic' AND decoded_at >= :since
-    ) AS seen
-    ORDER BY task, rank, at DESC
-""")
 
 
 @dataclass(slots=True)
 class TaskNow(TaskFigures):
-    """One task: its figures, the choice in force and the measured speed-up.
+    """One task: its figures, what its next job would do, and the measured speed-up.
 
-    `mode` and `reason` are None without a decoded job, `measured` where no slice of the task was recorded in the last
-    day.
+    `next_job` is None where nobody can say: before the first calibration. `measured` is None where no slice of the task
+    was recorded in the last day.
     """
 
-    mode: str | None = None
-    drafter: str | None = None
-    num_draft_tokens: int = 0
-    reason: str | None = None
-    explanation: str = ""
+    next_job: NextJob | None = None
     measured: TaskSpeedup | None = None
 
     @classmethod
     def of(cls, figures: TaskFigures) -> Self:
-        """The figures, before the choice and the speed-up are known."""
+        """The figures, before the next job and the speed-up are known."""
         return cls(**{its.name: getattr(figures, its.name) for its in fields(figures)})
 
     def as_json(self, waiting: Mapping[str, int] | None) -> dict[str, Any]:
         """Counts, and the rates that screens show. `waiting`: by task, jobs that no worker has claimed, if known."""
         return {
             **asdict(self),
+            "decoded": None if self.decoded is None else self.decoded.as_json(),
             "num_jobs": self.num_jobs,
             "num_probes": self.num_probes,
             "num_controls": self.num_controls,
@@ -82,14 +64,12 @@ class Overview:
         self._database = database
 
     def tasks_now(self, window: timedelta = WINDOW) -> list[TaskNow]:
-        """Every task with a job in the window before now, by name; the window begins at a full hour."""
+        """Every task with a job in the window before now, by name, without what its next job would do.
+
+        The window begins at a full hour.
+        """
         found = task_figures(self._database, window=window)
         by_task = {task: TaskNow.of(figures) for task, figures in found.items()}
-        with self._database.begin() as connection:
-            for row in connection.execute(_CHOICE, {"since": begin_of(datetime.now(UTC), window)}):
-                if now := by_task.get(row.task):
-                    now.mode, now.drafter, now.num_draft_tokens = row.mode, row.drafter, row.num_draft_tokens
-                    now.reason, now.explanation = row.reason, row.explanation
         for task, measured in SwitchbackStore(self._database).shown(datetime.now(UTC)).items():
             by_task.setdefault(task, TaskNow(task)).measured = measured
         return [by_task[task] for task in sorted(by_task)]

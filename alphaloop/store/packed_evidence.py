@@ -24,6 +24,8 @@ _NUMBERS: Final = (
     "output_tokens",
     "output_tokens_sq",
     "prompt_tokens",
+    "texts",
+    "ends",
 )
 _BY_POSITION: Final = (
     "proposed",

@@ -162,8 +162,8 @@ def _by_day() -> Select[Any]:
     sums = [_sum(column).label(column.name) for column in _SUMS]
     day = bucket.label("bucket")
     return (
-        select(day, *keys, *same, hours.num_draft_tokens, *sums)
-        .group_by(day, *keys, hours.num_draft_tokens)
+        select(day, *keys, *same, hours.mode, hours.num_draft_tokens, *sums)
+        .group_by(day, *keys, hours.mode, hours.num_draft_tokens)
         .order_by(*keys, day)
     )
 

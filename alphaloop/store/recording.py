@@ -30,12 +30,12 @@ _RUN_COLUMNS: Final = (
     *_COUNTED,
     *("attempt", "is_evidence", "decode_batch_id"),
     *("purpose", "mode", "reason", "device"),
-    *("num_draft_tokens", "num_prompt_tokens", "num_tokens", "batch_size"),
+    *("num_draft_tokens", "num_prompt_tokens", "num_tokens", "is_cut", "batch_size"),
     *("queue_s", "time_to_first_token_s", "wall_s", "device_s"),
 )
 _EVIDENCE_COLUMNS: Final = (
     *_COUNTED,
-    *("source", "is_whole", "num_draft_tokens", "num_prompt_tokens", "num_output_tokens"),
+    *("source", "is_whole", "num_draft_tokens", "num_prompt_tokens", "num_output_tokens", "is_cut"),
 )
 _key_values: Final[Callable[[EvidenceKey], tuple[str, ...]]] = attrgetter(*EvidenceKey.__slots__)
 
@@ -104,14 +104,15 @@ class _Rows:
                 f"{self._counted(next(ledger_ids), job.job_id, run)}"
                 f"\t{job.attempt}\t{job.is_run_evidence}\t{self._text_of(run.decode_batch_id)}"
                 f"\t{self._how_of(run.purpose, run.mode, run.reason, run.device)}"
-                f"\t{run.num_draft_tokens}\t{run.num_prompt_tokens}\t{run.num_tokens}\t{run.batch_size}"
+                f"\t{run.num_draft_tokens}\t{run.num_prompt_tokens}\t{run.num_tokens}\t{run.is_cut}\t{run.batch_size}"
                 f"\t{run.queue_s}\t{first_s}\t{run.wall_s}\t{run.device_s}\n"
             )
         for shadow in job.shadows:
+            is_cut = NULL if shadow.is_cut is None else shadow.is_cut
             self.evidence.append(
                 f"{self._counted(next(ledger_ids), job.job_id, shadow)}"
                 f"\t{job.source(shadow).value}\t{not shadow.chances}"
-                f"\t{shadow.num_draft_tokens}\t{shadow.num_prompt_tokens}\t{shadow.num_output_tokens}\n"
+                f"\t{shadow.num_draft_tokens}\t{shadow.num_prompt_tokens}\t{shadow.num_output_tokens}\t{is_cut}\n"
             )
 
     def _counted(self, ledger_id: int, job_id: str, counted: DecodeRun | ShadowRun) -> str:

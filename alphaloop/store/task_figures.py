@@ -6,7 +6,7 @@ count the same jobs.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -15,6 +15,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, text
 
 from alphaloop.acceptance import Interval
+from alphaloop.as_decoded import Decoded, at_loads, usual_load
 from alphaloop.clustered_share import MOST_RUNS, share_interval
 from alphaloop.messages import Purpose
 from alphaloop.store.claims import RUNNING
@@ -79,6 +80,23 @@ _RUNS: Final = text(
 """
 )
 
+# How traffic was decoded, by the most sequences that shared a step with a job. A round drafted if a drafter was asked
+# for a token; the prefill is left out. Without `chances`, k never changed.
+_DECODED: Final = text("""
+    SELECT task, batch_size AS running, sampling_bucket, count(*) AS num_jobs,
+        sum(greatest(rounds - 1, 0))::bigint AS num_rounds,
+        sum(CASE WHEN mode = 'vanilla' THEN 0 WHEN cardinality(chances) > 0 THEN least(chances[1], rounds - 1)
+            ELSE greatest(rounds - 1, 0) END)::bigint AS num_drafted,
+        coalesce(array_agg(DISTINCT drafter) FILTER (WHERE mode = 'speculative'), '{}') AS drafters,
+        min(num_draft_tokens) FILTER (WHERE mode = 'speculative') AS least_k,
+        max(num_draft_tokens) FILTER (WHERE mode = 'speculative') AS most_k
+    FROM decode_runs
+    WHERE purpose = 'traffic' AND decoded_at >= :since AND decoded_at <= :until
+        AND (CAST(:tasks AS text[]) IS NULL OR task = ANY(:tasks))
+    GROUP BY task, batch_size, sampling_bucket
+    ORDER BY task, batch_size, sampling_bucket
+""")
+
 
 @dataclass(slots=True)
 class TaskFigures:
@@ -100,6 +118,7 @@ class TaskFigures:
     alpha_drafter: str | None = None
     alpha_sampling_bucket: str | None = None
     alpha_num_draft_tokens: tuple[int, int] | None = None  #: smallest and largest k of the jobs behind `alpha`
+    decoded: Decoded | None = None  #: how the traffic was decoded; None where none was
 
     @property
     def num_jobs(self) -> int:
@@ -158,9 +177,31 @@ def task_figures(
         for row in connection.execute(_JOBS, between):
             found.setdefault(row.task, TaskFigures(row.task)).count(row.purpose, row.status, row.num_jobs)
         clusters = _clusters(connection, between, is_past=until is not None and until < now - _HOUR)
+        ways = _by_task(connection.execute(_DECODED, between))
     for name, rows in clusters.items():
         found.setdefault(name, TaskFigures(name)).show(rows)
+    for name, rows in ways.items():
+        found.setdefault(name, TaskFigures(name)).decoded = _decoded(rows)
     return found
+
+
+def _commonest(rows: Sequence[Row[Any]]) -> str:
+    jobs: Counter[str] = Counter()
+    for row in rows:
+        jobs[row.sampling_bucket] += row.num_jobs
+    return max(sorted(jobs), key=lambda bucket: jobs[bucket])
+
+
+def _decoded(rows: Sequence[Row[Any]]) -> Decoded:
+    lengths = [k for row in rows for k in (row.least_k, row.most_k) if k is not None]
+    return Decoded(
+        num_jobs=sum(row.num_jobs for row in rows),
+        by_load=at_loads((row.running, row.num_rounds, row.num_drafted) for row in rows),
+        drafters=tuple(sorted({drafter for row in rows for drafter in row.drafters})),
+        num_draft_tokens=(min(lengths), max(lengths)) if lengths else None,
+        running=usual_load((row.running, row.num_rounds) for row in rows),
+        sampling_bucket=_commonest(rows),
+    )
 
 
 def _clusters(connection: Connection, between: Mapping[str, Any], *, is_past: bool) -> dict[str, list[Row[Any]]]:

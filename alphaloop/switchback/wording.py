@@ -72,11 +72,6 @@ def load(measured: Loaded | None) -> str:
     return f"{lengths}, {measured.mean_running:.1f} running"
 
 
-def another(measured: Measured | None, drafter: str | None) -> str:
-    """`small`: the drafter that was measured, where another one is in force; else empty."""
-    return measured.drafter if measured is not None and measured.drafter != drafter else ""
-
-
 def draft_lengths(found: Collection[int]) -> str:
     """`k 3-5`: the k behind a figure that moves with k; empty without any."""
     if not found:

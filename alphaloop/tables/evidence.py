@@ -49,6 +49,7 @@ def _sums() -> list[Column[Any]]:
         "num_cropped": "rounds + accepted - tokens",
         "num_prompt_tokens": "Tokens of prompts",
         "num_tokens": "Tokens generated",
+        "num_cut": "Of the jobs, texts that a limit ended; shadows have none",
         "rounds_sq": "Sum over jobs of rounds², for the variance over jobs",
         "tokens_sq": "Sum over jobs of tokens²",
         "rounds_tokens": "Sum over jobs of rounds · tokens",

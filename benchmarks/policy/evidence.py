@@ -37,6 +37,8 @@ class BlockEvidence:
             "output_tokens": tokens,
             "output_tokens_sq": tokens**2,
             "prompt_tokens": np.broadcast_to(prompts[:, None], tokens.shape),
+            "texts": np.ones_like(tokens),
+            "ends": np.ones_like(tokens),
         }
         by_position = {
             "proposed": counts.proposed,

@@ -12,7 +12,7 @@ from scheduler.report.drawing import BLUE, GREY, PAPER, STYLE, WIDTH_IN, bare, s
 
 
 def alpha_plot(tasks: Sequence[TaskLine]) -> str | None:
-    """α_1 by task with its interval, best on top; None where nothing was measured. Filled: speculation is on."""
+    """α_1 by task with its interval, best on top; None where nothing was measured. Filled: most rounds drafted."""
     measured = sorted(
         ((line, line.alpha_1) for line in tasks if line.alpha_1), key=lambda pair: (pair[1].mean, pair[0].task)
     )
@@ -22,7 +22,7 @@ def alpha_plot(tasks: Sequence[TaskLine]) -> str | None:
         figure = Figure(figsize=(WIDTH_IN, 0.75 + 0.3 * len(measured)), layout="constrained")
         axes = figure.subplots()
         for y, (line, alpha) in enumerate(measured):
-            is_on = line.mode == "speculative"
+            is_on = line.done is not None and (line.done.drafted_share or 0) > 0.5
             colour = BLUE if is_on else GREY
             axes.plot([alpha.low, alpha.high], [y, y], color=colour, linewidth=2.4, solid_capstyle="round", alpha=0.45)
             inside = colour if is_on else PAPER

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from alphaloop.as_decoded import percent
 from alphaloop.deciding.decision import NOT_A_CHOICE
 from alphaloop.probing.plan import Measurement
 from alphaloop.store.drafts import DraftRevision
@@ -20,6 +21,7 @@ from scheduler.facts import SentProbes, SettingInForce
 from scheduler.flagging import Flagged
 from scheduler.probing.watch import Watched
 from scheduler.report.data import (
+    DecodedLine,
     DraftLine,
     DriftLine,
     ExactnessLine,
@@ -142,7 +144,9 @@ def _task_line(
         num_jobs=figures.num_jobs,
         num_probes=figures.num_probes,
         num_controls=figures.num_controls,
+        decoded=DecodedLine.of(figures.decoded) if figures.decoded else None,
         mode=choice.mode if choice else None,
+        next_running=choice.running if choice else None,
         drafter=drafter,
         num_draft_tokens=choice.num_draft_tokens if choice else 0,
         reason=choice.reason if choice else "",
@@ -226,10 +230,13 @@ def _headline(
 ) -> str:
     if not tasks:
         return "Nothing was decoded in this window: no acceptance to report yet."
-    on = sum(1 for line in tasks if line.mode == "speculative")
+    num_rounds = sum(line.decoded.num_rounds for line in tasks if line.decoded)
+    num_drafted = sum(line.decoded.num_drafted_rounds for line in tasks if line.decoded)
     num_jobs = sum(line.num_jobs for line in tasks)
     jobs = f"{num_jobs} job{'' if num_jobs == 1 else 's'} of {len(tasks)} task{'' if len(tasks) == 1 else 's'}"
-    sentence = f"{jobs} in the last day; speculation is on for {on}"
+    sentence = f"{jobs} in the last day"
+    if num_rounds:
+        sentence += f"; {percent(num_drafted / num_rounds)} of the rounds drafted"
     stale = sorted({d.drafter for d in drafts if d.status == "stale"})
     if stale:
         sentence += f"; {', '.join(stale)} {'is' if len(stale) == 1 else 'are'} stale and not used"

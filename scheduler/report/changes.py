@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
+from alphaloop.as_decoded import at_load
 from alphaloop.measurements import DriftSubject
 from alphaloop.store.drift_events import EventState, PastState
 from alphaloop.store.incidents import ClosedIncident
@@ -13,7 +14,7 @@ from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.wording import figure
 from alphaloop.wording import words
 from scheduler.report.data import ChangeKind, ChangeLine, Changes, DraftLine, Report, TaskLine
-from scheduler.report.wording import how, moment
+from scheduler.report.wording import moment
 
 
 def changes_between(
@@ -93,8 +94,11 @@ def _choices(before: Sequence[TaskLine], now: Sequence[TaskLine]) -> Iterable[Ch
         past = earlier.get(line.task)
         if past is not None and _setting(past) == _setting(line):
             continue
-        told = f"{line.task} is decoded {_setting(line)}, "
-        told += f"before {_setting(past)}." if past is not None else "and was not in the last report."
+        if line.next_running is None:
+            told = f"{line.task} was last decided to be decoded {_setting(line)}, "
+        else:
+            told = f"The next job of {line.task} would be decoded {_setting(line)} {at_load(line.next_job)}, "
+        told += f"before {_setting(past)}." if past is not None else "and the task was not in the last report."
         yield ChangeLine(kind=ChangeKind.CHOICE, about=line.task, sentence=told)
 
 
@@ -117,7 +121,7 @@ def _verdict(line: TaskLine) -> Verdict:
 def _setting(line: TaskLine) -> str:
     if line.mode is None:
         return "in a way that is not known"
-    return f"with {how(line)}, k = {line.num_draft_tokens}" if line.mode == "speculative" else line.mode
+    return f"with {line.drafter}, k = {line.num_draft_tokens}" if line.mode == "speculative" else line.mode
 
 
 def _draft(line: DraftLine) -> tuple[str, str, str]:

@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import AwareDatetime, Field
 
+from alphaloop.as_decoded import Decoded, NextJob
 from alphaloop.probing.due import Why
 from alphaloop.store.drift_events import EventState
 from alphaloop.store.incidents import IncidentKind
@@ -58,6 +59,38 @@ class MeasuredLine(Part):
         )
 
 
+class LoadLine(Part):
+    """Rounds of traffic at a load."""
+
+    least_running: int = Field(description="Fewest sequences that ran at this load.")
+    most_running: int = Field(description="Most sequences that ran at this load.")
+    num_rounds: int = Field(description="Rounds of single jobs, without prefills.")
+    num_drafted_rounds: int = Field(description="Of them, those in which a drafter was asked for a token.")
+
+
+class DecodedLine(Part):
+    """How the traffic of a task was decoded in the last day."""
+
+    num_jobs: int = Field(description="Jobs that were decoded.")
+    num_rounds: int = Field(description="Rounds of single jobs, without prefills.")
+    num_drafted_rounds: int = Field(description="Of them, those in which a drafter was asked for a token.")
+    drafted_share: float | None = Field(description="Share of the rounds that drafted; null without a round.")
+    by_load: tuple[LoadLine, ...] = Field(description="By the most sequences that ran beside a job.")
+    drafters: tuple[str, ...] = Field(description="Drafters that were asked.")
+    num_draft_tokens: tuple[int, int] | None = Field(description="Smallest and largest k; null where none drafted.")
+    running: int = Field(description="The usual load: half of the rounds had at most so many sequences.")
+    sampling_bucket: str = Field(description="Sampling settings of most of the jobs.")
+
+    @classmethod
+    def of(cls, found: Decoded) -> Self:
+        """The figures as they are published."""
+        return cls.model_validate(found.as_json())
+
+    def as_decoded(self) -> Decoded:
+        """For the words that every screen uses."""
+        return Decoded.of_json(self.model_dump())
+
+
 class CostLine(Part):
     """What the traffic of a task took in the last day, and what that costs."""
 
@@ -70,16 +103,22 @@ class CostLine(Part):
 
 
 class TaskLine(Part):
-    """One task: how it is decoded now, why, and what that brings."""
+    """One task: how it was decoded, what its next job would do and why, and what that brings."""
 
     task: str
     num_jobs: int = Field(description="Traffic jobs of the last day, of every status.")
     num_probes: int = Field(0, description="Probes of the last day.")
     num_controls: int = Field(0, description="Controls of probes of the last day.")
-    mode: Literal["speculative", "vanilla"] | None = Field(description="The choice in force; null before any.")
-    drafter: str | None = Field(description="The drafter in use, else the one with most evidence.")
-    num_draft_tokens: int = Field(description="k in force; 0 is vanilla.")
-    reason: str = Field(description="alphaloop.deciding.policy.Reason, one word.")
+    decoded: DecodedLine | None = Field(None, description="How its traffic was decoded; null where none was.")
+    mode: Literal["speculative", "vanilla"] | None = Field(
+        description="What the next job would do at next_running; null where nobody can say."
+    )
+    next_running: int | None = Field(
+        None, description="The usual load of the last day; null: mode is the last choice logged, at whatever load."
+    )
+    drafter: str | None = Field(description="The next job's drafter, else the one with most evidence.")
+    num_draft_tokens: int = Field(description="The next job's k; 0 is vanilla.")
+    reason: str = Field(description="alphaloop.deciding.policy.Reason of the next job, one word.")
     explanation: str = ""
     num_speculative_jobs: int = Field(description="Jobs of the last day behind the acceptance figures.")
     acceptance_from: Literal["traffic", "probes"] | None = None
@@ -96,6 +135,21 @@ class TaskLine(Part):
         0, description="Target passes of single sequences that traffic of the last day was spared."
     )
     cost: CostLine | None = Field(None, description="Null where the last day has no job of the task.")
+
+    @property
+    def done(self) -> Decoded | None:
+        """How its traffic was decoded, for the words that every screen uses."""
+        return None if self.decoded is None else self.decoded.as_decoded()
+
+    @property
+    def next_job(self) -> NextJob | None:
+        """What its next job would do, likewise."""
+        if self.mode is None:
+            return None
+        drafter = self.drafter if self.mode == "speculative" else None
+        bucket = "" if self.decoded is None else self.decoded.sampling_bucket
+        its = self.mode, drafter, self.num_draft_tokens, self.reason, self.explanation, self.next_running, bucket
+        return NextJob(*its)
 
 
 class DriftLine(Part):

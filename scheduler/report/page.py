@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
+from alphaloop.as_decoded import at_load, drafted_by_load, percent, setting
 from alphaloop.pages.templates import environment
 from alphaloop.switchback.wording import computed, control, figure, load, ratio, why
 from alphaloop.wording import counted_apart, words
@@ -18,7 +19,6 @@ from scheduler.report.wording import (
     costs,
     freshness,
     gap_lines,
-    how,
     money,
     probe_spend,
     saved,
@@ -37,7 +37,10 @@ def render_page(report: Report) -> str:
         report=report,
         # Safe: this SVG is ours, its texts are paths and its label is escaped.
         plots={name: Markup(svg) if svg else None for name, svg in plots.items()},  # noqa: S704
-        how=how,
+        at_load=at_load,
+        drafted_by_load=drafted_by_load,
+        percent=percent,
+        setting=setting,
         figure=figure,
         load=load,
         control=control,

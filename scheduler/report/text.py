@@ -1,4 +1,4 @@
-"""The report for a terminal of 100 columns."""
+"""The report for a terminal of 80 columns."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
+from alphaloop.as_decoded import at_load, drafted_by_load, percent, setting
 from alphaloop.probing.due import Why
 from alphaloop.switchback.wording import expectations, sentence, why
 from alphaloop.wording import share, words
@@ -19,21 +20,21 @@ from scheduler.report.wording import (
     estimate,
     freshness,
     gap_lines,
-    how,
     measured_with,
     probe_spend,
     saved,
 )
 
-WIDTH: Final = 100
+WIDTH: Final = 80
 _WHY: Final = {Why.ALARM: "an alarm", Why.NEW: "something new", Why.AGE: "age"}
-HEADER: Final = ("task", "jobs", "decoded", "k", "α_1", "α", "reason")
+HEADER: Final = ("task", "jobs", "drafted", "α_1", "α")
 _LEGEND: Final = (
     "jobs: traffic of the last day.",
+    "drafted: share of its rounds in which a drafter was asked.",
     "α_1: acceptance of its first drafted tokens [95 %].",
     "α: pooled over positions, at its k.",
 )
-RIGHT: Final = frozenset({1, 3})
+RIGHT: Final = frozenset({1, 2})
 
 
 def render_text(report: Report) -> str:
@@ -51,6 +52,7 @@ def render_text(report: Report) -> str:
     if report.tasks:
         parts += _table([HEADER, *(_row(line) for line in report.tasks)])
         parts += ["", *textwrap.wrap(" ".join((*_LEGEND, apart_from_traffic(report))), WIDTH), ""]
+        parts += ["Next job, as it would be decided now at the usual load of the last day", *_next_jobs(report), ""]
     if report.incidents:
         parts += ["Incidents", *_incidents(report), ""]
     parts += ["Measured speed-up", *_measured(report), ""]
@@ -78,11 +80,9 @@ def _row(line: TaskLine) -> tuple[str, ...]:
     return (
         line.task,
         str(line.num_jobs),
-        how(line),
-        str(line.num_draft_tokens) if line.num_draft_tokens else "-",
+        percent(line.done.drafted_share) if line.done else "-",
         estimate(line.alpha_1),
         f"{share(line.alpha.mean)} ({measured_with(line)})" if line.alpha else "-",
-        why(line.reason, line.drafter, line.measured),
     )
 
 
@@ -101,6 +101,19 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
         )
         lines.append(gap.join(aligned))
     lines.insert(1, "-" * min(WIDTH, max(len(line.rstrip()) for line in lines)))
+    return lines
+
+
+def _next_jobs(report: Report) -> list[str]:
+    """What the next job of each task would do; where load made a difference, what was done at each."""
+    lines = []
+    for line in report.tasks:
+        its, found = line.next_job, drafted_by_load(line.done)
+        told = f"{line.task}: {setting(its)}"
+        if its is not None:
+            told += f" {at_load(its)}, {why(line.reason or None, line.drafter, line.measured)}"
+        told += f". In the last day {', '.join(found)} running drafted." if found else ""
+        lines += textwrap.wrap(told, WIDTH, initial_indent="  ", subsequent_indent="    ")
     return lines
 
 
@@ -155,10 +168,11 @@ def _drift(report: Report) -> list[str]:
         return ["  None is open.", changed]
     lines = []
     for line in report.drift:
-        lines.append(
-            f"  {line.id}. {line.task}, {line.drafter}: {words(line.cause)}, {line.state}, "
+        head = (
+            f"{line.id}. {line.task}, {line.drafter}: {words(line.cause)}, {line.state}, "
             f"since {line.opened_at:%Y-%m-%d %H:%M} UTC; {costs(line)}"
         )
+        lines += textwrap.wrap(head, WIDTH, initial_indent="  ", subsequent_indent="    ")
         for told in (line.verdict, line.action):
             lines += textwrap.wrap(told, WIDTH, initial_indent="    ", subsequent_indent="    ")
     return [*lines, changed]
@@ -189,7 +203,10 @@ def _probes(report: Report) -> list[str]:
         lines += textwrap.wrap(
             f"Held back by the budget {budget}: {waiting}.", WIDTH, initial_indent="  ", subsequent_indent="    "
         )
-    return [*(lines or ["  None was due: every task and drafter has fresh evidence."]), f"  {probe_spend(report)}"]
+    return [
+        *(lines or ["  None was due: every drafter of a task with a probe set has fresh evidence."]),
+        f"  {probe_spend(report)}",
+    ]
 
 
 def _drafts(report: Report) -> list[str]:

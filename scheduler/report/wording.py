@@ -16,13 +16,6 @@ IDLE: Final = timedelta(hours=1)
 MAX_GAPS: Final = 10
 
 
-def how(line: TaskLine) -> str:
-    """How a task is decoded, in at most two words."""
-    if line.mode == "speculative" and line.drafter:
-        return line.drafter
-    return line.mode or "-"
-
-
 def estimate(value: Estimate | None) -> str:
     """`.72 [.65 .78]`, or a dash."""
     if value is None:

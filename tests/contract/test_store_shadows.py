@@ -56,7 +56,9 @@ def test_a_shadow_is_evidence_of_its_drafter_and_no_job_of_its_own(database: Dat
     (row,) = (row for row in rows if row.pair.drafter)
     sums = row.evidence.all
     assert (row.num_jobs, sums.trials, sums.accepts) == (5, total.trials, total.accepts)
-    assert sums.output_tokens == 5 * NUM_OUTPUT, "lengths are those of the whole texts"
+    assert (sums.texts, sums.output_tokens) == (0, 0), "the run counts for the length"
+    (vanilla,) = (row.evidence.all for row in rows if not row.pair.drafter)
+    assert (vanilla.texts, vanilla.output_tokens) == (5, 5 * NUM_OUTPUT)
     assert sums.tokens == total.num_tokens - 5, "tokens of its rounds are its own"
 
     assert history.expected_tokens("code", now=at, window_days=1) == NUM_OUTPUT, "each text counts once"

@@ -261,7 +261,7 @@ def test_sql_sees_the_same_numbers(database: Database, state: AcceptanceStateSto
         key = EvidenceKey(**{name: getattr(row, name) for name in EvidenceKey.__slots__})
         evidence = found[key]
         assert (row.jobs, row.recent_jobs, row.rounds) == (evidence.all.jobs, evidence.recent.jobs, evidence.all.rounds)
-        assert row.mean_output_tokens == pytest.approx(evidence.all.output_tokens / evidence.all.jobs)
+        assert row.mean_output_tokens == pytest.approx(evidence.all.output_tokens / evidence.all.ends)
         lists = [evidence.all.trials, evidence.all.accepts, evidence.recent.trials, evidence.recent.accepts]
         assert [list(getattr(row, name)) for name in names] == [list(values) for values in lists]
 
@@ -269,7 +269,7 @@ def test_sql_sees_the_same_numbers(database: Database, state: AcceptanceStateSto
 def test_bytes_that_no_memory_packs_to_are_refused() -> None:
     evidence = KeyEvidence.empty(NOW)
     assert unpack(b"", NOW) == unpack(pack(evidence), NOW) == evidence
-    with pytest.raises(StoreError, match="found 136 bytes"):
+    with pytest.raises(StoreError, match="found 168 bytes"):
         unpack(pack(evidence) + bytes(8), NOW)
 
 

@@ -45,7 +45,9 @@ def test_explain_decides_as_a_worker_would(cli: Cli, cli_environment: None, twel
     assert best["speedup"] > 2
     assert best["speedup_low"] <= best["speedup"] <= best["speedup_high"]
     shown = cli("explain", "code").out
-    assert shown.startswith(f"code: lookup k={decision['num_draft_tokens']} (expected faster)"), "nothing was measured"
+    assert shown.startswith(
+        f"code, next job: lookup k={decision['num_draft_tokens']} at 2 running (expected faster)"
+    ), "nothing was measured"
     assert "vanilla" in shown
     # Counts and figures stand beside each other: what is believed lies within its bounds, what was seen adds up.
     inferred = told["posteriors"]["lookup"]

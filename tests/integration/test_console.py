@@ -16,7 +16,7 @@ from markupsafe import escape
 from pydantic import SecretStr
 
 from alphaloop.console.app import VIEWS
-from alphaloop.explaining.explanation import ExplainRequest, explain_task
+from alphaloop.explaining.explanation import explain_task, usual_request
 from alphaloop.explaining.opening import opening
 from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Status
@@ -33,6 +33,7 @@ from alphaloop.store.overview import Overview
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.task_figures import figures_of
 from alphaloop.store.workers import WorkerStore
 from alphaloop.switchback.wording import figure
 from alphaloop.wording import share_with_interval
@@ -132,7 +133,8 @@ def test_a_task_is_explained_as_the_command_does(database: Database, visitor: Vi
     while (shown := visitor.get("/tasks/code.json").data)["explained_at"] is None:
         assert time.monotonic() < deadline, shown
     settings = Settings(postgres=PostgresSettings(url=database_url))
-    found = explain_task(database, settings, ExplainRequest("code", "", 0, "greedy", datetime.now(UTC), is_now=True))
+    request = usual_request(figures_of(database, "code"), datetime.now(UTC), is_now=True)
+    found = explain_task(database, settings, request)
     assert shown["opening"] == " ".join(opening(found))
     explained = shown["explanation"]["decision"]
     assert (explained["drafter"], explained["num_draft_tokens"]) == (

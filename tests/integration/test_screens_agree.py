@@ -13,7 +13,9 @@ from sqlalchemy import text
 from alphaloop.cli.status import task_table
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
+from alphaloop.explaining.explanation import tasks_now
 from alphaloop.messages import Mode
+from alphaloop.settings import load_settings
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.expectations import ExpectationStore
@@ -21,7 +23,7 @@ from alphaloop.store.overview import Overview
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.expectation import Expected
 from alphaloop.switchback.task_speedup import TaskSpeedup
-from alphaloop.switchback.wording import control, figure, load, reason_word, sentence
+from alphaloop.switchback.wording import figure, load, reason_word, sentence
 from scheduler.facts import SentProbes
 from scheduler.metrics import EXPECTATION, SPEEDUP, SchedulerMetrics
 from scheduler.report.data import MeasuredLine, Report, TaskLine
@@ -56,7 +58,6 @@ def test_five_screens_agree_about_the_measured_speed_up(cli: Cli, cli_environmen
         console.print(task_table([status], None))
     assert figure(status.measured) in printed.get()
     assert load(status.measured) in printed.get()
-    assert control(status.measured) in printed.get()
     shown = slices.shown(now)["code"]
     assert sentence("lookup", shown) in " ".join(cli("explain", "code").out.split())
     report = report_of("code", shown)
@@ -135,7 +136,7 @@ def test_no_screen_says_faster_beside_a_measured_loss(cli: Cli, cli_environment:
     shown = shown_speedup(twelve_jobs, 12, cost=4.0)
     assert shown.verdict == "slower"
     choose(twelve_jobs)
-    (status,) = Overview(twelve_jobs).tasks_now()
+    (status,) = tasks_now(twelve_jobs, load_settings(None))
     console = Console(width=140)
     with console.capture() as printed:
         console.print(task_table([status], None))

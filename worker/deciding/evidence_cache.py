@@ -161,17 +161,10 @@ class EvidenceCache:
 
     def lengths(self, task: str, drafters: Iterable[DrafterState], now: datetime) -> JobLengths:
         """How long the task's jobs are, vanilla ones and those with these drafters together."""
-        jobs = output = prompt = 0.0
         places = (Place(task), *(Place(task, drafter.name, drafter.revision) for drafter in drafters))
         with self._lock:
-            for place in places:
-                for held in self._open(place).values():
-                    sums = held.evidence.all
-                    weight = 0.5 ** (max(now - sums.as_of, timedelta(0)) / self._half_life)
-                    jobs += weight * sums.jobs
-                    output += weight * sums.output_tokens
-                    prompt += weight * sums.prompt_tokens
-        return JobLengths(jobs, output / jobs if jobs > 0 else None, prompt / jobs if jobs > 0 else None)
+            held = [one.evidence.all for place in places for one in self._open(place).values()]
+        return JobLengths.of((0.5 ** (max(now - its.as_of, timedelta(0)) / self._half_life), its) for its in held)
 
     def _begin_with(self, rows: Iterable[StateRow]) -> None:
         self._unread, self._held, self._totals = {}, {}, {}

@@ -59,6 +59,7 @@ def run_of(
         device_s=generation.device_s,
         decoded_at=now,
         is_counted=generation.is_counted,
+        is_cut=generation.finish_reason == "length",
     )
 
 

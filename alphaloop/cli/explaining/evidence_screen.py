@@ -38,7 +38,8 @@ def _seen(drafter: DrafterState, its: Evidence) -> str:
             f"{borrowed.assumed:.0%} prior.{stale}"
         )
     sentences = (
-        f"{drafter.name}: {its.seen.jobs:.0f} weighted jobs and probes, {its.jobs_alike:.0f} of them like these, "
+        f"{drafter.name}: {its.seen.jobs:.0f} jobs and probes, weighted by age, that it decoded or was scored on, "
+        f"{its.jobs_alike:.0f} of them like these, "
         f"{its.seen.rounds:.0f} rounds, {its.seen.offered / max(its.seen.rounds, 1e-9):.0%} with a proposal. "
         f"Sources of α₁: {borrowed.same_jobs:.0%} jobs like these, {borrowed.same_task:.0%} other jobs of the task, "
         f"{borrowed.other_tasks:.0%} other tasks, {borrowed.assumed:.0%} prior."

@@ -10,6 +10,7 @@ from typing import Final
 from rich.text import Text
 
 from alphaloop.acceptance import Z95
+from alphaloop.as_decoded import at_load, drafted_sentence, setting
 from alphaloop.cli.explaining.evidence_screen import show_evidence
 from alphaloop.cli.screen import out, paragraph, table
 from alphaloop.cost import CostKind
@@ -36,9 +37,11 @@ _AIMS: Final = {
 def show(found: Explanation) -> None:
     """Print everything, the answer first."""
     decision, request = found.decision, found.request
-    chosen = named(decision.drafter, decision.num_draft_tokens)
     reason = why(decision.reason, decision.drafter, found.measured.speedup)
-    paragraph(f"{request.task}: {chosen} ({reason})", style="bold")
+    what = "decided" if found.recorded is not None else "next job" if request.is_now else "would have been decided"
+    next_job = f"{setting(found.next_job)} {at_load(found.next_job)}"
+    paragraph(f"{request.task}, {what}: {next_job} ({reason})", style="bold")
+    paragraph(f"{drafted_sentence(found.figures.decoded)} in the {'last day' if request.is_now else 'day before'}.")
     paragraph(" ".join(opening(found)))
     paragraph(capitalized(decision.explanation), style="dim")
     if found.recorded is not None:

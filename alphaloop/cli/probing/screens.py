@@ -6,9 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.table import Table
-
-from alphaloop.cli.screen import table
+from alphaloop.cli.screen import FittedTable, table
 from alphaloop.probe_sets import ProbeSet
 from alphaloop.probing.plan import Measurement, ProbePlan
 from alphaloop.store.probe_sets import ProbeSetVersion
@@ -27,7 +25,7 @@ def version_as_json(version: ProbeSetVersion) -> dict[str, Any]:
     }
 
 
-def versions_table(versions: Sequence[ProbeSetVersion]) -> Table:
+def versions_table(versions: Sequence[ProbeSetVersion]) -> FittedTable:
     """All versions."""
     shown = table("task", "version", "in use", "prompts", "k", "source", "registered", right=["prompts", "k"])
     for one in versions:
@@ -48,7 +46,7 @@ def prompt_lines(shown: ProbeSet, other: ProbeSet | None) -> list[dict[str, Any]
     ]
 
 
-def prompts_table(shown: ProbeSet, lines: Sequence[Mapping[str, Any]]) -> Table:
+def prompts_table(shown: ProbeSet, lines: Sequence[Mapping[str, Any]]) -> FittedTable:
     """The prompts by id."""
     is_compared = any("is_shared" in line for line in lines)
     columns = ["position", "prompt", "characters", *(["in both"] if is_compared else [])]
@@ -78,7 +76,7 @@ def plan_as_json(plan: ProbePlan) -> dict[str, Any]:
     }
 
 
-def plan_table(plan: ProbePlan) -> Table:
+def plan_table(plan: ProbePlan) -> FittedTable:
     """The measurements in their order."""
     numbers = ["k", "decoded", "scored", "device s", "at stake s"]
     found = table("task", "drafter", "k", "why", *numbers[1:], "last measured", "sent", right=numbers)

@@ -58,6 +58,7 @@ def now(sources: Sources, request: Request) -> Page:
             "tasks": activity[:MAX_TASKS],
             "num_other_tasks": max(0, len(activity) - MAX_TASKS),
             "window_s": WINDOW.total_seconds(),
+            "lately_read_at": lately.read_at,
             "drift": DriftEventStore(database).open_events(),
             "incidents": IncidentStore(database).open_incidents(),
             "last_run": None if run is None else {"started_at": run[0], "ended_at": run[1], "outcome": run[2]},

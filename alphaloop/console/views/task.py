@@ -11,11 +11,12 @@ from starlette.requests import Request
 from alphaloop.console.page import NotFound, Page
 from alphaloop.console.sources import Sources
 from alphaloop.explaining.document import document
-from alphaloop.explaining.explanation import ExplainRequest, explain_task
+from alphaloop.explaining.explanation import ExplainRequest, explain_task, usual_request
 from alphaloop.explaining.opening import opening
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drift_events import DriftEventStore
 from alphaloop.store.reports import ReportStore
+from alphaloop.store.task_figures import figures_of
 
 NUM_CHANGES: Final = 20
 #: Alternatives that are listed; the JSON twin has them all.
@@ -54,7 +55,8 @@ def task(sources: Sources, request: Request) -> Page:
 
 def _asked(sources: Sources, name: str) -> tuple[Any, Any, ExplainRequest]:
     """What `alphaloop explain TASK` asks for without options."""
-    request = ExplainRequest(name, "", 0, "greedy", datetime.now(UTC), is_now=True)
+    figures = figures_of(sources.database, name)
+    request = usual_request(figures, datetime.now(UTC), is_now=True)
     return sources.database, sources.settings, request
 
 

@@ -23,7 +23,8 @@ def explained(decision: Decision, *, bounds: Interval | None = None, verdict: Ve
         measured = SimpleNamespace(speedup=bounds, verdict=verdict, subject=subject)
     parts = {
         "decision": decision,
-        "request": SimpleNamespace(task="code"),
+        "request": SimpleNamespace(task="code", is_now=True),
+        "recorded": None,
         "measured": SimpleNamespace(speedup=measured),
     }
     return cast(Explanation, SimpleNamespace(**parts))
@@ -42,7 +43,9 @@ def test_a_measured_gain_is_said_with_its_bounds() -> None:
         speculative(Reason.FASTER, lookup(1.3, 1.1, 1.5)), bounds=Interval(1.62, 1.55, 1.70), verdict=Verdict.FASTER
     )
     done, brought = opening(found)
-    assert done.startswith("Jobs of code are decoded speculatively: lookup proposes up to 7 tokens a round, because")
+    assert done.startswith(
+        "The next job of code is decoded speculatively: lookup proposes up to 7 tokens a round, because"
+    )
     assert "Measured in the last day, this was 1.62 times as fast as vanilla" in brought
     assert "between 1.55 and 1.70" in brought
     assert "expected" not in brought, "what was measured stands alone"

@@ -106,9 +106,18 @@ def test_incidents_come_first() -> None:
 @pytest.mark.parametrize(
     ("update", "sentence"),
     [
-        ({"num_draft_tokens": 4}, "code is decoded with lookup, k = 4, before with lookup, k = 8."),
-        ({"drafter": "small"}, "code is decoded with small, k = 8, before with lookup, k = 8."),
-        ({"mode": "vanilla", "num_draft_tokens": 0}, "code is decoded vanilla, before with lookup, k = 8."),
+        (
+            {"num_draft_tokens": 4},
+            "The next job of code would be decoded with lookup, k = 4 at 4 running, before with lookup, k = 8.",
+        ),
+        (
+            {"drafter": "small"},
+            "The next job of code would be decoded with small, k = 8 at 4 running, before with lookup, k = 8.",
+        ),
+        (
+            {"mode": "vanilla", "num_draft_tokens": 0},
+            "The next job of code would be decoded vanilla at 4 running, before with lookup, k = 8.",
+        ),
     ],
 )
 def test_a_choice_that_changed(update: dict[str, object], sentence: str) -> None:
@@ -122,7 +131,11 @@ def test_a_vanilla_task_whose_best_tried_drafter_changed_is_decoded_as_before() 
 
 def test_a_new_task() -> None:
     (line,) = told(full(("code",)), later(full(("code", "sql")), tasks=(with_task().tasks[0], unmeasured("sql"))))
-    assert line == (ChangeKind.CHOICE, "sql is decoded with lookup, k = 8, and was not in the last report.")
+    assert line == (
+        ChangeKind.CHOICE,
+        "The next job of sql would be decoded with lookup, k = 8 at 4 running, and the task was not in the last "
+        "report.",
+    )
 
 
 def unmeasured(task: str) -> TaskLine:

@@ -1,0 +1,167 @@
+"""Traffic at two loads: every screen says what share of the rounds drafted, and what the next job would do."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+from rich.console import Console
+from sqlalchemy import text
+
+from alphaloop.as_decoded import Decoded, at_load, drafted_by_load, percent, setting
+from alphaloop.cost import CostPoint
+from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.deciding.goodput import Alternative
+from alphaloop.demo.display import final_table
+from alphaloop.explaining.explanation import next_jobs, tasks_now
+from alphaloop.messages import Mode
+from alphaloop.settings import SchedulerSettings, Settings, TaskSettings, load_settings
+from alphaloop.store.costs import CostStore
+from alphaloop.store.database import Database
+from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.drafts import DraftRegistry
+from scheduler.loop import Scheduler
+from scheduler.metrics import SchedulerMetrics
+from tests.fixtures.cli import Cli
+from tests.fixtures.console import console
+from tests.fixtures.decoded_jobs import DecodedJobs
+from tests.fixtures.runs import DEVICE, ENGINE, TARGET, decode_run, simulated_counts, vanilla_counts
+from tests.fixtures.worker import until
+
+pytestmark = pytest.mark.postgres
+
+#: A round of eight sequences is wide: there look-up costs more than it brings.
+_WIDE_MS = {1: (40.0, 41.0, 42.0), 8: (60.0, 240.0, 480.0)}
+
+
+@pytest.fixture
+def chat(database: Database, rng: random.Random) -> Database:
+    """Two jobs alone that drafted, twelve beside eight others that did not; look-up was what was logged last."""
+    points = [CostPoint(None, b, w, ms, 5) for b, its in _WIDE_MS.items() for w, ms in zip((1, 4, 9), its, strict=True)]
+    points += [CostPoint("lookup", batch, width, 0.1, 5) for batch in (1, 8) for width in (4, 9)]
+    CostStore(database).save("a-host", DEVICE, ENGINE, TARGET, {"lookup": "draft-1"}, points)
+    DraftRegistry(database).register("lookup", "draft-1", TARGET)
+    jobs = DecodedJobs(database, rng)
+    for _ in range(2):
+        jobs.record("chat", replace(decode_run(simulated_counts(rng, [0.6, 0.4, 0.3], 20), task="chat"), batch_size=1))
+    for _ in range(12):
+        run = decode_run(vanilla_counts(41), task="chat", mode=Mode.VANILLA, reason="not_faster")
+        jobs.record("chat", replace(run, batch_size=8))
+    ways = (Alternative("lookup", 3, 2.5, 50.0, 2.1, 1.9, 2.4), Alternative(None, 0, 1.0, 41.0, 1.0, 1.0, 1.0))
+    chosen = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 3, Reason.FASTER, "2.10x vanilla expected", ways)
+    DecisionLog(database).record_change("chat", TARGET, DEVICE, "greedy", 1, chosen, "w")
+    return database
+
+
+@pytest.fixture
+def settings(cli_environment: None) -> Settings:
+    return load_settings(None)
+
+
+def report_line(database: Database, settings: Settings, folder: Path) -> dict[str, Any]:
+    class Broker:
+        def send(self, topic: str, *, key: bytes | None, value: bytes | None, headers: object = ()) -> None: ...
+        def flush(self, timeout_s: float) -> None: ...
+
+    Scheduler(
+        database,
+        Broker(),
+        SchedulerSettings(),
+        tasks={"chat": TaskSettings()},
+        report_folder=folder,
+        owner="test",
+        metrics=SchedulerMetrics(),
+        message_retention=lambda: timedelta(days=7),
+        change_jobs=1000.0,
+        next_jobs=lambda figures, now: next_jobs(database, settings, figures, now),
+    ).run_once(datetime.now(UTC))
+    with database.begin() as connection:
+        content: dict[str, Any] = connection.execute(text("SELECT content FROM reports")).scalar_one()
+    return next(line for line in content["tasks"] if line["task"] == "chat")
+
+
+def test_every_screen_says_what_was_done_and_what_would_be_done(
+    chat: Database,
+    cli: Cli,
+    settings: Settings,
+    database_url: SecretStr,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    monkeypatch.setenv("ALPHALOOP_KAFKA__REQUEST_TIMEOUT_S", "0.2")
+    line = report_line(chat, settings, tmp_path)
+    (now,) = tasks_now(chat, settings)
+    with console(database_url) as visitor:
+        documents = {
+            "status": cli("status", "--json").json["tasks"][0],
+            "explain": {
+                **(explained := cli("explain", "chat", "--json").json),
+                "decoded": explained["figures"]["decoded"],
+            },
+            "console": visitor.read("/tasks.json")["tasks"][0],
+        }
+        until(lambda: visitor.get("/tasks/chat.json").data["explanation"] is not None, "the task is explained", 30)
+        alone = visitor.get("/tasks/chat.json").data
+        page, listed = visitor.get("/tasks/chat"), visitor.get("/tasks")
+    documents["console, task"] = {"decoded": alone["now"]["decoded"], "next_job": alone["explanation"]["next_job"]}
+    assert now.decoded is not None
+    assert now.next_job is not None
+    for screen, its in documents.items():
+        assert Decoded.of_json(its["decoded"]) == now.decoded, screen
+        assert its["next_job"] == documents["status"]["next_job"], screen
+    assert Decoded.of_json(line["decoded"]) == now.decoded
+    assert (line["mode"], line["num_draft_tokens"], line["next_running"]) == ("vanilla", 0, 8)
+    # 40 of 520 rounds drafted, and no job is counted as speculative for one of them.
+    assert (now.decoded.num_rounds, now.decoded.num_drafted_rounds) == (2 * 20 + 12 * 40, 2 * 20)
+    assert drafted_by_load(now.decoded) == ["100% at 1", "0% at 8"]
+    told = (
+        percent(now.decoded.drafted_share),
+        *drafted_by_load(now.decoded),
+        f"{setting(now.next_job)} {at_load(now.next_job)}",
+    )
+    assert told[-1] == "vanilla at 8 running"
+    screen = Console(width=80)
+    with screen.capture() as printed:
+        screen.print(final_table([line], {"chat": 14}))
+    texts = {
+        "status": cli("status").out,
+        "explain": cli("explain", "chat").out,
+        "report": cli("report").out,
+        "demo": printed.get(),
+        "console": listed.text,
+        "console, task": page.text,
+    }
+    for name, shown in texts.items():
+        words = " ".join(shown.replace("<strong>", " ").replace("</strong>", " ").split())
+        for one in told[:2] if name == "demo" else told[:3]:
+            assert one in words, f"{name} says {one}"
+        # Screens that list earlier choices say there that look-up was expected faster, and at which load.
+        assert "expected faster" not in words.partition("hanges")[0], name
+
+
+def test_the_next_job_alone_would_be_drafted(chat: Database, cli: Cli, settings: Settings) -> None:
+    """The same task, asked at the other load: the answer is labelled with it."""
+    explained = cli("explain", "chat", "--batch", "1")
+    assert explained.out.splitlines()[0].startswith("chat, next job: lookup k=")
+    assert "at 1 running" in explained.out.splitlines()[0]
+
+
+def test_the_drift_page_says_what_its_none_rests_on(
+    chat: Database, settings: Settings, database_url: SecretStr, tmp_path: Path
+) -> None:
+    with console(database_url) as visitor:
+        before = visitor.get("/drift").text
+        assert "Nothing was tested yet: no run of the scheduler has ended." in before
+        report_line(chat, settings, tmp_path)
+        after = visitor.get("/drift").text
+    assert "tested the traffic of 1 task, none with a probe set, so a stale draft would not be told." in after
+    assert "had no texts to compare" in after
+    for page in (before, after):
+        assert "acceptance is where it was" not in page
+        assert "no text was wrong" not in page

@@ -1,0 +1,205 @@
+"""Every table fits 80 columns, and no cell is broken inside a word, whatever the names."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from alphaloop.acceptance import Interval
+from alphaloop.as_decoded import AtLoad, Decoded, NextJob
+from alphaloop.cli.app import app
+from alphaloop.cli.screen import FittedTable, progress, table
+from alphaloop.cli.status import task_table
+from alphaloop.demo.display import TrafficProgress, final_table
+from alphaloop.store.overview import TaskNow
+from alphaloop.switchback.speedup import Verdict
+from alphaloop.switchback.task_speedup import TaskSpeedup
+from scheduler.report.text import render_text
+from tests.fixtures.reports import AT, full
+from tests.fixtures.slices import subject
+from tests.unit.alphaloop.test_demo_display import line
+
+WIDTH = 80
+LONG = "summarization_of_very_long_documents_in_the_legal_department.v2"
+#: Columns of the tables of commands that read a database or a device, with a long cell each.
+SHAPES: dict[str, dict[str, str]] = {
+    "drift list": {
+        "id": "1234",
+        "task": LONG,
+        "drafter": "small-draft-of-2026-11",
+        "cause": "too little evidence",
+        "state": "confirmed",
+        "costs": "12.3 tokens/s",
+        "since": "2026-11-26 00:41",
+    },
+    "draft list": {
+        "drafter": "small-draft-of-2026-11",
+        "revision": "0123456789abcdef",
+        "target": "fedcba9876543210",
+        "status": "candidate",
+        "α_1": "0.71",
+        "c": "0.05",
+        "trained on": "12,000 texts of 3 tasks",
+    },
+    "notify list": {
+        "to": "slack://hooks/T000/B000",
+        "about": "drift event",
+        "number": "1234",
+        "attempts": "12",
+        "last attempt": "2026-11-26 00:41",
+        "outcome": "given up after 12 attempts",
+    },
+    "probes list": {
+        "task": LONG,
+        "version": "0123456789abcdef",
+        "in use": "yes",
+        "prompts": "64",
+        "k": "8",
+        "source": "traffic",
+        "registered": "2026-11-26 00:41",
+    },
+    "probes due": {
+        "task": LONG,
+        "drafter": "small-draft-of-2026-11",
+        "k": "8",
+        "why": "something new",
+        "probes": "64",
+        "scored": "64",
+        "device s": "123.4",
+        "last measured": "2026-11-26 00:41",
+        "sent": "yes",
+    },
+}
+
+
+def rendered(what: Any, width: int = WIDTH) -> list[str]:
+    screen = Console(file=io.StringIO(), width=width, color_system=None)
+    screen.print(what)
+    assert isinstance(screen.file, io.StringIO)
+    return screen.file.getvalue().splitlines()
+
+
+def assert_fits(lines: list[str], *whole: str) -> None:
+    """No line is too long, and these words stand on one line each."""
+    assert max(map(cell_len, lines)) <= WIDTH, max(lines, key=cell_len)
+    for text in whole:
+        for word in text.split():
+            assert any(re.search(rf"(^|\s){re.escape(word)}(\s|$)", one) for one in lines), (word, lines)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_table_fits_with_long_names(shape: str) -> None:
+    columns = SHAPES[shape]
+    made = table(*columns)
+    made.add_row(*columns.values())
+    made.add_row(*("-" for _ in columns))
+    assert_fits(rendered(made), *(cell for cell in columns.values() if "_" not in cell and len(cell) < 14))
+
+
+def now(task: str) -> TaskNow:
+    loads = (AtLoad(1, 2, 9000, 8600), AtLoad(5, 8, 12_000, 3))
+    return TaskNow(
+        task,
+        jobs={"succeeded": 123_456, "failed": 12, "running": 240},
+        probes={"succeeded": 64},
+        controls={"succeeded": 64},
+        alpha_1=Interval(0.73, 0.71, 0.75),
+        alpha_drafter="small-draft-of-2026-11",
+        decoded=Decoded(123_456, loads, ("lookup",), (3, 12), 8, "greedy"),
+        next_job=NextJob("speculative", "lookup", 12, "faster", "", 8, "greedy"),
+        measured=TaskSpeedup(
+            subject=subject(task, drafter="small-draft-of-2026-11"),
+            min_num_draft_tokens=3,
+            max_num_draft_tokens=12,
+            mean_running=6.2,
+            mean_context=100.0,
+            num_tokens=1000,
+            sequence_s=10.0,
+            num_blocks=12,
+            num_control_rounds=100,
+            control_share=0.02,
+            speedup=Interval(1.62, 1.55, 1.70),
+            verdict=Verdict.FASTER,
+            covers_from=AT,
+            covers_to=AT,
+            computed_at=AT,
+        ),
+    )
+
+
+@pytest.mark.parametrize("task", ["code", LONG])
+def test_the_status_table_fits_in_few_lines(task: str) -> None:
+    lines = rendered(task_table([now(task)], {task: 292}, {task: 240.0}))
+    assert_fits(lines, "123,456 succeeded waiting lookup drafted [0.71 0.75]")
+    assert len(lines) <= 9
+
+
+@pytest.mark.parametrize("task", ["code", LONG])
+def test_the_tables_of_the_demo_fit(task: str) -> None:
+    assert_fits(rendered(final_table([line(task)], {task: 8})), "jobs 100 86% 3-8 [1.31 1.54] lookup")
+    assert_fits(rendered(TrafficProgress.of({task: 12_345})), "0/12345 tok/s")
+
+
+@pytest.mark.parametrize("task", ["code", LONG])
+def test_the_report_fits(task: str) -> None:
+    lines = render_text(full((task,))).splitlines()
+    assert max(map(cell_len, lines)) <= WIDTH, max(lines, key=cell_len)
+
+
+_cells = st.text(st.sampled_from("ab_-. 0[]αß日"), max_size=40)
+
+
+@settings(max_examples=200)
+@given(rows=st.lists(st.tuples(_cells, _cells, _cells, _cells), max_size=5))
+@example(rows=[("a" * 300, "", "", "")])
+@example(rows=[("", "[0.71 0.75]" * 20, "日" * 90, "")])
+def test_no_line_is_ever_too_long_and_nothing_is_lost(rows: list[tuple[str, ...]]) -> None:
+    made = table("task", "speed-up [95 %]", "next job", "k", right=["k"])
+    for cells in rows:
+        made.add_row(*cells[:3], Text(cells[3]))
+    lines = rendered(made)
+    assert max(map(cell_len, lines)) <= WIDTH
+    shown = sorted("".join("".join(lines[1:]).split()))
+    given_cells = sorted("".join("".join("".join(cells) for cells in rows).split()))
+    head = sorted("".join(["task", "speed-up", "[95", "%]", "next", "job", "k"]))
+    assert sorted(shown + sorted("".join(lines[0].split()))) == sorted(head + given_cells)
+
+
+def test_an_interval_stands_on_one_line_with_its_figure_where_there_is_room() -> None:
+    made: FittedTable = table("task", "speed-up [95 %]")
+    made.add_row("code", "1.62 [1.55 1.70]")
+    assert "1.62 [1.55 1.70]" in rendered(made)[1]
+    assert all("1.62 [1.55" not in one or "1.70]" in one for one in rendered(made, 24))
+
+
+def test_a_progress_bar_fits() -> None:
+    bar = progress()
+    bar.add_task("probes and controls", total=9999, completed=9999, note="9,987 succeeded, 12 failed")
+    assert max(map(cell_len, rendered(bar.get_renderable()))) <= WIDTH
+
+
+def commands() -> list[list[str]]:
+    found: list[list[str]] = [[]]
+    for name, its in get_command(app).commands.items():  # type: ignore[attr-defined]
+        found += [[name], *([name, sub] for sub in getattr(its, "commands", {}))]
+    return found
+
+
+def test_help_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    for command in commands():
+        shown = CliRunner().invoke(app, [*command, "--help"], terminal_width=WIDTH)
+        assert shown.exit_code == 0, command
+        # An example is a line to copy, however long.
+        told = re.split(r"\n +Examples?:", shown.output)[0]
+        assert max(map(cell_len, told.splitlines())) <= WIDTH, command
