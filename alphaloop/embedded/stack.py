@@ -119,6 +119,7 @@ class EmbeddedStack:
         needs_broker, needs_database = settings.kafka.bootstrap_servers is None, settings.postgres.url is None
         if not (needs_broker or needs_database):
             return settings
+        _refuse_unreadable(self._folder)
         exits.enter_context(FolderLock(self._folder / "stack.lock", what="an embedded stack", wait_s=_OWNER_WAIT_S))
         url: str | None = None
         servers: str | None = None
@@ -229,6 +230,16 @@ def _completed(settings: Settings, stack: RunningStack) -> Settings:
     if postgres.url is None and stack.database_url is not None:
         postgres = postgres.model_copy(update={"url": stack.database_url})
     return settings.model_copy(update={"kafka": kafka, "postgres": postgres})
+
+
+def _refuse_unreadable(folder: Path) -> None:
+    """PostgreSQL refuses names with the end of a line; Java reads no names that are not UTF-8."""
+    shown = str(folder).encode("utf-8", "backslashreplace").decode("utf-8")
+    if shown != str(folder) or "\n" in shown or "\r" in shown:
+        raise ConfigError(
+            f"data_dir: expected a folder whose name is UTF-8 and has no end of a line, found {shown!r}",
+            hint="choose another folder with --data-dir",
+        )
 
 
 def _state_file(folder: Path) -> Path:

@@ -17,6 +17,7 @@ import platformdirs
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from alphaloop import shipped
 from alphaloop.errors import ConfigError
 from alphaloop.messages.text import TaskName
 from alphaloop.settings.claim_check import ClaimCheckSettings
@@ -38,7 +39,7 @@ from alphaloop.settings.tracing import TracingSettings
 
 FILES: Final = ("models", "tasks", "worker", "scheduler")
 ENV_PREFIX: Final = "ALPHALOOP_"
-CHECKOUT_CONFIGS: Final = Path(__file__).resolve().parents[2] / "configs"
+SHIPPED_CONFIGS: Final = shipped("configs")
 # Names that other tools already use for the same thing.
 PLAIN_ENV: Final = {
     "KAFKA_BOOTSTRAP_SERVERS": ("kafka", "bootstrap_servers"),
@@ -103,7 +104,7 @@ def load_settings(
 ) -> Settings:
     """Read the settings.
 
-    `configs` is a folder of TOML files: `./configs`, else the checkout's own, else only the defaults. `profile` names
+    `configs` is a folder of TOML files: `./configs`, else the shipped ones (`alphaloop.shipped`). `profile` names
     one more file of it (`local`), laid over the others; `overrides` (nested mappings) are laid over both. The
     environment wins: `ALPHALOOP_WORKER__BATCH_SIZE=8`, and the plain names in PLAIN_ENV.
 
@@ -135,7 +136,7 @@ def find_configs(configs: Path | None) -> Path | None:
         if not configs.is_dir():
             raise ConfigError(f"expected a folder of TOML files, found nothing at {configs}", hint="check --configs")
         return configs
-    return next((folder for folder in (Path("configs"), CHECKOUT_CONFIGS) if (folder / "tasks.toml").is_file()), None)
+    return next((folder for folder in (Path("configs"), SHIPPED_CONFIGS) if (folder / "tasks.toml").is_file()), None)
 
 
 #: Settings that say which section a table is.

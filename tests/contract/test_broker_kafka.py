@@ -34,8 +34,9 @@ pytestmark = pytest.mark.kafka
 
 @pytest.fixture(scope="module")
 def own_broker(kafka_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedKafka, str]]:
-    """A broker of this module's own, and its address."""
-    broker = EmbeddedKafka(kafka_home, tmp_path_factory.mktemp("own-kafka"))
+    """A broker of this module's own, and its address. Its folder's name means something in Java's property files."""
+    folder = tmp_path_factory.mktemp("own-kafka") / "dät, a\\u0062 50% #1 'q\" $HOME"
+    broker = EmbeddedKafka(kafka_home, folder)
     try:
         yield broker, broker.start()
     finally:
