@@ -60,6 +60,8 @@ broker.heartbeat.interval.ms=500
 metadata.max.idle.interval.ms=5000
 num.network.threads=2
 num.io.threads=4
+# Kafka's own 128 MiB do not fit into a small heap; this holds some 600,000 keys of a compacted topic at a time.
+log.cleaner.dedupe.buffer.size=16777216
 """
 #: Kafka's default configuration writes files beside its jars; this one writes warnings to standard error.
 _LOGGING: Final = """\
