@@ -57,7 +57,12 @@ class Settings(BaseSettings):
     """All settings of both processes."""
 
     model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__", validate_default=True
+        frozen=True,
+        extra="forbid",
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        env_ignore_empty=True,
+        validate_default=True,
     )
 
     kafka: KafkaSettings = KafkaSettings()
@@ -106,7 +111,8 @@ def load_settings(
 
     `configs` is a folder of TOML files: `./configs`, else the shipped ones (`alphaloop.shipped`). `profile` names
     one more file of it (`local`), laid over the others; `overrides` (nested mappings) are laid over both. The
-    environment wins: `ALPHALOOP_WORKER__BATCH_SIZE=8`, and the plain names in PLAIN_ENV.
+    environment wins: `ALPHALOOP_WORKER__BATCH_SIZE=8`, and the plain names in PLAIN_ENV. An empty variable
+    counts as unset.
 
     Raises ConfigError with the path of the setting, what was found, and a likely correction.
     """
