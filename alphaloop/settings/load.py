@@ -214,7 +214,7 @@ def explained(error: ValidationError, within: tuple[str, ...] = ()) -> ConfigErr
 
 def _shown(path: str, found: object) -> str:
     """What was found, without secrets: of a whole section only which one it is."""
-    if any(word in path for word in ("password", "url", "api_key")):
+    if any(word in path for word in ("password", "url", "api_key", "secret")):
         return "a secret"
     if isinstance(found, Mapping):
         return next((f"{tag} = {found[tag]!r}"[:80] for tag in _TAGS if tag in found), "a table")

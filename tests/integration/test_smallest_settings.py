@@ -20,7 +20,8 @@ def least(section: BaseModel) -> dict[str, Any]:
     """The lowest allowed value of each field that has one, and no value where a sequence may be empty."""
     found: dict[str, Any] = {}
     for name, field in type(section).model_fields.items():
-        found |= {name: rule.ge for rule in field.metadata if hasattr(rule, "ge")}
+        if lowest := [rule.ge for rule in field.metadata if hasattr(rule, "ge")]:
+            found[name] = lowest[0]
         if isinstance(getattr(section, name), tuple):
             found[name] = ()
     return found
