@@ -350,6 +350,8 @@ def test_an_endpoint_that_switches_drafts_is_one_of_either_route_and_has_every_l
 
 @pytest.mark.parametrize("section", [None, *Settings.model_fields])
 def test_an_empty_variable_is_unset(section: str | None, configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PLAIN_ENV:
+        monkeypatch.delenv(name, raising=False)
     expected = load_settings(configs)
     names = [f"ALPHALOOP_{section}"] if section else [*PLAIN_ENV, "ALPHALOOP_CONFIGS", "ALPHALOOP_PROFILE"]
     model = Settings.model_fields[section].annotation if section else None
