@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -233,11 +234,11 @@ def _completed(settings: Settings, stack: RunningStack) -> Settings:
 
 
 def _refuse_unreadable(folder: Path) -> None:
-    """PostgreSQL refuses names with the end of a line; Java reads no names that are not UTF-8."""
+    """PostgreSQL refuses names with the end of a line, Java reads UTF-8 only, and a terminal obeys control characters."""
     shown = str(folder).encode("utf-8", "backslashreplace").decode("utf-8")
-    if shown != str(folder) or "\n" in shown or "\r" in shown:
+    if shown != str(folder) or any(unicodedata.category(character) == "Cc" for character in shown):
         raise ConfigError(
-            f"data_dir: expected a folder whose name is UTF-8 and has no end of a line, found {shown!r}",
+            f"data_dir: expected a folder whose name is UTF-8 without control characters, found {shown!r}",
             hint="choose another folder with --data-dir",
         )
 
