@@ -234,7 +234,7 @@ def _completed(settings: Settings, stack: RunningStack) -> Settings:
 
 
 def _refuse_unreadable(folder: Path) -> None:
-    """PostgreSQL refuses names with the end of a line, Java reads UTF-8 only, and a terminal obeys control characters."""
+    """PostgreSQL refuses the end of a line in a name, Java what is not UTF-8; a terminal obeys control characters."""
     shown = str(folder).encode("utf-8", "backslashreplace").decode("utf-8")
     if shown != str(folder) or any(unicodedata.category(character) == "Cc" for character in shown):
         raise ConfigError(
