@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs format generated bench-decode bench-policy bench-truth bench-drift bench-pipeline bench-whole bench-cause bench-sql bench-agreement bench-console bench-engines engine engine-faults console-pictures stories lock up down chaos fuzz first-hour clean
+.PHONY: help demo test check docs format generated bench-decode bench-policy bench-truth bench-drift bench-pipeline bench-whole bench-cause bench-sql bench-agreement bench-console bench-engines engine engine-faults console-pictures stories lock up down chaos fuzz first-hour installed odd-paths clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -42,6 +42,12 @@ test: $(INSTALLED) ## every test, against a real Kafka, PostgreSQL and language 
 
 first-hour: $(INSTALLED) ## the README's and the guides' commands on an empty machine, every output compared (5 minutes)
 	@$(BIN)/python -m tests.first_hour $(ARGS)
+
+installed: $(INSTALLED) ## the README's commands with the wheel instead of a checkout, then each process and the demo (5 minutes)
+	@$(BIN)/python -m tests.first_hour --wheel $(ARGS)
+
+odd-paths: $(INSTALLED) ## data folders with names that mean something in another program's files, two starts each (3 minutes)
+	@ODD_PATHS=all $(BIN)/python -m pytest tests/integration/test_odd_paths.py $(ARGS)
 
 chaos: $(INSTALLED) ## 50,000 jobs while workers, brokers, database, network and clocks fail (20 minutes)
 	@$(BIN)/python -m tests.chaos $(ARGS)

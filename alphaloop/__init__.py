@@ -8,4 +8,14 @@ tests for drift, flags stale drafts and reports.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 __version__ = "0.1.0"
+
+
+def shipped(name: str) -> Path:
+    """The folder `configs` or `migrations` that came with this code: in an installed package inside it, in a checkout
+    beside it."""
+    package = Path(__file__).resolve().parent
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name

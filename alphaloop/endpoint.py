@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hmac
+import socket
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -50,27 +51,56 @@ class Endpoint:
             {"/healthz": healthy, "/readyz": ready},
             None if password is None else f"{username}:{password.get_secret_value()}",
         )
-        try:
-            self._server = ThreadingHTTPServer((host, port), handler)
-        except OSError as error:
-            raise ConfigError(
-                f"http_port: cannot listen on {host}:{port}: {error.strerror}", hint="0 picks a free port"
-            ) from None
-        self._server.daemon_threads = True
+        self._server = _Server(listening(host, port, "http_port"), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="endpoint", daemon=True)
         self._thread.start()
 
     @property
     def url(self) -> str:
         """Where it listens."""
-        host, port = self._server.server_address[:2]
-        return f"http://{host if isinstance(host, str) else host.decode()}:{port}"
+        return url_of(*self._server.socket.getsockname()[:2])
 
     def close(self) -> None:
         """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(5)
+
+
+def listening(host: str, port: int, setting: str) -> socket.socket:
+    """A socket that listens on an address of IPv4 or IPv6, or on the address of a name; `::` is every address of both.
+
+    Raises ConfigError, which names `setting`.
+    """
+    try:
+        family, *_ = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)[0]  # noqa: S104 - as asked for
+        both = host == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=both)
+    except OSError as error:
+        raise ConfigError(
+            f"{setting}: cannot listen on {in_url(host)}:{port}: {error.strerror}", hint="0 picks a free port"
+        ) from None
+
+
+def in_url(host: str) -> str:
+    """A host as URLs have it: an address of IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def url_of(host: str, port: int) -> str:
+    """The URL of a server without TLS."""
+    return f"http://{in_url(host)}:{port}"
+
+
+class _Server(ThreadingHTTPServer):
+    """Serves a socket that listens already."""
+
+    daemon_threads = True
+
+    def __init__(self, listens: socket.socket, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(listens.getsockname()[:2], handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listens
 
 
 def _handler(

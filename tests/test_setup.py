@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import tomllib
+import zipfile
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 from typing import Final
@@ -14,6 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from tests.first_hour.machine import wheel_of_sdist
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -91,3 +95,18 @@ def test_help_needs_nothing_installed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert [line.split()[1] for line in done.stdout.splitlines()][:3] == ["help", "demo", "test"]
     assert not (tmp_path / ".venv").exists()
+
+
+def test_a_wheel_holds_what_the_program_reads_and_the_sdist_builds_the_same_one(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        holds = {name: opened.read(name) for name in opened.namelist()}
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for path in filter(None, listed.split("\0")):
+        top = path.partition("/")[0]
+        if top in ("alphaloop", "configs", "migrations", "scheduler", "worker"):
+            inside = f"alphaloop/{path}" if top in ("configs", "migrations") else path
+            assert holds.get(inside) == (ROOT / path).read_bytes(), path
+    assert wheel_of_sdist(tmp_path / "dist").read_bytes() == wheel.read_bytes()

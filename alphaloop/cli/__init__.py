@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import signal
 import sys
 from types import FrameType
-from typing import NoReturn
+from typing import Final, NoReturn
+
+_ESCAPED: Final = "alphaloop.escaped"
 
 
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 an error in words, 2 wrong usage, 130 interrupted."""
+    codecs.register_error(_ESCAPED, _escaped)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=_ESCAPED)
     try:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may have it ignored
             signal.signal(signal.SIGINT, _interrupt)
@@ -24,6 +32,14 @@ def main() -> None:
             sys.exit(1)
     except KeyboardInterrupt:  # while the commands were imported, or after one had ended
         sys.exit(130)
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    """What standard output cannot encode, as JSON escapes it, so that printed JSON stays what it is."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    units = error.object[error.start : error.end].encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2)), error.end
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -65,7 +65,7 @@ def _show_version(asked: bool) -> None:
 def root(
     context: typer.Context,
     configs: Path | None = typer.Option(
-        None, envvar="ALPHALOOP_CONFIGS", help="Folder of TOML files; ./configs if it is there."
+        None, envvar="ALPHALOOP_CONFIGS", help="Folder of TOML files; ./configs if it is there, else the shipped one."
     ),
     profile: str | None = typer.Option(
         None, envvar="ALPHALOOP_PROFILE", help="One more file of that folder, whose values override the others: local."

@@ -65,9 +65,10 @@ def child_environment(options: GlobalOptions, settings: Settings) -> dict[str, s
         environment["KAFKA_BOOTSTRAP_SERVERS"] = settings.kafka.bootstrap_servers
     if settings.postgres.url is not None:
         environment["DATABASE_URL"] = settings.postgres.url.get_secret_value()
-    # In a checkout that is not installed, worker and scheduler lie beside alphaloop.
-    beside = str(Path(alphaloop.__file__).resolve().parents[1])
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (beside, os.environ.get("PYTHONPATH"))))
+    package = Path(alphaloop.__file__).resolve().parent
+    if alphaloop.shipped("migrations").parent != package:
+        # In a checkout that is not installed, worker and scheduler lie beside alphaloop.
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(package.parent), os.environ.get("PYTHONPATH"))))
     return environment
 
 

@@ -18,6 +18,7 @@ from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import FittedTable, note, out, paragraph, print_json, table
 from alphaloop.embedded.process import is_listening
 from alphaloop.embedded.stack import running_stack
+from alphaloop.endpoint import url_of
 from alphaloop.errors import BrokerError
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.backlog import unfinished
@@ -216,7 +217,7 @@ def _addresses(settings: Settings, database: str) -> dict[str, str]:
     shown = {"broker": f"{settings.kafka.bootstrap_servers}", "database": database}
     for module, process in (("worker", settings.worker), ("scheduler", settings.scheduler)):
         # Port 0: the process logs the port that the system chose.
-        known = f"http://{process.http_host}:{process.http_port}/metrics" if process.http_port else "-"
+        known = f"{url_of(process.http_host, process.http_port)}/metrics" if process.http_port else "-"
         shown[module] = _logged_metrics(settings, module) if is_embedded else known
     return {
         **shown,
@@ -228,5 +229,6 @@ def _addresses(settings: Settings, database: str) -> dict[str, str]:
 def _logged_metrics(settings: Settings, module: str) -> str:
     found = LogFollower(child_log(settings, module), from_start=True).find(f"{module}_ready", last=True)
     address = field_of(found, "metrics") if found else None
-    port = urlsplit(address).port if address else None
-    return f"{address}/metrics" if port and is_listening(port) else "not running"
+    found_at = urlsplit(address) if address else None
+    is_up = found_at and found_at.port and is_listening(found_at.port, f"{found_at.hostname}")
+    return f"{address}/metrics" if is_up else "not running"

@@ -78,7 +78,9 @@ def _job_ids(file: Path | None) -> list[str]:
     if file is None:
         return []
     try:
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        # Lines end where JSONL says so: a text may hold other ends of lines, such as U+2028.
+        lines = file.read_bytes().decode("utf-8-sig").split("\n")
+        rows = [json.loads(line) for line in lines if line.strip()]
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: {error}", hint="expected JSONL with a job_id a line") from None
     return [row["job_id"] for row in rows if isinstance(row, dict) and isinstance(row.get("job_id"), str)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 from typing import Final, Self
 
@@ -11,7 +10,7 @@ import uvicorn
 
 from alphaloop.console.app import Console
 from alphaloop.console.sources import Sources
-from alphaloop.errors import ConfigError
+from alphaloop.endpoint import listening, url_of
 from alphaloop.settings import Settings
 
 _STOP_S: Final = 5.0
@@ -23,9 +22,8 @@ class ConsoleServer:
     def __init__(self, settings: Settings) -> None:
         """Raises ConfigError where the port is taken, or no database is configured."""
         self._sources = Sources.of(settings)
-        self._socket = _listening(settings.console.http_host, settings.console.http_port)
-        host, port = self._socket.getsockname()[:2]
-        self.listens_at: Final = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._socket = listening(settings.console.http_host, settings.console.http_port, "console.http_port")
+        self.listens_at: Final = url_of(*self._socket.getsockname()[:2])
         self.url: Final = settings.console.public_url or self.listens_at  #: what people type
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         config = uvicorn.Config(
@@ -62,13 +60,3 @@ class ConsoleServer:
 
     def _serve(self) -> None:
         self._server.run(sockets=[self._socket])
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=128)
-    except OSError as error:
-        raise ConfigError(
-            f"console.http_port: cannot listen on {host}:{port}: {error.strerror}", hint="0 picks a free port"
-        ) from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,12 @@ from alphaloop.errors import StartFailed
 from alphaloop.kafka.topics import is_reachable
 from alphaloop.settings import KafkaSettings
 
+#: Names in the node's folder, which is its working folder. No path is written into Kafka's files or among Java's
+#: arguments: commas, colons, percent signs, backslashes and letters beyond Latin-1 mean something there.
+_PROPERTIES_FILE: Final = "server.properties"
+_LOGGING_FILE: Final = "log4j2.properties"
+_LIBS: Final = "libs"
+
 _FORMAT_TIMEOUT_S: Final = 60.0
 _LEFTOVER_S: Final = 30.0
 _PROPERTIES: Final = """\
@@ -33,7 +40,7 @@ advertised.listeners=PLAINTEXT://127.0.0.1:{port}
 controller.listener.names=CONTROLLER
 inter.broker.listener.name=PLAINTEXT
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
-log.dirs={log_dirs}
+log.dirs=data
 auto.create.topics.enable=false
 num.partitions=1
 default.replication.factor=1
@@ -53,6 +60,8 @@ broker.heartbeat.interval.ms=500
 metadata.max.idle.interval.ms=5000
 num.network.threads=2
 num.io.threads=4
+# Kafka's own 128 MiB do not fit into a small heap; this holds some 600,000 keys of a compacted topic at a time.
+log.cleaner.dedupe.buffer.size=16777216
 """
 #: Kafka's default configuration writes files beside its jars; this one writes warnings to standard error.
 _LOGGING: Final = """\
@@ -130,15 +139,18 @@ class EmbeddedKafka:
 
     def _start_locked(self, java: Path, lock: FolderLock) -> str:
         port, controller_port = self._ports()
-        properties = self._folder / "server.properties"
+        properties = self._folder / _PROPERTIES_FILE
         # The last line of a name wins in a properties file.
         lines = _PROPERTIES + "".join(f"{name}={value}\n" for name, value in self._properties.items())
-        filled = lines.format(port=port, controller_port=controller_port, log_dirs=self._folder / "data")
+        filled = lines.format(port=port, controller_port=controller_port)
         properties.write_text(filled, encoding="utf-8")
-        (self._folder / "log4j2.properties").write_text(_LOGGING, encoding="utf-8")
+        (self._folder / _LOGGING_FILE).write_text(_LOGGING, encoding="utf-8")
+        libs = self._folder / _LIBS
+        libs.unlink(missing_ok=True)
+        libs.symlink_to(self._home / "libs")
         if not (self._folder / "data" / "meta.properties").exists():
-            self._format(java, properties)
-        self._process = self._child(self.name, java, "kafka.Kafka", [str(properties)], lock)
+            self._format(java)
+        self._process = self._child(self.name, java, "kafka.Kafka", [_PROPERTIES_FILE], lock)
         self._process.start()
         kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
         self._process.wait_until(lambda: is_listening(port) and is_reachable(kafka, 2.0), self._start_timeout_s)
@@ -166,6 +178,7 @@ class EmbeddedKafka:
 
     def _checked_java(self) -> Path:
         java = self._java or find_java()
+        java = java and java.absolute()
         version = java_version(java) if java else None
         if java is None or version is None or version < MIN_JAVA:
             raise StartFailed(
@@ -186,12 +199,12 @@ class EmbeddedKafka:
         path.write_text(f"{port} {controller_port}", encoding="ascii")
         return port, controller_port
 
-    def _format(self, java: Path, properties: Path) -> None:
+    def _format(self, java: Path) -> None:
         tool = self._child(
             "kafka-storage",
             java,
             "kafka.tools.StorageTool",
-            ["format", "--cluster-id", self._cluster_id or new_cluster_id(), "--config", str(properties)],
+            ["format", "--cluster-id", self._cluster_id or new_cluster_id(), "--config", _PROPERTIES_FILE],
         )
         tool.start()
         if (code := tool.wait(_FORMAT_TIMEOUT_S)) != 0:
@@ -209,14 +222,16 @@ class EmbeddedKafka:
             "-XX:TieredStopAtLevel=1",
             "-XX:+ExitOnOutOfMemoryError",
             "-Djava.awt.headless=true",
-            f"-Dlog4j2.configurationFile={self._folder / 'log4j2.properties'}",
+            f"-Dlog4j2.configurationFile={_LOGGING_FILE}",
             "-cp",
-            f"{self._home / 'libs'}/*",
+            f"{_LIBS}/*",
             main_class,
             *arguments,
         ]
         env = {key: value for key, value in os.environ.items() if not key.startswith("KAFKA_")}
-        return ChildProcess(name, command, log=self.log, env=env, lock=lock)
+        if sys.getfilesystemencoding() == "utf-8":
+            env["LC_ALL"] = "C.UTF-8"  # in the locale C, Java reads the bytes of its working folder as ASCII
+        return ChildProcess(name, command, log=self.log, env=env, lock=lock, folder=self._folder)
 
 
 def new_cluster_id() -> str:

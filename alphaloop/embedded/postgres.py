@@ -11,6 +11,7 @@ import importlib.util
 import os
 import pwd
 import secrets
+import shutil
 import signal
 import stat
 from pathlib import Path
@@ -185,6 +186,7 @@ class EmbeddedPostgres:
             fresh.rename(self._cluster)
         finally:
             password_file.unlink()
+            shutil.rmtree(fresh, ignore_errors=True)  # after a failure; else it has been moved
 
 
 def binaries() -> Path:

@@ -40,11 +40,14 @@ class ChildProcess:
         run_as: Account | None = None,
         keep_search: bool = False,
         lock: FolderLock | None = None,
+        folder: Path | None = None,
     ) -> None:
+        """`folder` is its working folder; None: this process's own."""
         self.name = name
         self.log = log
         self.pid: int | None = None
         self._grace_s = grace_s
+        self._folder = folder
         self._env = dict(os.environ if env is None else env)
         self._order = {
             "command": [str(part) for part in command],
@@ -76,6 +79,7 @@ class ChildProcess:
                 stdout=subprocess.PIPE,
                 stderr=output,
                 env=self._env,
+                cwd=self._folder,
                 start_new_session=True,
                 pass_fds=[self._lock.fileno()] if self._lock else [],
             )
@@ -163,11 +167,13 @@ def free_ports(count: int) -> list[int]:
             one.close()
 
 
-def is_listening(port: int) -> bool:
-    """Whether something accepts connections on 127.0.0.1:port."""
-    with socket.socket() as probe:
-        probe.settimeout(1.0)
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def is_listening(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether something accepts connections there."""
+    try:
+        with socket.create_connection((host, port), timeout=1.0):
+            return True
+    except OSError:
+        return False
 
 
 def is_free(port: int) -> bool:

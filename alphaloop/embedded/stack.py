@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -119,6 +120,7 @@ class EmbeddedStack:
         needs_broker, needs_database = settings.kafka.bootstrap_servers is None, settings.postgres.url is None
         if not (needs_broker or needs_database):
             return settings
+        _refuse_unreadable(self._folder)
         exits.enter_context(FolderLock(self._folder / "stack.lock", what="an embedded stack", wait_s=_OWNER_WAIT_S))
         url: str | None = None
         servers: str | None = None
@@ -229,6 +231,16 @@ def _completed(settings: Settings, stack: RunningStack) -> Settings:
     if postgres.url is None and stack.database_url is not None:
         postgres = postgres.model_copy(update={"url": stack.database_url})
     return settings.model_copy(update={"kafka": kafka, "postgres": postgres})
+
+
+def _refuse_unreadable(folder: Path) -> None:
+    """PostgreSQL refuses the end of a line in a name, Java what is not UTF-8; a terminal obeys control characters."""
+    shown = str(folder).encode("utf-8", "backslashreplace").decode("utf-8")
+    if shown != str(folder) or any(unicodedata.category(character) == "Cc" for character in shown):
+        raise ConfigError(
+            f"data_dir: expected a folder whose name is UTF-8 without control characters, found {shown!r}",
+            hint="choose another folder with --data-dir",
+        )
 
 
 def _state_file(folder: Path) -> Path:

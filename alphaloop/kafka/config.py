@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from confluent_kafka import KafkaError
@@ -104,8 +104,46 @@ def client_config(
         "ssl.key.location": kafka.ssl_key_location and str(kafka.ssl_key_location),
         "ssl.key.password": kafka.ssl_key_password and kafka.ssl_key_password.get_secret_value(),
     }
+    if kafka.oauth_token_url:
+        optional |= {
+            "sasl.oauthbearer.method": "oidc",
+            "sasl.oauthbearer.token.endpoint.url": kafka.oauth_token_url,
+            "sasl.oauthbearer.client.id": kafka.oauth_client_id,
+            "sasl.oauthbearer.client.secret": kafka.oauth_client_secret
+            and kafka.oauth_client_secret.get_secret_value(),
+            "sasl.oauthbearer.scope": kafka.oauth_scope,
+            "sasl.oauthbearer.extensions": kafka.oauth_extensions,
+        }
     config |= {key: value for key, value in optional.items() if value is not None}
+    if kafka.aws_region:
+        config["oauth_cb"] = _tokens_of_aws(kafka.aws_region)
     return config | dict(own or {}) | kafka.extra
+
+
+def _tokens_of_aws(region: str) -> Callable[[str], tuple[str, float]]:
+    """librdkafka's `oauth_cb`: a token signed with the credentials that AWS's own tools find, and the time of its end.
+
+    Raises ConfigError without the signer's package. The callback's exceptions are the reason of a refused login.
+    """
+    try:
+        from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
+    except ImportError:
+        raise ConfigError(
+            "kafka.aws_region: expected the package aws-msk-iam-sasl-signer-python, found none",
+            hint="pip install 'alphaloop[msk]'",
+        ) from None
+
+    def sign(_: str) -> tuple[str, float]:
+        try:
+            token, ends_at_ms = MSKAuthTokenProvider.generate_auth_token(region)
+        except Exception as error:
+            # The client says only that there is no token.
+            found = type(error).__name__
+            log.error("AWS's signer made no token for Kafka in %s (%s): are there credentials of AWS?", region, found)
+            raise
+        return token, ends_at_ms / 1000
+
+    return sign
 
 
 def bootstrap_servers(kafka: KafkaSettings) -> str:

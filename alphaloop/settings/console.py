@@ -41,7 +41,8 @@ class ConsoleSettings(Section):
         if self.public_url is None and self._is_wildcard:
             return None
         public = urlsplit(self.public_url).hostname if self.public_url else None
-        return tuple(dict.fromkeys((*_LOOPBACK_NAMES, self.http_host, *([public] if public else []))))
+        named = [f"[{host}]" if ":" in host else host for host in (self.http_host, public) if host]
+        return tuple(dict.fromkeys((*_LOOPBACK_NAMES, *named)))
 
     @property
     def is_https(self) -> bool:

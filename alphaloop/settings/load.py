@@ -17,6 +17,7 @@ import platformdirs
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from alphaloop import shipped
 from alphaloop.errors import ConfigError
 from alphaloop.messages.text import TaskName
 from alphaloop.settings.claim_check import ClaimCheckSettings
@@ -38,7 +39,7 @@ from alphaloop.settings.tracing import TracingSettings
 
 FILES: Final = ("models", "tasks", "worker", "scheduler")
 ENV_PREFIX: Final = "ALPHALOOP_"
-CHECKOUT_CONFIGS: Final = Path(__file__).resolve().parents[2] / "configs"
+SHIPPED_CONFIGS: Final = shipped("configs")
 # Names that other tools already use for the same thing.
 PLAIN_ENV: Final = {
     "KAFKA_BOOTSTRAP_SERVERS": ("kafka", "bootstrap_servers"),
@@ -56,7 +57,12 @@ class Settings(BaseSettings):
     """All settings of both processes."""
 
     model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", env_prefix=ENV_PREFIX, env_nested_delimiter="__", validate_default=True
+        frozen=True,
+        extra="forbid",
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        env_ignore_empty=True,
+        validate_default=True,
     )
 
     kafka: KafkaSettings = KafkaSettings()
@@ -103,9 +109,10 @@ def load_settings(
 ) -> Settings:
     """Read the settings.
 
-    `configs` is a folder of TOML files: `./configs`, else the checkout's own, else only the defaults. `profile` names
+    `configs` is a folder of TOML files: `./configs`, else the shipped ones (`alphaloop.shipped`). `profile` names
     one more file of it (`local`), laid over the others; `overrides` (nested mappings) are laid over both. The
-    environment wins: `ALPHALOOP_WORKER__BATCH_SIZE=8`, and the plain names in PLAIN_ENV.
+    environment wins: `ALPHALOOP_WORKER__BATCH_SIZE=8`, and the plain names in PLAIN_ENV. An empty variable
+    counts as unset.
 
     Raises ConfigError with the path of the setting, what was found, and a likely correction.
     """
@@ -135,7 +142,7 @@ def find_configs(configs: Path | None) -> Path | None:
         if not configs.is_dir():
             raise ConfigError(f"expected a folder of TOML files, found nothing at {configs}", hint="check --configs")
         return configs
-    return next((folder for folder in (Path("configs"), CHECKOUT_CONFIGS) if (folder / "tasks.toml").is_file()), None)
+    return next((folder for folder in (Path("configs"), SHIPPED_CONFIGS) if (folder / "tasks.toml").is_file()), None)
 
 
 #: Settings that say which section a table is.
@@ -207,7 +214,7 @@ def explained(error: ValidationError, within: tuple[str, ...] = ()) -> ConfigErr
 
 def _shown(path: str, found: object) -> str:
     """What was found, without secrets: of a whole section only which one it is."""
-    if any(word in path for word in ("password", "url", "api_key")):
+    if any(word in path for word in ("password", "url", "api_key", "secret")):
         return "a secret"
     if isinstance(found, Mapping):
         return next((f"{tag} = {found[tag]!r}"[:80] for tag in _TAGS if tag in found), "a table")

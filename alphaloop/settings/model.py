@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
+from pydantic_core import PydanticCustomError
 
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.messages.unknown_fields import HARMLESS
@@ -24,9 +25,15 @@ class KafkaSettings(Section):
     bootstrap_servers: str | None = None  #: unset: an embedded broker is started or found
     group_id: str = "alphaloop-workers"  #: consumer group that all workers share
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
     sasl_username: str | None = None
     sasl_password: SecretStr | None = None
+    oauth_token_url: str | None = None  #: OAUTHBEARER: where the identity provider (OIDC) gives out tokens
+    oauth_client_id: str | None = None  #: what it knows these processes by
+    oauth_client_secret: SecretStr | None = None
+    oauth_scope: str | None = None  #: what the token is to allow, where the provider or the broker asks for it
+    oauth_extensions: str | None = None  #: sent to the broker with the token: name=value,name=value
+    aws_region: str | None = None  #: OAUTHBEARER in place of a provider: the IAM of AWS MSK in this region
     ssl_ca_location: Path | None = None
     ssl_certificate_location: Path | None = None
     ssl_key_location: Path | None = None
@@ -44,6 +51,23 @@ class KafkaSettings(Section):
     replication_factor: int = Field(1, ge=1)  #: of topics that alphaloop creates
     request_timeout_s: float = Field(10.0, gt=0)  #: wait for the broker's answer to one request
     extra: dict[ExtraProperty, str | int | float | bool] = Field({})
+
+    @model_validator(mode="after")
+    def _tokens_come_from_one_place(self) -> Self:
+        provider = (self.oauth_token_url, self.oauth_client_id, self.oauth_client_secret)
+        rest = (self.oauth_scope, self.oauth_extensions)
+        if self.sasl_mechanism != "OAUTHBEARER":
+            expected = None if not any((*provider, *rest, self.aws_region)) else "kafka.sasl_mechanism OAUTHBEARER"
+        elif self.aws_region:
+            expected = "no kafka.oauth_… beside kafka.aws_region" if any((*provider, *rest)) else None
+        elif any((*provider, *rest)):
+            expected = None if all(provider) else "oauth_token_url, oauth_client_id and oauth_client_secret"
+        else:  # librdkafka knows more ways
+            has_own = any("sasl.oauthbearer" in name for name in self.extra)
+            expected = None if has_own else "kafka.oauth_token_url or kafka.aws_region with OAUTHBEARER"
+        if expected:
+            raise PydanticCustomError("oauth", "Expected {expected}", {"expected": expected})
+        return self
 
 
 class PostgresSettings(Section):

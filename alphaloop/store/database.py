@@ -91,7 +91,7 @@ class Database:
                 if self._guard is not None:
                     self._guard(connection)
                 yield connection
-        except (SQLAlchemyError, psycopg.Error) as error:
+        except (SQLAlchemyError, psycopg.Error, UnicodeEncodeError) as error:
             # Not chained, because the driver's text quotes rows, and rows hold prompts.
             raise store_error(error, self.redacted_url) from None
 
@@ -108,7 +108,7 @@ class Database:
         try:
             with self._autocommit.connect() as connection:
                 yield connection
-        except (SQLAlchemyError, psycopg.Error) as error:
+        except (SQLAlchemyError, psycopg.Error, UnicodeEncodeError) as error:
             raise store_error(error, self.redacted_url) from None
 
     @property

@@ -10,7 +10,8 @@ from sqlalchemy import text
 from alphaloop.store.database import Database
 
 # `<=` and `=` by position: accepts ≤ trials ≤ proposed ≤ rounds, and tokens = rounds + accepted - cropped.
-_CHECK: Final = text("""
+# PostgreSQL reads no field of a JSON document with an escaped NUL in it, which a generated text may hold.
+_CHECK: Final = text(r"""
     WITH runs AS (
         SELECT job_id, count(*) AS times, sum(num_tokens)::bigint AS num_tokens,
                bool_and(num_tokens = rounds + array_sum(accepts) - num_cropped
@@ -24,7 +25,8 @@ _CHECK: Final = text("""
            count(*) FILTER (WHERE status = 'succeeded' AND runs.times = 1) AS num_decoded_once,
            count(*) FILTER (WHERE runs.job_id IS NOT NULL AND NOT runs.adds_up) AS num_wrong_counts,
            count(*) FILTER (WHERE status = 'succeeded'
-               AND (outcome #>> '{usage,completion_tokens}')::bigint IS DISTINCT FROM runs.num_tokens)
+               AND (replace(outcome::text, '\u0000', '\ufffd')::json #>> '{usage,completion_tokens}')::bigint
+                   IS DISTINCT FROM runs.num_tokens)
                AS num_wrong_tokens,
            coalesce(sum(runs.num_tokens), 0)::bigint AS num_tokens,
            (SELECT coalesce(sum(cardinality(job_ids)), 0)::bigint FROM outbox) AS num_unpublished

@@ -61,8 +61,12 @@ _LOGIN_REFUSED: Final = (
 )
 
 
-def store_error(error: SQLAlchemyError | psycopg.Error, where: str) -> StoreError:
+def store_error(error: SQLAlchemyError | psycopg.Error | UnicodeEncodeError, where: str) -> StoreError:
     """The error of our tree for one of the driver's. Holds no parameter, no row and no password."""
+    if isinstance(
+        error, UnicodeEncodeError
+    ):  # such as an argument in another encoding; not shown, as it may be a prompt
+        return StoreValueRefused("expected text that UTF-8 can encode, found a lone surrogate")
     if isinstance(error, PoolTimeout):
         return StoreUnavailable(f"no free connection to {where}", hint="raise postgres.pool_size")
     original = error.orig if isinstance(error, DBAPIError) else error

@@ -14,13 +14,12 @@ from alembic.util import CommandError
 from pydantic import SecretStr
 from sqlalchemy import text
 
+from alphaloop import shipped
 from alphaloop.errors import ConfigError, SchemaMismatch
 from alphaloop.store.database import Database
 from alphaloop.store.session_limits import UNLIMITED
 
-_BESIDE_THE_PACKAGE: Final = Path(__file__).resolve().parents[2] / "migrations"
-#: In a checkout, beside the package; in a container, in the working folder.
-MIGRATIONS: Final = _BESIDE_THE_PACKAGE if _BESIDE_THE_PACKAGE.is_dir() else Path("migrations")
+MIGRATIONS: Final = shipped("migrations")
 
 
 def upgrade(url: SecretStr, revision: str = "head", *, migrations: Path = MIGRATIONS) -> None:
@@ -61,7 +60,7 @@ def alembic_config(url: SecretStr, migrations: Path = MIGRATIONS) -> Config:
     if not (migrations / "env.py").is_file():
         raise ConfigError(
             f"expected the migrations in {migrations.resolve()}, found no env.py there",
-            hint="run from the folder that holds migrations/",
+            hint="is alphaloop installed whole? `pip install --force-reinstall --no-deps alphaloop`",
         )
     config = Config()
     config.set_main_option("script_location", str(migrations).replace("%", "%%"))

@@ -110,10 +110,27 @@ def test_the_documented_statements_show_what_is_set_aside_and_put_it_back(
     assert Outbox(database).num_set_aside() == 0
 
 
+def test_the_documented_statement_shows_a_refused_text_also_one_with_nul(
+    refused: RefusedResultStore, recorded: list[OutboxMessage], database: Database
+) -> None:
+    refused.replace(recorded[0].id, dict.fromkeys("bc", FAILED))
+    with database.begin() as connection:
+        with_nul = text("UPDATE jobs SET refused_outcome = CAST(:document AS json) WHERE job_id = 'b'")
+        connection.execute(with_nul, {"document": r'{"text": "a\u0000b\\u0000c\"", "usage": {}}'})
+        (show,) = (block.split("```")[0] for block in chapter("AlphaloopResultsRefused").split("```sql")[1:])
+        shown = {row["job_id"]: row["text"] for row in connection.execute(text(show)).mappings()}
+    assert set(shown) == {"b", "c"}
+    assert shown["b"] == 'a\ufffdb\\ufffdc"'
+
+
 @pytest.fixture
 def documented() -> tuple[str, str]:
     """The statements of docs/guides/operate.md."""
-    page = (Path(__file__).resolve().parents[2] / "docs/guides/operate.md").read_text(encoding="utf-8")
-    chapter = page.split("## AlphaloopResultsSetAside")[1].split("\n## ")[0]
-    show, put_back = (block.split("```")[0] for block in chapter.split("```sql")[1:3])
+    show, put_back = (block.split("```")[0] for block in chapter("AlphaloopResultsSetAside").split("```sql")[1:3])
     return show, put_back
+
+
+def chapter(name: str) -> str:
+    """Of docs/guides/operate.md."""
+    page = (Path(__file__).resolve().parents[2] / "docs/guides/operate.md").read_text(encoding="utf-8")
+    return page.split(f"## {name}")[1].split("\n## ")[0]

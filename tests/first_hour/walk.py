@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -47,9 +48,16 @@ class Walk:
     """A context manager: two terminals in a checkout. `tell` gets a line for each command."""
 
     def __init__(
-        self, checkout: Path, environment: Mapping[str, str], *, tell: Callable[[str], object] = lambda line: None
+        self,
+        checkout: Path,
+        environment: Mapping[str, str],
+        *,
+        tell: Callable[[str], object] = lambda line: None,
+        make: str = "make",
     ) -> None:
+        """`make` is typed where a page says `make`: a folder with the installed program only has no Makefile."""
         self._checkout = checkout
+        self._make = make
         self._tell = tell
         self._own = Terminal(checkout, environment)
         self._other = Terminal(checkout, environment)
@@ -86,23 +94,40 @@ class Walk:
         """A command of the reader's own, which no page shows. Raises NothingCame."""
         return self._own.run(command, timeout_s=COMMAND_S)
 
+    def expect(self, command: str) -> Ended:
+        """As `type`. Raises Promised where it fails."""
+        ended = self.type(command)
+        self._tell(f"{command}  # {ended.seconds:.1f} s")
+        if ended.code:
+            raise Promised(f"{command}: expected exit code 0, found {ended.code}:\n{ended.text}")
+        return ended
+
     def take_down(self) -> None:
         """`make down`; the command in the other terminal ends, too. Raises Promised."""
-        for ended in (self.type("make down"), self._other.end(timeout_s=COMMAND_S)):
+        for ended in (self.type(f"{self._make} down"), self.end_other()):
             if ended.code:
-                raise Promised(f"make down: expected exit code 0, found {ended.code}:\n{ended.text}")
+                raise Promised(f"{self._make} down: expected exit code 0, found {ended.code}:\n{ended.text}")
+
+    def stay(self, command: str, until: str) -> None:
+        """Type a command that stays into the other terminal, and wait until it prints this. Raises NothingCame."""
+        self._other.type(command)
+        self._other.until(until, timeout_s=COMMAND_S)
+
+    def end_other(self) -> Ended:
+        """Wait for the end of the command in the other terminal. Raises NothingCame."""
+        return self._other.end(timeout_s=COMMAND_S)
 
     def _type(self, step: Typed) -> None:
         self._last = None
         if step.program is not None and shutil.which(step.program) is None:
             self.skipped.append(f"{step.place}: {step.program} is not installed")
             return
-        for number, command in enumerate(step.commands, start=1):
+        for number, shown in enumerate(step.commands, start=1):
+            command = re.sub(r"^make\b", self._make, shown)
             self._num_commands += 1
             if step.until is not None:
                 began = time.monotonic()
-                self._other.type(command)
-                self._other.until(step.until, timeout_s=COMMAND_S)
+                self.stay(command, step.until)
                 self._tell(f"{step.place}: {command}  # up after {time.monotonic() - began:.1f} s")
                 continue
             ended = self.type(command)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -221,3 +224,44 @@ def test_a_refused_job_is_waited_for_too(jobs_cli: Cli, worker_settings: Setting
         ran = jobs_cli("wait", "wrong", "--timeout", WAIT_S)
     assert ran.code == 1
     assert "wrong: refused, invalid_field: temperature: Input should be less than" in ran.err
+
+
+def test_the_end_of_a_job_is_awaited_from_a_file_with_a_mark_and_strange_ends_of_lines(
+    jobs_cli: Cli, tmp_path: Path
+) -> None:
+    file = tmp_path / "results.jsonl"
+    file.write_bytes('\ufeff{"job_id": "a", "text": "one\u2028two\x85"}\r\n{"job_id": "b"}\n'.encode())
+    waited = jobs_cli("wait", "--file", file, "--timeout", "0")
+    assert "2 of 2 jobs have not ended" in waited.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["job", "X"], ["wait", "X"], ["cancel", "X"], ["batch", "status", "X"], ["dlq", "list", "--task=X"]]
+)
+def test_an_argument_that_is_not_utf8_is_told(arguments: list[str], jobs_cli: Cli) -> None:
+    ran = jobs_cli(*(argument.replace("X", os.fsdecode(b"b\xe4d")) for argument in arguments))
+    assert "Traceback" not in ran.err
+    assert ran.code in (0, 1)
+    if ran.code:
+        assert ran.err.startswith("error: ")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+@pytest.mark.parametrize("as_json", [True, False])
+def test_standard_output_shows_what_its_encoding_lacks(encoding: str, as_json: bool, jobs_cli: Cli) -> None:
+    job_id = "ä日🦜"
+    done = subprocess.run(
+        [sys.executable, "-m", "alphaloop.cli", "job", job_id, *(["--json"] if as_json else [])],
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert b"Traceback" not in done.stderr
+    shown = done.stdout.decode(encoding)
+    if as_json:
+        assert json.loads(shown)[0]["job_id"] == job_id
+    else:
+        assert shown.startswith(
+            job_id if encoding == "utf-8" else "\\u00e4\\u65e5" if encoding == "ascii" else "ä\\u65e5"
+        )

@@ -23,7 +23,7 @@ def _wheel() -> None:
 
 
 def test_what_was_committed_survives_a_stop_and_a_kill_9(tmp_path: Path) -> None:
-    server = EmbeddedPostgres(tmp_path / "pg")
+    server = EmbeddedPostgres(tmp_path / "dät, a\\b 50% #1 'q\" $HOME")
     url = server.start()
     try:
         with psycopg.connect(url) as connection:

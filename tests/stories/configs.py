@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from alphaloop.settings.load import CHECKOUT_CONFIGS
+from alphaloop.settings.load import SHIPPED_CONFIGS
 from tests.stories.prompts import DROPPED, TASKS, WORN
 from tests.stories.size import Size
 
@@ -57,7 +57,7 @@ def own_models(target: str, draft: Path, num_threads: int) -> str:
 def write_configs(folder: Path, *, models: str, size: Size, is_watched: bool) -> Path:
     """A folder of settings whose profile is `PROFILE`. `is_watched`: two tasks are probed in every run."""
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(CHECKOUT_CONFIGS, folder)
+    shutil.copytree(SHIPPED_CONFIGS, folder)
     text = _PROFILE.format(
         models=models,
         num_probes=size.num_probes,

@@ -6,9 +6,13 @@ once to dense safetensors in the wanted dtype and kept in the user's cache under
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
 import hashlib
 import importlib.util
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -21,6 +25,8 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from alphaloop.errors import ModelNotFound, UnsupportedModel
+
+log = logging.getLogger(__name__)
 
 # Raise it when a conversion changes, so that older copies are made anew.
 CONVERSION: Final = 1
@@ -95,7 +101,9 @@ def find_description(source: str, hub_revision: str | None = None) -> Path:
 
 def converted_folder(weights: Weights, dtype: str) -> Path:
     """Where the dense copy of a GGUF file in `dtype` belongs; the folder need not exist."""
-    return _cache() / "models" / f"{weights.path.stem}-{weights.revision}-{dtype}-v{CONVERSION}"
+    name = f"{weights.path.stem}-{weights.revision}-{dtype}-v{CONVERSION}"
+    kept = _cache() / "models" / name
+    return kept if _is_finished(kept) else _writable_cache() / "models" / name
 
 
 def publish_folder(finished: Path, folder: Path) -> None:
@@ -110,7 +118,7 @@ def publish_folder(finished: Path, folder: Path) -> None:
 
 def working_folder() -> Path:
     """A new folder on the file system of the cache, from which a finished copy can be moved into place."""
-    parent = _cache() / "models"
+    parent = _writable_cache() / "models"
     parent.mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix=".converting-", dir=parent))
 
@@ -202,13 +210,14 @@ def _sha256(file: Path) -> str:
         return _hash(file)
     identity = json.dumps([str(file.resolve()), stat.st_size, stat.st_mtime_ns])
     note = _cache() / "hashes" / hashlib.sha256(identity.encode()).hexdigest()
-    if note.exists():
+    with contextlib.suppress(OSError):
         return note.read_text("ascii")
     value = _hash(file)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    partial = note.with_suffix(f".{os.getpid()}")
-    partial.write_text(value, "ascii")
-    partial.replace(note)
+    with contextlib.suppress(OSError):  # a disk that is full, or read-only: the next process hashes again
+        note.parent.mkdir(parents=True, exist_ok=True)
+        partial = note.with_suffix(f".{os.getpid()}")
+        partial.write_text(value, "ascii")
+        partial.replace(note)
     return value
 
 
@@ -219,3 +228,26 @@ def _hash(file: Path) -> str:
 
 def _cache() -> Path:
     return platformdirs.user_cache_path("alphaloop")
+
+
+def _writable_cache() -> Path:
+    """The user's cache; where that cannot be written, as in a read-only home, a folder that ends with this process."""
+    cache = _cache()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        if os.access(cache, os.W_OK):
+            return cache
+        reason = "it is read-only"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    return _passing_cache(cache, reason)
+
+
+@functools.cache
+def _passing_cache(cache: Path, reason: str) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="alphaloop-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    log.warning(
+        "cannot keep converted models in %s: %s; they are kept in %s until this process ends", cache, reason, folder
+    )
+    return folder

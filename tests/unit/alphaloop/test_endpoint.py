@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 import socket
 import urllib.error
 import urllib.request
@@ -15,6 +16,8 @@ from pydantic import SecretStr
 
 from alphaloop import endpoint
 from alphaloop.endpoint import Check, Endpoint
+from alphaloop.errors import ConfigError
+from alphaloop.settings import ConsoleSettings
 
 WAIT_S = 10.0
 
@@ -79,3 +82,32 @@ def is_let_go_after(client: socket.socket, half_a_request: bytes) -> bool:
         return client.recv(1024) == b""
     except ConnectionError:
         return True
+
+
+@pytest.mark.parametrize(
+    ("host", "shown"), [("::1", "http://[::1]:"), ("127.0.0.1", "http://127.0.0.1:"), ("::", "http://[::]:")]
+)
+def test_it_listens_on_addresses_of_both_families(host: str, shown: str) -> None:
+    server = Endpoint(host, 0, CollectorRegistry(), healthy=lambda: None, ready=lambda: None)
+    try:
+        assert server.url.startswith(shown)
+        assert get(f"{server.url}/healthz") == (200, "ok\n")
+        if host == "::":
+            port = server.url.rpartition(":")[2]
+            assert get(f"http://127.0.0.1:{port}/healthz") == (200, "ok\n"), "every address, of IPv4 too"
+        with pytest.raises(ConfigError, match=re.escape(f"http_port: cannot listen on {shown[7:]}")):
+            Endpoint(
+                host, int(server.url.rpartition(":")[2]), CollectorRegistry(), healthy=lambda: None, ready=lambda: None
+            )
+    finally:
+        server.close()
+
+
+def test_a_name_without_an_address_is_told() -> None:
+    with pytest.raises(ConfigError, match="http_port: cannot listen on no-such-host"):
+        Endpoint("no-such-host.invalid", 0, CollectorRegistry(), healthy=lambda: None, ready=lambda: None)
+
+
+def test_a_browser_may_ask_the_console_by_an_address_of_ipv6() -> None:
+    console = ConsoleSettings(http_host="fd00::5", public_url="http://[fd00::6]:80", password=SecretStr("p"))
+    assert {"[fd00::5]", "[fd00::6]", "[::1]"} <= set(console.hosts or ()), "as the header Host has them"

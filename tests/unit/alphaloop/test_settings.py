@@ -20,6 +20,7 @@ from alphaloop.settings import (
     read_tasks,
 )
 from alphaloop.settings.kafka_properties import RESERVED
+from alphaloop.settings.load import PLAIN_ENV
 from alphaloop.settings.reference import settings_reference
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
@@ -352,3 +353,16 @@ def test_an_endpoint_that_switches_drafts_is_one_of_either_route_and_has_every_l
     assert (drafter.num_endpoints, drafter.num_vanilla_endpoints) == (num_drafting, num_vanilla)
     assert (drafter.num_places, drafter.num_vanilla_places) == (16 * num_drafting, 16 * num_vanilla)
     assert (drafter.least_draft_tokens, drafter.max_draft_tokens) == (least_k, 4)
+
+
+@pytest.mark.parametrize("section", [None, *Settings.model_fields])
+def test_an_empty_variable_is_unset(section: str | None, configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PLAIN_ENV:
+        monkeypatch.delenv(name, raising=False)
+    expected = load_settings(configs)
+    names = [f"ALPHALOOP_{section}"] if section else [*PLAIN_ENV, "ALPHALOOP_CONFIGS", "ALPHALOOP_PROFILE"]
+    model = Settings.model_fields[section].annotation if section else None
+    names += [f"ALPHALOOP_{section}__{field}" for field in getattr(model, "model_fields", ())]
+    for name in names:
+        monkeypatch.setenv(name.upper(), "")
+    assert load_settings(configs) == expected

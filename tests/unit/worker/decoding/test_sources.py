@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,24 @@ def test_a_large_file_is_hashed_once_until_it_changes(
     file.write_bytes(b"second!")
     assert find_weights(str(file)).revision == hashlib.sha256(b"second!").hexdigest()[:12]
     assert first == hashlib.sha256(b"first").hexdigest()[:12]
+
+
+def test_a_cache_that_cannot_be_written_costs_time_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sources, "_cache", lambda: Path("/dev/null/alphaloop"))
+    monkeypatch.setattr(sources, "QUICK_BYTES", 0)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"weights")
+    weights = find_weights(str(file))
+    assert weights.revision == hashlib.sha256(b"weights").hexdigest()[:12], "hashed, though nobody remembers it"
+    working, folder = sources.working_folder(), sources.converted_folder(weights, "float32")
+    (working / "config.json").write_text("converted")
+    sources.publish_folder(working, folder)
+    assert (sources.converted_folder(weights, "float32") / "config.json").read_text() == "converted"
+    assert folder.is_relative_to(tmp_path)
+    assert len([one for one in caplog.messages if "cannot keep converted models in /dev/null/alphaloop" in one]) == 1
 
 
 def test_two_who_convert_at_once_end_with_one_whole_copy(tmp_path: Path) -> None:
