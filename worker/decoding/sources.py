@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from alphaloop.errors import ModelNotFound, UnsupportedModel
+from alphaloop.files import replace_file
 
 # Raise it when a conversion changes, so that older copies are made anew.
 CONVERSION: Final = 1
@@ -165,9 +165,7 @@ def _sha256(file: Path) -> str:
         return note.read_text("ascii")
     value = _hash(file)
     note.parent.mkdir(parents=True, exist_ok=True)
-    partial = note.with_suffix(f".{os.getpid()}")
-    partial.write_text(value, "ascii")
-    partial.replace(note)
+    replace_file(note, value)
     return value
 
 
