@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Final
 
 import typer
+from rich.text import Text
 
 from alphaloop.cli.carrying_out import carry_out
 from alphaloop.cli.screen import note, out, print_json, table
@@ -73,5 +74,5 @@ def show_findings(findings: Iterable[Finding]) -> None:
     shown = table("check", "verdict", "found")
     for finding in findings:
         style = _STYLES[finding.verdict]
-        shown.add_row(finding.check, f"[{style}]{finding.verdict}[/]", finding.sentence.replace("[", r"\["))
+        shown.add_row(finding.check, Text(finding.verdict, style=style), finding.sentence)
     out().print(shown)
