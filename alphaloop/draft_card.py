@@ -9,6 +9,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from alphaloop.errors import ConfigError
+from alphaloop.files import replace_file
 
 FILE: Final = "draft.json"
 
@@ -69,9 +70,7 @@ class DraftCard(BaseModel):
 
     def write(self, folder: Path) -> None:
         """Into the folder, in one step."""
-        partial = folder / f"{FILE}.partial"
-        partial.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        partial.replace(folder / FILE)
+        replace_file(folder / FILE, self.model_dump_json(indent=2) + "\n")
 
 
 def read_card(folder: Path) -> DraftCard:

@@ -67,13 +67,12 @@ class JobReader:
             self._max_bytes = max(self._max_bytes, settings.claim_check.max_bytes)
 
     def read(self, lines: Iterable[bytes], name: str) -> Iterator[JobLine | BadLine]:
-        """One item a line that is not blank; a bad one if every line is. `name` is the file's, for the reports."""
+        """One item a line of UTF-8 that is not blank; a bad one if every line is. `name` is the file's, for reports."""
         is_empty = True
         for number, line in enumerate(lines, 1):
-            content = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-            if content.strip():
+            if content := line.strip():
                 is_empty = False
-                yield self.read_line(content.strip(), f"{name}:{number}")
+                yield self.read_line(content, f"{name}:{number}")
         if is_empty:
             yield BadLine(name, MalformedMessage("expected one JSON object a line, found no line with text"))
 

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Final, Literal
 
 from alphaloop.errors import AlphaloopError
+from alphaloop.wording import harmless, json_text, one_line
 
 OURS: Final = ("alphaloop", "worker", "scheduler", "__main__")
 MAX_FIELD_CHARS: Final = 300
@@ -51,9 +52,9 @@ class TextFormatter(logging.Formatter):
         time = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S")
         fields = [f"{name}={_shown(value)}" for name, value in event_fields(record).items()]
         action = getattr(record, "action", None)
-        parts = [time, record.levelname.lower(), *([action] if action else []), _one_line(record.getMessage()), *fields]
+        parts = [time, record.levelname.lower(), *([action] if action else []), one_line(record.getMessage()), *fields]
         line = " ".join(parts)
-        return f"{line}\n{_traceback_of(record)}" if record.exc_info else line
+        return f"{line}\n{harmless(_traceback_of(record))}" if record.exc_info else line
 
 
 class JsonFormatter(logging.Formatter):
@@ -72,7 +73,7 @@ class JsonFormatter(logging.Formatter):
             entry.setdefault(name, value)
         if record.exc_info:
             entry["error"] = _traceback_of(record)
-        return json.dumps(entry, ensure_ascii=False, default=str)
+        return json_text(entry)
 
 
 def event_fields(record: logging.LogRecord) -> dict[str, Any]:
@@ -118,13 +119,8 @@ def _cut(value: Any) -> Any:
 def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
-    text = _one_line(str(value))
+    text = one_line(str(value))  # a line break could forge a second event
     return json.dumps(text, ensure_ascii=False) if " " in text or not text else text
-
-
-def _one_line(text: str) -> str:
-    # A value with a line break could otherwise forge a second event.
-    return text.replace("\r", "\\r").replace("\n", "\\n")
 
 
 def _is_ours_or_grave(record: logging.LogRecord) -> bool:

@@ -1,10 +1,43 @@
-"""Figures and names as every screen writes them: the terminal, the report and the console."""
+"""Figures, names and foreign texts as every screen writes them: the terminal, the report and the console."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
+from typing import Any, Final
 
 from alphaloop.acceptance import Interval
+
+#: What a terminal acts upon instead of showing it (C0, DEL, C1), what turns the direction of the text around it, other
+#: line ends, and halves of UTF-16 pairs, which no encoding can write.
+_ACTING: Final = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def harmless(text: str) -> str:
+    """A text as a screen may show it: whatever would act upon the screen is written out, `\\x1b`, `\\u202e`.
+
+    Line breaks and tabs stay, because they belong to texts; `one_line` is for names.
+    """
+    return _ACTING.sub(_written_out, text.replace("\r\n", "\n"))
+
+
+def one_line(text: str) -> str:
+    """A foreign name or message as a part of one line: line breaks and tabs are written out, too."""
+    return harmless(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def json_text(value: Any, *, indent: int | None = None) -> str:
+    """JSON as a screen may show it: the same value, with what `harmless` writes out as `\\u` escapes."""
+    encoded = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
+    return _ACTING.sub(lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", encoded)
+
+
+def _written_out(found: re.Match[str]) -> str:
+    character = found[0]
+    if character in "\n\t":
+        return character
+    return f"\\x{ord(character):02x}" if ord(character) < 0x100 else f"\\u{ord(character):04x}"
 
 
 def share(value: float | None) -> str:

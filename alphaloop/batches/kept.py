@@ -5,7 +5,6 @@ A file holds prompts: only the account of the process may read it, and it is del
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -21,6 +20,7 @@ from typing import IO, Final
 from alphaloop.batches.lines import batch_id_of
 from alphaloop.batches.progress import Batch
 from alphaloop.errors import ConfigError
+from alphaloop.files import replace_file
 
 _BATCH_ID: Final = re.compile(r"batch-[0-9a-f]{24}")
 
@@ -86,9 +86,7 @@ class KeptBatches:
         return self._folder / f"{batch_id}.json"
 
     def _say(self, kept: KeptBatch) -> None:
-        part = self._folder / f"{kept.batch_id}.{hashlib.sha256(os.urandom(16)).hexdigest()[:8]}.part"
-        part.write_text(json.dumps({**asdict(kept), "at": kept.at.isoformat()}), encoding="utf-8")
-        os.replace(part, self._facts(kept.batch_id))
+        replace_file(self._facts(kept.batch_id), json.dumps({**asdict(kept), "at": kept.at.isoformat()}), mode=0o600)
 
     def _found(self) -> Iterator[KeptBatch]:
         for path in self._folder.glob("batch-*.json"):

@@ -65,10 +65,9 @@ class BatchReader:
         self._seen: set[str] = set()
 
     def read(self, lines: Iterable[bytes]) -> Iterator[BatchLine]:
-        """One item a line that is not blank. A bad line is an item, too, and never ends the batch."""
+        """One item a line of UTF-8 that is not blank. A bad line is an item, too, and never ends the batch."""
         for number, line in enumerate(lines, 1):
-            content = (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip()
-            if content:
+            if content := line.strip():
                 yield self._read_line(content, number)
 
     def _read_line(self, line: bytes, number: int) -> BatchLine:
@@ -112,7 +111,9 @@ def _custom_id(fields: dict[str, Any]) -> str:
 
 def _fields(line: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(line)
+        fields = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise MalformedMessage(f"expected UTF-8, found byte 0x{line[error.start]:02x} at {error.start}") from None
     except (ValueError, RecursionError):
         raise MalformedMessage("expected one JSON object a line, found something else") from None
     if not isinstance(fields, dict):

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from alphaloop.batches.lines import BadRequest, BatchLine, BatchReader, Request, batch_id_of
+from alphaloop.batches.lines import BadRequest, BatchLine, BatchReader, batch_id_of
 from alphaloop.batches.rows import bad_line_row, failed_row, output_row, refused_row
 from alphaloop.claim_check.contents import with_text
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.errors import ConfigError, ContentError, ContentStoreUnavailable, InvalidField
+from alphaloop.errors import ContentError, ContentStoreUnavailable, InvalidField
+from alphaloop.files import STANDARD, readable_again, reading
+from alphaloop.kafka.backlog import search
+from alphaloop.letters.redriving import next_job_id
 from alphaloop.messages import Failure, Result, Status
-from alphaloop.outcomes.refusals import refusals_of
+from alphaloop.outcomes.refusals import refusals, standing_refusals
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.known_jobs import known_jobs, recorded_outcomes, running_jobs
+from alphaloop.store.known_jobs import known_jobs, pages_of_batch
+from alphaloop.store.redrives import RedriveStore
 
 Part = Literal["output", "error", "open"]
 _PAGE: Final = 500
@@ -26,16 +32,23 @@ _PAGE: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch by its file, or by its name alone. By its name only the jobs are known that a worker has claimed."""
+    """A batch by its file, or by its name alone, by which lines are not known that were never sent."""
 
     batch_id: str
     path: Path | None
 
-    @staticmethod
-    def named(name: str) -> Batch:
-        """`name` is a file if there is one, else the batch_id that jobs were sent with."""
-        path = Path(name)
-        return Batch(batch_id_of(path), path) if path.is_file() else Batch(name, None)
+    @classmethod
+    @contextmanager
+    def named(cls, name: str) -> Iterator[Batch]:
+        """`name` is a file, a pipe or - if there is one, else the batch_id that jobs were sent with.
+
+        Raises ConfigError.
+        """
+        if name == STANDARD or (os.path.exists(name) and not os.path.isdir(name)):
+            with readable_again(name) as path:
+                yield cls(batch_id_of(path), path)
+        else:
+            yield cls(name, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +100,32 @@ def rows_of(
     A text that is gone or altered makes its request an error. Raises ConfigError, StoreError, BrokerError,
     ContentStoreUnavailable.
     """
-    if batch.path is None:
-        yield from _by_name(batch.batch_id, settings, database, contents)
-        return
-    try:
-        with batch.path.open("rb") as file:
-            # The task only matters where a line is sent.
-            reader = BatchReader(settings, batch.batch_id, task=next(iter(settings.tasks), "any"))
-            yield from _of_lines(reader.read(file), settings, database, contents)
-    except OSError as error:
-        raise ConfigError(f"{batch.path}: {error.strerror or error}") from None
+    open_later: dict[str, _Asked] = {}  # by job_id: no worker has claimed them
+    redriven = set[str]()  # of a batch by its name, these jobs are found for themselves too
+    for page in _pages_of(batch, settings, database):
+        latest = latest_jobs(database, [one.job_id for one in page if isinstance(one, _Asked)])
+        for one in page:
+            if isinstance(one, BadRequest):
+                yield Row("error", "invalid", None, bad_line_row(one.number, one.error, custom_id=one.custom_id))
+                continue
+            if one.job_id in redriven:
+                continue
+            now = latest[one.job_id]
+            redriven |= {*now.made_of[1:], now.job_id} if now.made_of else set()
+            if now.result is not None:
+                yield _ended(now.result, one, settings, contents)
+            elif now.is_claimed:
+                yield Row("open", "running", now.job_id)
+            else:
+                open_later[now.job_id] = one
+    refused = standing_refusals(settings.kafka, database, open_later)
+    for job_id, one in open_later.items():
+        why = refused.get(job_id)
+        if why is None:
+            yield Row("open", "waiting", job_id)
+        else:
+            row = refused_row(job_id, why.code, why.message, why.field, custom_id=one.custom_id)
+            yield Row("error", "refused", job_id, row)
 
 
 def pages(lines: Iterator[BatchLine]) -> Iterator[list[BatchLine]]:
@@ -105,42 +134,91 @@ def pages(lines: Iterator[BatchLine]) -> Iterator[list[BatchLine]]:
         yield page
 
 
-def _of_lines(
-    lines: Iterator[BatchLine], settings: Settings, database: Database, contents: ContentStore | None
-) -> Iterator[Row]:
-    unseen: dict[str, str | None] = {}
-    for page in pages(lines):
-        known = known_jobs(database, [line.job.job_id for line in page if isinstance(line, Request)])
-        for line in page:
-            if isinstance(line, BadRequest):
-                yield Row("error", "invalid", None, bad_line_row(line.number, line.error, custom_id=line.custom_id))
-            elif (job := known.get(line.job.job_id)) is None:
-                unseen[line.job.job_id] = line.custom_id
-            elif job.outcome is None:
-                yield Row("open", "running", job.job_id)
-            else:
-                is_chat = line.job.body.prompt is None
-                yield _ended(Result.decode(job.outcome), line.custom_id, settings, contents, is_chat=is_chat)
-    refused = refusals_of(settings.kafka, unseen)
-    for job_id, custom_id in unseen.items():
-        if why := refused.get(job_id):
-            row = refused_row(job_id, why.code, why.message, why.field, custom_id=custom_id)
-            yield Row("error", "refused", job_id, row)
-        else:
-            yield Row("open", "waiting", job_id)
+@dataclass(frozen=True, slots=True)
+class LatestJob:
+    """The job that now stands for a request: its own, or the last that a redrive made of it."""
+
+    job_id: str
+    is_claimed: bool
+    result: Result | None
+    made_of: tuple[str, ...] = ()  #: the failed jobs before it, the request's own first
 
 
-def _by_name(batch_id: str, settings: Settings, database: Database, contents: ContentStore | None) -> Iterator[Row]:
-    for custom_id, outcome in recorded_outcomes(database, batch_id):
-        yield _ended(Result.decode(outcome), custom_id, settings, contents, is_chat=True)
-    for job_id in running_jobs(database, batch_id):
-        yield Row("open", "running", job_id)
+def latest_jobs(database: Database, job_ids: Collection[str]) -> dict[str, LatestJob]:
+    """Of each job the last one that redrives have made of it, itself where it was not redriven. Raises StoreError."""
+    found = {job_id: job_id for job_id in job_ids}
+    latest = _looked_up(database, job_ids)
+    while failed := {first: latest[first] for first in found if _has_failed(latest[first])}:
+        following = {
+            first: next_job_id(job.job_id, is_redriven=job.result is not None and job.result.redrive_of is not None)
+            for first, job in failed.items()
+        }
+        jobs = _looked_up(database, following.values())
+        sent = RedriveStore(database).among(following.values())
+        found = {}
+        for first, job_id in following.items():
+            job = jobs[job_id]
+            # A job of this name that ended is the next one only where it says so itself.
+            is_next = job_id in sent if job.result is None else job.result.redrive_of == failed[first].job_id
+            if is_next:
+                before = failed[first]
+                latest[first] = replace(job, made_of=(*before.made_of, before.job_id))
+                found[first] = job_id
+    return latest
 
 
-def _ended(
-    result: Result, custom_id: str | None, settings: Settings, contents: ContentStore | None, *, is_chat: bool
-) -> Row:
-    status, job_id = result.status.value, result.job_id
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request that was sent. `is_chat` is None where only its result can say so."""
+
+    job_id: str
+    custom_id: str | None
+    is_chat: bool | None = None
+
+
+def _pages_of(batch: Batch, settings: Settings, database: Database) -> Iterator[list[_Asked | BadRequest]]:
+    """Every request of a batch once."""
+    if batch.path is None:
+        yield from _by_name(batch.batch_id, settings, database)
+        return
+    with reading(batch.path) as source:
+        # The task only matters where a line is sent.
+        reader = BatchReader(settings, batch.batch_id, task=next(iter(settings.tasks), "any"))
+        for page in pages(reader.read(source.lines)):
+            yield [
+                line
+                if isinstance(line, BadRequest)
+                else _Asked(line.job.job_id, line.custom_id, line.job.body.prompt is None)
+                for line in page
+            ]
+
+
+def _by_name(batch_id: str, settings: Settings, database: Database) -> Iterator[list[_Asked | BadRequest]]:
+    """What a worker has claimed, then what waits in Kafka or was refused there."""
+    claimed = set[str]()
+    for page in pages_of_batch(database, batch_id):
+        claimed |= {job_id for job_id, _ in page}
+        yield [_Asked(job_id, custom_id) for job_id, custom_id in page]
+    waiting = search(settings.kafka, lambda _, batch: batch == batch_id).messages
+    refused = refusals(settings.kafka, lambda refusal: refusal.batch_id == batch_id)
+    left = {message.job_id: None for message in waiting} | {job_id: one.custom_id for job_id, one in refused.items()}
+    yield [_Asked(job_id, custom_id) for job_id, custom_id in left.items() if job_id not in claimed]
+
+
+def _looked_up(database: Database, job_ids: Collection[str]) -> dict[str, LatestJob]:
+    found = {job_id: LatestJob(job_id, is_claimed=False, result=None) for job_id in job_ids}
+    for job_id, job in known_jobs(database, list(found)).items():
+        result = None if job.outcome is None else Result.decode(job.outcome)
+        found[job_id] = LatestJob(job_id, is_claimed=True, result=result)
+    return found
+
+
+def _has_failed(job: LatestJob) -> bool:
+    return job.result is not None and job.result.status is Status.FAILED
+
+
+def _ended(result: Result, asked: _Asked, settings: Settings, contents: ContentStore | None) -> Row:
+    status, job_id, custom_id = result.status.value, result.job_id, asked.custom_id
     try:
         result = with_text(result, contents)
     except ContentStoreUnavailable:
@@ -149,6 +227,7 @@ def _ended(
         failure = Failure(code=error.code, message=error.message)
         result = result.model_copy(update={"status": Status.FAILED, "error": failure})
     if result.status is Status.SUCCEEDED:
+        is_chat = result.endpoint is None if asked.is_chat is None else asked.is_chat
         model = settings.models.target.name
         return Row("output", status, job_id, output_row(result, custom_id=custom_id, model=model, is_chat=is_chat))
     return Row("error", status, job_id, failed_row(result, custom_id=custom_id))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from alphaloop.batches.lines import BatchLine, Request
-from alphaloop.batches.progress import pages
+from alphaloop.batches.progress import latest_jobs, pages
 from alphaloop.claim_check.contents import by_reference
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.kafka.producer import Producer
@@ -17,7 +17,6 @@ from alphaloop.messages import encode_job
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.known_jobs import known_jobs
 
 _FLUSH_S: Final = 120.0
 
@@ -43,16 +42,17 @@ def send(lines: Iterator[BatchLine], settings: Settings, database: Database) -> 
         for page in pages(lines):
             done.num_lines += len(page)
             jobs = [line.job for line in page if isinstance(line, Request)]
-            known = known_jobs(database, [job.job_id for job in jobs])
+            latest = latest_jobs(database, [job.job_id for job in jobs])
             for job in jobs:
-                if job.job_id not in known:
+                now = latest[job.job_id]
+                if now.job_id == job.job_id and not now.is_claimed:
                     producer.send(
                         jobs_topic(job.task),
                         key=job.job_id.encode(),
                         value=encode_job(by_reference(job, settings.worker.max_job_bytes, contents)),
                     )
                     done.num_sent += 1
-                if job.job_id not in known or known[job.job_id].outcome is None:
-                    done.waiting[job.job_id] = None
+                if now.result is None:
+                    done.waiting[now.job_id] = None
         producer.flush(_FLUSH_S)
     return done

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +17,7 @@ from alphaloop.errors import (
     ContentStoreUnavailable,
     InvalidField,
 )
+from alphaloop.files import replace_file
 from alphaloop.messages.reference import ContentReference
 from alphaloop.settings import ClaimCheckSettings
 
@@ -115,7 +115,8 @@ class ContentStore:
         def write() -> None:
             if scheme_of(url) == "file":
                 self._require_root(url)  # made here, a folder would hide that its disk is not mounted
-                _write_whole(Path(path), content)
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                replace_file(Path(path), content)
             else:
                 client.ask("pipe_file", path, content)
 
@@ -209,20 +210,6 @@ def _name_of(facts: Mapping[str, Any]) -> str:
 def _is_old(facts: Mapping[str, Any], moment: datetime) -> bool:
     written = written_at(facts)
     return written is not None and written < moment
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that its name never shows half of it, not even after a power cut."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{uuid.uuid4().hex}.part")
-    try:
-        with part.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _differs(reference: ContentReference, found: str) -> str:

@@ -19,7 +19,7 @@ from alphaloop.outcomes.reading import status_of
 from alphaloop.outcomes.whereabouts import Place, Whereabouts, find_jobs
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.wording import counts
+from alphaloop.wording import counts, one_line
 
 _MAX_SHOWN: Final = 20
 EXAMPLE: Final = """\
@@ -71,7 +71,7 @@ def cancel(
 
 def _tell(found: Sequence[Whereabouts], num_asked: int) -> None:
     for one in found[:_MAX_SHOWN]:
-        out().print(f"{one.job_id}: {one.sentence()}", markup=False, soft_wrap=True)
+        out().print(one_line(f"{one.job_id}: {one.sentence()}"), soft_wrap=True)
     if len(found) > _MAX_SHOWN:
         out().print(f"… and {len(found) - _MAX_SHOWN} more: {counts(_count([one.place.value for one in found]))}")
     if num_asked:

@@ -24,8 +24,9 @@ from alphaloop.cli.options import global_options
 from alphaloop.cli.progress_lines import ProgressLines
 from alphaloop.cli.screen import err, note, progress
 from alphaloop.commands.events import EVENT, LOADING, Advance, Failed, Note, Report, Stage
-from alphaloop.commands.orders import MeasureOrder, Order
+from alphaloop.commands.orders import MeasureOrder, Order, TrainOrder
 from alphaloop.errors import AlphaloopError
+from alphaloop.files import STANDARD
 
 INTERRUPTED: Final = 130
 Data = TypeVar("Data")
@@ -84,7 +85,7 @@ def _send(order: Order, stdin: IO[bytes]) -> None:
     with contextlib.suppress(BrokenPipeError), stdin:
         stdin.write(order.model_dump_json().encode() + b"\n")
         stdin.flush()
-        if isinstance(order, MeasureOrder) and str(order.prompts) == "-":
+        if isinstance(order, MeasureOrder | TrainOrder) and str(order.prompts) == STANDARD:
             shutil.copyfileobj(sys.stdin.buffer, stdin)
 
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import typer
+from rich.text import Text
 
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.letter_options import AT, CODE, JOB_ID, SINCE, TASK, UNTIL, choice_of
 from alphaloop.cli.options import connected_settings
-from alphaloop.cli.screen import note, out, print_json, table
+from alphaloop.cli.screen import note, out, paragraph, print_json
 from alphaloop.errors import AlphaloopError
 from alphaloop.letters.listing import ListedLetter, newest_letters
 from alphaloop.letters.purging import Purge
@@ -21,6 +22,7 @@ from alphaloop.letters.redriving import corrections_of
 from alphaloop.letters.sending import Redrive
 from alphaloop.settings import Settings
 from alphaloop.store.redrives import RedriveStore
+from alphaloop.wording import one_line
 
 LIST_EXAMPLE: Final = """\
 alphaloop dlq list --task code --limit 20
@@ -61,12 +63,7 @@ def list_letters(
     if not letters:
         note("no dead letters")
         return
-    shown = table("at", "when", "job", "code", "field", "message", "redriven", *(["value"] if show_value else []))
-    for letter in letters:
-        cells = [letter["at"], letter["when"] or "-", letter["job_id"] or "-", letter["code"], letter["field"] or "-"]
-        redriven = {None: "?", False: "no", True: "yes"}[letter["redriven"]]
-        shown.add_row(*cells, letter["message"], redriven, *([letter["value"] or ""] if show_value else []))
-    out().print(shown)
+    _show(letters)
 
 
 def show(
@@ -82,14 +79,18 @@ def show(
     if letter is None:
         raise AlphaloopError(f"no dead letter at {place[:200]}", hint="`alphaloop dlq list` shows the places")
     if value:
-        sys.stdout.buffer.write(letter.record.value or b"")
+        content = letter.record.value or b""
+        if sys.stdout.isatty():  # byte for byte it could act upon the terminal
+            out().print(content.decode("utf-8", "replace"), soft_wrap=True)
+        else:
+            sys.stdout.buffer.write(content)
         return
     headers = {name: content.decode("utf-8", "replace") for name, content in letter.record.headers}
     if as_json:
         print_json({**letter.as_json(), "headers": headers})
         return
     for name, content in {**letter.as_json(), **headers}.items():
-        out().print(f"{name:<28}{'-' if content is None else content}", markup=False, soft_wrap=True)
+        out().print(one_line(f"{name:<28}{'-' if content is None else content}"), soft_wrap=True)
 
 
 def redrive(
@@ -153,6 +154,27 @@ def purge(
         if not yes and not typer.confirm(f"delete {plan.num_letters} dead letters?", err=True):
             raise typer.Exit(1)
         plan.carry_out()
+
+
+def _show(letters: Sequence[Mapping[str, Any]]) -> None:
+    """Two lines or more a letter: what can be chosen by in columns, and what was wrong in the width of the window."""
+    redriven = {None: "?", False: "no", True: "yes"}
+    rows = [(one["at"], one["when"] or "-", one["code"], redriven[one["redriven"]]) for one in letters]
+    shown = [tuple(map(one_line, row)) for row in rows]
+    head = ("at", "when", "code", "redriven")
+    widths = [max(len(row[number]) for row in (head, *shown)) for number in range(len(head))]
+    _line(Text("  ".join(map(str.ljust, head, widths)), style="bold"))
+    for row, letter in zip(shown, letters, strict=True):
+        _line(Text("  ".join(map(str.ljust, row, widths))))
+        job, field = one_line(letter["job_id"] or "no job_id"), letter["field"]
+        paragraph(f"{job}: " + one_line(f"{field}: {letter['message']}" if field else letter["message"]), indent=2)
+        if value := letter.get("value"):
+            paragraph(one_line(value), indent=2, style="dim")
+
+
+def _line(text: Text) -> None:
+    text.rstrip()
+    out().print(text, soft_wrap=True)
 
 
 def _with_redrives(settings: Settings, letters: Sequence[ListedLetter]) -> list[dict[str, Any]]:

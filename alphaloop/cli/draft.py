@@ -31,7 +31,8 @@ def train(
     folder: Path = typer.Argument(help="Folder of the draft: a new one, or that of a run that was stopped."),
     prompts: Path | None = typer.Option(
         None,
-        help="JSONL to train on, in any form that `alphaloop enqueue` takes; without it the target writes prompts.",
+        help="JSONL to train on, in any form that `alphaloop enqueue` takes, - for standard input; without it the "
+        "target writes prompts.",
     ),
     held_out: Path | None = typer.Option(
         None, help="JSONL to measure with, by task, never to train on; without it some of the others are held out."

@@ -8,7 +8,7 @@ from alphaloop.cli.screen import note
 from alphaloop.kafka.backlog import search
 from alphaloop.messages import Result
 from alphaloop.outcomes.reading import Outcome, OutcomeReader
-from alphaloop.outcomes.refusals import refusals_of
+from alphaloop.outcomes.refusals import standing_refusals
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import jobs_of_batch, known_jobs
@@ -32,7 +32,7 @@ def ends(settings: Settings, database: Database, job_ids: Sequence[str], *, time
     with OutcomeReader(settings.kafka, settings.tasks) as reader:
         # Nothing is missed: what ends from here on the reader sees, and what ended before is recorded.
         yield from _recorded(database, left)
-        for job_id, refusal in refusals_of(settings.kafka, left).items():
+        for job_id, refusal in standing_refusals(settings.kafka, database, left).items():
             del left[job_id]
             yield refusal
         for outcome in reader.outcomes(left, timeout_s=timeout_s):

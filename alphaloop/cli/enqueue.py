@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,14 +14,16 @@ import typer
 
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.cli.options import connected_settings, global_options
-from alphaloop.cli.screen import note, print_json
+from alphaloop.cli.screen import as_shown, note, print_json
 from alphaloop.cli.sending import Summary, carried, report_wrong, send, send_and_wait
 from alphaloop.cli.waiting_again import say_they_go_on, wait_again
-from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.errors import AlphaloopError
+from alphaloop.files import STANDARD, Destination, reading
 from alphaloop.job_lines import BadLine, JobLine, JobReader, Overrides
 from alphaloop.messages import Decoding
 from alphaloop.messages.topics import high_topic, jobs_topic
-from alphaloop.wording import counts, rate
+from alphaloop.moments import FORMS_AHEAD, moment_ahead
+from alphaloop.wording import counts, json_text, rate
 
 EXAMPLE: Final = """\
 alphaloop enqueue --task code --prompt "def fibonacci(n):" --max-tokens 64 --wait
@@ -40,8 +43,13 @@ def enqueue(
     decoding: Decoding | None = typer.Option(None, help="Decide from history, or force one mode."),
     segment: str | None = typer.Option(None, help="Label that may split a task's history."),
     batch_id: str | None = typer.Option(None, help="Label of this group of jobs, echoed in the results."),
+    priority: int | None = typer.Option(None, min=-100, max=100, help="Jobs of a task with a higher one start first."),
+    deadline: str | None = typer.Option(None, help=f"A job that has not ended by then expires: {FORMS_AHEAD}."),
     high: bool = typer.Option(False, "--high", help="Send to jobs.TASK.high: these start before the task's others."),
     strict: bool = typer.Option(False, "--strict", help="Send nothing if a line is wrong."),
+    stream: bool = typer.Option(
+        False, "--stream", help="Print texts while they are decoded, as `alphaloop tail`; implies --wait."
+    ),
     wait: bool = typer.Option(False, "--wait", help="Wait for every job's result."),
     timeout: float = typer.Option(1800.0, min=0.0, help="Seconds to wait for results."),
     output: Path | None = typer.Option(
@@ -61,9 +69,15 @@ def enqueue(
         raise typer.BadParameter("expected either --file or --prompt")
     if prompt is not None and task is None:
         raise typer.BadParameter("--prompt needs --task")
+    if stream and (as_json or str(output) == STANDARD):
+        raise typer.BadParameter("--stream prints texts: expected it without --json and --output -")
+    target = None if output is None else Destination.of(output, option="--output", inputs=file)
+    body = {"max_tokens": max_tokens, "temperature": temperature, "stream": stream or None}
+    ends_by = deadline and moment_ahead(deadline, datetime.now(UTC), "--deadline").isoformat()
+    top = {"decoding": decoding and decoding.value, "segment": segment, "batch_id": batch_id, "priority": priority}
     settings = connected_settings(context, database=False)
-    reader = JobReader(settings, task=task, overrides=_overrides(max_tokens, temperature, decoding, segment, batch_id))
-    waits = wait or output is not None
+    reader = JobReader(settings, task=task, overrides=Overrides(_given(body), _given({**top, "deadline": ends_by})))
+    waits = wait or stream or output is not None
     topic_of = high_topic if high else jobs_topic
     with contextlib.ExitStack() as stack:
         contents = ContentStore.of(settings.claim_check)
@@ -80,31 +94,22 @@ def enqueue(
         summary = Summary()
         shown: list[dict[str, Any]] | None = [] if waits and as_json and output is None else None
         if waits:
-            rows = send_and_wait(settings.kafka, list(items), summary, timeout, topic_of=topic_of, contents=contents)
-            _deliver(rows, output, shown, is_single=prompt is not None)
+            rows = send_and_wait(
+                settings.kafka, list(items), summary, timeout, topic_of=topic_of, contents=contents, streams=stream
+            )
+            _deliver(rows, target, shown, is_single=prompt is not None and not stream)
         else:
             send(settings.kafka, items, summary, show_id=prompt is not None and not as_json, topic_of=topic_of)
     _conclude(summary, waits=waits, as_json=as_json, shown=shown)
     if summary.without_result:
-        written = None if output is None or str(output) == "-" else output
+        written = None if output is None or not output.is_file() else output
         options = global_options(context)
         _say_what_is_left(summary, wait_again(options, summary.without_result, batch_id=batch_id, file=written))
     _exit(summary, waits=waits)
 
 
-def _overrides(
-    max_tokens: int | None,
-    temperature: float | None,
-    decoding: Decoding | None,
-    segment: str | None,
-    batch_id: str | None,
-) -> Overrides:
-    body = {"max_tokens": max_tokens, "temperature": temperature}
-    top = {"decoding": decoding and decoding.value, "segment": segment, "batch_id": batch_id}
-    return Overrides(
-        body={name: value for name, value in body.items() if value is not None},
-        top={name: value for name, value in top.items() if value is not None},
-    )
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _read(
@@ -113,41 +118,23 @@ def _read(
     if prompt is not None:
         return reader.read([json.dumps({"prompt": prompt}).encode()], "--prompt")
     # Opened before anything is read, so that a misspelt second name fails before the first file is sent.
-    opened = [(name, _open(name, stack)) for name in files]
-    named = (("standard input" if name == "-" else name, lines) for name, lines in opened)
-    return (item for name, lines in named for item in reader.read(lines, name))
-
-
-def _open(name: str, stack: contextlib.ExitStack) -> Iterable[bytes]:
-    if name == "-":
-        return sys.stdin.buffer
-    try:
-        return stack.enter_context(open(name, "rb"))
-    except OSError as error:
-        raise ConfigError(
-            f"{name}: {error.strerror or error}", hint="--file takes a JSONL file, or - for standard input"
-        ) from None
+    sources = [stack.enter_context(reading(name, say=note)) for name in files]
+    return (item for source in sources for item in reader.read(source.lines, source.name))
 
 
 def _deliver(
-    rows: Iterator[dict[str, Any]], output: Path | None, shown: list[dict[str, Any]] | None, *, is_single: bool
+    rows: Iterator[dict[str, Any]], target: Destination | None, shown: list[dict[str, Any]] | None, *, is_single: bool
 ) -> None:
-    if output is None:
+    if target is None:
         for row in rows:
             if shown is not None:
                 shown.append(row)
             elif is_single and row.get("text") is not None:
-                sys.stdout.write(f"{row['text']}\n")
+                sys.stdout.write(f"{as_shown(row['text'])}\n")
         return
-    with contextlib.ExitStack() as stack:
-        try:
-            target = sys.stdout if str(output) == "-" else stack.enter_context(open(output, "w", encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(
-                f"{output}: {error.strerror or error}", hint="--output takes a file that can be written"
-            ) from None
+    with target.writing() as file:
         for row in rows:
-            target.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write(json_text(row) + "\n")
 
 
 def _conclude(summary: Summary, *, waits: bool, as_json: bool, shown: list[dict[str, Any]] | None) -> None:

@@ -11,6 +11,7 @@ from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import out, print_json
 from alphaloop.outcomes.whereabouts import Place, find_jobs
+from alphaloop.wording import one_line
 
 EXAMPLE: Final = "alphaloop job order-4711"
 
@@ -32,6 +33,6 @@ def job(
         print_json([one.as_json() for one in found])
     else:
         for one in found:
-            out().print(f"{one.job_id}: {one.sentence()}", markup=False, soft_wrap=True)
+            out().print(one_line(f"{one.job_id}: {one.sentence()}"), soft_wrap=True)
     if any(one.place is Place.UNKNOWN for one in found):
         raise typer.Exit(1)

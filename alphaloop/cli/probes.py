@@ -37,7 +37,9 @@ _MAX_TOKENS: Final = typer.Option(None, min=8, help="Output limit of its probes;
 
 def register(
     context: typer.Context,
-    file: Path = typer.Argument(help="JSONL of prompts, in any form that `alphaloop enqueue` takes."),
+    file: Path = typer.Argument(
+        help="JSONL of prompts, in any form that `alphaloop enqueue` takes; - for standard input."
+    ),
     task: str = typer.Option(help="The task that the prompts stand for."),
     num_draft_tokens: int | None = _K,
     max_tokens: int | None = _MAX_TOKENS,

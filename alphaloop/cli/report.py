@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -13,7 +11,8 @@ import typer
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import note, out, print_json
-from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.errors import AlphaloopError
+from alphaloop.files import Destination
 from alphaloop.store.reports import ReportStore, StoredReport
 
 EXAMPLE: Final = """\
@@ -32,6 +31,7 @@ def report(
     """
     if html is not None and as_json:
         raise typer.BadParameter("expected either --html or --json")
+    target = None if html is None else Destination.of(html, option="--html")
     with open_database(connected_settings(context, broker=False)) as database:
         found = ReportStore(database).latest()
     if found is None:
@@ -39,13 +39,12 @@ def report(
     _say_if_old(found)
     if as_json:
         print_json({**found.content, "created_at": found.created_at, "summary": found.summary})
-    elif html is None:
-        out().print(found.text, markup=False, soft_wrap=True)
-    elif str(html) == "-":
-        sys.stdout.write(found.html)
+    elif html is None or target is None:
+        out().print(found.text, soft_wrap=True)
     else:
-        _write(html, found.html)
-        with contextlib.suppress(ValueError):
+        with target.writing() as file:
+            file.write(found.html)
+        if html.is_file():
             note(f"written to {html.absolute().as_uri()}")
 
 
@@ -57,12 +56,3 @@ def _say_if_old(found: StoredReport) -> None:
             f"this report is old: it was made at {found.created_at:%Y-%m-%d %H:%M} UTC, and the run that was due at "
             f"{datetime.fromisoformat(next_due):%Y-%m-%d %H:%M} UTC made none yet; does a scheduler run?"
         )
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"{path}: {error.strerror or error}", hint="--html takes a file that can be written"
-        ) from None

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from rich import progress as bars
 from rich.cells import cell_len, chop_cells
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from alphaloop.errors import AlphaloopError, MessageError
+from alphaloop.wording import harmless, json_text
 
 #: Tables must be readable in a pipe and in a narrow window alike.
 PIPE_WIDTH: Final = 100
@@ -45,7 +46,18 @@ def err() -> Console:
 
 def print_json(value: Any) -> None:
     """Print one JSON document to standard output; times and paths become text."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.write(json_text(value, indent=2) + "\n")
+
+
+def print_json_line(value: Any) -> None:
+    """Print one line of JSON to standard output at once."""
+    sys.stdout.write(json_text(value) + "\n")
+    sys.stdout.flush()
+
+
+def as_shown(text: str) -> str:
+    """A generated text as standard output takes it: for a file or a pipe as it is, for a terminal without its acts."""
+    return harmless(text) if sys.stdout.isatty() else text
 
 
 def paragraph(text: str, *, style: str = "", indent: int = 0) -> None:
@@ -71,20 +83,20 @@ def show_error(error: AlphaloopError) -> None:
         console.print(Text.assemble(("hint: ", "bold cyan"), error.hint), soft_wrap=True)
 
 
-def progress() -> bars.Progress:
-    """A progress bar on standard error; silent where that is not a terminal."""
+def progress(*, is_shown: bool = True) -> bars.Progress:
+    """A progress bar on standard error; silent where that is not a terminal, or where it is not to be shown."""
     return bars.Progress(
         bars.SpinnerColumn(),
-        bars.TextColumn("{task.description}"),
+        bars.TextColumn("{task.description}", markup=False),
         bars.BarColumn(bar_width=16),
         bars.MofNCompleteColumn(),
         bars.TimeElapsedColumn(),
         bars.TextColumn("left"),
         bars.TimeRemainingColumn(),
-        bars.TextColumn("{task.fields[note]}"),
+        bars.TextColumn("{task.fields[note]}", markup=False),
         console=(console := err()),
         transient=True,
-        disable=not console.is_terminal,
+        disable=not (is_shown and console.is_terminal),
     )
 
 
@@ -247,4 +259,17 @@ def _broken(text: Text, width: int) -> Text:
 def _console(file: Any) -> Console:
     is_terminal = file.isatty()
     width = None if is_terminal or "COLUMNS" in os.environ else PIPE_WIDTH
-    return Console(file=file, width=width, highlight=False)
+    return _HarmlessConsole(file=file, width=width, highlight=False, markup=False, emoji=False)
+
+
+class _HarmlessConsole(Console):
+    """Shows every text without what it would do to the terminal, whoever wrote it."""
+
+    def render_str(self, text: str, **given: Any) -> Text:
+        return super().render_str(harmless(text), **given)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        if isinstance(renderable, Text) and (shown := harmless(renderable.plain)) != renderable.plain:
+            plain = renderable.blank_copy(shown)
+            return super().render(plain, options)
+        return super().render(renderable, options)

@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 from alphaloop.claim_check.contents import by_reference, with_text
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.cli.screen import note, progress
+from alphaloop.cli.tail import GrowingText
 from alphaloop.errors import ContentError, MessageError
 from alphaloop.job_lines import BadLine, JobLine
 from alphaloop.kafka.producer import Producer
@@ -20,7 +21,7 @@ from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages import Job, Result, encode_job
 from alphaloop.outcomes.reading import Outcome, OutcomeReader, Refusal, reason_of, status_of
 from alphaloop.settings import KafkaSettings
-from alphaloop.wording import counts
+from alphaloop.wording import counts, one_line
 
 TopicOf: TypeAlias = Callable[[str], str]
 
@@ -107,8 +108,12 @@ def send_and_wait(
     *,
     topic_of: TopicOf,
     contents: ContentStore | None = None,
+    streams: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Send, wait, and yield one row for each line, in its order; texts that lie in `contents` are in the rows."""
+    """Send, wait, and yield one row for each line, in its order; texts that lie in `contents` are in the rows.
+
+    With `streams`, texts are printed while they are decoded.
+    """
     lines = [item for item in items if isinstance(item, JobLine)]
     wrong = [item for item in items if isinstance(item, BadLine)]
     report_wrong(wrong)
@@ -116,7 +121,7 @@ def send_and_wait(
     summary.job_ids = [line.job.job_id for line in lines]
     outcomes: dict[str, Outcome] = {}
     if lines:
-        outcomes = _outcomes(kafka, lines, summary, timeout_s, topic_of)
+        outcomes = _outcomes(kafka, lines, summary, timeout_s, topic_of, streams=streams)
     summary.without_result = [job_id for job_id in dict.fromkeys(summary.job_ids) if job_id not in outcomes]
     report_failed(outcomes.values())
     for item in items:
@@ -131,13 +136,22 @@ def send_and_wait(
 
 
 def _outcomes(
-    kafka: KafkaSettings, lines: Sequence[JobLine], summary: Summary, timeout_s: float, topic_of: TopicOf
+    kafka: KafkaSettings,
+    lines: Sequence[JobLine],
+    summary: Summary,
+    timeout_s: float,
+    topic_of: TopicOf,
+    *,
+    streams: bool,
 ) -> dict[str, Outcome]:
     outcomes: dict[str, Outcome] = {}
     by_id = {line.job.job_id: line for line in lines}
+    texts = {job_id: GrowingText(job_id, is_one=len(by_id) == 1) for job_id in by_id} if streams else {}
+    on_text = (lambda job_id, text: texts[job_id].show(text)) if streams else None
+    tasks = {line.job.task for line in lines}
     producer = Producer(kafka, client_id="alphaloop-enqueue")
     try:
-        with OutcomeReader(kafka, {line.job.task for line in lines}) as reader, progress() as bar:
+        with OutcomeReader(kafka, tasks, on_text=on_text) as reader, progress(is_shown=not streams) as bar:
             shown = bar.add_task("results", total=len(by_id), note="")
             started = time.monotonic()
             for line in lines:
@@ -145,12 +159,16 @@ def _outcomes(
             producer.flush(_FLUSH_S)
             for outcome in reader.outcomes(by_id, timeout_s=timeout_s):
                 outcomes[outcome.job_id] = _named_in_line(outcome, by_id[outcome.job_id])
+                if text := texts.get(outcome.job_id):
+                    text.end(outcome.text if isinstance(outcome, Result) else None)
                 summary.wall_s = time.monotonic() - started
                 bar.update(shown, advance=1, note=counts(Counter(map(status_of, outcomes.values()))))
     except KeyboardInterrupt:
         summary.interrupted = True  # the results so far are still written
     finally:
         producer.close()
+        for text in texts.values():
+            text.end()
     return outcomes
 
 
@@ -199,7 +217,7 @@ def report_failed(outcomes: Iterable[Outcome]) -> None:
     """Print why there is no text, for each job that has none, to standard error."""
     failed = [(outcome, why) for outcome in outcomes if (why := reason_of(outcome)) is not None]
     for outcome, why in failed[:_MAX_SHOWN]:
-        note(f"{outcome.job_id}: {status_of(outcome)}, {why}")
+        note(one_line(f"{outcome.job_id}: {status_of(outcome)}, {why}"))
     if len(failed) > _MAX_SHOWN:
         note(f"… and {len(failed) - _MAX_SHOWN} more jobs without a text")
 
@@ -208,6 +226,6 @@ def report_wrong(wrong: Sequence[BadLine]) -> None:
     """Print the place and the error of every wrong line to standard error."""
     for item in wrong[:_MAX_SHOWN]:
         where = f"{item.where}: {item.error.field}" if item.error.field else item.where
-        note(f"{where}: {item.error.message}" + (f" ({item.error.hint})" if item.error.hint else ""))
+        note(one_line(f"{where}: {item.error.message}" + (f" ({item.error.hint})" if item.error.hint else "")))
     if len(wrong) > _MAX_SHOWN:
         note(f"… and {len(wrong) - _MAX_SHOWN} more wrong lines")

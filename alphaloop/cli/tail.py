@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
 from contextlib import closing
@@ -12,7 +11,7 @@ import typer
 
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import connected_settings
-from alphaloop.cli.screen import note
+from alphaloop.cli.screen import as_shown, note, print_json_line
 from alphaloop.errors import AlphaloopError
 from alphaloop.messages import Status
 from alphaloop.outcomes.following import Ended, Event, TextSoFar, Waits, follow
@@ -57,6 +56,7 @@ class GrowingText:
         self._is_one = is_one
         self._shown = ""
         self._line = ""  #: of several jobs: the line that is not complete
+        self._is_in_line = False  #: of one job: whether what was printed does not end a line
 
     def show(self, text: str, *, is_end: bool = False) -> None:
         """Print what is new of the text so far."""
@@ -69,21 +69,26 @@ class GrowingText:
         self._print(text[len(self._shown) :])
         self._shown = text
 
-    def end(self) -> None:
-        """Nothing more comes."""
+    def end(self, text: str | None = None) -> None:
+        """Nothing more comes; `text` is the whole text where there is one."""
+        if text is not None:
+            self.show(text, is_end=True)
         self._finish_line()
 
     def _print(self, text: str) -> None:
+        text = as_shown(text)
         if self._is_one:
             sys.stdout.write(text)
+            self._is_in_line = not text.endswith("\n") if text else self._is_in_line
         else:
             *lines, self._line = (self._line + text).split("\n")
             sys.stdout.writelines(f"{self._job_id}  {line}\n" for line in lines)
         sys.stdout.flush()
 
     def _finish_line(self) -> None:
-        if self._is_one and self._shown and not self._shown.endswith("\n"):
+        if self._is_in_line:
             sys.stdout.write("\n")
+            self._is_in_line = False
         if self._line:
             sys.stdout.write(f"{self._job_id}  {self._line}\n")
             self._line = ""
@@ -102,9 +107,7 @@ def _show(events: Iterable[Event], *, is_one: bool) -> dict[str, Ended]:
                 text.show(event.text)
             case Ended():
                 ends[event.job_id] = event
-                if event.text is not None:
-                    text.show(event.text, is_end=True)
-                text.end()
+                text.end(event.text)
                 note(f"{event.job_id}: {_ending(event)}")
     return ends
 
@@ -127,8 +130,7 @@ def _show_json(events: Iterable[Event]) -> dict[str, Ended]:
                 ends[event.job_id] = event
                 line |= {"status": event.status.value, "text": event.text, "streamed": event.is_streamed}
                 line |= {"reason": event.reason} if event.reason else {}
-        sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
-        sys.stdout.flush()
+        print_json_line(line)
     return ends
 
 

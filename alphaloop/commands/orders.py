@@ -75,7 +75,7 @@ class TrainOrder(_Order):
 
     command: Literal["draft train"] = "draft train"
     folder: Path
-    prompts: Path | None  #: JSONL to train on; None: the target writes prompts
+    prompts: Path | None  #: JSONL to train on, - if it follows the order; None: the target writes prompts
     held_out: Path | None  #: JSONL to judge with; None: a part of those
     task: str | None  #: of lines that name none
     recipe: Path | None  #: None: the defaults

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,6 +15,7 @@ from starlette.responses import HTMLResponse, Response
 from alphaloop.console import drawing, wording
 from alphaloop.errors import AlphaloopError
 from alphaloop.pages.templates import environment
+from alphaloop.wording import json_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def respond(page: Page, request: Request, frame: Mapping[str, Any]) -> Response:
 
 def as_json(data: Mapping[str, Any], status: int = 200) -> Response:
     """The data as JSON: times in ISO 8601, counts beside the rates that were computed from them."""
-    content = json.dumps(to_jsonable_python(data, inf_nan_mode="null"), ensure_ascii=False, indent=2)
+    content = json_text(to_jsonable_python(data, inf_nan_mode="null"), indent=2)
     return Response(content + "\n", status, media_type="application/json")
 
 

@@ -19,6 +19,7 @@ from alphaloop.batches.sending import send
 from alphaloop.console.page import WrongRequest
 from alphaloop.console.sessions import Session, is_token_of
 from alphaloop.console.sources import Sources
+from alphaloop.files import source_of
 
 log = logging.getLogger(__name__)
 
@@ -75,14 +76,16 @@ def submit(sources: Sources, session: Session, upload: Upload) -> str:
     settings, now = sources.settings, datetime.now(UTC)
     if upload.task not in settings.tasks:
         raise WrongRequest(f"no task {upload.task[:100]!r}", hint=f"expected one of {', '.join(settings.tasks)}")
-    if not any(line.strip() for line in upload.file):
+    most = sources.settings.console.max_batch_mb * _MB  # of what a small compressed file may grow to
+    if not sum(bool(line.strip()) for line in source_of(upload.file, upload.name, max_bytes=most).lines):
         raise WrongRequest("expected one request a line, found no line with text")
     kept = KeptBatches(settings.console_batches)
     kept.drop_before(now - timedelta(days=settings.console.batch_days))
     upload.file.seek(0)
     found = kept.add(upload.file, name=upload.name, task=upload.task, by=session.username, at=now)
     upload.file.seek(0)
-    sent = send(BatchReader(settings, found.batch_id, task=found.task).read(upload.file), settings, sources.database)
+    lines = source_of(upload.file, upload.name, max_bytes=most).lines
+    sent = send(BatchReader(settings, found.batch_id, task=found.task).read(lines), settings, sources.database)
     told = f"batch {found.batch_id}, {sent.num_sent} requests, by {session.username} in the console"
     log.info(told, extra={"action": "batch_submitted"})
     sources.remembered.forget(("batch", found.batch_id))

@@ -14,6 +14,7 @@ from alphaloop.wording import (
     acceptance_of,
     counted_apart,
     counts,
+    harmless,
     named,
     rate,
     sentence,
@@ -53,7 +54,7 @@ def stamp(at: datetime | str | None) -> Markup:
 
 def breaks(name: str) -> Markup:
     """A name that may be broken behind its underscores, hyphens and points."""
-    shown = escape(name)
+    shown = escape(harmless(name))
     for mark in ("_", "-", "."):
         shown = shown.replace(mark, mark + Markup("<wbr>"))
     return shown

@@ -21,6 +21,7 @@ from alphaloop.embedded.lock import FolderLock, is_locked
 from alphaloop.embedded.postgres import EmbeddedPostgres
 from alphaloop.embedded.tansu import SESSION_TIMEOUT_MS, EmbeddedTansu
 from alphaloop.errors import ConfigError, StartFailed
+from alphaloop.files import replace_file
 from alphaloop.settings import Settings
 
 FALLBACK_NOTICE: Final = (
@@ -251,10 +252,7 @@ def _write_state(folder: Path, stack: RunningStack) -> None:
     state = stack.model_dump(mode="json")
     if stack.database_url is not None:
         state["database_url"] = stack.database_url.get_secret_value()
-    fresh = folder / f"stack.json.{os.getpid()}"
-    fresh.touch(mode=0o600)
-    fresh.write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
-    fresh.replace(_state_file(folder))
+    replace_file(_state_file(folder), json.dumps(state, indent=2) + "\n", mode=0o600)
 
 
 def _is_alive(pid: int) -> bool:

@@ -49,7 +49,10 @@ def redriven(letter: Letter, corrections: Mapping[str, Any]) -> Redriven:
     topic = letter.sent_to if task_of(letter.sent_to) else jobs_topic(task)
     fields = _fields(record.value)
     if letter.is_failed_job and letter.job_id:
-        fields |= {"job_id": _next_id(letter.job_id, "redrive_of" in fields), "redrive_of": letter.job_id}
+        fields |= {
+            "job_id": next_job_id(letter.job_id, is_redriven="redrive_of" in fields),
+            "redrive_of": letter.job_id,
+        }
     elif "job_id" not in fields:
         partition, offset = _number(letter.reason.get("partition")), _number(letter.reason.get("offset"))
         fields["job_id"] = derived_job_id(Origin("redrive", topic, partition, offset), record.value or b"")
@@ -87,7 +90,8 @@ def _fields(value: bytes | None) -> dict[str, Any]:
     return fields
 
 
-def _next_id(job_id: str, is_redriven: bool) -> str:
+def next_job_id(job_id: str, *, is_redriven: bool) -> str:
+    """The job that a failed one becomes; `is_redriven` says whether it was itself made of a failed one."""
     match = _AGAIN.fullmatch(job_id) if is_redriven else None
     found = f"{match[1]}~{int(match[2]) + 1}" if match else f"{job_id}~1"
     return found if len(found) <= _MAX_ID_CHARS else f"{uuid.uuid5(uuid.NAMESPACE_OID, job_id)}~1"

@@ -111,7 +111,7 @@ def field_as_sent(field: str | None, fields: Mapping[str, Any]) -> str | None:
 def fields_of(value: bytes | None) -> dict[str, Any] | None:
     """The fields of a message, unchecked; None where it is no JSON object."""
     try:
-        fields = json.loads(value or b"")
+        fields = json.loads((value or b"").decode())  # of bytes, the encoding would be guessed at
     except (ValueError, RecursionError):
         fields = None
     return fields if isinstance(fields, dict) else None

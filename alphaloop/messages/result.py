@@ -96,6 +96,9 @@ class Result(_Part):
     task: str
     custom_id: str | None = None
     batch_id: str | None = None
+    endpoint: Literal["/v1/completions"] | None = Field(
+        None, description="Of a job with body.prompt: the endpoint whose form its answer has. Without it, chat's."
+    )
     redrive_of: str | None = None
     segment: str | None = None
     purpose: Purpose = Purpose.TRAFFIC

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 import uuid
@@ -12,15 +13,18 @@ from typing import Any, Final, Self
 
 from pydantic import ValidationError
 
+from alphaloop.errors import MalformedMessage
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.records import Record
-from alphaloop.kafka.topics import RESULTS, ensure_topics
-from alphaloop.messages import Result, Status
+from alphaloop.kafka.topics import RESULTS, TOKENS, ensure_topics
+from alphaloop.messages import Result, Status, StreamReaders, read_chunk
 from alphaloop.messages.dead_letter import OUTCOME, PREFIX
 from alphaloop.messages.topics import dlq_topic, jobs_topic
 from alphaloop.settings import KafkaSettings
+from alphaloop.store.redrives import LetterKey
 
 _POLL_S: Final = 0.2
+_LABELS: Final = ("custom_id", "batch_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,9 @@ class Refusal:
     message: str
     field: str | None = None
     hint: str | None = None
+    custom_id: str | None = None
+    batch_id: str | None = None
+    letter: LetterKey | None = None  #: where it lies
 
     def as_json(self) -> dict[str, Any]:
         """The same form as a failed result's."""
@@ -45,12 +52,18 @@ Outcome = Result | Refusal
 class OutcomeReader:
     """Reads `results` and the dead letters of some tasks from its construction on: construct it before you produce."""
 
-    def __init__(self, kafka: KafkaSettings, tasks: Collection[str]) -> None:
-        """Creates missing topics first. Raises BrokerError."""
+    def __init__(
+        self, kafka: KafkaSettings, tasks: Collection[str], *, on_text: Callable[[str, str], None] | None = None
+    ) -> None:
+        """Creates missing topics first. Raises BrokerError.
+
+        `on_text` is called with a job_id and its text so far, for streamed jobs whose outcomes are read.
+        """
+        self._on_text = on_text
         ensure_topics(kafka, tasks)
         self._consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-reader")
         try:
-            topics = [RESULTS, *(dlq_topic(jobs_topic(task)) for task in sorted(tasks))]
+            topics = [RESULTS, *([TOKENS] if on_text else []), *(dlq_topic(jobs_topic(task)) for task in sorted(tasks))]
             self._consumer.assign_from(topics, at="latest")
         except BaseException:
             self._consumer.close()
@@ -64,14 +77,26 @@ class OutcomeReader:
         `alive` is called between two polls and may raise to end the wait.
         """
         waiting = set(job_ids)
+        texts = StreamReaders(waiting)
         deadline = time.monotonic() + timeout_s
         while waiting and time.monotonic() < deadline:
             alive()
             record = self._consumer.poll(_POLL_S)
+            if record is not None and record.topic == TOKENS:
+                self._tell_text(record, waiting, texts)
+                continue
             outcome = read_outcome(record) if record is not None else None
             if outcome is not None and outcome.job_id in waiting:
                 waiting.remove(outcome.job_id)
                 yield outcome
+
+    def _tell_text(self, record: Record, waiting: set[str], texts: StreamReaders) -> None:
+        if self._on_text is None or (record.key or b"").decode("utf-8", "replace") not in waiting:
+            return
+        with contextlib.suppress(MalformedMessage):
+            chunk = read_chunk(record.value, record.headers)
+            if chunk.job_id in waiting and (text := texts[chunk.job_id]).take(chunk):
+                self._on_text(chunk.job_id, text.text)
 
     def close(self) -> None:
         """Stop reading."""
@@ -135,16 +160,24 @@ def _refusal(record: Record) -> Refusal | None:
     field = reason.get("field")
     # The header holds the error as a log shows it: field, message and hint in one text.
     message, _, hint = reason.get("message", "no reason given").partition("\nhint: ")
-    return Refusal(job_id, reason.get("exception", "unknown"), message.removeprefix(f"{field}: "), field, hint or None)
+    sent = _fields(record)
+    custom_id, batch_id = (found if isinstance(found := sent.get(name), str) else None for name in _LABELS)
+    letter = LetterKey(*record.topic_partition, record.offset, record.timestamp_ms or 0)
+    code, message = reason.get("exception", "unknown"), message.removeprefix(f"{field}: ")
+    return Refusal(job_id, code, message, field, hint or None, custom_id, batch_id, letter)
 
 
 def job_id_of(record: Record) -> str | None:
     """The job_id in a message of a job, else its key; None without both."""
-    try:
-        fields = json.loads(record.value or b"")
-        found = fields.get("job_id") if isinstance(fields, dict) else None
-    except (ValueError, RecursionError):
-        found = None
+    found = _fields(record).get("job_id")
     if isinstance(found, str):
         return found
     return record.key.decode("utf-8", "replace") if record.key else None
+
+
+def _fields(record: Record) -> dict[str, Any]:
+    try:
+        fields = json.loads(record.value or b"")
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from sqlalchemy import ARRAY, Text, bindparam, cast, func, select, text
+from sqlalchemy import ARRAY, Text, bindparam, cast, func, select, text, tuple_
 
 from alphaloop.store.database import Database
 from alphaloop.tables import jobs
@@ -87,27 +87,25 @@ def jobs_of_batch(database: Database, batch_id: str) -> list[str]:
         return list(connection.execute(query).scalars())
 
 
-def recorded_outcomes(database: Database, batch_id: str) -> Iterator[tuple[str | None, bytes]]:
-    """custom_id and Result of every ended job of a batch, in the order of job_id; read a page at a time."""
-    last = ""
+def pages_of_batch(database: Database, batch_id: str) -> Iterator[list[tuple[str, str | None]]]:
+    """job_id and custom_id of every job of a batch that a worker has claimed, in the order of their first claims.
+
+    Read a page at a time.
+    """
+    last: tuple[datetime, str] | None = None
     while True:
         query = (
-            select(jobs.c.job_id, jobs.c.custom_id, cast(jobs.c.outcome, Text))
-            .where(jobs.c.batch_id == batch_id, jobs.c.status != "running", jobs.c.job_id > last)
-            .order_by(jobs.c.job_id)
+            select(jobs.c.job_id, jobs.c.custom_id, jobs.c.created_at)
+            .where(jobs.c.batch_id == batch_id)
+            .order_by(jobs.c.created_at, jobs.c.job_id)
             .limit(_PAGE)
         )
+        if last is not None:
+            query = query.where(tuple_(jobs.c.created_at, jobs.c.job_id) > last)
         with database.begin() as connection:
             page = connection.execute(query).all()
-        for job_id, custom_id, outcome in page:
-            yield custom_id, outcome.encode()
-            last = job_id
+        if page:
+            yield [(job_id, custom_id) for job_id, custom_id, _ in page]
+            last = page[-1].created_at, page[-1].job_id
         if len(page) < _PAGE:
             return
-
-
-def running_jobs(database: Database, batch_id: str) -> list[str]:
-    """Jobs of a batch that a worker has claimed and that have not ended."""
-    query = select(jobs.c.job_id).where(jobs.c.batch_id == batch_id, jobs.c.status == "running")
-    with database.begin() as connection:
-        return list(connection.execute(query).scalars())

@@ -46,6 +46,14 @@ class RedriveStore:
         with self._database.begin() as connection:
             return {LetterKey(*key): job_id for *key, job_id in connection.execute(query)}
 
+    def among(self, job_ids: Collection[str]) -> frozenset[str]:
+        """Those of the jobs that a letter became."""
+        if not job_ids:
+            return frozenset()
+        query = select(redrives.c.job_id).where(redrives.c.job_id.in_(list(job_ids)))
+        with self._database.begin() as connection:
+            return frozenset(connection.execute(query).scalars())
+
     def forget_before(self, topic: str, partition: int, offset: int) -> None:
         """Forget the letters below an offset: they were deleted."""
         statement = delete(redrives).where(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 from alphaloop.errors import ConfigError
+from alphaloop.files import replace_file
 from scheduler.report.data import Report
 
 #: The name of a report's files, of the time in UTC.
@@ -29,10 +29,10 @@ def write_report(folder: Path, report: Report, text: str, html: str) -> Path:
     stem = page.stem
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / f"{stem}.json", report.model_dump_json(indent=2) + "\n")
-        _write(folder / f"{stem}.txt", text)
-        _write(page, html)
-        _write(folder / "latest.html", html)
+        replace_file(folder / f"{stem}.json", report.model_dump_json(indent=2) + "\n")
+        replace_file(folder / f"{stem}.txt", text)
+        replace_file(page, html)
+        replace_file(folder / "latest.html", html)
     except OSError as error:
         raise _unwritable(folder, error) from None
     return page
@@ -45,7 +45,7 @@ def write_index(folder: Path, render: Callable[[Collection[str]], str]) -> None:
     """
     try:
         pages = [path.name for path in folder.glob("drift-report-*.html") if _made_at(path) is not None]
-        _write(folder / "index.html", render(pages))
+        replace_file(folder / "index.html", render(pages))
     except OSError as error:
         raise _unwritable(folder, error) from None
 
@@ -79,9 +79,3 @@ def _unwritable(folder: Path, error: OSError) -> ConfigError:
         f"expected a folder to write reports to, found {folder}: {error.strerror or error}",
         hint="set scheduler.report_folder to a writable folder",
     )
-
-
-def _write(path: Path, content: str) -> None:
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    beside.write_text(content, encoding="utf-8")
-    beside.replace(path)

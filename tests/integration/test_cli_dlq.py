@@ -175,3 +175,14 @@ def test_a_purge_deletes_old_letters_after_a_dry_run(
     assert cli("dlq", "list", "--task", "code", "--json").json == []
     with database.begin() as connection:
         assert connection.execute(text("SELECT count(*) FROM redrives")).scalar_one() == 0
+
+
+def test_the_list_fits_eighty_columns(cli: Cli, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "expected JSON, found something else at character 17, and a good many words more than fit"
+    write(MalformedMessage(long), b"nonsense", job_id="5f0c6f9d2b3e4a0f9a7f4f4e6c9a1b2d")
+    write(InvalidField("expected a number from 0 to 2", field="body.temperature"), b"{}")
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = cli("dlq", "list").out.splitlines()
+    assert max(map(len, shown)) <= 80
+    for whole in ("malformed_message", "invalid_field", "jobs.code.dlq:0:1", "5f0c6f9d2b3e4a0f9a7f4f4e6c9a1b2d"):
+        assert sum(whole in line for line in shown) == 1, "no word is broken over two lines"

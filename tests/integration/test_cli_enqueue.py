@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import threading
@@ -283,3 +284,25 @@ def test_of_many_dead_letters_only_the_newest_are_read(
     assert ran.code == 0
     assert sorted(letter["offset"] for letter in ran.json) == ["297", "298", "299"]
     assert sum(read) <= 3 * kafka_settings.num_partitions, "what is not shown is not read"
+
+
+@pytest.mark.parametrize("form", ["utf-8-sig", "utf-16", "gzip"])
+def test_a_file_is_read_in_the_form_that_it_begins_with(
+    cli: Cli, task: str, responder: Responder, tmp_path: Path, form: str
+) -> None:
+    text = "".join(json.dumps({"prompt": f"ä語 {n}"}, ensure_ascii=False) + "\n" for n in range(3))
+    file = tmp_path / "jobs.jsonl"
+    file.write_bytes(gzip.compress(text.encode()) if form == "gzip" else text.encode(form))
+    ran = cli("enqueue", "--file", file, "--task", task, "--output", "-")
+    assert (ran.code, "is read as" in ran.err) == (0, True)
+    assert [json.loads(row)["text"] for row in ran.out.splitlines()] == [f"re: ä語 {n}" for n in range(3)]
+
+
+def test_the_output_is_never_the_input(cli: Cli, task: str, responder: Responder, tmp_path: Path) -> None:
+    file = write(tmp_path / "jobs.jsonl", {"prompt": "p"})
+    (tmp_path / "link").symlink_to(file)
+    for output in (file, tmp_path / "link", tmp_path):
+        ran = cli("enqueue", "--file", file, "--task", task, "--output", output)
+        assert (ran.code, "sent" in ran.err) == (1, False), "it is said before anything is sent"
+    assert json.loads(file.read_text()) == {"prompt": "p"}
+    assert not responder.jobs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,43 @@ def test_a_job_that_never_ends_is_told_after_the_timeout(tail_cli: Cli, worker_s
     assert shown.code == 1
     assert "not ended within 0.5 s: nobody" in shown.err
     assert "alphaloop status" in shown.err
+
+
+def test_enqueue_streams_texts_as_they_are_decoded(tail_cli: Cli, worker_settings: Settings, tmp_path: Path) -> None:
+    """One text as it is, several by lines with their job_ids; a refused job ends the wait, too."""
+    client = Client(worker_settings)
+    file = tmp_path / "jobs.jsonl"
+    lines = [{"job_id": f"s-{n}", "task": "code", "prompt": f"tell story {n}", "max_tokens": 24} for n in range(3)]
+    file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {**lines[0], "job_id": "no", "model": "gpt"}]))
+    output = tmp_path / "results.jsonl"
+    with running_worker(worker_settings, FakeEngine(num_slots=2)):
+        one = tail_cli("enqueue", "--task", "code", "--prompt", "tell me", "--max-tokens", 24, "--stream")
+        several = tail_cli("enqueue", "--file", file, "--stream", "--output", output, "--timeout", "120")
+        results = {result.job_id: result for result in client.results(4)}
+    (alone,) = (result for result in results.values() if not result.job_id.startswith("s-"))
+    assert alone.num_chunks, "it was streamed"
+    assert (one.code, one.out) == (0, f"{alone.text}\n")
+    assert (several.code, "1 refused" in several.err, "3 succeeded" in several.err) == (1, True, True)
+    for line in lines:
+        text = results[line["job_id"]].text
+        assert "".join(f"{line['job_id']}  {part}\n" for part in (text or "").split("\n")) in several.out
+    assert [json.loads(row)["status"] for row in output.read_text().splitlines()] == [*["succeeded"] * 3, "refused"]
+
+
+def test_a_priority_and_a_deadline_are_the_jobs(tail_cli: Cli, worker_settings: Settings) -> None:
+    client = Client(worker_settings)
+    before = datetime.now(UTC)
+    asked = ("enqueue", "--task", "code", "--prompt", "p")
+    assert tail_cli(*asked, "--priority", 7, "--deadline", "90m", "--stream", "--timeout", "0").code == 1
+    (sent,) = client.read(["jobs.code"], lambda found: bool(found))
+    job = json.loads(sent.value or b"")
+    assert (job["priority"], job["body"]["stream"]) == (7, True)
+    assert (
+        timedelta() <= datetime.fromisoformat(job["deadline"]) - before - timedelta(minutes=90) < timedelta(minutes=5)
+    )
+    for wrong in ("2020-01-01", "soon", "-5m"):
+        ran = tail_cli(*asked, "--deadline", wrong)
+        assert (ran.code, "--deadline: expected a time" in ran.err) == (1, True)
+    assert tail_cli(*asked, "--priority", 101).code == 2
+    assert tail_cli(*asked, "--stream", "--json").code == 2
+    assert tail_cli(*asked, "--stream", "--output", "-").code == 2

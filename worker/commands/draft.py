@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from alphaloop.commands.events import Note, Report, Tell
 from alphaloop.commands.orders import RegisterOrder, TrainOrder
 from alphaloop.errors import ConfigError, StoreError
+from alphaloop.files import readable_again
 from alphaloop.settings import Settings
 from worker.commands.stopping import INTERRUPTED, stopped_by_signals
 from worker.decoding.training.progress import Stages
@@ -18,7 +20,10 @@ from worker.decoding.training.run import TrainingRun
 def train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
     """Train a draft, or go on with one, and register it; 130 when interrupted. Raises AlphaloopError."""
     recipe = read_recipe(order.recipe, seed=order.seed)
-    with stopped_by_signals() as should_stop:
+    with ExitStack() as stack:
+        if order.prompts is not None:  # they are read more than once
+            order = order.model_copy(update={"prompts": stack.enter_context(readable_again(order.prompts))})
+        should_stop = stack.enter_context(stopped_by_signals())
         run = TrainingRun(order, settings, recipe, Stages(tell), should_stop)
         try:
             card = run.make()

@@ -28,7 +28,9 @@ from worker.measuring.session import Plan, Session, refuse_few
 
 def measure(order: MeasureOrder, settings: Settings, tell: Tell) -> int:
     """Measure and report; 130 when interrupted, after a report of what was measured. Raises AlphaloopError."""
-    lines, notes = draw(read_lines(order, settings), order.num, random.Random(order.seed))
+    lines, notes = draw(
+        read_lines(order, settings, lambda text: tell(Note(text=text))), order.num, random.Random(order.seed)
+    )
     chosen = choose_drafters(settings.models.drafter_names, order.drafter)
     # Checks the candidates before anything is loaded, so that a wrong one is reported at once.
     candidates = choose_candidates([settings.models.drafter_state(name, "") for name in chosen], order.k)

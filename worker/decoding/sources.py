@@ -25,6 +25,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
 from alphaloop.errors import ModelNotFound, UnsupportedModel
+from alphaloop.files import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -215,9 +216,7 @@ def _sha256(file: Path) -> str:
     value = _hash(file)
     with contextlib.suppress(OSError):  # a disk that is full, or read-only: the next process hashes again
         note.parent.mkdir(parents=True, exist_ok=True)
-        partial = note.with_suffix(f".{os.getpid()}")
-        partial.write_text(value, "ascii")
-        partial.replace(note)
+        replace_file(note, value)
     return value
 
 

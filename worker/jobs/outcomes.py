@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from alphaloop.acceptance import PREFILL
@@ -121,11 +121,12 @@ def failure_of(error: AlphaloopError) -> Failure:
     return Failure(code=error.code, message=error.message, hint=error.hint)
 
 
-def _labels(job: Job) -> dict[str, str]:
+def _labels(job: Job) -> dict[str, Any]:
     """What a result repeats of its job, as far as the job has it."""
     labels = {
         "custom_id": job.custom_id,
         "batch_id": job.batch_id,
+        "endpoint": "/v1/completions" if job.body.prompt is not None else None,
         "redrive_of": job.redrive_of,
         "segment": job.segment,
     }

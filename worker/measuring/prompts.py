@@ -8,13 +8,12 @@ when or how a job is decoded.
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from alphaloop.commands.orders import MeasureOrder
 from alphaloop.errors import ConfigError, MessageError
+from alphaloop.files import reading
 from alphaloop.job_lines import BadLine, JobLine, JobReader, Overrides
 from alphaloop.messages import Purpose
 from alphaloop.settings import Settings, TaskSettings
@@ -29,7 +28,7 @@ NO_TASK: Final = "prompts"
 NUM_SHOWN: Final = 10
 
 
-def read_lines(order: MeasureOrder, settings: Settings) -> list[JobLine]:
+def read_lines(order: MeasureOrder, settings: Settings, say: Callable[[str], object] | None = None) -> list[JobLine]:
     """Every job of the order's file, `-` being standard input. Raises ConfigError with the first wrong lines."""
     task, file = order.task, order.prompts
     if task is not None and settings.tasks and task not in settings.tasks:
@@ -42,8 +41,8 @@ def read_lines(order: MeasureOrder, settings: Settings) -> list[JobLine]:
         top={"purpose": Purpose.PROBE.value, "deadline": None, "decoding": "auto"},
     )
     reader = JobReader(settings.model_copy(update={"tasks": {}}), task=task or NO_TASK, overrides=overrides)
-    name = "standard input" if str(file) == "-" else str(file)
-    items = list(reader.read(_content(file).splitlines(), name))
+    with reading(file, max_bytes=MAX_FILE_BYTES, say=say) as source:
+        items = list(reader.read(source.lines, source.name))
     if wrong := [item for item in items if isinstance(item, BadLine)]:
         raise _refusal([(bad.where, bad.error) for bad in wrong], len(items))
     return [item for item in items if isinstance(item, JobLine)]
@@ -87,26 +86,6 @@ def prepare(lines: Sequence[JobLine], engine: Engine, tasks: Mapping[str, TaskSe
     if wrong:
         raise _refusal(wrong, len(lines))
     return prepared
-
-
-def _content(file: Path) -> bytes:
-    if str(file) == "-":
-        content = sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
-        size = len(content)
-    else:
-        try:
-            size = file.stat().st_size
-            content = file.read_bytes() if size <= MAX_FILE_BYTES else b""
-        except OSError as error:
-            raise ConfigError(
-                f"{file}: {error.strerror or error}", hint="--prompts takes a JSONL file, or - for standard input"
-            ) from None
-    if size > MAX_FILE_BYTES:
-        raise ConfigError(
-            f"{file}: expected at most {MAX_FILE_BYTES >> 20} MiB, found {size >> 20}",
-            hint="30 to 100 prompts are enough: take a sample",
-        )
-    return content
 
 
 def _refusal(wrong: Iterable[tuple[str, MessageError]], num_lines: int) -> ConfigError:

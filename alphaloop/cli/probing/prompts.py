@@ -7,8 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from alphaloop.cli.screen import note
 from alphaloop.cli.sending import report_wrong
 from alphaloop.errors import AlphaloopError, ConfigError, MessageError
+from alphaloop.files import reading
 from alphaloop.job_lines import BadLine, JobReader
 from alphaloop.letters.reading import read_letters
 from alphaloop.messages import Job, Origin, parse_job
@@ -18,10 +20,8 @@ from alphaloop.settings import Settings
 
 def read_file(settings: Settings, file: Path, task: str) -> list[Job]:
     """Every prompt of a JSONL file, or an error: a set with a prompt missing would be another set."""
-    try:
-        items = list(JobReader(settings, task=task).read(file.read_bytes().splitlines(), str(file)))
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror or error}", hint="expected a JSONL file of prompts") from None
+    with reading(file, say=note) as source:
+        items = list(JobReader(settings, task=task).read(source.lines, source.name))
     wrong = [item for item in items if isinstance(item, BadLine)]
     jobs = [item.job for item in items if not isinstance(item, BadLine)]
     report_wrong(wrong)

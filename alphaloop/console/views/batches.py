@@ -52,9 +52,7 @@ def batch(sources: Sources, request: Request) -> Page:
     reading = sources.remembered.get(("batch", batch_id), lambda: _read(sources, kept, batch_id))
     now = reading.value
     if found is None and now is not None and not now.progress.by_status:
-        raise NotFound(
-            f"no batch {batch_id[:100]!r}: no file of it is kept here, and no worker has claimed a job of it"
-        )
+        raise NotFound(f"no batch {batch_id[:100]!r}: no file of it is kept here, and no job of it was sent")
     status = None if now is None else now.progress.as_json(batch_id)
     return Page(
         "batch.html.j2",

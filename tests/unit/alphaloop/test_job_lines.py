@@ -108,9 +108,7 @@ def test_bad_lines_name_their_field(line: bytes, code: str, field: str | None) -
 
 
 def test_places_count_from_one_and_blank_lines_are_passed_over() -> None:
-    lines = read(
-        b'\xef\xbb\xbf{"task": "code", "prompt": "p"}\r\n', b"\n", b"nonsense\n", b'{"task":"sql","prompt":"q"}'
-    )
+    lines = read(b'{"task": "code", "prompt": "p"}\r\n', b"\n", b"nonsense\n", b'{"task":"sql","prompt":"q"}')
     assert [line.where for line in lines] == ["jobs.jsonl:1", "jobs.jsonl:3", "jobs.jsonl:4"]
     assert [type(line) for line in lines] == [JobLine, BadLine, JobLine]
 

@@ -103,3 +103,16 @@ def test_configuring_twice_does_not_log_twice(capsys: pytest.CaptureFixture[str]
     configure("INFO", "text")
     logging.getLogger("worker").info("once")
     assert capsys.readouterr().err.count("once") == 1
+
+
+@pytest.mark.parametrize("format", ["text", "json"])
+def test_nothing_of_a_line_acts_upon_a_terminal(capsys: pytest.CaptureFixture[str], format: str) -> None:
+    configure("INFO", format)  # type: ignore[arg-type]
+    hostile = "\x1b[2J\x9b31m\r\x08\u202e\u2066\x7f"
+    try:
+        raise ConfigError(hostile)
+    except ConfigError:
+        logging.getLogger("worker").exception(hostile, extra={"action": "failed", "topic": hostile})
+    line = capsys.readouterr().err
+    assert not set(hostile) & set(line) - set("[2J31m")
+    assert line.count("u202e") == 3

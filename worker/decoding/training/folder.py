@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from alphaloop.embedded.lock import FolderLock
 from alphaloop.errors import ConfigError, StartFailed
+from alphaloop.files import replace_file
 
 _FORMAT: Final = 1
 
@@ -49,9 +50,7 @@ class RunFolder:
     def _agree(self, plan: dict[str, Any]) -> None:
         file = self.state / "run.json"
         if not file.exists():
-            partial = file.with_suffix(".partial")
-            partial.write_text(json.dumps(plan, indent=2) + "\n", encoding="utf-8")
-            partial.replace(file)
+            replace_file(file, json.dumps(plan, indent=2) + "\n")
             return
         try:
             found = json.loads(file.read_text(encoding="utf-8"))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from alphaloop.errors import ConfigError, InvalidField, PromptTooLong
+from alphaloop.files import reading
 from alphaloop.job_lines import BadLine, JobReader
 from alphaloop.settings import Settings, TaskSettings
 from worker.decoding.conversation import apply_template
@@ -43,13 +44,11 @@ def read_prompts(file: Path, settings: Settings, tokenizer: Any, task: str | Non
 
     Raises ConfigError for a file that cannot be read, for wrong lines with their places, and for no line at all.
     """
-    try:
-        lines = file.read_bytes().splitlines()
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror or error}", hint="expected a JSONL file") from None
+    with reading(file) as source:
+        lines = list(JobReader(settings, task=task).read(source.lines, source.name))
     found: list[Request] = []
     wrong: list[str] = []
-    for line in JobReader(settings, task=task).read(lines, str(file)):
+    for line in lines:
         if isinstance(line, BadLine):
             wrong.append(f"{line.where}: {line.error.field or 'line'}: {line.error.message}")
             continue

@@ -27,6 +27,8 @@ import numba
 import platformdirs
 from llvmlite import binding
 
+from alphaloop.files import replace_file
+
 #: The form of the files.
 _FORM: Final = 1
 #: Beyond this size no file is read. Kernels have 4 to 70 kB.
@@ -140,10 +142,7 @@ def _write(file: Path, code: MachineCode) -> None:
     if not _is_ours(file.parent.lstat()):
         return
     told = {"symbol": code.symbol, "sha256": hashlib.sha256(code.content).hexdigest()}
-    partial = file.with_suffix(f".{os.getpid()}")
-    with open(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as written:
-        written.write(json.dumps(told).encode() + b"\n" + code.content)
-    partial.replace(file)
+    replace_file(file, json.dumps(told).encode() + b"\n" + code.content, mode=0o600)
 
 
 def _is_ours(found: os.stat_result) -> bool:
