@@ -21,7 +21,7 @@ from alphaloop.settings import Settings
 
 EXAMPLE: Final = """\
 alphaloop demo
-alphaloop demo --jobs 12 --data-dir /tmp/demo"""
+alphaloop demo --jobs 40 --data-dir /tmp/demo"""
 
 FOLDER: Final = Path(".alphaloop") / "demo"
 _INSTALL_S: Final = 60.0
@@ -30,14 +30,14 @@ _ADDRESSES: Final = ("KAFKA_BOOTSTRAP_SERVERS", "DATABASE_URL")
 
 def demo(
     context: typer.Context,
-    jobs: int = typer.Option(8, min=2, max=100, help="Jobs of each task."),
+    jobs: int = typer.Option(26, min=2, max=100, help="Jobs of each task."),
     seed: int = typer.Option(7, help="Seed of the choice of prompts and of exploration."),
     data_dir: Path | None = DATA_DIR,
 ) -> None:
     """Run alphaloop on this machine on real text, in a few minutes.
 
     Starts a broker, a database and a worker with a real model under .alphaloop/demo, measures the drafters on probe
-    sets, decodes jobs of eight tasks, tests for drift, and writes the report. The data is kept.
+    sets, decodes jobs of four tasks, tests for drift, and writes the report. The data is kept.
     """
     options = global_options(context, data_dir)
     options = replace(options, profile=options.profile or "local", data_dir=options.data_dir or FOLDER)

@@ -47,7 +47,11 @@ SCHEDULER_TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.5
 # A minute of traffic has to end with verdicts: blocks follow each other without a round between them (the largest
 # `SwitchbackDesign.control_share`), and few slots make many rounds of few tokens.
-_WORKER_ENVIRONMENT: Final = {"ALPHALOOP_POLICY__CONTROL_SHARE": "0.38", "ALPHALOOP_WORKER__BATCH_SIZE": "2"}
+_WORKER_ENVIRONMENT: Final = {
+    "ALPHALOOP_POLICY__CONTROL_SHARE": "0.38",
+    "ALPHALOOP_WORKER__BATCH_SIZE": "2",
+    "ALPHALOOP_WORKER__CALIBRATION_BUDGET_S": "8",
+}
 # All tasks are measured in the demo's one run; a real installation spreads them over its budget.
 _SCHEDULER_ENVIRONMENT: Final = {"ALPHALOOP_SCHEDULER__PROBE_MIN_DEVICE_S": "3600"}
 _MANUAL: Final = "manual"

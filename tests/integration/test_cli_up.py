@@ -15,7 +15,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from alphaloop.demo.prompts import TASKS, harvest
+from alphaloop.demo.flow import TASKS
+from alphaloop.demo.prompts import harvest
 from alphaloop.embedded.lock import is_locked
 from alphaloop.embedded.stack import running_stack
 from alphaloop.kafka.topics import list_topics
@@ -209,7 +210,7 @@ def test_a_demo_in_small(cli: Cli, folder: Path, kafka_home: Path) -> None:
     page = re.search(r"file://(\S+latest\.html)", shown)
     assert page is not None
     assert "<html" in Path(page[1]).read_text(encoding="utf-8")
-    assert "in Postgres: 32 jobs, 32 recorded outcomes" in shown  # 8 tasks: 2 jobs, a probe and its control each
+    assert "in Postgres: 16 jobs, 16 recorded outcomes" in shown  # 4 tasks: 2 jobs, a probe and its control each
     assert "counts that do not add up: 0" in shown
     (folder / "logs" / "told.log").write_text(told)
     assert_nothing_is_told(folder)
@@ -217,7 +218,7 @@ def test_a_demo_in_small(cli: Cli, folder: Path, kafka_home: Path) -> None:
 
 def assert_nothing_is_told(folder: Path) -> None:
     """No log of the processes or of the servers holds the password, or a line of a prompt of test_a_demo_in_small."""
-    prompts = harvest(7, num_traffic=2, num_probes=1)
+    prompts = harvest(7, num_traffic=2, num_probes=1, tasks=TASKS)
     its = [prompt for kind in (prompts.traffic, prompts.probes) for prompt in chain(*kind.values())]
     # A line each, because a log in JSON writes the end of a line in another way.
     lines = {f"prompt {number}": max(prompt.splitlines(), key=len).strip() for number, prompt in enumerate(its)}
