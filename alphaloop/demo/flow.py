@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
 from collections.abc import Iterator
@@ -100,9 +101,8 @@ class Demo:
     @contextmanager
     def _worker(self, running: Settings) -> Iterator[ChildProcess]:
         self.step = "starting the worker"
-        worker = worker_process(
-            self.options, running, arguments=["--seed", str(self.seed)], environment=_WORKER_ENVIRONMENT
-        )
+        environment = {name: value for name, value in _WORKER_ENVIRONMENT.items() if name not in os.environ}
+        worker = worker_process(self.options, running, arguments=["--seed", str(self.seed)], environment=environment)
         follower = LogFollower(worker.log)
         worker.start()
         try:

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from alphaloop.embedded.kafka import EmbeddedKafka
 from alphaloop.embedded.process import free_ports
-from alphaloop.kafka.backlog import backlog
+from alphaloop.kafka.backlog import unfinished
 from alphaloop.kafka.deleting import delete_before
 from alphaloop.kafka.retention import longest_job_retention
 from alphaloop.kafka.topics import CONTROL, RESULTS, TOKENS, ensure_topics, list_topics
@@ -129,7 +129,7 @@ def test_what_the_guide_allows_is_enough(settings: Settings, operator: Operator,
             "alphaloop_jobs_retried_total", {"code": "decode_failed"}
         )
         (letter,) = anyone.read([CODE_DLQ], lambda letters: bool(letters))
-        until(lambda: backlog(kafka)["code"] == 0, "nothing is left")
+        until(lambda: unfinished(kafka)["code"].num_messages == 0, "nothing is left")
         assert not worker.components.topics.reason(CODE_DLQ)
     longest_job_retention(kafka)
     delete_before(kafka, {letter.topic_partition: letter.offset + 1})

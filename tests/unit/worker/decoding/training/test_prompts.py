@@ -45,7 +45,7 @@ def test_prompts_are_tokenized_as_when_served(tmp_path: Path, tiny_tokenizer: An
     ("content", "said"),
     [
         ('{"task": "code", "prompt": "a"}\nno json', r"1 wrong lines; the first: .*prompts.jsonl:2"),
-        ('{"task": "code", "prompt": "a", "temperature": 9}', r"prompts.jsonl:1: body.temperature"),
+        ('{"task": "code", "prompt": "a", "temperature": 9}', r"prompts.jsonl:1: temperature"),
         ('{"prompt": "a"}', r"prompts.jsonl:1: task"),
         ('{"task": "unknown", "prompt": "a"}', r"prompts.jsonl:1: task: no task 'unknown'"),
         ("\n\n", "no line with text"),
