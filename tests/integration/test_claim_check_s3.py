@@ -105,7 +105,7 @@ def test_lines_and_texts_above_the_limit_go_through_the_store_and_come_back_in_t
         records = client.read([RESULTS], lambda found: len({record.key for record in found}) >= 4)
         results = [Result.decode(record.value or b"") for record in records]
         again = cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "120", "--json")
-    assert told.code == 0, told.err
+    assert told.code == again.code == 1, "a line has no text"
     assert told.json["requests_by_status"] == {"succeeded": 4, "invalid": 1}
     assert again.json == told.json
     assert "0 requests sent" in again.err
@@ -151,5 +151,5 @@ def test_a_store_that_is_away_stops_a_submission_which_goes_on_later(
         proxy.release()
         told = cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "120", "--json")
         until(lambda: not worker.components.num_unpublished, "everything is acknowledged")
-    assert told.code == 0, told.err
+    assert told.code == 1, "a line has no text"
     assert told.json["requests_by_status"] == {"succeeded": 4, "invalid": 1}

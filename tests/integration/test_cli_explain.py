@@ -15,6 +15,8 @@ from alphaloop.cost import CostPoint
 from alphaloop.deciding.decision_inputs import SessionFacts
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.explaining.explanation import what_runs
+from alphaloop.settings import load_settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
@@ -96,19 +98,23 @@ def test_explain_says_what_the_workers_run(
     other_machine(twelve_jobs, tmp_path, monkeypatch)
     told = cli("explain", "code", "--json").json
     assert told["engine"]["device"] == "old device", "no worker runs: the last engine and the settings here"
-    assert (told["batch"], told["workers"]["num_alike"]) == (61, 0)
+    assert (told["batch"], told["workers"]["num_alike"]) == (2, 0), "the usual load of the day"
+    assert what_runs(twelve_jobs, load_settings(tmp_path / "other"), datetime.now(UTC)).batch == 61, (
+        "where a task had no traffic"
+    )
     assert "No worker says what it runs" in " ".join(cli("explain", "code").out.split())
     worker_says(twelve_jobs)
     told = cli("explain", "code", "--json").json
-    assert (told["engine"]["host"], told["engine"]["device"], told["batch"]) == ("a-host", DEVICE, 3)
+    assert (told["engine"]["host"], told["engine"]["device"], told["batch"]) == ("a-host", DEVICE, 2)
+    assert what_runs(twelve_jobs, elsewhere, datetime.now(UTC)).batch == 3
     assert [one["name"] for one in told["drafters"]] == ["lookup", "of the worker"]
     assert (told["decision"]["drafter"], told["decision"]["reason"]) == ("lookup", "faster")
     assert told["workers"] == {"num_alike": 1, "num_others": 0, "drafters_ended": {}}
     shown = " ".join(cli("explain", "code").out.split())
-    assert "A batch of 3, greedy" in shown
+    assert "A batch of 2, greedy" in shown
     assert "1 worker runs this." in shown
     assert "The budget for exploration and control is 7.0%." in shown
-    assert cli("explain", "code", "--batch", "2", "--json").json["batch"] == 2
+    assert cli("explain", "code", "--batch", "5", "--json").json["batch"] == 5
     DraftRegistry(twelve_jobs).set_status("lookup", "draft-1", TARGET, DraftStatus.STALE, "its probes fell")
     assert cli("explain", "code", "--json").json["decision"]["drafter"] != "lookup", "it is stale by now"
 
