@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -265,10 +265,10 @@ class KafkaLag(Collector):
 
     #: Between two counts; longer where one takes long.
     PAUSE_S: Final = 10.0
-    OLDEST: Final = timedelta(minutes=5)
+    OLDEST_S: Final = 300.0
 
     def __init__(self, count: Callable[[], Mapping[str, int]]) -> None:
-        self._count = count
+        self._count = lambda: (count(), time.monotonic())
         self._remembered = Remembered(self.PAUSE_S, num_threads=1, patience_s=0.0)
 
     def describe(self) -> Iterable[GaugeMetricFamily]:
@@ -283,9 +283,10 @@ class KafkaLag(Collector):
         """What was counted last."""
         for metric in self.describe():
             counted = self._remembered.get("lag", self._count)
-            is_new = counted.read_at is not None and datetime.now(UTC) - counted.read_at < self.OLDEST
-            if counted.value is not None and counted.error is None and is_new:
-                for task, number in counted.value.items():
+            if counted.value is not None and counted.error is None:
+                numbers, counted_at = counted.value
+                is_new = time.monotonic() - counted_at < self.OLDEST_S
+                for task, number in numbers.items() if is_new else ():
                     metric.add_metric([task], number)
             yield metric
 

@@ -122,8 +122,9 @@ class FittedTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Give every column its width, then render."""
-        header: list[RenderableType] = [Text(name) for name, _ in self._columns]
-        rows = [[Text(cell) if isinstance(cell, str) else cell for cell in cells] for cells, _ in self._rows]
+        # What foreign text does to a terminal is written out first, because that takes more room.
+        header: list[RenderableType] = [_harmless(name) for name, _ in self._columns]
+        rows = [[_harmless(cell) for cell in cells] for cells, _ in self._rows]
         by_column = list(zip(header, *rows, strict=True))
         fixed = [
             max((Measurement.get(console, options, c).maximum for c in its if not isinstance(c, Text)), default=0)
@@ -134,7 +135,10 @@ class FittedTable:
         made = Table(title=self._title, title_justify="left", box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
         for (name, is_right), width in zip(self._columns, widths, strict=True):
             made.add_column(
-                _broken(Text(name, "bold"), width), justify="right" if is_right else "left", width=width, no_wrap=True
+                _broken(Text(harmless(name), "bold"), width),
+                justify="right" if is_right else "left",
+                width=width,
+                no_wrap=True,
             )
         for number, (cells, (_, style)) in enumerate(zip(rows, self._rows, strict=True)):
             if number in self._sections:
@@ -269,7 +273,13 @@ class _HarmlessConsole(Console):
         return super().render_str(harmless(text), **given)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        if isinstance(renderable, Text) and (shown := harmless(renderable.plain)) != renderable.plain:
-            plain = renderable.blank_copy(shown)
-            return super().render(plain, options)
-        return super().render(renderable, options)
+        return super().render(_harmless(renderable) if isinstance(renderable, Text) else renderable, options)
+
+
+def _harmless(cell: RenderableType) -> RenderableType:
+    """A string as a Text, without markup; of a Text only what acts upon a terminal is written out."""
+    if isinstance(cell, str):
+        return Text(harmless(cell))
+    if isinstance(cell, Text) and (shown := harmless(cell.plain)) != cell.plain:
+        return cell.blank_copy(shown)
+    return cell

@@ -96,12 +96,11 @@ def test_explain_says_what_the_workers_run(
 ) -> None:
     """Not what the settings beside the command say: they may be those of another machine."""
     other_machine(twelve_jobs, tmp_path, monkeypatch)
+    elsewhere = load_settings(tmp_path / "other")
     told = cli("explain", "code", "--json").json
     assert told["engine"]["device"] == "old device", "no worker runs: the last engine and the settings here"
     assert (told["batch"], told["workers"]["num_alike"]) == (2, 0), "the usual load of the day"
-    assert what_runs(twelve_jobs, load_settings(tmp_path / "other"), datetime.now(UTC)).batch == 61, (
-        "where a task had no traffic"
-    )
+    assert what_runs(twelve_jobs, elsewhere, datetime.now(UTC)).batch == 61, "where a task had no traffic"
     assert "No worker says what it runs" in " ".join(cli("explain", "code").out.split())
     worker_says(twelve_jobs)
     told = cli("explain", "code", "--json").json

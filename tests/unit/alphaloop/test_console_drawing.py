@@ -19,7 +19,7 @@ def hour(ago: int, accepts: int) -> AcceptanceHour:
 def test_a_sparkline_is_broken_where_nothing_was_tested() -> None:
     drawn = sparkline([hour(5, 10), hour(4, 20), hour(2, 50), hour(1, 60)], NOW)
     assert drawn.count("<polyline") == 2
-    assert "acceptance by the hour, .10 at first, .60 at last" in drawn
+    assert "acceptance by the hour, 0.10 at first, 0.60 at last" in drawn
     (x_first, y_first), *_, (x_last, y_last) = (
         tuple(map(float, point.split(",")))
         for points in re.findall(r'points="([^"]+)"', drawn)
