@@ -135,6 +135,7 @@ def _environment(size: Size, folder: Path, servers: Servers) -> Mapping[str, str
         "ALPHALOOP_KAFKA__METADATA_REFRESH_MS": "1000",
         "ALPHALOOP_KAFKA__TOPIC_CHECK_S": "5",
         "ALPHALOOP_KAFKA__SASL_PASSWORD": PLANTED_SECRET,
+        "ALPHALOOP_MODELS__TARGET__NAME": "instant",  # the null engine's: workers of one group serve one target
         "ALPHALOOP_WORKER__LEASE_S": str(size.lease_s),
         "ALPHALOOP_LOGS__FORMAT": "json",
     }
