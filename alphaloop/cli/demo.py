@@ -37,7 +37,7 @@ def demo(
     """Run alphaloop on this machine on real text, in a few minutes.
 
     Starts a broker, a database and a worker with a real model under .alphaloop/demo, measures the drafters on probe
-    sets, decodes jobs of four tasks, tests for drift, and writes the report. The data is kept.
+    sets, decodes jobs of three tasks, tests for drift, and writes the report. The data is kept.
     """
     options = global_options(context, data_dir)
     options = replace(options, profile=options.profile or "local", data_dir=options.data_dir or FOLDER)

@@ -39,8 +39,8 @@ from alphaloop.store.progress import probe_progress
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.schedule import ScheduleStore
 
-#: Four tasks whose answers repeat a part of their prompts, so that a few dozen blocks of rounds show a difference.
-TASKS: Final = ("code", "docstring", "extraction", "test_writing")
+#: Tasks whose answers repeat a part of their prompts, so that ten blocks of rounds show a difference.
+TASKS: Final = ("code", "extraction", "test_writing")
 MAX_TOKENS: Final = 128
 #: So long without a single outcome is a failure, also on a slow machine.
 STALLED_S: Final = 180.0

@@ -210,7 +210,7 @@ def test_a_demo_in_small(cli: Cli, folder: Path, kafka_home: Path) -> None:
     page = re.search(r"file://(\S+latest\.html)", shown)
     assert page is not None
     assert "<html" in Path(page[1]).read_text(encoding="utf-8")
-    assert "in Postgres: 16 jobs, 16 recorded outcomes" in shown  # 4 tasks: 2 jobs, a probe and its control each
+    assert "in Postgres: 12 jobs, 12 recorded outcomes" in shown  # 3 tasks: 2 jobs, a probe and its control each
     assert "counts that do not add up: 0" in shown
     (folder / "logs" / "told.log").write_text(told)
     assert_nothing_is_told(folder)
