@@ -25,6 +25,8 @@ Arm: TypeAlias = Treatment | None
 
 #: How far the time of a round moves towards the last one seen.
 _ROUND_WEIGHT: Final = 0.05
+#: Rounds by whose mean time the first block is planned. The first of them read prompts, so one alone is far too long.
+_NUM_FIRST_ROUNDS: Final = 16
 
 
 class SwitchbackSchedule:
@@ -111,7 +113,8 @@ class _Ledger:
         self._earning = share / (1 - share)
         self._num_charged_rounds = design.num_charged_rounds
         self._rng = rng
-        self._round_s = 0.0  # the time of a round, smoothed; 0 before the first
+        self._num_rounds = 0  # of treatment
+        self._round_s = 0.0  # the time of a round of treatment, smoothed
         self._balance_s = 0.0
         self._due_s = 0.0
 
@@ -126,13 +129,13 @@ class _Ledger:
         if is_control:
             self._balance_s -= device_s
             return
-        if not self._round_s:
-            self._round_s = device_s
-            self.draw()
-        self._round_s += _ROUND_WEIGHT * (device_s - self._round_s)
+        self._num_rounds += 1
+        self._round_s += max(_ROUND_WEIGHT, 1 / self._num_rounds) * (device_s - self._round_s)
         self._balance_s += self._earning * device_s
+        if self._num_rounds == _NUM_FIRST_ROUNDS:
+            self.draw()
 
     @property
     def is_due(self) -> bool:
         """Whether the balance has reached the moment drawn."""
-        return self._round_s > 0 and self._balance_s >= self._due_s
+        return self._num_rounds >= _NUM_FIRST_ROUNDS and self._balance_s >= self._due_s

@@ -101,6 +101,20 @@ def test_a_block_is_a_sandwich_and_its_washouts_are_not_counted() -> None:
         assert before.num_tokens == after.num_tokens == 48
 
 
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=50, deadline=None)
+def test_a_slow_first_round_does_not_put_the_first_block_off(seed: int) -> None:
+    """The first round reads prompts: twenty times as long as the others, it says nothing of what a block takes."""
+    schedule = SwitchbackSchedule(DESIGN, random.Random(seed))
+    for i in range(2000):
+        if schedule.next_round({"sql": LOOKUP})["sql"] is None:
+            break
+        schedule.observe(facts(i, {"sql": 2}, wall_s=0.2 if i == 0 else 0.01))
+    # Control takes 12 rounds of a block's time at most one and a half times, of which a round earns 1 / 19.
+    mean = (0.2 + 15 * 0.01) / 16 / 0.01
+    assert i <= 16 + 1.5 * mean * DESIGN.num_charged_rounds * 19 + DESIGN.num_window_rounds
+
+
 def test_every_round_is_counted_once_or_is_a_washout() -> None:
     schedule = SwitchbackSchedule(DESIGN, random.Random(2))
     _, slices = play(schedule, steady(3000, "sql"))
