@@ -121,7 +121,7 @@ def _verdict(line: TaskLine) -> Verdict:
 def _setting(line: TaskLine) -> str:
     if line.mode is None:
         return "in a way that is not known"
-    return f"with {line.drafter}, k = {line.num_draft_tokens}" if line.mode == "speculative" else line.mode
+    return f"with {line.drafter} k={line.num_draft_tokens}" if line.mode == "speculative" else line.mode
 
 
 def _draft(line: DraftLine) -> tuple[str, str, str]:

@@ -108,15 +108,15 @@ def test_incidents_come_first() -> None:
     [
         (
             {"num_draft_tokens": 4},
-            "The next job of code would be decoded with lookup, k = 4 at 4 running, before with lookup, k = 8.",
+            "The next job of code would be decoded with lookup k=4 at 4 running, before with lookup k=8.",
         ),
         (
             {"drafter": "small"},
-            "The next job of code would be decoded with small, k = 8 at 4 running, before with lookup, k = 8.",
+            "The next job of code would be decoded with small k=8 at 4 running, before with lookup k=8.",
         ),
         (
             {"mode": "vanilla", "num_draft_tokens": 0},
-            "The next job of code would be decoded vanilla at 4 running, before with lookup, k = 8.",
+            "The next job of code would be decoded vanilla at 4 running, before with lookup k=8.",
         ),
     ],
 )
@@ -133,7 +133,7 @@ def test_a_new_task() -> None:
     (line,) = told(full(("code",)), later(full(("code", "sql")), tasks=(with_task().tasks[0], unmeasured("sql"))))
     assert line == (
         ChangeKind.CHOICE,
-        "The next job of sql would be decoded with lookup, k = 8 at 4 running, and the task was not in the last "
+        "The next job of sql would be decoded with lookup k=8 at 4 running, and the task was not in the last "
         "report.",
     )
 
