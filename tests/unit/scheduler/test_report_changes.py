@@ -133,8 +133,7 @@ def test_a_new_task() -> None:
     (line,) = told(full(("code",)), later(full(("code", "sql")), tasks=(with_task().tasks[0], unmeasured("sql"))))
     assert line == (
         ChangeKind.CHOICE,
-        "The next job of sql would be decoded with lookup k=8 at 4 running, and the task was not in the last "
-        "report.",
+        "The next job of sql would be decoded with lookup k=8 at 4 running, and the task was not in the last report.",
     )
 
 
