@@ -65,7 +65,7 @@ class ExplainRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class WhatRuns:
     """What decides and decodes, as the workers say of themselves; as the settings here say where no worker runs."""
 
     engine: MeasuredEngine
@@ -122,7 +122,7 @@ class Explanation:
     explore_share: float  #: what exploration and control slices may cost together
     changes: Sequence[DecisionChange]
     recorded: RecordedAs | None = None  #: None: the decision that a worker would take
-    fleet: Fleet | None = None  #: who would take it; None of a recorded decision
+    fleet: WhatRuns | None = None  #: who would take it; None of a recorded decision
 
     @property
     def next_job(self) -> NextJob:
@@ -275,7 +275,7 @@ def explain_task(database: Database, settings: Settings, request: ExplainRequest
     )
 
 
-def what_runs(database: Database, settings: Settings, at: datetime) -> Fleet:
+def what_runs(database: Database, settings: Settings, at: datetime) -> WhatRuns:
     """What the fleet runs: its engine, drafters and batch, from the workers' own rows.
 
     `settings` are those of this machine: they stand in where no worker says what it runs. Drafters are stale as they
@@ -294,7 +294,7 @@ def what_runs(database: Database, settings: Settings, at: datetime) -> Fleet:
         draft = registered.get((one.name, one.revision))
         if draft is None or draft.registered_at <= at:
             drafters.append(replace(one, is_stale=draft is not None and _is_unfit(draft, at)))
-    return Fleet(
+    return WhatRuns(
         engine_of(database, facts, at),
         drafters,
         facts.limits,
@@ -316,12 +316,12 @@ def engine_of(database: Database, facts: SessionFacts, at: datetime) -> Measured
     return MeasuredEngine(*key, at, ())
 
 
-def _configured(database: Database, settings: Settings, at: datetime) -> Fleet:
+def _configured(database: Database, settings: Settings, at: datetime) -> WhatRuns:
     engines = EngineStore(database).measured()
     if not engines:
         raise AlphaloopError("no worker has measured its device yet", hint="start one with `alphaloop up`")
     batch = settings.worker.batch_size
-    return Fleet(
+    return WhatRuns(
         engines[0],
         serving(DraftRegistry(database), settings, engines[0].target_revision, at),
         settings.policy.limits(),
@@ -358,7 +358,7 @@ def _is_unfit(draft: DraftRevision, at: datetime) -> bool:
 
 
 def _snapshot(
-    database: Database, fleet: Fleet, revisions: Mapping[str, str], at: datetime, task_then: str | None
+    database: Database, fleet: WhatRuns, revisions: Mapping[str, str], at: datetime, task_then: str | None
 ) -> EvidenceSnapshot:
     """The evidence of all tasks now; with `task_then`, rebuilt as it was at that moment."""
     engine, half_life = fleet.engine, fleet.half_life

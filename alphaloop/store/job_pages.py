@@ -22,7 +22,7 @@ _CLOCKS_APART: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class HowDecoded:
     """How the job was decoded that gave the recorded outcome."""
 
     mode: str  #: vanilla or speculative
@@ -50,7 +50,7 @@ class ListedJob:
     lease_expires_at: datetime | None
     created_at: datetime
     finished_at: datetime | None
-    decoded: Decoded | None = None  #: None before the outcome, and where nothing was decoded for it
+    decoded: HowDecoded | None = None  #: None before the outcome, and where nothing was decoded for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class JobPages:
         )
         with self._database.begin() as connection:
             by_job = {
-                (job_id, attempt): Decoded(mode, drafter or None, num_draft_tokens, num_tokens, latency_s)
+                (job_id, attempt): HowDecoded(mode, drafter or None, num_draft_tokens, num_tokens, latency_s)
                 for job_id, attempt, mode, drafter, num_draft_tokens, num_tokens, latency_s in connection.execute(query)
             }
         return [replace(job, decoded=by_job.get((job.job_id, job.attempt))) for job in found]

@@ -17,7 +17,7 @@ from alphaloop.cost import CostKind
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.goodput import Alternative, Shares
 from alphaloop.deciding.objective import Aim
-from alphaloop.explaining.explanation import REBUILT, Explanation, Fleet, RecordedAs
+from alphaloop.explaining.explanation import REBUILT, Explanation, RecordedAs, WhatRuns
 from alphaloop.explaining.opening import opening
 from alphaloop.moments import shown
 from alphaloop.store.choice_figures import ChoiceFigures, ExpectedSpeedup
@@ -90,7 +90,7 @@ def _asked(found: Explanation) -> str:
     return f"{sentences} Memory, deadlines, patterns and the sampling settings of single jobs are not considered."
 
 
-def _ended(fleet: Fleet) -> list[str]:
+def _ended(fleet: WhatRuns) -> list[str]:
     return [f"They do not ask {name} for {why}." for name, why in fleet.ended.items()]
 
 
