@@ -298,7 +298,7 @@ def test_a_report_begins_with_what_changed(make: Make, database: Database, histo
     index = (tmp_path / "reports" / "index.html").read_text(encoding="utf-8")
     assert index.count("<a href=") == 3
     assert index.count('<span class="tag flag">1</span>') == 1, "one flag was open in the third"
-    assert told[2][1] == "code was last decided to be decoded vanilla, before with lookup, k = 3."
+    assert told[2][1] == "code was last decided to be decoded vanilla, before with lookup k=3."
     scheduler.run_once(NOW + 4 * MINUTE)
     assert changes_told(database) == []
 
