@@ -73,9 +73,10 @@ NAVIGATION: Final = {
         "docs/concepts/exactness",
         "docs/concepts/guarantees",
         "docs/concepts/*",
+        "docs/derivations/*",
     ],
     "Reference": ["docs/reference/cli", "docs/reference/settings", "docs/reference/messages", "docs/reference/*"],
-    "Project": ["docs/decisions/README", "docs/log", "CHANGELOG", "CONTRIBUTING", "docs/*"],
+    "Project": ["docs/results", "docs/decisions/README", "CHANGELOG", "CONTRIBUTING", "docs/*"],
 }
 #: READMEs whose folder stands below them.
 FOLDERS: Final = ("docs/guides/clients/README", "docs/decisions/README")
