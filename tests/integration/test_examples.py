@@ -1,0 +1,123 @@
+"""The programs of examples/, each run as it stands against a worker, a broker and a database."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import DRIFT_REPORTS, RESULTS, TOKENS
+from alphaloop.settings import Settings
+from alphaloop.settings.models import ModelSettings
+from tests.fakes import FakeEngine
+from tests.fixtures.worker import Client, running_worker
+
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+EXAMPLES: Final = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture
+def installation(worker_settings: Settings) -> Settings:
+    """Topics that exist and are led, as those of an installation that runs."""
+    Client(worker_settings)
+    with closing(Consumer(worker_settings.kafka, group_id="unused")) as consumer:
+        consumer.assign_from([TOKENS, RESULTS, DRIFT_REPORTS], at="latest")
+    return worker_settings
+
+
+def run(settings: Settings, *command: str | Path, **environment: str) -> str:
+    assert settings.postgres.url is not None
+    bound = {
+        "KAFKA_BOOTSTRAP_SERVERS": settings.kafka.bootstrap_servers or "",
+        "DATABASE_URL": settings.postgres.url.get_secret_value(),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "ALPHALOOP_KAFKA__BOOTSTRAP_SERVERS": settings.kafka.bootstrap_servers or "",
+        "ALPHALOOP_POSTGRES__URL": settings.postgres.url.get_secret_value(),
+    }
+    done = subprocess.run(
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **bound, **environment},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_job_is_sent_and_its_result_awaited(installation: Settings) -> None:
+    with running_worker(installation, FakeEngine()):
+        output = run(installation, sys.executable, EXAMPLES / "enqueue_and_wait.py", "code", "def add(a, b):")
+    status, text = output.splitlines()[0], output.splitlines()[1:]
+    assert status == "succeeded"
+    assert "".join(text)
+
+
+def test_a_stream_is_read_to_its_end(installation: Settings) -> None:
+    with running_worker(installation, FakeEngine()):
+        output = run(installation, sys.executable, EXAMPLES / "read_stream.py", "chat", "Tell me of rivers.")
+    text, end = output.rsplit("\n-- ", 1)
+    assert end == "succeeded --\n"
+    assert text
+
+
+def test_a_batch_file_comes_back_line_by_line(installation: Settings, tmp_path: Path) -> None:
+    with running_worker(installation, FakeEngine()):
+        run(installation, "sh", EXAMPLES / "openai_batch.sh", tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "output.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line["custom_id"] for line in lines] == ["request-1", "request-2", "request-3"]
+    assert all(line["response"]["body"]["choices"][0]["message"]["content"] for line in lines)
+
+
+def test_a_query_of_ones_own_answers_before_anything_was_measured(installation: Settings) -> None:
+    assert run(installation, sys.executable, EXAMPLES / "own_query.py") == "no task has been measured yet\n"
+
+
+def test_a_drift_alert_of_ones_own_tells_of_each_event_once(installation: Settings) -> None:
+    event = {"task": "code", "drafter": "lookup", "cause": "draft_stale", "action": "Train a new draft."}
+    report = {"opened": [event], "closed": [], "headline": "12 jobs of one task"}
+    producer = Producer(installation.kafka)
+    producer.send(DRIFT_REPORTS, key=b"measure", value=json.dumps(report).encode())
+    producer.flush(30)
+    command = (sys.executable, EXAMPLES / "own_drift_alert.py", "--once")
+    group = {"GROUP_ID": f"alert-{installation.kafka.group_id}"}
+    assert run(installation, *command, **group) == "opened: code, lookup: draft_stale. Train a new draft.\n"
+    producer.send(
+        DRIFT_REPORTS,
+        key=b"measure",
+        value=json.dumps({"opened": [], "closed": [], "headline": "12 jobs of one task; no drift is open"}).encode(),
+    )
+    producer.flush(30)
+    producer.close()
+    assert run(installation, *command, **group).startswith("nothing opened or closed: 12 jobs")
+
+
+def test_the_settings_for_two_servers_are_settings() -> None:
+    models = ModelSettings.model_validate(
+        tomllib.loads((EXAMPLES / "vllm_pair" / "models.toml").read_text(encoding="utf-8"))["models"]
+    )
+    assert {name: endpoint.drafter for name, endpoint in models.endpoints.items()} == {
+        "plain": None,
+        "speculative": "ngram",
+    }
+    assert models.target.engine == "server"
+
+
+def test_every_example_is_named_and_run() -> None:
+    page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    here = Path(__file__).read_text(encoding="utf-8")
+    for path in EXAMPLES.rglob("*"):
+        if path.is_file() and path.name != "README.md":
+            name = path.relative_to(EXAMPLES).as_posix()
+            assert f"({name})" in page, name
+            assert path.name in here, name
