@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import accumulate, pairwise, zip_longest
 from typing import Final
 
 from alphaloop.errors import AlphaloopError
@@ -199,3 +199,41 @@ def prompt_bucket(num_prompt_tokens: int) -> str:
 
 def _add(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
     return tuple(a + b for a, b in zip_longest(left, right, fillvalue=0))
+
+
+_NUM_HALVINGS: Final = 50
+
+
+def counts_from_sums(
+    num_tokens: int, num_proposed: int, num_accepted: int, num_draft_tokens: int
+) -> AcceptanceCounts | None:
+    """The counts at k = `num_draft_tokens` ≥ 1, the round of the prompt among them; None for impossible sums.
+
+    As few rounds as can hold the proposed tokens are taken to have drafted, because rounds draft k tokens or none.
+    """
+    if not (0 <= num_accepted <= num_proposed and num_accepted <= num_tokens) or num_tokens < 1:
+        return None
+    num_drafting = -(-num_proposed // num_draft_tokens)
+    # Fewer rounds behind the prompt's than drafted mean that the last one was cut.
+    rounds = max(num_tokens - num_accepted, num_drafting + 1)
+    num_cropped = rounds + num_accepted - num_tokens
+    if num_cropped > num_draft_tokens:
+        return None
+    accepts = _spread(num_accepted, num_drafting, num_draft_tokens)
+    trials = (num_drafting, *accepts[:-1])
+    last = num_proposed - num_drafting * (num_draft_tokens - 1)
+    proposed = (*(num_drafting,) * (num_draft_tokens - 1), max(last, trials[-1]))
+    return AcceptanceCounts(rounds, rounds - num_drafting, num_cropped, proposed, trials, accepts)
+
+
+def _spread(num_accepted: int, num_drafting: int, k: int) -> tuple[int, ...]:
+    """Whole numbers that never grow and add up to `num_accepted`, near num_drafting · α^i for i = 1..k."""
+    low, high = 0.0, 1.0
+    for _ in range(_NUM_HALVINGS):
+        middle = (low + high) / 2
+        is_short = num_drafting * sum(middle**i for i in range(1, k + 1)) < num_accepted
+        low, high = (middle, high) if is_short else (low, middle)
+    sums = [round(value) for value in accumulate(num_drafting * high**i for i in range(1, k + 1))]
+    sums[-1] = num_accepted
+    steps = [sums[0], *(after - before for before, after in pairwise(sums))]
+    return tuple(sorted(steps, reverse=True))

@@ -1,4 +1,4 @@
-"""The wait of a starting process for a server that does not answer yet."""
+"""The wait of a starting process for servers that do not answer yet."""
 
 from __future__ import annotations
 
@@ -18,6 +18,10 @@ from alphaloop.errors import (
     StoreLoginRefused,
     StoreUnavailable,
 )
+from alphaloop.kafka.client import bootstrap_servers
+from alphaloop.kafka.topics import check_reachable
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
 
 log = logging.getLogger(__name__)
 
@@ -102,3 +106,18 @@ class StartWait:
                 f"{server} did not answer within startup.server_wait_s, {self._limit_s:g} s: {error.message}",
                 hint=error.hint,
             ) from error
+
+
+#: Longest question to the broker, so that a stop is noticed soon.
+_ASK_S: Final = 3.0
+
+
+def await_servers(settings: Settings, database: Database, start_wait: StartWait) -> None:
+    """Wait until PostgreSQL holds a schema that this code can run on and a Kafka broker answers.
+
+    Raises ConfigError without the address of a broker, the errors of Database.check_revision and check_reachable that
+    waiting does not mend, and those of StartWait.
+    """
+    servers = bootstrap_servers(settings.kafka)
+    start_wait.until_answered(f"PostgreSQL at {database.address}", database.check_revision)
+    start_wait.until_answered(f"Kafka at {servers}", lambda: check_reachable(settings.kafka, _ASK_S))

@@ -16,11 +16,10 @@ from alphaloop import logs
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.embedded.stack import with_running_stack
 from alphaloop.errors import AlphaloopError, ConfigError
-from alphaloop.exit_codes import ExitCode
 from alphaloop.explaining.explanation import next_jobs
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.retention import longest_job_retention
-from alphaloop.kafka.topics import ensure_topics
+from alphaloop.kafka.topics import ensure_topics, longest_job_retention
+from alphaloop.liveness import ExitCode
 from alphaloop.notifying.sinks import Sink, open_sinks
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store.clock import DatabaseClock
@@ -42,7 +41,7 @@ _LEASE_CHECKS: Final = 6
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the scheduler; returns why it ended, one of alphaloop.exit_codes."""
+    """Run the scheduler; returns why it ended, one of alphaloop.liveness."""
     options = _options(argv)
     try:
         settings = load_settings(options.configs, profile=options.profile)

@@ -13,18 +13,15 @@ from typing import Final
 from alphaloop.console.server import ConsoleServer
 from alphaloop.endpoint import Endpoint
 from alphaloop.errors import ConfigError
-from alphaloop.exit_codes import ExitCode
 from alphaloop.kafka.backlog import unfinished
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
-from alphaloop.liveness import Liveness, Pulse
+from alphaloop.liveness import ExitCode, Liveness, Pulse, Watchdog
 from alphaloop.settings import SchedulerSettings, Settings
-from alphaloop.start_wait import StartStopped, StartWait
-from alphaloop.starting import await_servers
+from alphaloop.start_wait import StartStopped, StartWait, await_servers
 from alphaloop.store.clock import DatabaseClock
 from alphaloop.store.database import Database
 from alphaloop.store.terms import Term
-from alphaloop.watchdog import Watchdog
 from scheduler.leadership import LeaderLock, Leadership
 from scheduler.loop import Scheduler
 from scheduler.metrics import KafkaLag, SchedulerMetrics

@@ -18,7 +18,7 @@ from alphaloop.as_decoded import NextJob
 from alphaloop.cli.status import task_table
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
-from alphaloop.demo.display import final_table
+from alphaloop.demo.flow import final_table
 from alphaloop.explaining.explanation import Explanation
 from alphaloop.explaining.opening import opening
 from alphaloop.messages import Mode

@@ -20,14 +20,12 @@ from alphaloop import logs
 from alphaloop.embedded.stack import with_running_stack
 from alphaloop.endpoint import Endpoint
 from alphaloop.errors import AlphaloopError, ConfigError, EngineSick
-from alphaloop.exit_codes import ExitCode
 from alphaloop.kafka.producer import Producer
+from alphaloop.liveness import ExitCode, Watchdog
 from alphaloop.settings import Settings, WorkerSettings, load_settings
-from alphaloop.start_wait import StartStopped, StartWait
-from alphaloop.starting import await_servers
+from alphaloop.start_wait import StartStopped, StartWait, await_servers
 from alphaloop.store.database import Database
 from alphaloop.store.workers import WorkerStore
-from alphaloop.watchdog import Watchdog
 from worker.assembly import assemble, owner_name
 from worker.components import Components
 from worker.engine_opening import open_engine
@@ -43,7 +41,7 @@ _BACKSTOP_S: Final = 60.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one worker; returns why it ended, one of alphaloop.exit_codes."""
+    """Run one worker; returns why it ended, one of alphaloop.liveness."""
     options = _options(argv)
     try:
         settings = with_running_stack(load_settings(options.configs, profile=options.profile))

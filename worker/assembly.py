@@ -14,8 +14,7 @@ from typing import Final
 
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topic_ids import TopicIds
-from alphaloop.kafka.topics import CONTROL, ensure_topics
+from alphaloop.kafka.topics import CONTROL, TopicIds, ensure_topics
 from alphaloop.liveness import Liveness, Pulse
 from alphaloop.messages.topics import JOBS_PATTERN
 from alphaloop.settings import Settings

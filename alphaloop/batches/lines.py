@@ -16,7 +16,7 @@ from typing import Any, Final
 from alphaloop.errors import ConfigError, InvalidField, MalformedMessage, MessageError
 from alphaloop.job_lines import BadLine, JobReader, Overrides
 from alphaloop.messages import Job
-from alphaloop.messages.text import without_nulls
+from alphaloop.messages.job import without_nulls
 from alphaloop.settings import Settings
 
 #: What OpenAI's batch API calls an endpoint, and the field of the body that it needs.

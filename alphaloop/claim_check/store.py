@@ -18,7 +18,7 @@ from alphaloop.errors import (
     InvalidField,
 )
 from alphaloop.files import replace_file
-from alphaloop.messages.reference import ContentReference
+from alphaloop.messages.job import ContentReference
 from alphaloop.settings import ClaimCheckSettings
 
 Answer = TypeVar("Answer")

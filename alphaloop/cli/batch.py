@@ -21,7 +21,7 @@ from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import note, print_json
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.files import STANDARD, Destination, readable_again, reading, shown_name
-from alphaloop.kafka.cancelling import request_cancellation
+from alphaloop.kafka.producer import request_cancellation
 from alphaloop.outcomes.reading import OutcomeReader
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database

@@ -14,7 +14,7 @@ from alphaloop.cli.options import connected_settings, global_options
 from alphaloop.cli.screen import note, out, print_json
 from alphaloop.cli.waiting_again import say_they_go_on, wait_again
 from alphaloop.errors import AlphaloopError
-from alphaloop.kafka.cancelling import request_cancellation
+from alphaloop.kafka.producer import request_cancellation
 from alphaloop.outcomes.reading import status_of
 from alphaloop.outcomes.whereabouts import Place, Whereabouts, find_jobs
 from alphaloop.settings import Settings

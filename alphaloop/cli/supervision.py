@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 from alphaloop.errors import StartFailed
-from alphaloop.exit_codes import ExitCode
+from alphaloop.liveness import ExitCode
 
 #: So many new starts within WINDOW_S; one more end is an error that a person has to see to.
 MOST_STARTS: Final = 5

@@ -20,8 +20,7 @@ from alphaloop.cli.environment import command_for
 from alphaloop.cli.options import DATA_DIR, GlobalOptions, global_options
 from alphaloop.cli.screen import err, note, out
 from alphaloop.cli.supervision import Supervised
-from alphaloop.embedded.lock import is_locked
-from alphaloop.embedded.process import ChildProcess
+from alphaloop.embedded.process import ChildProcess, is_locked
 from alphaloop.embedded.stack import EmbeddedStack, StackServer, running_stack
 from alphaloop.errors import BrokerError, StartFailed
 from alphaloop.kafka.topics import ensure_topics

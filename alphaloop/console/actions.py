@@ -14,7 +14,7 @@ from alphaloop.console.page import WrongRequest
 from alphaloop.console.sessions import Session
 from alphaloop.console.sources import Sources
 from alphaloop.console.views import batches, letters
-from alphaloop.kafka.cancelling import request_cancellation
+from alphaloop.kafka.producer import request_cancellation
 from alphaloop.store.drift_events import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
 

@@ -14,11 +14,10 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Self
+from typing import Final
 
-from alphaloop.embedded.java import MIN_JAVA, find_java, java_version
-from alphaloop.embedded.lock import FolderLock
-from alphaloop.embedded.process import ChildProcess, free_ports, is_free, is_listening
+from alphaloop.embedded.install import MIN_JAVA, find_java, is_kafka_home, java_version
+from alphaloop.embedded.process import ChildProcess, EmbeddedServer, FolderLock, free_ports, is_free, is_listening
 from alphaloop.errors import StartFailed
 from alphaloop.kafka.topics import is_reachable
 from alphaloop.settings import KafkaSettings
@@ -75,7 +74,7 @@ appender.err.layout.pattern = %d{yyyy-MM-dd HH:mm:ss.SSS} %p %c{1}: %m%n
 """
 
 
-class EmbeddedKafka:
+class EmbeddedKafka(EmbeddedServer):
     """One node. `start()` gives `bootstrap.servers`; messages, offsets and ports survive a stop and a new start.
 
     `home` is an unpacked Apache Kafka, `java` a program of version 17 or newer (None: found by itself). `properties`
@@ -83,7 +82,7 @@ class EmbeddedKafka:
     one cluster are given its `cluster_id`; None makes up a new one.
     """
 
-    name: Final = "Apache Kafka"
+    name = "Apache Kafka"
 
     def __init__(
         self,
@@ -98,32 +97,12 @@ class EmbeddedKafka:
         properties: Mapping[str, str] = MappingProxyType({}),
         cluster_id: str | None = None,
     ) -> None:
+        super().__init__(data_dir, port=port, log=log_dir, log_name="kafka.log", start_timeout_s=start_timeout_s)
         self._cluster_id = cluster_id
         self._properties = properties
         self._home = home.expanduser().absolute()
-        self._folder = data_dir.expanduser().absolute()
-        self._port = port
         self._heap_mb = heap_mb
         self._java = java
-        self.log = (log_dir or self._folder) / "kafka.log"
-        self._start_timeout_s = start_timeout_s
-        self._process: ChildProcess | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The broker's process id while it runs."""
-        return self._process.pid if self._process and self._process.is_running else None
-
-    def ended_with(self) -> int | None:
-        """Its exit code if it ended by itself, 128 and the number for a signal; then `start` starts it again."""
-        return self._process.ended_with() if self._process is not None else None
-
-    def start(self) -> str:
-        """Format the folder on its first start, start the node, and return HOST:PORT. Raises StartFailed."""
-        try:
-            return self._start()
-        except OSError as error:
-            raise StartFailed(f"Apache Kafka: {error}", hint=f"is {self._folder} writable?") from error
 
     def _start(self) -> str:
         if not is_kafka_home(self._home):
@@ -156,25 +135,6 @@ class EmbeddedKafka:
         self._process.wait_until(lambda: is_listening(port) and is_reachable(kafka, 2.0), self._start_timeout_s)
         self._port = port  # a new start of this node must not move it
         return f"127.0.0.1:{port}"
-
-    def stop(self) -> None:
-        """Shut down cleanly; the next start needs no recovery."""
-        if self._process is not None:
-            self._process.stop()
-            self._process = None
-
-    def kill(self) -> None:
-        """End it as a power cut would; the next start recovers what was acknowledged."""
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def _checked_java(self) -> Path:
         java = self._java or find_java()
@@ -241,8 +201,3 @@ def new_cluster_id() -> str:
         for text in iter(lambda: base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode(), None)
         if text and not text.startswith("-")
     )
-
-
-def is_kafka_home(home: Path) -> bool:
-    """Whether the jars of an Apache Kafka lie there."""
-    return any(home.glob("libs/kafka-clients-*.jar")) and any(home.glob("libs/kafka_2.13-*.jar"))

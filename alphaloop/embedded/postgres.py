@@ -15,13 +15,12 @@ import shutil
 import signal
 import stat
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 import psycopg
 from psycopg import sql
 
-from alphaloop.embedded.lock import FolderLock
-from alphaloop.embedded.process import Account, ChildProcess, free_ports, is_free
+from alphaloop.embedded.process import Account, ChildProcess, EmbeddedServer, FolderLock, free_ports, is_free
 from alphaloop.errors import StartFailed
 
 _ROLE: Final = "alphaloop"
@@ -34,13 +33,13 @@ _ACCOUNTS: Final = ("postgres", "nobody")
 _FAST_AND_FORGETFUL: Final = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
 
-class EmbeddedPostgres:
+class EmbeddedPostgres(EmbeddedServer):
     """One server. `start()` gives its URL; the database and its port survive a stop and a new start.
 
     `durable=False` is for tests: nothing is forced to disk, so a power cut may destroy the database.
     """
 
-    name: Final = "PostgreSQL"
+    name = "PostgreSQL"
 
     def __init__(
         self,
@@ -51,29 +50,9 @@ class EmbeddedPostgres:
         log_dir: Path | None = None,
         start_timeout_s: float = 60.0,
     ) -> None:
-        self._folder = data_dir.expanduser().absolute()
+        super().__init__(data_dir, port=port, log=log_dir, log_name="postgres.log", start_timeout_s=start_timeout_s)
         self._cluster = self._folder / "data"
-        self._port = port
         self._durable = durable
-        self.log = (log_dir or self._folder) / "postgres.log"
-        self._start_timeout_s = start_timeout_s
-        self._process: ChildProcess | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """The postmaster's process id while it runs."""
-        return self._process.pid if self._process and self._process.is_running else None
-
-    def ended_with(self) -> int | None:
-        """Its exit code if it ended by itself, 128 and the number for a signal; then `start` starts it again."""
-        return self._process.ended_with() if self._process is not None else None
-
-    def start(self) -> str:
-        """Create the cluster if need be, start it, and return `postgresql://…`. Raises StartFailed."""
-        try:
-            return self._start()
-        except OSError as error:
-            raise StartFailed(f"PostgreSQL: {error}", hint=f"is {self._folder} writable?") from error
 
     def _start(self) -> str:
         programs = binaries()
@@ -117,25 +96,6 @@ class EmbeddedPostgres:
             self.stop()
             raise
         return _url(password, port, _DATABASE)
-
-    def stop(self) -> None:
-        """Fast shutdown: open transactions are rolled back, everything committed is on disk."""
-        if self._process is not None:
-            self._process.stop()
-            self._process = None
-
-    def kill(self) -> None:
-        """End it as a power cut would; the next start recovers."""
-        if self._process is not None:
-            self._process.kill()
-            self._process = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def _password(self) -> str:
         path = self._folder / "password"

@@ -1,7 +1,12 @@
-"""A server as a child process, with its log in a file. It ends with this process."""
+"""A server as a child process, with its log in a file. It ends with this process, and owns its folder while it runs.
+
+The lock of a folder is released by the operating system when its last owner ends; a server inherits it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -11,11 +16,68 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from alphaloop.embedded import guard
-from alphaloop.embedded.lock import FolderLock
 from alphaloop.errors import StartFailed
+
+_LOCK_POLL_S: Final = 0.1
+
+
+class FolderLock:
+    """An exclusive lock on `path`. A child that inherits `fileno()` holds it beyond `close()`, as long as it lives."""
+
+    def __init__(self, path: Path, *, what: str, wait_s: float) -> None:
+        """Take it, waiting up to `wait_s` for its last owner to end. Raises StartFailed naming that owner."""
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        deadline = time.monotonic() + wait_s
+        while not _try_lock(self._file, fcntl.LOCK_EX):
+            if time.monotonic() >= deadline:
+                owner = os.pread(self._file, 32, 0).decode("ascii", errors="replace").strip() or "unknown"
+                os.close(self._file)
+                raise StartFailed(
+                    f"{path.parent} is in use: {what} runs there, started by process {owner}",
+                    hint="stop it, or choose another folder with --data-dir",
+                )
+            time.sleep(_LOCK_POLL_S)
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, str(os.getpid()).encode("ascii"), 0)
+
+    def fileno(self) -> int:
+        """The descriptor to hand to a child."""
+        return self._file
+
+    def close(self) -> None:
+        """Close this process's descriptor of the lock. Safe to call twice."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock at `path`."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    with contextlib.closing(os.fdopen(file)):
+        return not _try_lock(file, fcntl.LOCK_SH)
+
+
+def _try_lock(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
 
 _TAIL_LINES: Final = 12
 _TAIL_BYTES: Final = 16 << 10
@@ -23,6 +85,58 @@ _POLL_S: Final = 0.05
 
 #: User and group that a server runs as.
 Account = tuple[int, int]
+
+
+class EmbeddedServer:
+    """A server in a folder of its own. `start()` gives its address, and may be called again after its end."""
+
+    name: str
+
+    def __init__(self, data_dir: Path, *, port: int, log: Path | None, log_name: str, start_timeout_s: float) -> None:
+        """`log` is the folder of its log; None: its own folder. `port` 0 picks a free one, which a new start keeps."""
+        self._folder = data_dir.expanduser().absolute()
+        self._port = port
+        self.log = (log or self._folder) / log_name
+        self._start_timeout_s = start_timeout_s
+        self._process: ChildProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The server's process id while it runs."""
+        return self._process.pid if self._process and self._process.is_running else None
+
+    def ended_with(self) -> int | None:
+        """Its exit code if it ended by itself, 128 and the number for a signal; then `start` starts it again."""
+        return self._process.ended_with() if self._process is not None else None
+
+    def start(self) -> str:
+        """Start it and return its address. Raises StartFailed."""
+        try:
+            return self._start()
+        except OSError as error:
+            raise StartFailed(f"{self.name}: {error}", hint=f"is {self._folder} writable?") from error
+
+    def _start(self) -> str:
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Shut down cleanly; the next start needs no recovery."""
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+
+    def kill(self) -> None:
+        """End it as a power cut would; the next start recovers what was acknowledged."""
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
 
 class ChildProcess:

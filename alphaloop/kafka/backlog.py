@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.records import Record, TopicPartition
+from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.kafka.topics import cluster_id, list_topics
 from alphaloop.messages import Origin, derived_job_id, fields_of
 from alphaloop.messages.topics import JOBS_PATTERN

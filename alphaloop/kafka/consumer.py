@@ -9,28 +9,38 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from datetime import datetime
+from queue import Empty, SimpleQueue
 from typing import Any, Final, Literal
 
 import confluent_kafka as ck
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from alphaloop.errors import BrokerError, BrokerUnavailable
-from alphaloop.kafka.committing import Commits
-from alphaloop.kafka.config import BrokerWatch, bootstrap_servers, client_config
-from alphaloop.kafka.consumer_config import Start, consumer_config
-from alphaloop.kafka.conversion import ours, record_of, theirs
-from alphaloop.kafka.errors import broker_error, mapped
-from alphaloop.kafka.membership import Membership, PartitionsCallback, Subscription
-from alphaloop.kafka.offset_queries import OffsetQueries
-from alphaloop.kafka.poll_errors import judge
-from alphaloop.kafka.records import Record, TopicPartition
-from alphaloop.kafka.topic_ids import KnownTopicIds, TopicIds, committed_ids
+from alphaloop.kafka.client import (
+    DEAD_LETTER_OVERHEAD_BYTES,
+    MISSING,
+    UNREACHABLE,
+    BrokerWatch,
+    bootstrap_servers,
+    broker_error,
+    client_config,
+    mapped,
+)
+from alphaloop.kafka.offsets import OffsetQueries, Record, TopicPartition, ours, record_of, theirs
+from alphaloop.kafka.topics import KnownTopicIds, TopicIds, committed_ids
 from alphaloop.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
-
+#: Where a partition without a committed offset begins.
+Start = Literal["earliest", "latest", "error"]
+_MAX_HEARTBEAT_MS: Final = 3000
+PartitionsCallback = Callable[[Sequence[TopicPartition]], None]
+_QUIET_S: Final = 0.02
 #: Of `read_until`: records that are taken at once, and how long one is waited for.
 _READ_AT_ONCE: Final = 256
 _READ_POLL_S: Final = 0.1
@@ -48,9 +58,9 @@ class Consumer:
         self, kafka: KafkaSettings, *, group_id: str, client_id: str = "alphaloop", start: Start = "earliest"
     ) -> None:
         self._kafka, self._timeout_s = kafka, kafka.request_timeout_s
-        self._own = consumer_config(kafka, group_id=group_id, client_id=client_id, start=start)
+        self._own = _member_config(kafka, group_id=group_id, client_id=client_id, start=start)
         self._ids, self._ask_ids = KnownTopicIds(), TopicIds(kafka).ask
-        self._subscription: Subscription | None = None
+        self._subscription: _Subscription | None = None
         config = self._start_client()
         self.max_poll_interval_s: Final = float(config["max.poll.interval.ms"]) / 1000
 
@@ -60,9 +70,9 @@ class Consumer:
         config = client_config(self._kafka, self._own, watch=self._watch)
         with mapped("starting a consumer"):
             self._client = ck.Consumer(config)
-        self._commits = Commits(self._client)
+        self._commits = _Commits(self._client)
         self._offsets = OffsetQueries(self._client, self._timeout_s)
-        self._membership = Membership(self._client, self._starts)
+        self._membership = _Membership(self._client, self._starts)
         return config
 
     def subscribe(
@@ -79,7 +89,7 @@ class Consumer:
         `on_lost` other members may own them, so nothing may be committed. Each gets only the difference. A commit in
         `on_revoke` can raise StaleAssignment, because a member that was removed from the group is called late.
         """
-        self._subscription = Subscription(tuple(patterns), on_assign, on_revoke, on_lost)
+        self._subscription = _Subscription(tuple(patterns), on_assign, on_revoke, on_lost)
         with mapped("subscribing"):
             self._membership.subscribe(self._subscription)
 
@@ -175,7 +185,7 @@ class Consumer:
         if message is None:
             return None
         if (error := message.error()) is not None:
-            judge(error, self._watch)
+            _judge(error, self._watch)
             return None
         self._watch.answered()
         return record_of(message)
@@ -193,7 +203,7 @@ class Consumer:
             messages = self._client.consume(limit - 1, 0)
         for message in messages:
             if (error := message.error()) is not None:
-                judge(error, self._watch)
+                _judge(error, self._watch)
             else:
                 records.append(record_of(message))
         return records
@@ -295,3 +305,220 @@ class Consumer:
             finally:
                 with contextlib.suppress(RuntimeError):  # it is closed already
                     self._client.close()
+
+
+class _Membership:
+    """The membership of one client in its group: what runs when partitions come and go, and how it leaves.
+
+    The thread that polls the client uses it.
+    """
+
+    def __init__(
+        self, client: ck.Consumer, starts: Callable[[list[ck.TopicPartition]], list[ck.TopicPartition]]
+    ) -> None:
+        """`starts` says where newly assigned partitions begin."""
+        self._client = client
+        self._starts = starts
+        self._subscription: _Subscription | None = None  # while subscribed
+        self._given_up: frozenset[TopicPartition] = frozenset()
+        self._is_retired = False
+        self._num_rebalances = 0
+        self.is_revoking = False  #: whether `on_revoke` runs
+
+    def subscribe(self, subscription: _Subscription) -> None:
+        """Join the group. Raises KafkaException."""
+
+        def assigned(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+            if self._is_retired:
+                return
+            self._num_rebalances += 1
+            client.incremental_assign(self._starts(partitions))
+            # librdkafka remembers that a partition was paused, also while it belongs to another member.
+            client.resume(partitions)
+            subscription.on_assign(ours(partitions))
+
+        def revoked(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+            if self._is_retired:
+                return
+            self._num_rebalances += 1
+            self.is_revoking = True
+            try:
+                subscription.on_revoke(self._held(partitions))
+            finally:
+                self.is_revoking = False
+                client.incremental_unassign(partitions)
+
+        def lost(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
+            if self._is_retired:
+                return
+            self._num_rebalances += 1
+            try:
+                subscription.on_lost(self._held(partitions))
+            finally:
+                client.incremental_unassign(partitions)
+
+        patterns = list(subscription.patterns)
+        self._client.subscribe(patterns, on_assign=assigned, on_revoke=revoked, on_lost=lost)
+        self._subscription = subscription
+
+    def retire(self, gone: Set[str], timeout_s: float) -> None:
+        """Leave the group, as `leave` does, so that another client of this process can join it.
+
+        First the partitions of the topics `gone` are lost; the others are revoked. No callback runs after this.
+        """
+        subscription, held = self._subscription, ours(self._client.assignment())
+        if subscription is None:
+            return
+        self._given_up = frozenset(one for one in held if one.topic in gone)
+        if self._given_up:
+            subscription.on_lost(sorted(self._given_up))
+        self.leave(timeout_s)
+        self._is_retired = True
+        if left := self._held(self._client.assignment()):
+            subscription.on_lost(left)
+        threading.Thread(target=self._close, name="kafka-close", daemon=True).start()
+
+    def leave(self, timeout_s: float) -> None:
+        """Before a close: unsubscribe, and poll until no partition is left and no callback has run for a moment.
+
+        Polls at most for `timeout_s` after the last callback.
+
+        librdkafka runs callbacks in its close, too. A callback that unassigns or commits there races with the end of
+        the group: the call waits for ever with Python's global lock held, or an assertion ends the process
+        (librdkafka's issues 4041 and 4884). Here they run in `poll`. Raises the first exception of a callback, when
+        all have run.
+        """
+        if self._subscription is None:
+            return
+        self._subscription = None
+        deadline = time.monotonic() + timeout_s
+        failure: Exception | None = None
+        self._client.unsubscribe()
+        is_over = False
+        while not is_over and time.monotonic() < deadline:
+            num_before, is_quiet = self._num_rebalances, False
+            try:
+                is_quiet = self._client.poll(_QUIET_S) is None and self._num_rebalances == num_before
+            except Exception as error:
+                failure = failure or error
+            if self._num_rebalances != num_before:
+                deadline = time.monotonic() + timeout_s
+            is_over = is_quiet and not self._client.assignment()
+        if failure is not None:
+            raise failure
+
+    def _close(self) -> None:
+        """In a thread of its own, because closing has no time limit. The group was left already."""
+        with contextlib.suppress(KafkaException, RuntimeError):
+            self._client.close()
+
+    def _held(self, partitions: list[ck.TopicPartition]) -> list[TopicPartition]:
+        return [one for one in ours(partitions) if one not in self._given_up]
+
+
+@dataclass(frozen=True, slots=True)
+class _Subscription:
+    """What a member reads, and what is called when partitions come and go."""
+
+    patterns: tuple[str, ...]
+    on_assign: PartitionsCallback
+    on_revoke: PartitionsCallback
+    on_lost: PartitionsCallback
+
+
+class _Commits:
+    """The commits of one client, with the time limit that the client's own lack.
+
+    One at a time; the caller checks `is_waiting` before the next.
+    """
+
+    def __init__(self, client: ck.Consumer) -> None:
+        self._client = client
+        self._thread: threading.Thread | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a commit that took too long is still under way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def here(self, offsets: list[ck.TopicPartition]) -> list[ck.TopicPartition]:
+        """Commit in this thread: for the client's callbacks. Returns the broker's answers.
+
+        A commit from another thread would get no answer before the callback returns. In a callback the client knows
+        whether the coordinator is there, so the commit does not block. Raises KafkaException.
+        """
+        return self._client.commit(offsets=offsets, asynchronous=False) or []
+
+    def within(self, offsets: list[ck.TopicPartition], timeout_s: float) -> list[ck.TopicPartition]:
+        """Commit in a separate thread, because without a coordinator the client blocks for a session timeout.
+
+        Returns the broker's answers. Raises KafkaException, and BrokerUnavailable after `timeout_s`; the commit may
+        still arrive.
+        """
+        outcome: SimpleQueue[list[ck.TopicPartition] | Exception] = SimpleQueue()
+
+        def commit() -> None:
+            try:
+                outcome.put(self.here(offsets))
+            except Exception as error:
+                outcome.put(error)
+
+        self._thread = threading.Thread(target=commit, name="kafka-commit", daemon=True)
+        self._thread.start()
+        try:
+            found = outcome.get(timeout=timeout_s)
+        except Empty:
+            raise BrokerUnavailable(f"committing offsets: no answer within {timeout_s:g} s") from None
+        self._thread.join()
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def settled(self, timeout_s: float) -> bool:
+        """Whether no commit is under way, after a wait of at most `timeout_s`."""
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return not self.is_waiting
+
+
+def _member_config(kafka: KafkaSettings, *, group_id: str, client_id: str, start: Start) -> dict[str, Any]:
+    """What a member of a group sets beside the properties of all clients."""
+    fetch_bytes = kafka.max_message_bytes + DEAD_LETTER_OVERHEAD_BYTES
+    return {
+        "group.id": group_id,
+        "client.id": client_id,
+        "group.protocol": "classic",
+        "partition.assignment.strategy": "cooperative-sticky",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": start,
+        "isolation.level": "read_committed",
+        "session.timeout.ms": kafka.session_timeout_ms,
+        "heartbeat.interval.ms": max(1, min(_MAX_HEARTBEAT_MS, kafka.session_timeout_ms // 10)),
+        "max.poll.interval.ms": max(300_000, kafka.session_timeout_ms),
+        "queued.min.messages": 50,
+        "queued.max.messages.kbytes": max(16_384, fetch_bytes >> 10),
+        "fetch.queue.backoff.ms": 100,
+        "fetch.message.max.bytes": fetch_bytes,
+        "fetch.max.bytes": max(16 << 20, fetch_bytes),
+        "allow.auto.create.topics": False,
+    }
+
+
+def _judge(error: KafkaError, watch: BrokerWatch) -> None:
+    """Log an error that passes by itself. Raises BrokerError, or FatalBrokerError, for every other one."""
+    code = error.code()
+    if error.fatal():
+        raise broker_error(error, "polling")
+    if code == KafkaError._PARTITION_EOF:
+        return
+    if code in UNREACHABLE:
+        watch.on_error(error)
+    elif code == KafkaError._MAX_POLL_EXCEEDED:
+        # No error: the member left the group and joins again with the next poll.
+        log.warning("this member was put out of the group: not polled for max.poll.interval.ms; joining again")
+    elif code in MISSING:
+        # A pattern, or a topic that does not exist yet: the subscription includes it once it exists.
+        log.debug("%s", error.str())
+    else:
+        raise broker_error(error, "polling")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import time
 from collections import Counter
@@ -13,8 +14,8 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
 from alphaloop.errors import BrokerError, DeliveryFailed, FatalBrokerError
-from alphaloop.kafka.config import BrokerWatch, bootstrap_servers, client_config
-from alphaloop.kafka.errors import delivery_error, mapped
+from alphaloop.kafka.client import BrokerWatch, bootstrap_servers, client_config, delivery_error, mapped
+from alphaloop.kafka.topics import CONTROL, ensure_topics
 from alphaloop.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -171,3 +172,22 @@ class Producer:
             # A fatal error makes every later message fail with a vaguer one: it is the one to report.
             if self._first_failure is None or isinstance(failure, FatalBrokerError):
                 self._first_failure = failure
+
+
+#: Far fewer than a broker takes, so that many cancellations are given time.
+_CANCELLED_PER_S: Final = 1000
+
+
+def request_cancellation(kafka: KafkaSettings, job_ids: Sequence[str]) -> None:
+    """Send one request a job, and wait until the broker has them all. Raises BrokerError."""
+    if not job_ids:
+        return
+    ensure_topics(kafka, [])
+    producer = Producer(kafka, client_id="alphaloop-cancel")
+    try:
+        for job_id in job_ids:
+            value = json.dumps({"action": "cancel", "job_id": job_id}).encode()
+            producer.send(CONTROL, key=job_id.encode(), value=value)
+        producer.flush(max(kafka.request_timeout_s, len(job_ids) / _CANCELLED_PER_S))
+    finally:
+        producer.close()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from alphaloop.kafka.deleting import delete_before
-from alphaloop.kafka.records import TopicPartition
+from alphaloop.kafka.offsets import TopicPartition
+from alphaloop.kafka.topics import delete_before
 from alphaloop.letters.choosing import Choice
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.redrives import RedriveStore

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from alphaloop.errors import BrokerUnavailable
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.records import Record, TopicPartition
+from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.kafka.topics import list_topics
 from alphaloop.messages.dead_letter import JOB_ID, OUTCOME
 from alphaloop.messages.topics import dlq_topic, jobs_topic, task_of

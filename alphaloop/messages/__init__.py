@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from alphaloop.messages.body import Body, ChatMessage
-from alphaloop.messages.chunk import Chunk, chunk_headers, final_chunk, read_chunk, text_chunk
 from alphaloop.messages.codec import (
     derived_job_id,
     encode_job,
@@ -16,10 +14,23 @@ from alphaloop.messages.codec import (
 )
 from alphaloop.messages.dead_letter import DeadLetter, Origin, dead_letter
 from alphaloop.messages.headers import carried_headers, result_headers
-from alphaloop.messages.job import Decoding, Job, Purpose
-from alphaloop.messages.reference import ContentReference
-from alphaloop.messages.result import DecodingReport, Failure, Mode, Result, Status, Timings, Usage
-from alphaloop.messages.stream_reader import StreamReader, StreamReaders
+from alphaloop.messages.job import Body, ChatMessage, ContentReference, Decoding, Job, Purpose
+from alphaloop.messages.result import (
+    Chunk,
+    DecodingReport,
+    Failure,
+    Mode,
+    Result,
+    Status,
+    StreamReader,
+    StreamReaders,
+    Timings,
+    Usage,
+    chunk_headers,
+    final_chunk,
+    read_chunk,
+    text_chunk,
+)
 
 __all__ = [
     "Body",

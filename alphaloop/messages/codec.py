@@ -13,11 +13,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from alphaloop.errors import InvalidField, MalformedMessage
-from alphaloop.messages.body import PROMPT_ELSEWHERE, Body
 from alphaloop.messages.dead_letter import Origin
-from alphaloop.messages.job import Job
-from alphaloop.messages.text import WRONG_WITHIN, without_nulls
-from alphaloop.messages.unknown_fields import HARMLESS, refuse_unknown
+from alphaloop.messages.job import HARMLESS, PROMPT_ELSEWHERE, WRONG_WITHIN, Body, Job, refuse_unknown, without_nulls
 
 DEFAULT_MAX_BYTES: Final = 1 << 20
 DEFAULT_MAX_DEPTH: Final = 32

@@ -1,18 +1,60 @@
-"""Headers of our messages on Kafka: what a job's message hands on, and the CloudEvents attributes of what we send.
+"""Headers of messages: traces and events that results carry on, and where a job on a retry topic came from.
 
-Results and chunks go on in the trace of their job and name the event that caused them. What is copied is checked and
-bounded, because the sender's headers must not make a result too large for its topic. A value that breaks a rule is left
-out; the job is decoded all the same.
+What comes from outside is checked and bounded before it is copied, because a sender's headers must not make a result
+too large for its topic. A value that breaks a rule is left out; the job is decoded all the same.
+
+A job that waits on a retry topic is its message, byte for byte, with headers of ours that name the place it was sent
+to. So it keeps its id through all tries, also a derived one, and counts its waiting time from when it was sent.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
 
 from alphaloop.errors import MalformedMessage
-from alphaloop.messages.trace_context import trace_context
+
+#: W3C asks that at least so much of `tracestate` is passed on. We pass on no more.
+MAX_TRACESTATE_CHARS: Final = 512
+MAX_TRACESTATE_MEMBERS: Final = 32
+
+_TRACEPARENT: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_MEMBER: Final = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[ -+\--<>-~]{1,256}")
+
+
+def trace_context(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, str]:
+    """The valid `traceparent` and `tracestate` of a message, of each the last one.
+
+    Without a valid `traceparent` there is no trace. Of a long `tracestate` the first members are kept, because the
+    newest one stands first.
+    """
+    given = {name: value or b"" for name, value in headers if name in ("traceparent", "tracestate")}
+    parent = given.get("traceparent", b"")
+    if not _TRACEPARENT.fullmatch(parent):
+        return {}
+    context = {"traceparent": parent.decode("ascii")}
+    if state := _bounded(given.get("tracestate", b"")):
+        context["tracestate"] = state
+    return context
+
+
+def _bounded(state: bytes) -> str:
+    # What is read is bounded too: a header may be as long as a message.
+    kept: list[str] = []
+    num_chars = -1
+    for part in state[: 4 * MAX_TRACESTATE_CHARS].decode("ascii", "replace").split(","):
+        member = part.strip(" \t")
+        if not member:
+            continue
+        num_chars += 1 + len(member)
+        is_whole = num_chars <= MAX_TRACESTATE_CHARS and len(kept) < MAX_TRACESTATE_MEMBERS
+        if not is_whole or not _MEMBER.fullmatch(member):
+            break
+        kept.append(member)
+    return ",".join(kept)
+
 
 CAUSATION_ID: Final = "ce_causationid"
 RESULT_EVENT: Final = "alphaloop.result"
@@ -80,3 +122,83 @@ _OF_ALL_RESULTS: Final = tuple(
 def encoded_result_headers(job_id: bytes, carried: Mapping[str, str]) -> tuple[tuple[str, bytes], ...]:
     """`encoded(result_headers(…))`, in another order and in a third of the time."""
     return (*_OF_ALL_RESULTS, ("ce_id", job_id), ("ce_subject", job_id), *encoded(carried))
+
+
+RETRY_PREFIX: Final = "alphaloop-retry-"
+
+_TOPIC: Final = RETRY_PREFIX + "topic"
+_PARTITION: Final = RETRY_PREFIX + "partition"
+_OFFSET: Final = RETRY_PREFIX + "offset"
+RETRY_TIMESTAMP: Final = RETRY_PREFIX + "timestamp"
+_NOT_BEFORE: Final = RETRY_PREFIX + "not-before"
+_NUM_FAILURES: Final = RETRY_PREFIX + "num-failures"
+_REASON: Final = RETRY_PREFIX + "reason"
+
+RETRY_DESCRIPTIONS: Final = {
+    _TOPIC: "Topic to which the job was sent.",
+    _PARTITION: "Its partition, in digits.",
+    _OFFSET: "Its offset, in digits.",
+    RETRY_TIMESTAMP: "Its timestamp, in milliseconds since 1970; absent if it had none.",
+    _NOT_BEFORE: "When the job is tried again, in milliseconds since 1970.",
+    _NUM_FAILURES: "How often the job has failed, in digits.",
+    _REASON: "Code of the last failure, docs/reference/errors.md.",
+}
+
+Headers = Sequence[tuple[str, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """What the headers of a waiting job say."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int | None
+    not_before_ms: int
+    num_failures: int
+    reason: str
+
+    def headers(self, sent: Headers) -> Headers:
+        """The headers of the message as it was sent, with these."""
+        said: dict[str, str | int | None] = {
+            _TOPIC: self.topic,
+            _PARTITION: self.partition,
+            _OFFSET: self.offset,
+            RETRY_TIMESTAMP: self.timestamp_ms,
+            _NOT_BEFORE: self.not_before_ms,
+            _NUM_FAILURES: self.num_failures,
+            _REASON: self.reason,
+        }
+        return (
+            *sent_headers(sent),
+            *((name, str(value).encode()) for name, value in said.items() if value is not None),
+        )
+
+    @classmethod
+    def read(cls, headers: Headers) -> Self | None:
+        """What headers say; None if they are not those of a waiting job."""
+        said = {name: value for name, value in headers if name.startswith(RETRY_PREFIX)}
+        try:
+            return cls(
+                topic=said[_TOPIC].decode(),
+                partition=_number(said[_PARTITION]),
+                offset=_number(said[_OFFSET]),
+                timestamp_ms=_number(said[RETRY_TIMESTAMP]) if RETRY_TIMESTAMP in said else None,
+                not_before_ms=_number(said[_NOT_BEFORE]),
+                num_failures=_number(said[_NUM_FAILURES]),
+                reason=said[_REASON].decode(),
+            )
+        except (KeyError, ValueError):
+            return None
+
+
+def sent_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
+    """The headers without ours, as the message was sent."""
+    return tuple((name, value) for name, value in headers if not name.startswith(RETRY_PREFIX))
+
+
+def _number(digits: bytes) -> int:
+    if not digits.isdigit() or len(digits) > 18:
+        raise ValueError
+    return int(digits)

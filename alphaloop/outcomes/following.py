@@ -15,7 +15,7 @@ from typing import Final
 
 from alphaloop.errors import BrokerUnavailable, MalformedMessage
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.records import Record
+from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import RESULTS, TOKENS, ensure_topics
 from alphaloop.messages import Chunk, Result, Status, StreamReader, StreamReaders, read_chunk
 from alphaloop.outcomes.reading import read_outcome

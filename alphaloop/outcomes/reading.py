@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from alphaloop.errors import MalformedMessage
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.records import Record
+from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import RESULTS, TOKENS, ensure_topics
 from alphaloop.messages import Result, Status, StreamReaders, read_chunk
 from alphaloop.messages.dead_letter import OUTCOME, PREFIX

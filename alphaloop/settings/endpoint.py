@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from alphaloop.messages.text import TaskName
+from alphaloop.messages.job import TaskName
 from alphaloop.server_kind import ServerKind
 from alphaloop.settings.section import Section
 

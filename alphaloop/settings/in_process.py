@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from alphaloop.messages.text import TaskName
+from alphaloop.messages.job import TaskName
 from alphaloop.settings.endpoint import refuse_half_a_drafter
 from alphaloop.settings.section import Section
 

@@ -19,7 +19,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from alphaloop import shipped
 from alphaloop.errors import ConfigError
-from alphaloop.messages.text import TaskName
+from alphaloop.messages.job import TaskName
 from alphaloop.settings.claim_check import ClaimCheckSettings
 from alphaloop.settings.console import ConsoleSettings
 from alphaloop.settings.model import (

@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
 from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.messages.unknown_fields import HARMLESS
+from alphaloop.messages.job import HARMLESS
 from alphaloop.settings.kafka_properties import ExtraProperty
 from alphaloop.settings.section import Section, Share
 from alphaloop.store.session_limits import SessionLimits

@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from alphaloop.deciding import lookup_prior
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.messages.text import TaskName
+from alphaloop.messages.job import TaskName
 from alphaloop.server_kind import ServerKind
 from alphaloop.settings.device import AUTO, DeviceName
 from alphaloop.settings.endpoint import EndpointSettings

@@ -7,7 +7,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from alphaloop.embedded.java import find_java, java_version
+from alphaloop.embedded.install import find_java, java_version
 
 
 def conditions(folder: Path) -> dict[str, Any]:

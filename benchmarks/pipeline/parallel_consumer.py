@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from alphaloop.embedded.java import find_java
+from alphaloop.embedded.install import find_java
 
 PROGRAM = "PCBench.java"
 

@@ -18,7 +18,7 @@ from alphaloop.embedded.install import find_kafka_home
 from alphaloop.embedded.kafka import EmbeddedKafka
 from alphaloop.embedded.postgres import EmbeddedPostgres
 from alphaloop.errors import StartFailed
-from alphaloop.kafka.config import client_config
+from alphaloop.kafka.client import client_config
 from alphaloop.kafka.topics import ensure_topics, list_topics
 from alphaloop.settings import KafkaSettings, load_settings
 from benchmarks.whole.product import PROFILE

@@ -12,7 +12,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict
 
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.records import TopicPartition
+from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.settings import KafkaSettings
 from benchmarks.whole.jobs import Jobs, PromptJob

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from alphaloop.deciding.decision import Decision, Reason
-from alphaloop.kafka.records import Record
+from alphaloop.kafka.offsets import Record
 from alphaloop.messages import Mode, Origin, parse_job
 from alphaloop.settings import Settings, TaskSettings
 from benchmarks.workload.blocks import Block

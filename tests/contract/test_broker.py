@@ -11,8 +11,8 @@ import pytest
 
 from alphaloop.errors import BrokerError
 from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.kafka.topics import RESULTS, cluster_id, ensure_topics, is_reachable, list_topics
 from alphaloop.messages.topics import dlq_topic, jobs_topic
 from alphaloop.settings import KafkaSettings

@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka import cimpl
 
 from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.records import Record
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
@@ -52,7 +52,7 @@ def send_with_header(servers: str, topic: str, value: bytes, name: bytes) -> Non
 def test_a_header_whose_name_is_no_text_leaves_the_message_readable(
     kafka_settings: KafkaSettings, fresh_prefix: str, name: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "alphaloop.kafka.conversion")
+    caplog.set_level(logging.WARNING, "alphaloop.kafka.offsets")
     ensure_topics(kafka_settings, [fresh_prefix])
     topic = jobs_topic(fresh_prefix)
     producer = Producer(kafka_settings)
@@ -70,7 +70,7 @@ def test_a_header_whose_name_is_no_text_leaves_the_message_readable(
     finally:
         consumer.close()
     assert (found.value, found.headers) == (b"{}", ())
-    assert [one.action for one in caplog.records if one.name == "alphaloop.kafka.conversion"] == ["headers_unreadable"]  # type: ignore[attr-defined]
+    assert [one.action for one in caplog.records if one.name == "alphaloop.kafka.offsets"] == ["headers_unreadable"]  # type: ignore[attr-defined]
 
 
 def read(consumer: Consumer) -> Record:

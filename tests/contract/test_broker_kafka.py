@@ -21,8 +21,8 @@ from alphaloop.errors import (
     StaleAssignment,
 )
 from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.records import TopicPartition
 from alphaloop.kafka.topics import ensure_topics, is_reachable
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import EmbeddedSettings, KafkaSettings

@@ -11,7 +11,7 @@ import pytest
 from alphaloop.errors import AlphaloopError
 from alphaloop.kafka import consumer as module
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.records import TopicPartition
+from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings

@@ -9,8 +9,8 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from alphaloop.errors import BrokerUnavailable
-from alphaloop.kafka import retention
-from alphaloop.kafka.retention import longest_job_retention
+from alphaloop.kafka import topics
+from alphaloop.kafka.topics import longest_job_retention
 from alphaloop.settings import KafkaSettings
 from tests.fixtures.worker import until
 
@@ -28,7 +28,7 @@ def admin(kafka_broker: str) -> AdminClient:
 def prefix(fresh_prefix: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Topics of this test alone, because the broker holds those of others."""
     found = f"jobs.{fresh_prefix}"
-    monkeypatch.setattr(retention, "_JOBS_PREFIX", found)
+    monkeypatch.setattr(topics, "_JOBS_PREFIX", found)
     return found
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from alphaloop.errors import BrokerUnavailable
 from alphaloop.kafka import consumer as module
-from alphaloop.kafka import topic_ids
+from alphaloop.kafka import topics
 from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
@@ -89,7 +89,7 @@ def member(
 ) -> Iterator[Member]:
     """Has read a message of each partition. Its client may do everything; a test may limit its seconds to wait."""
     monkeypatch.setattr(module.ck, "Consumer", SlowClient)
-    monkeypatch.setattr(topic_ids, "AGREEMENT_S", 0.0)
+    monkeypatch.setattr(topics, "AGREEMENT_S", 0.0)
     SlowClient.may_commit.set()
     SlowClient.may_close.set()
     SlowClient.num_closed = 0
@@ -156,10 +156,10 @@ def test_the_client_stays_while_a_commit_is_under_way(member: Member) -> None:
 def test_the_client_stays_until_every_broker_should_know_the_new_topic(
     member: Member, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topic_ids, "AGREEMENT_S", 3600.0)
+    monkeypatch.setattr(topics, "AGREEMENT_S", 3600.0)
     member.change()
     assert not member.called
-    monkeypatch.setattr(topic_ids, "AGREEMENT_S", 0.0)
+    monkeypatch.setattr(topics, "AGREEMENT_S", 0.0)
     member.consumer.renew_if_made_anew()
     assert member.called
 

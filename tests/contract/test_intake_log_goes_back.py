@@ -9,11 +9,11 @@ import pytest
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from alphaloop.kafka.config import client_config
+from alphaloop.kafka.client import client_config
 from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.records import TopicPartition
-from alphaloop.kafka.topic_ids import TopicIds
+from alphaloop.kafka.topics import TopicIds
 from alphaloop.settings import KafkaSettings
 from tests.fixtures.claimed import NOW
 from tests.fixtures.worker import until

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings

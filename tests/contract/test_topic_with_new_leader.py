@@ -16,10 +16,9 @@ from confluent_kafka.cimpl import NewTopic
 
 from alphaloop.errors import BrokerError, TopicUnavailable
 from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.records import TopicPartition
-from alphaloop.kafka.topic_ids import TopicIds
-from alphaloop.kafka.topics import CONTROL, RESULTS
+from alphaloop.kafka.topics import CONTROL, RESULTS, TopicIds
 from alphaloop.messages.topics import JOBS_PATTERN
 from alphaloop.settings import KafkaSettings
 from tests.chaos.brokers import Brokers

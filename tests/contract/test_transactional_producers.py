@@ -14,10 +14,10 @@ import pytest
 
 from alphaloop.kafka import backlog
 from alphaloop.kafka.backlog import search, unfinished
-from alphaloop.kafka.config import bootstrap_servers
+from alphaloop.kafka.client import bootstrap_servers
 from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.records import TopicPartition
 from alphaloop.kafka.topics import TOKENS, ensure_topics
 from alphaloop.letters.choosing import Choice
 from alphaloop.messages import Chunk, chunk_headers, text_chunk

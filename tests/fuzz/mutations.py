@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
-from alphaloop.kafka.records import Record
+from alphaloop.kafka.offsets import Record
 from alphaloop.messages.job import SHORTHAND, Job
 from tests.fuzz.hostile import STRINGS, Pairs, any_scalar, any_value, write
 

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from alphaloop.errors import JobConflict, MessageError
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.records import Record, TopicPartition
+from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.messages import Job, Origin, Result, Status, encode_job, parse_job, payload_digest
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database

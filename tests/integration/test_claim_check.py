@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from alphaloop.claim_check.contents import by_reference, with_text
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.kafka.records import Record
+from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Body, Job, Result, Status, encode_job
 from alphaloop.messages.topics import dlq_topic, jobs_topic

@@ -12,8 +12,8 @@ from sqlalchemy import text
 
 from alphaloop.errors import InvalidField, MalformedMessage, MessageError, UnknownTask
 from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.records import Record
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Failure, Origin, Result, Status, dead_letter
 from alphaloop.messages.topics import high_topic, jobs_topic

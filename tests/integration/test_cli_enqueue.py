@@ -17,8 +17,8 @@ import pytest
 
 from alphaloop.errors import InvalidField, MessageError
 from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.records import Record
 from alphaloop.kafka.topics import RESULTS, ensure_topics
 from alphaloop.messages import Job, Origin, Result, Status, Usage, dead_letter, parse_job
 from alphaloop.messages.topics import jobs_topic

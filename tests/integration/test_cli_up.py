@@ -17,7 +17,7 @@ import pytest
 
 from alphaloop.demo.flow import TASKS
 from alphaloop.demo.prompts import harvest
-from alphaloop.embedded.lock import is_locked
+from alphaloop.embedded.process import is_locked
 from alphaloop.embedded.stack import running_stack
 from alphaloop.kafka.topics import list_topics
 from alphaloop.settings import KafkaSettings

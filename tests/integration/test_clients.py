@@ -13,7 +13,7 @@ from typing import Final
 
 import pytest
 
-from alphaloop.embedded.java import find_java
+from alphaloop.embedded.install import find_java
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.topics import RESULTS, TOKENS
 from alphaloop.settings import Settings

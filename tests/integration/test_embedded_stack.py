@@ -16,8 +16,7 @@ from pydantic import SecretStr
 
 from alphaloop.embedded import install, kafka
 from alphaloop.embedded.kafka import EmbeddedKafka
-from alphaloop.embedded.lock import FolderLock, is_locked
-from alphaloop.embedded.process import is_listening
+from alphaloop.embedded.process import FolderLock, is_listening, is_locked
 from alphaloop.embedded.stack import FALLBACK_NOTICE, EmbeddedStack, running_stack, with_running_stack
 from alphaloop.errors import StartFailed
 from alphaloop.kafka.topics import is_reachable

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.errors import DeliveryFailed
+from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.records import Record
 from alphaloop.kafka.topics import RESULTS, TOKENS, list_topics
 from alphaloop.messages import Result, Status
 from alphaloop.messages.dead_letter import SHORTENED

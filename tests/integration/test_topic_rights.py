@@ -13,9 +13,15 @@ from pydantic import SecretStr
 from alphaloop.embedded.kafka import EmbeddedKafka
 from alphaloop.embedded.process import free_ports
 from alphaloop.kafka.backlog import unfinished
-from alphaloop.kafka.deleting import delete_before
-from alphaloop.kafka.retention import longest_job_retention
-from alphaloop.kafka.topics import CONTROL, RESULTS, TOKENS, ensure_topics, list_topics
+from alphaloop.kafka.topics import (
+    CONTROL,
+    RESULTS,
+    TOKENS,
+    delete_before,
+    ensure_topics,
+    list_topics,
+    longest_job_retention,
+)
 from alphaloop.messages import Status
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store.database import Database

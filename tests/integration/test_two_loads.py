@@ -17,7 +17,7 @@ from alphaloop.as_decoded import Decoded, at_load, drafted_by_load, percent, set
 from alphaloop.cost import CostPoint
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
-from alphaloop.demo.display import final_table
+from alphaloop.demo.flow import final_table
 from alphaloop.explaining.explanation import next_jobs, tasks_now
 from alphaloop.messages import Mode
 from alphaloop.settings import SchedulerSettings, Settings, TaskSettings, load_settings

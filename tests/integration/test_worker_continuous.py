@@ -18,7 +18,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import Subject
 from alphaloop.errors import DeliveryFailed, FatalBrokerError, StoreUnavailable
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.records import Record, TopicPartition
+from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.kafka.topics import CONTROL, RESULTS
 from alphaloop.messages import Result, Status
 from alphaloop.messages.topics import jobs_topic

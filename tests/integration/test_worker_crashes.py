@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from alphaloop.errors import BrokerUnavailable
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.records import Record, TopicPartition
+from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Result
 from alphaloop.settings import Settings

@@ -7,12 +7,12 @@ import threading
 import pytest
 from sqlalchemy import text
 
-from alphaloop import watchdog
+from alphaloop import liveness
 from alphaloop.errors import WorkerThreadDied
+from alphaloop.liveness import Watchdog
 from alphaloop.messages import Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.watchdog import Watchdog
 from tests.fakes import FakeEngine
 from tests.fixtures.stepping import SteppedEngine
 from tests.fixtures.worker import WAIT_S, Client, RunningWorker, running_worker, until
@@ -33,8 +33,8 @@ def leases(database: Database) -> tuple[int, int]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watchdog, "TICK_S", 0.05)
-    monkeypatch.setattr(watchdog, "GRACE_S", 0.2)
+    monkeypatch.setattr(liveness, "TICK_S", 0.05)
+    monkeypatch.setattr(liveness, "GRACE_S", 0.2)
 
 
 @pytest.mark.usefixtures("impatient")

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.records import Record
+from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Result, Status
 from alphaloop.settings import Settings

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.records import Record
+from alphaloop.kafka.offsets import Record
 from alphaloop.messages import Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database

@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.errors import BrokerError, DecodeFailed
-from alphaloop.kafka.records import Record
+from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import RESULTS, cluster_id
 from alphaloop.messages import Origin, Result, Status, derived_job_id
-from alphaloop.messages.retry import Retry
+from alphaloop.messages.headers import Retry
 from alphaloop.messages.topics import high_topic, retry_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database

@@ -15,10 +15,9 @@ import jsonschema
 import pytest
 from sqlalchemy import text
 
-from alphaloop.contract import chunk_schema, result_schema
-from alphaloop.contract_headers import chunk_headers_schema, result_headers_schema
+from alphaloop.contract import chunk_headers_schema, chunk_schema, result_headers_schema, result_schema
 from alphaloop.errors import DecodeFailed
-from alphaloop.kafka.records import Record
+from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import CONTROL, RESULTS, TOKENS
 from alphaloop.messages import Chunk, Result, Status, StreamReader, read_chunk
 from alphaloop.settings import Settings

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from alphaloop.endpoint import Endpoint
 from alphaloop.errors import ConfigError
-from alphaloop.kafka.consumer_config import consumer_config
+from alphaloop.kafka.consumer import _member_config
 from alphaloop.settings import EndpointSettings, KafkaSettings, Settings, load_settings
 from alphaloop.settings.load import ENV_PREFIX, FILES, PLAIN_ENV
 from tests.kubernetes.kustomize import Resource, containers, mine, render
@@ -230,7 +230,7 @@ def test_the_scaler_measures_the_workers_own_group(monkeypatch: pytest.MonkeyPat
     metadata = trigger["metadata"]
     assert said[metadata["bootstrapServersFromEnv"]] == found.kafka.bootstrap_servers
     assert said[metadata["consumerGroupFromEnv"]] == found.kafka.group_id == KafkaSettings().group_id
-    consumer = consumer_config(found.kafka, group_id=found.kafka.group_id, client_id="any", start="earliest")
+    consumer = _member_config(found.kafka, group_id=found.kafka.group_id, client_id="any", start="earliest")
     assert metadata["offsetResetPolicy"] == consumer["auto.offset.reset"]
     assert "topic" not in metadata, "a task that is added later must count"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from alphaloop.errors import BrokerError
-from alphaloop.kafka.records import Record, TopicPartition
+from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.messages.topics import is_high, retry_delay_s
 from worker.intake.delays import as_sent, due_in_s
 from worker.intake.delivery import Delivery, RecordSource

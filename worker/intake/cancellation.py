@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from alphaloop.errors import InvalidField, MalformedMessage
-from alphaloop.messages.text import Identifier
+from alphaloop.messages.job import Identifier
 
 
 class Cancellation(BaseModel):

@@ -10,8 +10,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from alphaloop.kafka.records import Record
-from alphaloop.messages.retry import Retry, sent_headers
+from alphaloop.kafka.offsets import Record
+from alphaloop.messages.headers import Retry, sent_headers
 from alphaloop.messages.topics import retry_delay_s
 
 #: A retry waits up to so much longer than its topic's delay, by lot, so that jobs that failed together do not come

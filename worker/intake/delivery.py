@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from alphaloop.kafka.records import Record, TopicPartition
+from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.messages.topics import is_high
 
 #: Partition, epoch and number.

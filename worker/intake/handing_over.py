@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from alphaloop.kafka.records import TopicPartition
+from alphaloop.kafka.offsets import TopicPartition
 from worker.intake.delivery import Delivery, DeliveryKey
 
 #: Of max.poll.interval.ms, after which the broker puts a member out of the group.

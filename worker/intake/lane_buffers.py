@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence, Set
 
 from alphaloop.errors import AlphaloopError
-from alphaloop.kafka.records import TopicPartition
+from alphaloop.kafka.offsets import TopicPartition
 from worker.intake.buffer import NO_ROOM, Buffer, Room
 from worker.intake.delivery import Delivery
 

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 from alphaloop.errors import AlphaloopError, BrokerError, reason_of
-from alphaloop.kafka.records import TopicPartition
+from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.liveness import Pulse
 from worker.intake.assigned import AssignedPartition, commit_finished, deliveries_of, pass_over_gaps, pause_and_resume
 from worker.intake.buffer import NO_ROOM, Room

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from alphaloop.messages.body import Body
+from alphaloop.messages.job import Body
 
 
 @dataclass(frozen=True, slots=True)

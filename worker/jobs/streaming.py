@@ -1,4 +1,4 @@
-"""Texts while they are decoded, on the `tokens` topic; what a chunk is, alphaloop.messages.chunk says."""
+"""Texts while they are decoded, on the `tokens` topic; what a chunk is, alphaloop.messages.result says."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.acceptance_sums import counts_from_sums
+from alphaloop.acceptance import AcceptanceCounts, counts_from_sums
 from alphaloop.messages import Purpose
 from alphaloop.store.decode_runs import DecodeRun, ShadowRun
 from worker.engine import Generation

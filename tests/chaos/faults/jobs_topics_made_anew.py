@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from alphaloop.errors import BrokerError
-from alphaloop.kafka.topic_ids import TopicIds
-from alphaloop.kafka.topics import ensure_topics
+from alphaloop.kafka.topics import TopicIds, ensure_topics
 from alphaloop.messages.topics import high_topic, jobs_topic
 from tests.chaos.faults.fault import Fault, Target
 from tests.chaos.lost_jobs import send_lost_again

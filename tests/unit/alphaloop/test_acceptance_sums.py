@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.acceptance import PREFILL, AcceptanceCounts, EvidenceKey
-from alphaloop.acceptance_sums import counts_from_sums
+from alphaloop.acceptance import PREFILL, AcceptanceCounts, EvidenceKey, counts_from_sums
 from alphaloop.deciding.evidence import EvidenceSums, together
 from alphaloop.deciding.inference import PairPosterior, infer
 from alphaloop.deciding.key_evidence import KeyEvidence

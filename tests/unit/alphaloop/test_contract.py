@@ -7,7 +7,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from alphaloop import contract, contract_headers
+from alphaloop import contract
 from alphaloop.errors import MalformedMessage, MessageError
 from alphaloop.messages import Origin, dead_letter, parse_job
 from alphaloop.messages.dead_letter import JOB_ID, OUTCOME, SHORTENED
@@ -33,10 +33,10 @@ def test_an_outdated_file_is_noticed_and_mended(tmp_path: Path) -> None:
         contract.job_schema(),
         contract.result_schema(),
         contract.chunk_schema(),
-        contract_headers.job_headers_schema(),
-        contract_headers.result_headers_schema(),
-        contract_headers.chunk_headers_schema(),
-        contract_headers.dead_letter_headers_schema(),
+        contract.job_headers_schema(),
+        contract.result_headers_schema(),
+        contract.chunk_headers_schema(),
+        contract.dead_letter_headers_schema(),
     ],
 )
 def test_the_schemas_are_schemas(schema: dict[str, Any]) -> None:
@@ -88,7 +88,7 @@ def test_the_dead_letter_headers_are_the_ones_described() -> None:
     error = MalformedMessage(field="body")
     of_message = dead_letter(error, ORIGIN, group="g", num_deliveries=1, key=None, value=None, headers=())
     of_job = dead_letter(error, ORIGIN, group="g", num_deliveries=1, key=None, value=None, headers=(), job_id="j")
-    schema = contract_headers.dead_letter_headers_schema()
+    schema = contract.dead_letter_headers_schema()
     described = set(schema["properties"]) - {SHORTENED}
     for letter, expected in ((of_message, described - {JOB_ID, OUTCOME}), (of_job, described)):
         headers = {name: content.decode() for name, content in letter.headers}

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from alphaloop.deciding.policy import Reason
-from alphaloop.demo.display import TrafficProgress, final_table
+from alphaloop.demo.flow import TrafficProgress, final_table
 from alphaloop.demo.prompts import TASKS
 from alphaloop.messages import DecodingReport, Mode, Result, Status, Timings, Usage
 from alphaloop.outcomes.reading import Refusal

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from itertools import chain
 from pathlib import Path
+from random import Random
 
 import pytest
 
-from alphaloop.demo import sources
-from alphaloop.demo.prompts import MAX_CHARS, MIN_CHARS, TASKS, DemoPrompts, harvest
-from alphaloop.demo.sources import licence_clauses, stdlib_folder
+from alphaloop.demo.prompts import (
+    MAX_CHARS,
+    MIN_CHARS,
+    TASKS,
+    DemoPrompts,
+    harvest,
+    licence_clauses,
+    modules,
+    stdlib_folder,
+)
 from alphaloop.errors import ConfigError
 from alphaloop.settings import load_settings
 
@@ -56,7 +64,7 @@ def test_no_text_is_used_twice(prompts: DemoPrompts) -> None:
 
 
 def test_a_python_without_sources_is_an_error_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    monkeypatch.setattr("alphaloop.demo.prompts.sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(ConfigError, match=r"no \.py file"):
         harvest(7, num_traffic=8, num_probes=4)
     (tmp_path / "lonely.py").write_text('def f(a):\n    """Doc."""\n    return a\n')
@@ -68,13 +76,13 @@ def test_sources_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("def f(:\n")
     (tmp_path / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\nx = '\xe9'\n")
     (tmp_path / "good.py").write_text('"""A module."""\n')
-    assert [name for name, _, _ in sources.modules(tmp_path, sources.Random(1))] == ["good"]
+    assert [name for name, _, _ in modules(tmp_path, Random(1))] == ["good"]
 
 
 def test_without_a_python_licence_the_packages_licences_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lib = tmp_path / "lib" / "python3.11"
     lib.mkdir(parents=True)
-    monkeypatch.setattr(sources.sys, "base_prefix", str(tmp_path))
+    monkeypatch.setattr(prompts.sys, "base_prefix", str(tmp_path))
     clauses = licence_clauses(lib)
     assert sum(MIN_CHARS <= len(clause) <= MAX_CHARS for clause in clauses) >= 12
     assert len(set(clauses)) == len(clauses)

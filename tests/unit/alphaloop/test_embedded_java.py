@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from alphaloop.embedded import java
-from alphaloop.embedded.java import find_java, java_version
+from alphaloop.embedded import install
+from alphaloop.embedded.install import find_java, java_version
 
 
 def program(folder: Path, answer: str) -> Path:
@@ -49,7 +49,7 @@ def test_an_old_java_home_is_passed_over_for_a_new_one_on_the_path(
 def test_no_java_at_all_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(java.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(install.importlib.util, "find_spec", lambda name: None)
     assert find_java() is None
 
 
@@ -59,4 +59,4 @@ def test_the_wheels_java_is_found_last_and_runs(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PATH", str(tmp_path))
     found = find_java()
     assert found is not None
-    assert (java_version(found) or 0) >= java.MIN_JAVA
+    assert (java_version(found) or 0) >= install.MIN_JAVA

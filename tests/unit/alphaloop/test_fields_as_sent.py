@@ -15,11 +15,11 @@ from pydantic import BaseModel
 from alphaloop.contract import job_schema
 from alphaloop.errors import InvalidField, MessageError
 from alphaloop.job_lines import BadLine, JobLine, JobReader
-from alphaloop.kafka.records import Record
+from alphaloop.kafka.offsets import Record
 from alphaloop.letters.reading import Letter
 from alphaloop.letters.redriving import redriven
 from alphaloop.messages import Body, ChatMessage, ContentReference, Job, dead_letter, payload_digest
-from alphaloop.messages.body import UNSUPPORTED
+from alphaloop.messages.job import UNSUPPORTED
 from alphaloop.settings import Settings
 from tests.fixtures.parsing import ORIGIN, read
 from worker.intake.cancellation import parse_cancellation

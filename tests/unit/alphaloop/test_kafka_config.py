@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError
 from pydantic import SecretStr
 
 from alphaloop.errors import BrokerError, BrokerUnavailable, ConfigError
-from alphaloop.kafka.config import BrokerWatch, client_config
+from alphaloop.kafka.client import BrokerWatch, client_config
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics, is_reachable

@@ -15,7 +15,7 @@ from alphaloop.errors import (
     StaleAssignment,
     TopicUnavailable,
 )
-from alphaloop.kafka.errors import broker_error, delivery_error
+from alphaloop.kafka.client import broker_error, delivery_error
 
 CODES = {
     name: code

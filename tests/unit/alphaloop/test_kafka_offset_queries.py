@@ -10,8 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from alphaloop.errors import BrokerError
-from alphaloop.kafka.offset_queries import OffsetQueries
-from alphaloop.kafka.records import TopicPartition
+from alphaloop.kafka.offsets import OffsetQueries, TopicPartition
 
 _NEW = TopicPartition("jobs.new", 0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from alphaloop.kafka.topic_ids import AGREEMENT_S, KnownTopicIds
+from alphaloop.kafka.topics import AGREEMENT_S, KnownTopicIds
 
 
 class Known:

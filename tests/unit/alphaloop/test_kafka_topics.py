@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from alphaloop.messages.text import TaskName
+from alphaloop.messages.job import TaskName
 from alphaloop.messages.topics import (
     JOBS_PATTERN,
     dlq_topic,

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaloop.exit_codes import ExitCode
-from alphaloop.liveness import Liveness, Pulse, beat
-from alphaloop.watchdog import GRACE_S, Watchdog
+from alphaloop.liveness import GRACE_S, ExitCode, Liveness, Pulse, Watchdog, beat
 
 WAIT_S = 10.0
 ROOT = Path(__file__).resolve().parents[3]
@@ -145,7 +143,7 @@ def test_a_process_that_hangs_ends_with_its_own_exit_code_and_shows_where(orders
 HOLDING = """
 import ctypes
 from alphaloop.liveness import Liveness
-from alphaloop.watchdog import Watchdog
+from alphaloop.liveness import Watchdog
 
 Watchdog(Liveness(), backstop_s=1.5).start()
 ctypes.PyDLL(None).pause()  # a call into C that keeps the interpreter's lock

@@ -19,7 +19,7 @@ from alphaloop.messages import (
     derived_job_id,
     parse_job,
 )
-from alphaloop.messages.unknown_fields import refuse_unknown
+from alphaloop.messages.job import refuse_unknown
 from tests.fixtures.parsing import ORIGIN, SECRET_PROMPT, read
 
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from alphaloop.errors import MalformedMessage, UnknownTask
-from alphaloop.kafka.records import Record
+from alphaloop.kafka.offsets import Record
 from alphaloop.letters.reading import Letter
 from alphaloop.letters.redriving import redriven
 from alphaloop.messages import DeadLetter, Origin, dead_letter

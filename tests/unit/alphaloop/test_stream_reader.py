@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.contract import chunk_schema
-from alphaloop.contract_headers import chunk_headers_schema
+from alphaloop.contract import chunk_headers_schema, chunk_schema
 from alphaloop.errors import MalformedMessage
 from alphaloop.messages import (
     Chunk,

@@ -20,7 +20,7 @@ from alphaloop.as_decoded import AtLoad, Decoded, NextJob
 from alphaloop.cli.app import app
 from alphaloop.cli.screen import FittedTable, progress, table
 from alphaloop.cli.status import task_table
-from alphaloop.demo.display import TrafficProgress, final_table
+from alphaloop.demo.flow import TrafficProgress, final_table
 from alphaloop.store.overview import TaskNow
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import TaskSpeedup

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from alphaloop.messages.trace_context import MAX_TRACESTATE_CHARS, trace_context
+from alphaloop.messages.headers import MAX_TRACESTATE_CHARS, trace_context
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 

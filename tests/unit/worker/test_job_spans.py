@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.errors import ConfigError
-from alphaloop.kafka.records import Record
+from alphaloop.kafka.offsets import Record
 from alphaloop.messages import Body, Job
 from alphaloop.settings import Settings
 from alphaloop.store.outcomes import DecodeRun, Outcome

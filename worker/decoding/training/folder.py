@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from alphaloop.embedded.lock import FolderLock
+from alphaloop.embedded.process import FolderLock
 from alphaloop.errors import ConfigError, StartFailed
 from alphaloop.files import replace_file
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.kafka.records import Record
-from alphaloop.messages.retry import PREFIX, Retry
+from alphaloop.kafka.offsets import Record
+from alphaloop.messages.headers import RETRY_PREFIX, Retry
 from worker.intake.delays import JITTER, as_sent, due_in_s
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
@@ -55,8 +55,8 @@ def test_a_message_of_somebody_else_is_itself_and_due_at_once(missing: str) -> N
     found = waiting(SENT, NOW_MS + 5000)
     is_text = missing in ("topic", "reason")
     for content in (None, b"\xff") if is_text else (None, b"\xff", b"-1", b"1" * 19):
-        kept = [(name, value) for name, value in found.headers if name != PREFIX + missing]
-        added = [] if content is None else [(PREFIX + missing, content)]
+        kept = [(name, value) for name, value in found.headers if name != RETRY_PREFIX + missing]
+        added = [] if content is None else [(RETRY_PREFIX + missing, content)]
         strange = Record("jobs.code.retry.10s", 0, 7, None, b"", (*kept, *added), None)
         assert (as_sent(strange), due_in_s(strange, NOW)) == (strange, 0.0)
 

@@ -10,7 +10,7 @@ import pytest
 
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import MessageError
-from alphaloop.kafka.records import Record
+from alphaloop.kafka.offsets import Record
 from alphaloop.messages import ContentReference
 from alphaloop.settings import ClaimCheckSettings, TaskSettings, WorkerSettings
 from tests.fakes import FakeEngine

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from alphaloop.errors import BrokerError, FatalBrokerError
-from alphaloop.kafka.records import Record, TopicPartition
-from alphaloop.messages.retry import Retry
+from alphaloop.kafka.offsets import Record, TopicPartition
+from alphaloop.messages.headers import Retry
 from tests.fixtures.claimed import NOW
 from tests.fixtures.worker import until
 from worker.intake.buffer import Room

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.kafka.records import Record
+from alphaloop.kafka.offsets import Record
 from alphaloop.messages import Purpose
 from alphaloop.settings import TaskSettings, WorkerSettings
 from tests.fakes import FakeEngine

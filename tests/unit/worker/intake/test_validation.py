@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from alphaloop.errors import InvalidField, MessageError
-from alphaloop.kafka.records import Record
+from alphaloop.kafka.offsets import Record
 from alphaloop.settings import TaskSettings, WorkerSettings
 from tests.fakes import FakeEngine
 from worker.engine import Sampling

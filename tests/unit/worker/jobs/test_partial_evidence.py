@@ -13,7 +13,7 @@ from alphaloop.acceptance import PREFILL, AcceptanceCounts
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
-from alphaloop.kafka.records import Record
+from alphaloop.kafka.offsets import Record
 from alphaloop.messages import Purpose
 from alphaloop.store.decode_runs import Source
 from alphaloop.store.outcomes import Outcome

@@ -1,19 +1,106 @@
-"""What a consumer asks the broker of partitions and their offsets, again while a new broker cannot answer yet."""
+"""Records and partitions without the client library's types, and what a consumer asks the broker about offsets."""
 
 from __future__ import annotations
 
 import functools
+import logging
+import operator
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
-from alphaloop.kafka.conversion import theirs
-from alphaloop.kafka.errors import PASSING, broker_error
-from alphaloop.kafka.records import TopicPartition
+from alphaloop.kafka.client import PASSING, broker_error
+
+log = logging.getLogger(__name__)
+
+#: Memory that a record takes beside its bytes, and each of its headers: objects of Python, rounded up.
+_RECORD_OVERHEAD_BYTES: Final = 1024
+_HEADER_OVERHEAD_BYTES: Final = 192
+
+
+class TopicPartition(NamedTuple):
+    """One partition of one topic."""
+
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One message as the broker stored it. A header sent without a value arrives as empty bytes."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...]
+    timestamp_ms: int | None
+    #: About what the message takes in memory: key, value and headers, because any of them may be large.
+    num_bytes: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        num_bytes = _RECORD_OVERHEAD_BYTES + len(self.key or b"") + len(self.value or b"")
+        if self.headers:
+            num_bytes += sum(len(name) + len(content) + _HEADER_OVERHEAD_BYTES for name, content in self.headers)
+        object.__setattr__(self, "num_bytes", num_bytes)
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """Where the message lies."""
+        return TopicPartition(self.topic, self.partition)
+
+
+def ours(partitions: Iterable[ck.TopicPartition]) -> list[TopicPartition]:
+    """The client's partitions as ours, without offsets."""
+    return [TopicPartition(tp.topic, tp.partition) for tp in partitions]
+
+
+def theirs(partitions: Iterable[TopicPartition]) -> list[ck.TopicPartition]:
+    """Our partitions as the client takes them."""
+    return [ck.TopicPartition(tp.topic, tp.partition) for tp in partitions]
+
+
+#: A call from C, whose result Python checks. That of `message.headers()` is no longer checked once the interpreter has
+#: specialised the call (Python 3.11): the client's error would then be raised by whatever runs next.
+_read_headers: Final = operator.methodcaller("headers")
+
+
+def record_of(message: ck.Message) -> Record:
+    """A polled message without an error. Headers that the client cannot give are left out."""
+    kind, timestamp_ms = message.timestamp()
+    return Record(
+        topic=message.topic() or "",
+        partition=message.partition() or 0,
+        offset=message.offset() or 0,
+        key=_bytes(message.key()),
+        value=_bytes(message.value()),
+        headers=_headers(message),
+        timestamp_ms=None if kind == ck.TIMESTAMP_NOT_AVAILABLE else timestamp_ms,
+    )
+
+
+def _headers(message: ck.Message) -> tuple[tuple[str, bytes], ...]:
+    try:
+        # The client's stub also allows a mapping; headers that were read are always a list of pairs.
+        headers: Any = _read_headers(message)
+    except (SystemError, UnicodeDecodeError):
+        # The client gives none of the headers if the name of one is not UTF-8. The message itself can be read, and an
+        # error here would end every worker that polls it.
+        where = {"topic": message.topic(), "partition": message.partition(), "offset": message.offset()}
+        log.warning("headers left out: a name is not UTF-8", extra={"action": "headers_unreadable", **where})
+        return ()
+    return tuple((name, _bytes(value) or b"") for name, value in headers or ())
+
+
+def _bytes(value: str | bytes | None) -> bytes | None:
+    return value.encode() if isinstance(value, str) else value
+
 
 Answer = TypeVar("Answer")
 
@@ -26,7 +113,7 @@ _UNKNOWN: Final = frozenset(
 
 
 class OffsetQueries:
-    """Belongs to one consumer, and to the thread that polls it."""
+    """Asks again while a broker that just started cannot answer. Belongs to one consumer and its thread."""
 
     def __init__(self, client: ck.Consumer, timeout_s: float) -> None:
         self._client = client
