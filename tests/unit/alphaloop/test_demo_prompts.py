@@ -82,7 +82,7 @@ def test_sources_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
 def test_without_a_python_licence_the_packages_licences_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lib = tmp_path / "lib" / "python3.11"
     lib.mkdir(parents=True)
-    monkeypatch.setattr(prompts.sys, "base_prefix", str(tmp_path))
+    monkeypatch.setattr("alphaloop.demo.prompts.sys.base_prefix", str(tmp_path))
     clauses = licence_clauses(lib)
     assert sum(MIN_CHARS <= len(clause) <= MAX_CHARS for clause in clauses) >= 12
     assert len(set(clauses)) == len(clauses)
