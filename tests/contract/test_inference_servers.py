@@ -501,7 +501,7 @@ def test_the_models_of_a_server_are_listed() -> None:
     [
         ("vllm", "/version", {"version": "0.32.0"}, "0.32.0"),
         ("tensorrt_llm", "/version", {"version": "1.3.0"}, "1.3.0"),
-        ("sglang", "/server_info", {"version": "0.5.9", "model_path": "/models/smollm2"}, "0.5.9"),
+        ("sglang", "/server_info", {"version": "0.5.23", "model_path": "/models/smollm2"}, "0.5.23"),
         ("llama_cpp", "/props", {"build_info": "b8681-Debian", "total_slots": 2}, "b8681-Debian"),
         ("vllm", "/version", {"version": "\x1b[2J"}, None),
         ("vllm", "/version", {}, None),

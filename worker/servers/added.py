@@ -8,7 +8,7 @@ from typing import Final
 
 from alphaloop.server_kind import ServerKind
 from worker.servers import told
-from worker.servers.forms import LlamaTimings, Piece, SglangMeta, TensorrtSpeculation, VllmMetrics
+from worker.servers.forms import LlamaTimings, Piece, SglangDrafts, TensorrtSpeculation, VllmMetrics
 from worker.servers.told import Told
 
 
@@ -27,16 +27,15 @@ class Added:
 
     metrics: VllmMetrics | None = None
     timings: LlamaTimings | None = None
-    meta_info: SglangMeta | None = None
+    sglang: SglangDrafts | None = None
     speculative_decoding: TensorrtSpeculation | None = None
 
     def take(self, piece: Piece) -> None:
         """Keep what a piece has."""
         self.metrics = piece.metrics or self.metrics
         self.timings = piece.timings or self.timings
-        self.meta_info = (piece.sglext.spec_tokens_details if piece.sglext else None) or self.meta_info
+        self.sglang = (piece.sglext.spec_tokens_details if piece.sglext else None) or self.sglang
         for choice in piece.choices:
-            self.meta_info = choice.meta_info or self.meta_info
             self.speculative_decoding = choice.speculative_decoding or self.speculative_decoding
 
 
@@ -78,13 +77,13 @@ def _sglang(added: Added, num_tokens: int, num_draft_tokens: int | None) -> Told
 
     A tree of more tokens than k levels offers k tokens in a row, and its accepted ones are a path in it.
     """
-    found = added.meta_info
+    found = added.sglang
     if found is None or not found.spec_verify_ct:  # told of no round: nothing drafts, or it does not tell
         return told.NOTHING
-    num_rounds, num_proposed = found.spec_verify_ct, found.spec_num_proposed or 0
-    histogram = found.spec_histogram
+    num_rounds, num_proposed = found.spec_verify_ct, found.spec_num_proposed_drafts or 0
+    histogram = found.spec_correct_drafts_histogram
     if histogram is None:
-        return told.from_sums(num_proposed, found.spec_num_accepted or 0, num_tokens)
+        return told.from_sums(num_proposed, found.spec_num_correct_drafts or 0, num_tokens)
     num_drafted, rest = divmod(num_proposed, num_rounds)  # in each round
     k = num_drafted if num_draft_tokens is None else num_draft_tokens
     if rest or k > num_drafted or len(histogram) > k + 1:

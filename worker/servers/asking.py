@@ -58,7 +58,7 @@ def body_of(
         body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     if stream:
         body["stream_options"] = {"include_usage": True}
-    body |= _ADDED[kind](sampling) | _asking_for_counts(kind, job, stream=stream)
+    body |= _ADDED[kind](sampling) | _asking_for_counts(kind, job)
     if num_draft_tokens is not None:
         body["vllm_xargs"] = {**body.get("vllm_xargs", {}), NUM_DRAFT_TOKENS: num_draft_tokens}
     return body
@@ -83,16 +83,14 @@ def refuse_settings(kind: ServerKind, sampling: Sampling, *, drafts: bool) -> No
         _refuse("vLLM with drafts", {"min_p": sampling.min_p, "logit_bias": sampling.logit_bias})
 
 
-def _asking_for_counts(kind: ServerKind, job: Job, *, stream: bool) -> Body:
+def _asking_for_counts(kind: ServerKind, job: Job) -> Body:
     """What must be asked for, where a server's options alone do not make it tell; and the task, for look-up in vLLM."""
     if kind == "vllm":
         # Probes and controls repeat prompts: a server with our look-up shall not find their own earlier texts for them.
         told = {"vllm_xargs": {TASK: job.task}} if job.purpose == "traffic" else {}
         return {"return_token_ids": True} | told
     if kind == "sglang":
-        asked = {"return_spec_tokens_details": True}  # since 0.5.19; older ones do not look at it
-        # What older ones take, and what all refuse in a stream.
-        return asked | {"return_meta_info": True} if job.body.messages is not None and not stream else asked
+        return {"return_spec_tokens_details": True}
     return {}
 
 

@@ -23,7 +23,7 @@ _GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
 #: How a server is made to tell more.
 _HINTS: Final[dict[ServerKind, str]] = {
     "vllm": "if it speculates, start it with --enable-per-request-metrics --per-request-spec-decode-metrics detailed",
-    "sglang": "it does not speculate, or it is too old to count",
+    "sglang": "it does not speculate, or a proxy takes the counts out",
     "llama_cpp": "no timings came: is the server a llama.cpp?",
     "tensorrt_llm": "start it with `per_request_spec_decode_stats: true` in its --extra_llm_api_options",
     "openai": "a server of a known kind tells more: name its kind",

@@ -5,7 +5,6 @@ Cancelling the task that waits for a reply closes its connection, and servers ab
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -13,7 +12,7 @@ from contextlib import AsyncExitStack, aclosing
 from types import TracebackType
 from typing import Final, Self
 
-from alphaloop.errors import RequestRefused
+from alphaloop.errors import ConfigError, RequestRefused
 from alphaloop.messages import Job
 from alphaloop.server_kind import ServerKind
 from worker.engine import Sampling
@@ -22,8 +21,6 @@ from worker.servers.counters import Counters
 from worker.servers.endpoint import Endpoint
 from worker.servers.events import events
 from worker.servers.forms import ModelCard, ModelList, Piece, Tokenized, Version, read_form
-from worker.servers.generate import PATH as GENERATE_PATH
-from worker.servers.generate import GeneratedPieces, generate_body
 from worker.servers.http import Content, HttpSession
 from worker.servers.load_page import MAX_BYTES, load_url, num_present
 from worker.servers.reading import Reply, ReplyReader
@@ -37,8 +34,8 @@ _VERSION_PATHS: Final[Mapping[ServerKind, str]] = {
 }
 _VERSION: Final = re.compile(r"[\w.+-]{1,64}")
 _NUMBERS: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
-#: The first SGLang that tells of drafts in OpenAI's form, in streams too.
-_TELLS_IN_OPENAI_FORM: Final = (0, 5, 19)
+#: The first SGLang that reports drafts in OpenAI's form, in streams too.
+_FIRST_SGLANG: Final = (0, 5, 19)
 
 
 class ServerClient:
@@ -50,8 +47,6 @@ class ServerClient:
         # A page of metrics elsewhere does not see the server's key.
         self._metrics = self._http if endpoint.has_own_metrics else HttpSession(None, endpoint.limits)
         self._open = AsyncExitStack()
-        self._named: Version | None = None  #: an SGLang's, asked once
-        self._naming = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         for session in {self._http, self._metrics}:
@@ -73,29 +68,15 @@ class ServerClient:
     ) -> Reply:
         """The text of a job. With `on_text` it is streamed, and each piece of text handed over as it comes.
 
-        A chat of an old SGLang is streamed only where the job asks for it. `num_draft_tokens`: most tokens of a draft,
-        where the server follows a request in that (0: it decodes vanilla); None: as it was started.
+        `num_draft_tokens`: most tokens of a draft, where the server follows a request in that (0: it decodes vanilla);
+        None: as it was started.
 
         Raises PromptTooLong, InvalidField, or a ServerError.
         """
-        endpoint, old = self._endpoint, await self._old_sglang()
-        take: Callable[[bytes], Piece] = _taken
-        if old is not None and job.body.prompt is not None:
-            url = f"{endpoint.root}{GENERATE_PATH}"
-            body = generate_body(job.body.prompt, sampling, stream=on_text is not None)
-            take = GeneratedPieces(old.incremental_streaming_output).piece
-        else:
-            if old is not None and not job.body.stream:
-                on_text = None  # it tells of chats in whole replies alone
-            url = f"{endpoint.api}{path_of(job)}"
-            body = body_of(
-                endpoint.kind,
-                endpoint.model,
-                job,
-                sampling,
-                stream=on_text is not None,
-                num_draft_tokens=num_draft_tokens,
-            )
+        endpoint = self._endpoint
+        url = f"{endpoint.api}{path_of(job)}"
+        stream = on_text is not None
+        body = body_of(endpoint.kind, endpoint.model, job, sampling, stream=stream, num_draft_tokens=num_draft_tokens)
         reader = ReplyReader(
             endpoint.kind,
             endpoint.model,
@@ -106,9 +87,9 @@ class ServerClient:
         began = time.perf_counter()
         async with self._http.asked("POST", url, body) as content:
             if on_text is None:
-                reader.add(take(await content.whole()))
+                reader.add(_taken(await content.whole()))
             else:
-                await self._stream(content, reader, take, on_text, began)
+                await self._stream(content, reader, on_text, began)
         return reader.reply(time.perf_counter() - began)
 
     @property
@@ -120,14 +101,6 @@ class ServerClient:
     def must_stream(self) -> bool:
         """Whether only a stream tells when the first token came, and loses nothing that a whole reply tells."""
         return self._endpoint.kind in ("openai", "tensorrt_llm", "sglang")
-
-    @property
-    def sick(self) -> str | None:
-        """A server may always come back."""
-        return None
-
-    async def revive(self) -> None:
-        """Others start the server."""
 
     async def room_behind(self, job: Job) -> int | None:
         """Tokens that the context leaves behind the job's prompt; None where the server does not count for others.
@@ -167,48 +140,48 @@ class ServerClient:
             return read_form(ModelList, await content.whole()).data
 
     async def version(self) -> str | None:
-        """The server's version or build; None where it does not say. Raises errors as of a server that is away."""
-        found = await self._version()
-        name = (found.version or found.build_info or "") if found else ""
-        return name if _VERSION.fullmatch(name) else None
+        """The server's version or build; None where it does not say.
 
-    async def _version(self) -> Version | None:
+        Raises ConfigError for an SGLang that is too old, and errors as of a server that is away.
+        """
         path = _VERSION_PATHS.get(self._endpoint.kind)
         if path is None:
             return None
         try:
             async with self._http.asked("GET", f"{self._endpoint.root}{path}") as content:
-                return read_form(Version, await content.whole())
+                found = read_form(Version, await content.whole())
         except RequestRefused:  # a proxy lets only OpenAI's paths through
             return None
-
-    async def _old_sglang(self) -> Version | None:
-        """What an SGLang says of itself that tells of drafts in `/generate` alone; None of every other server."""
-        if self._endpoint.kind != "sglang":
-            return None
-        async with self._naming:
-            if self._named is None:
-                self._named = await self._version() or Version()
-        numbers = _NUMBERS.match(self._named.version or "")
-        is_old = numbers is not None and tuple(map(int, numbers.groups())) < _TELLS_IN_OPENAI_FORM
-        return self._named if is_old else None
+        name = found.version or found.build_info or ""
+        if self._endpoint.kind == "sglang":
+            _refuse_old_sglang(name)
+        return name if _VERSION.fullmatch(name) else None
 
     async def _stream(
         self,
         content: Content,
         reader: ReplyReader,
-        take: Callable[[bytes], Piece],
         on_text: Callable[[str], None],
         began: float,
     ) -> None:
         found = events(content.chunks(), max_event_bytes=self._endpoint.limits.max_event_bytes)
         async with aclosing(found):
             async for data in found:
-                if text := reader.add(take(data)):
+                if text := reader.add(_taken(data)):
                     if reader.first_text_s is None:
                         reader.first_text_s = time.perf_counter() - began
                     on_text(text)
         await content.end()
+
+
+def _refuse_old_sglang(version: str) -> None:
+    numbers = _NUMBERS.match(version)
+    if numbers is not None and tuple(map(int, numbers.groups())) < _FIRST_SGLANG:
+        raise ConfigError(
+            f"expected SGLang {'.'.join(map(str, _FIRST_SGLANG))} or newer, found {numbers.group()}",
+            hint="older ones do not report drafts in OpenAI's form: update the server, or name it with "
+            'kind = "openai" and without a drafter',
+        )
 
 
 def _taken(content: bytes) -> Piece:

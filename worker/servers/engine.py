@@ -22,7 +22,7 @@ from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Samplin
 from worker.sampling import SamplingDefaults
 from worker.served import FailedRequest
 from worker.servers.arrivals import Arrivals
-from worker.servers.connecting import client_of
+from worker.servers.client import ServerClient
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 from worker.servers.load_watch import LoadWatch
@@ -57,8 +57,8 @@ class ServerEngine:
     ) -> None:
         """`known`: what each endpoint is; one that comes back as another server is out.
 
-        `num_slots`: most jobs at once; all that the endpoints take unless given. `thread`: where endpoints inside this
-        process were started; the engine ends it.
+        `num_slots`: most jobs at once; all that the endpoints take unless given. `thread`: runs the event loop; the
+        engine ends it.
         """
         self._identity, self._servers, self._fleet, self._clock = identity, tuple(servers), fleet, clock
         self._tokens = TokenEstimate()
@@ -69,7 +69,7 @@ class ServerEngine:
         self._num_slots = most if num_slots is None else min(num_slots, most)
         self._thread = thread or LoopThread("servers")
         self._clients = {
-            server.name: client_of(server.endpoint, context_length=server.context_length) for server in servers
+            server.name: ServerClient(server.endpoint, context_length=server.context_length) for server in servers
         }
         self._sending = Sending(
             self._clients,
@@ -150,12 +150,8 @@ class ServerEngine:
     def step(self) -> Step:
         """What came from the servers since the last step; waits a little if nothing did.
 
-        Raises EngineSick where an endpoint inside this process cannot decode any more, and where all endpoints came
-        back as other servers.
+        Raises EngineSick where all endpoints came back as other servers.
         """
-        for client in self._clients.values():
-            if client.sick is not None:
-                raise EngineSick(client.sick)
         if (told := self._fleet.all_retired()) is not None:
             raise EngineSick(f"no inference server is left: {told}", hint="the worker's next start takes them in anew")
         began = self._clock()

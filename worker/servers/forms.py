@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from alphaloop.errors import ReplyInvalid
 
@@ -44,29 +44,19 @@ class Said(Form):
     reasoning_content: str | None = None
 
 
-class SglangMeta(Form):
-    """What SGLang says of drafts, under its names of today and of before 0.5.10.
-
-    It is `sglext.spec_tokens_details` of a reply, since 0.5.19; `meta_info` of a choice in a chat that is not streamed;
-    and `meta_info` of `/generate`.
-    """
+class SglangDrafts(Form):
+    """What SGLang says of drafts, with `return_spec_tokens_details`."""
 
     spec_verify_ct: Count | None = None
-    spec_num_accepted: Count | None = Field(
-        None, validation_alias=AliasChoices("spec_num_correct_drafts", "spec_accept_token_num")
-    )
-    spec_num_proposed: Count | None = Field(
-        None, validation_alias=AliasChoices("spec_num_proposed_drafts", "spec_draft_token_num")
-    )
-    spec_histogram: tuple[Count, ...] | None = Field(
-        None, validation_alias=AliasChoices("spec_correct_drafts_histogram", "spec_accept_histogram")
-    )
+    spec_num_correct_drafts: Count | None = None
+    spec_num_proposed_drafts: Count | None = None
+    spec_correct_drafts_histogram: tuple[Count, ...] | None = None
 
 
 class SglangExtension(Form):
     """SGLang's `sglext`; no `spec_tokens_details` where nothing drafts."""
 
-    spec_tokens_details: SglangMeta | None = None
+    spec_tokens_details: SglangDrafts | None = None
 
 
 class TensorrtSpeculation(Form):
@@ -87,7 +77,6 @@ class Choice(Form):
     delta: Said | None = None
     finish_reason: str | None = None
     token_ids: tuple[Count, ...] | None = None  #: vLLM's, asked for with `return_token_ids`
-    meta_info: SglangMeta | None = None
     speculative_decoding: TensorrtSpeculation | None = None
 
     @property
@@ -196,7 +185,6 @@ class Version(Form):
 
     version: str | None = None
     build_info: str | None = None
-    incremental_streaming_output: bool | None = None  #: of SGLang
 
 
 class Tokenized(Form):

@@ -13,7 +13,6 @@ from typing import Final
 
 from alphaloop.errors import AlphaloopError, ServerSilent, ServerUnavailable, ServerUnreachable
 from worker.servers.client import ServerClient
-from worker.servers.endpoint_client import EndpointClient
 from worker.servers.fleet_load import FleetLoad
 from worker.servers.server import Server
 
@@ -32,14 +31,14 @@ class LoadWatch:
     def __init__(
         self,
         servers: Sequence[Server],
-        clients: Mapping[str, EndpointClient],
+        clients: Mapping[str, ServerClient],
         load: FleetLoad,
         *,
         clock: Callable[[], float],
         every_s: float = EVERY_S,
     ) -> None:
         has_choice = len({route for server in servers for route in server.routes}) > 1
-        self._clients = {name: one for name, one in clients.items() if isinstance(one, ServerClient) and has_choice}
+        self._clients = dict(clients) if has_choice else {}
         self._load, self._clock, self._every_s = load, clock, every_s
         self._failing: set[str] = set()
 

@@ -1,13 +1,11 @@
-"""From settings to the engine that sends jobs to endpoints: every one is asked what it serves, or started here."""
+"""From settings to the engine that sends jobs to endpoints: every one is asked what it serves."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import logging
 import random
-import socket
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,19 +13,16 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from alphaloop.engine_identity import SERVERS, EngineIdentity
-from alphaloop.errors import AlphaloopError, ConfigError, EngineSick, ModelNotServed, ServerError
+from alphaloop.errors import AlphaloopError, ConfigError, ModelNotServed, ServerError
 from alphaloop.server_identity import ServerIdentity
 from alphaloop.settings.endpoint import EndpointSettings
-from alphaloop.settings.in_process import InProcessSettings
-from alphaloop.settings.models import AnyEndpointSettings, ModelSettings
+from alphaloop.settings.models import ModelSettings
 from alphaloop.store.server_identities import ServerIdentityStore
 from worker.servers.client import ServerClient
-from worker.servers.connecting import AnyEndpoint, identity_of
 from worker.servers.endpoint import Endpoint
 from worker.servers.engine import ServerEngine
 from worker.servers.fleet import Fleet
-from worker.servers.in_process.client import Start, VllmClient
-from worker.servers.in_process.library import start_vllm
+from worker.servers.identity import ask_identity
 from worker.servers.lives import NamedServers, name_servers, name_unstored
 from worker.servers.loop_thread import LoopThread
 from worker.servers.server import Server
@@ -46,16 +41,14 @@ def open_server_engine(
     *,
     identities: ServerIdentityStore | None = None,
     num_slots: int | None = None,
-    start: Start = start_vllm,
 ) -> ServerEngine:
     """Ask every endpoint what it is, and build the engine over those that answer; the others are tested again later.
 
     `identities` has what endpoints were in earlier lives; without it every life is the first. `num_slots`: most jobs at
-    once; all that the endpoints take unless given. `start` starts vLLM in this process. Raises ConfigError where an
-    endpoint does not serve what the settings say, or another model than the others, ServerError where none answers,
-    EngineSick where vLLM does not start here, and StoreError.
+    once; all that the endpoints take unless given. Raises ConfigError where an endpoint does not serve what the
+    settings say, or another model than the others, ServerError where none answers, and StoreError.
     """
-    endpoints = {name: _endpoint(name, settings, start) for name, settings in models.endpoints.items()}
+    endpoints = {name: Endpoint.of(settings) for name, settings in models.endpoints.items()}
     thread = LoopThread("servers")
     try:
         most = {name: settings.max_requests for name, settings in models.endpoints.items()}
@@ -77,68 +70,34 @@ def open_server_engine(
                 fleet.failed(name, error)
         return ServerEngine(identity, servers, fleet, known=found, num_slots=num_slots, thread=thread)
     except BaseException:
-        thread.wait_for(_close(endpoints))
         thread.close()
         raise
 
 
-def _endpoint(name: str, settings: AnyEndpointSettings, start: Start) -> AnyEndpoint:
-    if isinstance(settings, InProcessSettings):
-        return VllmClient(name, settings, start=start)
-    return Endpoint.of(settings)
-
-
 async def _ask_all(
-    endpoints: Mapping[str, AnyEndpoint], max_requests: Mapping[str, int]
+    endpoints: Mapping[str, Endpoint], max_requests: Mapping[str, int]
 ) -> tuple[dict[str, ServerIdentity], dict[str, ServerError]]:
-    """What each endpoint said, and why the others did not. Raises ConfigError and EngineSick.
-
-    Servers are asked first, because a mistake shows there at once. vLLM here starts one engine after the other: each
-    measures which memory is free.
-    """
-    servers = {name: one for name, one in endpoints.items() if not isinstance(one, VllmClient)}
-    asked = (identity_of(one, max_requests=max_requests[name]) for name, one in servers.items())
+    """What each endpoint said, and why the others did not. Raises ConfigError."""
+    asked = (ask_identity(one, max_requests=max_requests[name]) for name, one in endpoints.items())
     answers = await asyncio.gather(*asked, return_exceptions=True)
     found: dict[str, ServerIdentity] = {}
     missing: dict[str, ServerError] = {}
-    for name, answer in zip(servers, answers, strict=True):
+    for name, answer in zip(endpoints, answers, strict=True):
         if isinstance(answer, ServerIdentity):
             found[name] = answer
         elif isinstance(answer, ConfigError | ModelNotServed):
-            raise ConfigError(f"models.endpoints.{name}.model: {answer.message}", hint=answer.hint) from answer
+            raise ConfigError(f"models.endpoints.{name}: {answer.message}", hint=answer.hint) from answer
         elif isinstance(answer, ServerError):
             missing[name] = answer
         else:
             raise answer
-    for name, one in endpoints.items():
-        if isinstance(one, VllmClient):
-            found[name] = await _start(name, one)
-    return {name: found[name] for name in endpoints if name in found}, missing
-
-
-async def _start(name: str, vllm: VllmClient) -> ServerIdentity:
-    try:
-        await vllm.start()
-        return await vllm.identity()
-    except ConfigError as error:
-        raise ConfigError(f"models.endpoints.{name}: {error.message}", hint=error.hint) from error
-    except ServerError as error:
-        raise EngineSick(f"models.endpoints.{name}: {error.message}", hint=error.hint) from error
-
-
-async def _close(endpoints: Mapping[str, AnyEndpoint]) -> None:
-    """End what was started here."""
-    for one in endpoints.values():
-        if isinstance(one, VllmClient):
-            await one.__aexit__(None, None, None)
+    return found, missing
 
 
 async def _why_not_switching(models: ModelSettings, found: Mapping[str, ServerIdentity]) -> dict[str, str]:
     """Of the endpoints that shall switch drafts and answer: why one cannot, in words."""
     asked = {
-        name: settings
-        for name, settings in models.endpoints.items()
-        if isinstance(settings, EndpointSettings) and settings.switches_drafts and name in found
+        name: settings for name, settings in models.endpoints.items() if settings.switches_drafts and name in found
     }
     answers = await asyncio.gather(*(_why_not(settings, found[name].model) for name, settings in asked.items()))
     return {name: told for name, told in zip(asked, answers, strict=True) if told is not None}
@@ -169,10 +128,10 @@ def _extra(name: str) -> dict[str, str]:
 
 
 def _server(
-    models: ModelSettings, name: str, endpoint: AnyEndpoint, found: ServerIdentity | None, identity: EngineIdentity
+    models: ModelSettings, name: str, endpoint: Endpoint, found: ServerIdentity | None, identity: EngineIdentity
 ) -> Server:
     settings = models.endpoints[name]
-    if isinstance(endpoint, Endpoint) and found is not None:
+    if found is not None:
         endpoint = replace(endpoint, model=found.model)
     length = (found.context_length if found else None) or identity.context_length
     server = found.server if found else settings.kind
@@ -184,27 +143,17 @@ def _server(
     return Server(name, endpoint, drafter or None, settings.max_requests, length, settings.switches_drafts)
 
 
-def _identity(models: ModelSettings, named: NamedServers, endpoints: Mapping[str, AnyEndpoint]) -> EngineIdentity:
+def _identity(models: ModelSettings, named: NamedServers, endpoints: Mapping[str, Endpoint]) -> EngineIdentity:
     """Of all endpoints together: they serve one model."""
     target = models.target
-    hosts = {
-        socket.gethostname() if isinstance(one, VllmClient) else urlsplit(one.url).netloc for one in endpoints.values()
-    }
-    addresses = "\n".join(sorted(f"{name} {_address(one)}" for name, one in endpoints.items()))
-    kind = SERVERS if any(isinstance(one, Endpoint) for one in endpoints.values()) else "vllm inside "
+    hosts = {urlsplit(one.url).netloc for one in endpoints.values()}
+    addresses = "\n".join(sorted(f"{name} {one.url}" for name, one in endpoints.items()))
     return EngineIdentity(
         engine=named.engine[:_MOST_NAME_CHARS],
         target=target.name,
         target_revision=target.revision or named.target_revision,
         dtype=target.dtype,
-        device=f"{kind}{hashlib.sha256(addresses.encode()).hexdigest()[:_HASH_CHARS]}",
+        device=f"{SERVERS}{hashlib.sha256(addresses.encode()).hexdigest()[:_HASH_CHARS]}",
         context_length=named.context_length or _UNKNOWN_CONTEXT,
         host=",".join(sorted(hosts))[:_MOST_NAME_CHARS],
     )
-
-
-def _address(endpoint: AnyEndpoint) -> str:
-    """Where its costs were measured: an address, or a device here and how vLLM uses it."""
-    if isinstance(endpoint, Endpoint):
-        return endpoint.url
-    return f"{endpoint.device} {json.dumps(endpoint.settings.engine_args(), sort_keys=True, default=str)}"

@@ -19,7 +19,6 @@ from worker.engine import TokenDelta
 from worker.served import FailedRequest
 from worker.servers.client import ServerClient
 from worker.servers.counting import Counting
-from worker.servers.endpoint_client import EndpointClient
 from worker.servers.fleet import Fleet
 from worker.servers.places import Flight
 from worker.servers.preparing import TokenEstimate
@@ -43,7 +42,7 @@ class Sending:
 
     def __init__(
         self,
-        clients: Mapping[str, EndpointClient],
+        clients: Mapping[str, ServerClient],
         drafters: Mapping[str, DrafterState | None],
         fleet: Fleet,
         tests: Tests,
@@ -65,7 +64,7 @@ class Sending:
         self._told = InLine()
         self._on_their_way: set[Request] = set()
         self._tests = tests
-        self._counting = Counting({name: one for name, one in clients.items() if isinstance(one, ServerClient)})
+        self._counting = Counting(clients)
 
     def put(self, request: Request) -> None:
         """Let it wait for its endpoint; a job that left after a failure goes on as it would have here."""

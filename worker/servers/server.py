@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.server_kind import ServerKind
-from worker.servers.connecting import AnyEndpoint
+from worker.servers.endpoint import Endpoint
 from worker.servers.fleet_member import FleetEndpoint
 
 
@@ -16,7 +16,7 @@ class Server:
     """An endpoint of the fleet."""
 
     name: str
-    endpoint: AnyEndpoint
+    endpoint: Endpoint
     drafter: DrafterState | None  #: what drafts there
     max_requests: int  #: at once
     context_length: int

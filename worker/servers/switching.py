@@ -10,7 +10,7 @@ from typing import Final
 
 from alphaloop.messages import Body, Job, Purpose
 from worker.engine import Sampling
-from worker.servers.endpoint_client import EndpointClient
+from worker.servers.client import ServerClient
 from worker.servers.reading import Reply
 
 #: It repeats itself, so that a drafter that looks texts up has something to draft.
@@ -21,7 +21,7 @@ _JOB: Final = Job(
 _SAMPLING: Final = Sampling(max_tokens=24, temperature=0.0)
 
 
-async def why_not(client: EndpointClient) -> str | None:
+async def why_not(client: ServerClient) -> str | None:
     """Why the server cannot be asked for a text without drafts, in words; None: it can. Raises what a request does."""
     drafting = await client.complete(_JOB, _SAMPLING)
     if drafting.told.granularity == "nothing":

@@ -11,9 +11,9 @@ from alphaloop.errors import AlphaloopError, ServerFailed, ServerSilent, reason_
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.server_identity import ServerIdentity, differs, told_apart
 from worker.engine import Sampling
-from worker.servers.connecting import identity_of
-from worker.servers.endpoint_client import EndpointClient
+from worker.servers.client import ServerClient
 from worker.servers.fleet import Fleet
+from worker.servers.identity import ask_identity
 from worker.servers.server import Server
 from worker.servers.switching import why_not
 
@@ -30,7 +30,7 @@ class Tests:
 
     def __init__(
         self,
-        clients: Mapping[str, EndpointClient],
+        clients: Mapping[str, ServerClient],
         servers: Mapping[str, Server],
         fleet: Fleet,
         known: Mapping[str, ServerIdentity],
@@ -65,8 +65,6 @@ class Tests:
     async def _test(self, name: str) -> AlphaloopError | None:
         was_down = self._is_down(name)
         try:
-            if was_down:
-                await self._clients[name].revive()
             await _is_well(self._clients[name])
             # A request may have found it gone meanwhile, and another server may have answered.
             was_down = was_down or self._is_down(name)
@@ -111,7 +109,7 @@ class Tests:
         either.
         """
         server = self._servers[name]
-        found = await identity_of(server.endpoint, max_requests=server.max_requests)
+        found = await ask_identity(server.endpoint, max_requests=server.max_requests)
         if (before := self._known.get(name)) is not None:
             return differs(before, found)
         first = next(iter(self._known.values()), found)
@@ -124,7 +122,7 @@ def _extra(name: str, action: str = "server_changed") -> dict[str, str]:
     return {"action": action, "endpoint": name}
 
 
-async def _is_well(client: EndpointClient) -> None:
+async def _is_well(client: ServerClient) -> None:
     """Return when the server has decoded the text. Raises ServerError."""
     try:
         async with asyncio.timeout(_MOST_S):

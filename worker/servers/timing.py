@@ -15,7 +15,7 @@ from typing import Final
 from alphaloop.errors import AlphaloopError, DecodeFailed
 from alphaloop.messages import Body, Job, Purpose
 from worker.engine import Generation, Sampling
-from worker.servers.endpoint_client import EndpointClient
+from worker.servers.client import ServerClient
 from worker.servers.loop_thread import LoopThread
 from worker.servers.served_text import Sent, generation_of
 from worker.servers.server import Server
@@ -28,7 +28,7 @@ _MOST_S: Final = 300.0  #: for the requests of one measurement
 class Timing:
     """Asks the first endpoint of each route. One thread owns it; the requests run on the event loop's."""
 
-    def __init__(self, servers: Sequence[Server], clients: Mapping[str, EndpointClient], thread: LoopThread) -> None:
+    def __init__(self, servers: Sequence[Server], clients: Mapping[str, ServerClient], thread: LoopThread) -> None:
         self._clients, self._thread = clients, thread
         self._by_drafter: dict[str | None, Server] = {}
         for server in servers:

@@ -82,13 +82,6 @@ def test_every_setting_is_passed_on(kind: ServerKind) -> None:
 def test_counts_are_asked_for_where_they_must_be() -> None:
     assert asked("vllm")["return_token_ids"] is True
     assert asked("sglang")["return_spec_tokens_details"] is True
-    assert asked("sglang", is_chat=True)["return_meta_info"] is True
-
-
-@pytest.mark.parametrize(("stream", "is_chat"), [(True, True), (True, False), (False, False)])
-def test_sglang_is_asked_for_all_of_meta_info_only_where_it_takes_the_question(stream: bool, is_chat: bool) -> None:
-    body = asked("sglang", stream=stream, is_chat=is_chat)
-    assert (body["return_spec_tokens_details"], "return_meta_info" in body) == (True, False)
 
 
 @pytest.mark.parametrize(

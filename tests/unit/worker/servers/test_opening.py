@@ -51,6 +51,6 @@ def test_without_any_server_the_start_waits() -> None:
 def test_a_model_that_is_not_served_is_a_mistake_of_the_settings() -> None:
     with (
         serving(ServedEngine(FakeEngine())) as server,
-        pytest.raises(ConfigError, match=r"models\.endpoints\.plain\.model: .* found fake"),
+        pytest.raises(ConfigError, match=r"models\.endpoints\.plain: .*'another' .* found fake"),
     ):
         open_server_engine(models(plain={"url": server.url, "model": "another"}))

@@ -44,10 +44,10 @@ def test_a_server_that_was_away_while_it_was_tested_has_to_be_the_same(
 ) -> None:
     """Who was never away is not asked what it is: that takes sixteen texts."""
 
-    async def identity_of(*_: object, **__: object) -> ServerIdentity:
+    async def ask_identity(*_: object, **__: object) -> ServerIdentity:
         return ServerIdentity(f"vllm-{version}", "m", None, 4096, ())
 
-    monkeypatch.setattr("worker.servers.testing.identity_of", identity_of)
+    monkeypatch.setattr("worker.servers.testing.ask_identity", ask_identity)
     server = Server("plain", ENDPOINT, None, 8, 4096)
     fleet = Fleet([server.as_fleet_endpoint()], clock=Clock(), rng=Random(0))
 
@@ -92,14 +92,13 @@ def test_a_server_that_was_away_at_the_start_has_to_have_the_model_of_the_others
     def identity(text: str) -> ServerIdentity:
         return ServerIdentity("vllm-0.32.0", "m", None, 4096, (Answer(text, {text: -0.1, "green": -3.0}),) * 16)
 
-    async def identity_of(*_: object, **__: object) -> ServerIdentity:
+    async def ask_identity(*_: object, **__: object) -> ServerIdentity:
         return identity(late_text)
 
     class Well:
         async def complete(self, *_: object) -> None: ...
-        async def revive(self) -> None: ...
 
-    monkeypatch.setattr("worker.servers.testing.identity_of", identity_of)
+    monkeypatch.setattr("worker.servers.testing.ask_identity", ask_identity)
     server = Server("late", ENDPOINT, None, 8, 4096)
     fleet = Fleet([server.as_fleet_endpoint()], clock=Clock(), rng=Random(0))
     fleet.failed("late", ServerUnreachable())
