@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from alphaloop.messages.text import TaskName
-from alphaloop.server_kind import ServerKind
+from alphaloop.server_identity import ServerKind
 from alphaloop.settings.section import Section
 
 EXAMPLE: Final = "http://localhost:8000/v1"

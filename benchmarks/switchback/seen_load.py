@@ -10,7 +10,7 @@ from typing import Final
 from worker.served import ServerLoad
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import FleetEndpoint
-from worker.servers.places import Flight
+from worker.servers.load import Flight
 
 _NAMES: Final = ("vanilla", "speculative")  #: by whether a server speculates
 _MOST: Final = 100_000  #: requests at a server: never the limit here

@@ -24,8 +24,8 @@ from tests.fixtures.models import make_job
 from tests.fixtures.server_replies import PROMPT, SGLANG_DETAILS, TEXT
 from worker.engine import Sampling
 from worker.servers.client import ServerClient
-from worker.servers.endpoint import Endpoint
-from worker.servers.reading import Reply
+from worker.servers.http import Endpoint
+from worker.servers.replies import Reply
 
 GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
 NEW: Final = "0.5.19"
@@ -60,7 +60,7 @@ def asked(
 
 
 def counted(reply: Reply) -> tuple[str, int, int, tuple[int, ...]]:
-    told = reply.told
+    told = reply.drafts
     assert told.counts is not None, told.doubt
     return told.granularity, told.num_proposed, told.num_accepted, told.counts.accepts
 
@@ -126,8 +126,8 @@ def test_a_list_that_ends_at_the_longest_accepted_is_a_list_of_k() -> None:
     """Texts none of whose drafts was accepted whole count like others: α would be too high without them."""
     reply, _ = asked(NEW, details([16, 2, 1], 76, 19))
     assert counted(reply) == ("lengths", 76, 4, (3, 1, 0, 0))
-    assert reply.told.counts is not None
-    assert reply.told.counts.trials == (19, 3, 1, 0)
+    assert reply.drafts.counts is not None
+    assert reply.drafts.counts.trials == (19, 3, 1, 0)
 
 
 @pytest.mark.parametrize("k", [3, None])
@@ -142,14 +142,14 @@ def test_a_tree_counts_by_level_where_its_depth_is_known(k: int | None) -> None:
 )
 def test_drafts_of_another_length_than_was_said_are_doubted(histogram: list[int], num_proposed: int, k: int) -> None:
     reply, _ = asked(NEW, details(histogram, num_proposed, sum(histogram)), k=k)
-    assert reply.told.counts is None
-    assert reply.told.doubt is not None
-    assert f"drafts are not of {k} tokens" in reply.told.doubt
+    assert reply.drafts.counts is None
+    assert reply.drafts.doubt is not None
+    assert f"drafts are not of {k} tokens" in reply.drafts.doubt
 
 
 def test_a_server_that_tells_of_no_round_tells_nothing() -> None:
     """It cannot be told from one that does not count: nothing says then that nothing was accepted."""
-    assert asked(NEW, whole(server_replies.openai()))[0].told.granularity == "nothing"
+    assert asked(NEW, whole(server_replies.openai()))[0].drafts.granularity == "nothing"
 
 
 FAILURES: Final[dict[str, tuple[Answer, type[AlphaloopError]]]] = {

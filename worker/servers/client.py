@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final, Self
 
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import ConfigError, RequestRefused
 from alphaloop.messages import Job
-from alphaloop.server_kind import ServerKind
+from alphaloop.server_identity import ServerKind
 from worker.engine import Sampling
-from worker.servers.asking import body_of, path_of, tokenize_body_of
-from worker.servers.counters import Counters
-from worker.servers.endpoint import Endpoint
-from worker.servers.events import events
-from worker.servers.forms import ModelCard, ModelList, Piece, Tokenized, Version, read_form
-from worker.servers.http import Content, HttpSession
-from worker.servers.load_page import MAX_BYTES, load_url, num_present
-from worker.servers.reading import Reply, ReplyReader
-from worker.servers.refusals import of_piece
+from worker.servers.fleet_member import FleetEndpoint
+from worker.servers.http import Content, Endpoint, HttpSession, events, of_piece
+from worker.servers.replies import ModelCard, ModelList, Piece, Reply, ReplyReader, Tokenized, Version, read_form
+from worker.servers.request_body import body_of, path_of, tokenize_body_of
 
 _VERSION_PATHS: Final[Mapping[ServerKind, str]] = {
     "vllm": "/version",
@@ -32,6 +29,7 @@ _VERSION_PATHS: Final[Mapping[ServerKind, str]] = {
     "tensorrt_llm": "/version",
     "llama_cpp": "/props",
 }
+_MOST_PAGE_BYTES: Final = 8 << 20
 _VERSION: Final = re.compile(r"[\w.+-]{1,64}")
 _NUMBERS: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 #: The first SGLang that reports drafts in OpenAI's form, in streams too.
@@ -114,25 +112,14 @@ class ServerClient:
             found = read_form(Tokenized, await content.whole())
         return found.max_model_len - found.count
 
-    async def counters(self) -> Counters:
-        """What the page of metrics says; the endpoint has its address. Raises ServerError."""
-        url = self._endpoint.metrics_url
-        if url is None:
-            raise RuntimeError("an endpoint without an address of metrics has no counters")
-        async with self._metrics.asked("GET", url) as content:
-            return Counters.of_page((await content.whole()).decode(errors="replace"))
+    async def page(self, url: str) -> bytes:
+        """A page outside OpenAI's form, nothing of one that is too long. Raises ServerError.
 
-    async def num_present(self) -> int | None:
-        """Requests that run or wait there now, whoever sent them; None of a server that has no page for it.
-
-        Raises ServerError, which is RequestRefused where the page was not turned on.
+        RequestRefused says that the server has no such page, or that it was not turned on.
         """
-        endpoint = self._endpoint
-        if (url := load_url(endpoint)) is None:
-            return None
-        session = self._metrics if url == endpoint.metrics_url else self._http
+        session = self._metrics if url == self._endpoint.metrics_url else self._http
         async with session.asked("GET", url) as content:
-            return num_present(endpoint, await content.at_most(MAX_BYTES))
+            return await content.at_most(_MOST_PAGE_BYTES)
 
     async def models(self) -> tuple[ModelCard, ...]:
         """What the server lists at /models."""
@@ -190,3 +177,46 @@ def _taken(content: bytes) -> Piece:
     if piece.error is not None:
         raise of_piece(piece.error)
     return piece
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceServer:
+    """An endpoint of the fleet."""
+
+    name: str
+    endpoint: Endpoint
+    drafter: DrafterState | None  #: what drafts there
+    max_requests: int  #: at once
+    context_length: int
+    switches_drafts: bool = False  #: whether it drafts as each request asks, so many tokens or none
+
+    @property
+    def kind(self) -> ServerKind:
+        """The endpoint's."""
+        return self.endpoint.kind
+
+    @property
+    def drafter_name(self) -> str | None:
+        """The route: replicas of one have the same."""
+        return self.drafter.name if self.drafter else None
+
+    @property
+    def routes(self) -> tuple[str | None, ...]:
+        """Drafters that a request may have here; None: vanilla."""
+        return (self.drafter_name, None) if self.switches_drafts else (self.drafter_name,)
+
+    def as_fleet_endpoint(self) -> FleetEndpoint:
+        """As the fleet routes to it."""
+        k = self.drafter.max_draft_tokens if self.drafter else 0
+        return FleetEndpoint(self.name, self.drafter_name, k, self.max_requests, self.switches_drafts)
+
+
+def drafters_of(servers: Sequence[InferenceServer], obeys: Callable[[str], bool]) -> tuple[DrafterState, ...]:
+    """What drafts at the servers, each once; of one length where any of its servers does not draft as requests ask."""
+    found: dict[str, DrafterState] = {}
+    for server in servers:
+        if (drafter := server.drafter) is not None:
+            found.setdefault(drafter.name, drafter)
+            if not obeys(server.name):
+                found[drafter.name] = replace(drafter, least_draft_tokens=drafter.max_draft_tokens)
+    return tuple(found.values())

@@ -13,12 +13,17 @@ from collections.abc import Callable, Collection, Sequence
 from random import Random
 
 from alphaloop.errors import AlphaloopError, ModelNotServed, RequestKillsServer
-from worker.servers.alone import ASKS_AGAIN_S, Alone
-from worker.servers.deaths import Deaths
-from worker.servers.fleet_load import FleetLoad
 from worker.servers.fleet_member import EndpointStatus, FleetEndpoint, Member, SuspectCounts
-from worker.servers.places import Flight, Landing
-from worker.servers.suspicion import DEATHS_ALONE_TO_BLAME, Suspicion, Verdict, needs_test
+from worker.servers.health import (
+    ASKS_AGAIN_S,
+    DEATHS_ALONE_TO_BLAME,
+    Alone,
+    Deaths,
+    FailureVerdict,
+    Suspicion,
+    needs_test,
+)
+from worker.servers.load import FleetLoad, Flight, Landing
 
 
 class Fleet:
@@ -137,7 +142,7 @@ class Fleet:
 
     def judge(
         self, job_id: str, flight: Flight, error: AlphaloopError, test: AlphaloopError | None = None
-    ) -> Verdict | None:
+    ) -> FailureVerdict | None:
         """What happens to a job whose request failed, after `failed`.
 
         Where `needs_test` said so, after the next `tested` of that endpoint, whose error `test` is; None: it passed.
@@ -150,7 +155,7 @@ class Fleet:
         self._num_killers += verdict is not None and isinstance(verdict.error, RequestKillsServer)
         return verdict
 
-    def standing(self, job_id: str) -> Verdict | None:
+    def standing(self, job_id: str) -> FailureVerdict | None:
         """How a job goes on that failed here, left to be sent again, and is back; None of one that never failed."""
         return self._suspicion.standing(job_id)
 

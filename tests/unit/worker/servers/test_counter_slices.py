@@ -8,8 +8,7 @@ from random import Random
 import pytest
 
 from worker.served import SliceCounts
-from worker.servers.counter_slices import Answered, CounterSlices, Due, SliceKey
-from worker.servers.counters import Counters
+from worker.servers.counters import Answered, Counters, CounterSlices, SliceEnd, SliceKey
 
 K = 2
 
@@ -41,7 +40,7 @@ class World:
     ours: list[Asked] = field(default_factory=list)
     others: list[Asked] = field(default_factory=list)
     late: list[Asked] = field(default_factory=list)  #: answered, and not counted in full
-    due: list[tuple[Due, tuple[Asked, ...]]] = field(default_factory=list)
+    due: list[tuple[SliceEnd, tuple[Asked, ...]]] = field(default_factory=list)
     since_idle: list[Asked] = field(default_factory=list)  #: of ours, those of the slice that runs
     counters: Counters = field(default_factory=lambda: Counters(0, 0, 0, 0, (0,) * K))
     num_told: int = 0
@@ -159,7 +158,7 @@ def settled(slices: CounterSlices, counters: Counters = Counters(0, 0, 0, 0, (0,
     assert slices.read(due, counters) is None
 
 
-def run(slices: CounterSlices, keys: list[SliceKey], num_prompt_tokens: int = 5) -> Due | None:
+def run(slices: CounterSlices, keys: list[SliceKey], num_prompt_tokens: int = 5) -> SliceEnd | None:
     for one in keys:
         slices.began(one)
     dues = [slices.ended(Answered(num_prompt_tokens, 4)) for _ in keys]

@@ -7,7 +7,7 @@ from pydantic import SecretStr
 
 from alphaloop.errors import ConfigError
 from alphaloop.settings import EndpointSettings
-from worker.servers.endpoint import Endpoint, Limits
+from worker.servers.http import Endpoint, Limits
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.errors import ReplyInvalid
-from worker.servers.events import events
+from worker.servers.http import events
 
 STREAM = (
     b': a comment\n\ndata: {"a":1}\n\ndata:{"b":\r\ndata: 2}\r\n\r\nerror: {"c":3}\nid: 7\n\n'

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from alphaloop.errors import ReplyInvalid
-from alphaloop.server_kind import ServerKind
+from alphaloop.server_identity import ServerKind
 from tests.fixtures.metrics_page import MetricsPage
-from worker.servers.endpoint import Endpoint
-from worker.servers.load_page import load_url, num_present
+from worker.servers.http import Endpoint
+from worker.servers.load_watch import load_url, num_present_on
 
 VLLM = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -52,13 +52,13 @@ def test_requests_that_run_and_that_wait_are_added_up_over_a_servers_parts(
     kind: ServerKind, page: str, url: str, num: int
 ) -> None:
     assert load_url(endpoint(kind)) == url
-    assert num_present(endpoint(kind), page.encode()) == num
+    assert num_present_on(endpoint(kind), page.encode()) == num
 
 
 def test_a_page_elsewhere_is_asked_for_in_vllms_form() -> None:
     elsewhere = "http://gpu:9000/metrics"
     assert [load_url(endpoint(kind, elsewhere)) for kind in ("vllm", "openai")] == [elsewhere, elsewhere]
-    assert num_present(endpoint("openai", elsewhere), VLLM.encode()) == 9
+    assert num_present_on(endpoint("openai", elsewhere), VLLM.encode()) == 9
 
 
 def test_a_server_of_an_unknown_kind_has_no_page() -> None:
@@ -82,4 +82,4 @@ def test_a_server_of_an_unknown_kind_has_no_page() -> None:
 )
 def test_a_page_that_does_not_tell_it_is_invalid(kind: ServerKind, page: str, found: str) -> None:
     with pytest.raises(ReplyInvalid, match=found):
-        num_present(endpoint(kind), page.encode())
+        num_present_on(endpoint(kind), page.encode())

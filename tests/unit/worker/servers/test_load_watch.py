@@ -11,11 +11,10 @@ import pytest
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import AlphaloopError, ReplyInvalid, RequestRefused, ServerSilent, ServerUnreachable
 from tests.fixtures.simulated_fleet import Clock
-from worker.servers.client import ServerClient
-from worker.servers.endpoint import Endpoint
+from worker.servers.client import InferenceServer, ServerClient
 from worker.servers.fleet import Fleet
+from worker.servers.http import Endpoint
 from worker.servers.load_watch import LoadWatch
-from worker.servers.server import Server
 
 URL = "http://gpu:8000/v1"
 
@@ -29,13 +28,13 @@ class Telling(ServerClient):
         self.meanwhile: Callable[[], Awaitable[object]] | None = None
         self.num_asked = 0
 
-    async def num_present(self) -> int | None:
+    async def page(self, url: str) -> bytes:
         self.num_asked += 1
         if self.meanwhile is not None:
             await self.meanwhile()
         if isinstance(self.says, Exception):
             raise self.says
-        return self.says
+        return f"vllm:num_requests_running {self.says}\nvllm:num_requests_waiting 0\n".encode()
 
 
 class World:
@@ -45,7 +44,10 @@ class World:
         self.clock = Clock()
         drafter = DrafterState("ngram", "r1", 4, least_draft_tokens=4) if drafts else None
         endpoint = Endpoint(URL, "vllm", "m", metrics_url=metrics_url)
-        servers = [Server("plain", endpoint, None, 8, 4096), Server("ngram", endpoint, drafter, 8, 4096)]
+        servers = [
+            InferenceServer("plain", endpoint, None, 8, 4096),
+            InferenceServer("ngram", endpoint, drafter, 8, 4096),
+        ]
         self.clients = {one.name: Telling(endpoint) for one in servers}
         self.fleet = Fleet([one.as_fleet_endpoint() for one in servers], clock=self.clock, rng=Random(0))
         self.watch = LoadWatch(servers, self.clients, self.fleet.load, clock=self.clock, every_s=0.0)

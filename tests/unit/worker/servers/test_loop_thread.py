@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from worker.servers.loop_thread import LoopThread
+from worker.servers.engine import LoopThread
 
 
 def test_calls_keep_their_order_and_results_come_back() -> None:

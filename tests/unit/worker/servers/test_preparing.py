@@ -8,21 +8,21 @@ from hypothesis import strategies as st
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import InvalidField
-from alphaloop.server_kind import ServerKind
+from alphaloop.server_identity import ServerKind
 from tests.fixtures.models import make_job
 from worker.engine import Sampling
-from worker.servers.endpoint import Endpoint
-from worker.servers.preparing import TokenEstimate, prepare
-from worker.servers.server import Server
+from worker.servers.client import InferenceServer
+from worker.servers.http import Endpoint
+from worker.servers.sending import TokenEstimate, prepare
 
 NGRAM = DrafterState("ngram", "vllm-0.32.0", 4, least_draft_tokens=4)
 
 
-def server(kind: ServerKind, drafter: DrafterState | None = None) -> Server:
-    return Server(kind, Endpoint("http://localhost:1/v1", kind, "m"), drafter, 4, 512)
+def server(kind: ServerKind, drafter: DrafterState | None = None) -> InferenceServer:
+    return InferenceServer(kind, Endpoint("http://localhost:1/v1", kind, "m"), drafter, 4, 512)
 
 
-def prepared(sampling: Sampling, *servers: Server) -> int:
+def prepared(sampling: Sampling, *servers: InferenceServer) -> int:
     return prepare(make_job("x" * 400), sampling, servers, limit=512, tokens=TokenEstimate()).num_prompt_tokens
 
 

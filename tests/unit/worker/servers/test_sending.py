@@ -11,12 +11,10 @@ from alphaloop.errors import AlphaloopError, ReplyCut, ServerUnreachable
 from alphaloop.messages import Body, Job
 from tests.fixtures.simulated_fleet import Clock
 from worker.engine import PreparedJob, Sampling
-from worker.servers.endpoint import Endpoint
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import FleetEndpoint
-from worker.servers.preparing import TokenEstimate
-from worker.servers.request import Event, InLine, Interrupted, Request
-from worker.servers.sending import Sending
+from worker.servers.http import Endpoint
+from worker.servers.sending import Arrival, InLine, Sending, ServerRequest, TokenEstimate
 
 
 class Servers:
@@ -30,7 +28,7 @@ class Servers:
         self.clock = Clock()
         endpoints = [FleetEndpoint(name, None, 0, num_requests) for name in ("s0", "s1")]
         self.fleet = Fleet(endpoints, clock=self.clock, rng=Random(0))
-        self.events: list[Event] = []
+        self.events: list[Arrival] = []
         self.lines: list[InLine] = []
         self.sending = Sending(
             cast(Any, {"s0": self, "s1": self}),
@@ -63,10 +61,10 @@ class Servers:
 
 def request(
     number: int, *, stream: bool = False, is_bound: bool = False, barred: frozenset[str] = frozenset()
-) -> Request:
+) -> ServerRequest:
     job = Job(job_id=f"job-{number}", task="code", body=Body(prompt="one", stream=stream))
     prepared = PreparedJob(job, (), Sampling(4, 0.0))
-    return Request(prepared, None, is_bound, admitted_at=0.0, barred=barred, max_tokens=4)
+    return ServerRequest(prepared, None, is_bound, admitted_at=0.0, barred=barred, max_tokens=4)
 
 
 def test_a_stream_that_ends_with_its_server_is_a_suspect_when_it_comes_back() -> None:
@@ -77,7 +75,7 @@ def test_a_stream_that_ends_with_its_server_is_a_suspect_when_it_comes_back() ->
             servers.sending.put(streamed)
             assert streamed.task is not None
             await streamed.task
-            assert isinstance(servers.events[-1], Interrupted)
+            assert servers.events[-1].what is None
             servers.come_back()
             was_alone.append(streamed.must_be_alone)
         again = request(1, stream=True)
@@ -114,7 +112,7 @@ def test_what_waits_for_some_endpoints_alone_is_told_with_whether_these_are_away
 
 
 def test_a_request_that_is_dropped_before_its_first_step_gives_its_place_back() -> None:
-    async def drops() -> tuple[int, int, list[Event]]:
+    async def drops() -> tuple[int, int, list[Arrival]]:
         servers = Servers(1)
         requests = [request(number) for number in range(2)]
         for one in requests:

@@ -26,7 +26,7 @@ from alphaloop.errors import (
 from tests.fixtures.simulated_fleet import Clock
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import FleetEndpoint
-from worker.servers.suspicion import Verdict
+from worker.servers.health import FailureVerdict
 
 SAID = [ServerFailed(), ReplyInvalid()]
 LOST = [ReplyCut(), ServerSilent()]
@@ -41,7 +41,7 @@ class Three:
         self.names = [f"s{number}" for number in range(num)]
         endpoints = [FleetEndpoint(name, None, 0, 8) for name in self.names]
         self.fleet = Fleet(endpoints, clock=self.clock, rng=Random(0))
-        self.verdict: Verdict | None = None
+        self.verdict: FailureVerdict | None = None
 
     def test(self, **errors: AlphaloopError) -> None:
         """The tests that are due: those of endpoints in `errors` fail."""
@@ -54,7 +54,9 @@ class Three:
             self.clock.pass_s(31.0)
             self.test()
 
-    def fail(self, name: str, error: AlphaloopError, *, alone: bool = False, **tests: AlphaloopError) -> Verdict | None:
+    def fail(
+        self, name: str, error: AlphaloopError, *, alone: bool = False, **tests: AlphaloopError
+    ) -> FailureVerdict | None:
         """The job's request fails there, and then the tests end as `tests` says."""
         flight = self.fleet.began(name, alone=alone)
         self.clock.pass_s(1.0)
@@ -70,14 +72,14 @@ class Three:
             self.test(**tests)
         return self.verdict
 
-    def dies(self, name: str, *, alone: bool = False) -> Verdict:
+    def dies(self, name: str, *, alone: bool = False) -> FailureVerdict:
         """The server dies with the job, and comes back."""
         verdict = self.fail(name, ReplyCut(), alone=alone, **{name: GONE})
         assert verdict is not None
         self.heal()
         return verdict
 
-    def outage(self, name: str, *, alone: bool = False) -> Verdict:
+    def outage(self, name: str, *, alone: bool = False) -> FailureVerdict:
         """All servers are gone with the job, and come back."""
         verdict = self.fail(name, ReplyCut(), alone=alone, **dict.fromkeys(self.names, GONE))
         assert verdict is not None
@@ -87,36 +89,36 @@ class Three:
 
 @pytest.mark.parametrize("error", [PromptTooLong(), RequestRefused(), InvalidField()])
 def test_a_request_that_is_refused_is_its_jobs_fault_for_good(error: AlphaloopError) -> None:
-    assert Three().fail("s0", error) == Verdict("blame", error, is_final=True)
+    assert Three().fail("s0", error) == FailureVerdict("blame", error, is_final=True)
 
 
 @pytest.mark.parametrize("error", [ServerUnreachable(), ServerBusy(), ServerLoginRefused(), ModelNotServed()])
 def test_nothing_is_said_against_a_job_that_no_server_worked_on(error: AlphaloopError) -> None:
     three = Three()
     for _ in range(50):
-        assert three.fail("s0", error) == Verdict("again", error)
+        assert three.fail("s0", error) == FailureVerdict("again", error)
         three.heal()
 
 
 def test_an_error_that_is_no_servers_is_the_jobs() -> None:
     error = ConfigError()
-    assert Three().fail("s0", error) == Verdict("blame", error)
+    assert Three().fail("s0", error) == FailureVerdict("blame", error)
 
 
 @pytest.mark.parametrize("error", SAID)
 def test_what_a_healthy_server_says_of_a_job_is_blamed_the_second_time(error: AlphaloopError) -> None:
     three = Three()
-    assert three.fail("s0", error) == Verdict("again", error, avoid=frozenset({"s0"}))
-    assert three.fail("s1", error) == Verdict("blame", error)
+    assert three.fail("s0", error) == FailureVerdict("again", error, avoid=frozenset({"s0"}))
+    assert three.fail("s1", error) == FailureVerdict("blame", error)
 
 
 @pytest.mark.parametrize("error", LOST)
 def test_what_is_lost_though_servers_are_well_is_tried_alone_and_blamed_the_third_time(error: AlphaloopError) -> None:
     three = Three()
-    assert three.fail("s0", error) == Verdict("again", error, avoid=frozenset({"s0"}))
-    assert three.fail("s1", error) == Verdict("alone", error, avoid=frozenset({"s0", "s1"}))
+    assert three.fail("s0", error) == FailureVerdict("again", error, avoid=frozenset({"s0"}))
+    assert three.fail("s1", error) == FailureVerdict("alone", error, avoid=frozenset({"s0", "s1"}))
     assert three.fleet.num_alone == 1
-    assert three.fail("s2", error, alone=True) == Verdict("blame", error)
+    assert three.fail("s2", error, alone=True) == FailureVerdict("blame", error)
     three.fleet.forget("job")
     assert three.fleet.num_alone == 0
 
@@ -177,7 +179,7 @@ def test_a_proxy_that_answers_for_a_dead_server_does_not_hide_who_killed_it() ->
 def test_a_request_that_never_reached_the_dead_server_is_no_suspect() -> None:
     three = Three()
     for _ in range(20):
-        assert three.fail("s0", GONE) == Verdict("again", GONE)
+        assert three.fail("s0", GONE) == FailureVerdict("again", GONE)
         three.heal()
     assert three.fleet.num_alone == 0
 

@@ -14,8 +14,7 @@ from tests.fixtures.simulated_fleet import Clock
 from worker.served import ServerLoad
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import FleetEndpoint
-from worker.servers.places import Flight
-from worker.servers.whole_load import FRESH_S
+from worker.servers.load import FRESH_S, Flight
 
 NAMES = ("plain", "ngram")
 Event: TypeAlias = tuple[str, str, int]  #: what happens where, and with how many

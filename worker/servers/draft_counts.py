@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from alphaloop.acceptance import AcceptanceCounts, InconsistentCounts
-from alphaloop.server_kind import Granularity
+from alphaloop.server_identity import Granularity
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class DraftCounts:
     """Draft tokens of one request, as finely as the server told them."""
 
     granularity: Granularity
@@ -27,21 +27,23 @@ class Told:
     doubt: str | None = None  #: why the counts cannot be believed, in words; the text may be right all the same
 
 
-NOTHING = Told("nothing")
+NOTHING = DraftCounts("nothing")
 
 
-def doubtful(granularity: Granularity, doubt: str) -> Told:
+def doubtful(granularity: Granularity, doubt: str) -> DraftCounts:
     """Counts that contradict themselves or the text."""
-    return Told(granularity, doubt=doubt)
+    return DraftCounts(granularity, doubt=doubt)
 
 
-def of_vanilla(granularity: Granularity, num_tokens: int) -> Told:
+def of_vanilla(granularity: Granularity, num_tokens: int) -> DraftCounts:
     """A text of `num_tokens` without a draft: a round a token, and the first pass where there is no text."""
     num_rounds = max(1, num_tokens)
-    return Told(granularity, counts=AcceptanceCounts(num_rounds, num_rounds, num_cropped=num_rounds - num_tokens))
+    return DraftCounts(
+        granularity, counts=AcceptanceCounts(num_rounds, num_rounds, num_cropped=num_rounds - num_tokens)
+    )
 
 
-def from_rounds(drafted: Sequence[int], accepted: Sequence[int], num_tokens: int) -> Told:
+def from_rounds(drafted: Sequence[int], accepted: Sequence[int], num_tokens: int) -> DraftCounts:
     """Exact counts by position, from the rounds that drafted, in their order."""
     if len(drafted) != len(accepted):
         return doubtful("rounds", f"{len(drafted)} rounds drafted, {len(accepted)} were verified")
@@ -57,10 +59,10 @@ def from_rounds(drafted: Sequence[int], accepted: Sequence[int], num_tokens: int
             counts = counts.with_round(proposed, taken, num_emitted=taken + 1 - cut)
     except InconsistentCounts as error:
         return doubtful("rounds", f"for {num_tokens} tokens: {error.message}")
-    return Told("rounds", sum(drafted), sum(accepted), counts, max(drafted))
+    return DraftCounts("rounds", sum(drafted), sum(accepted), counts, max(drafted))
 
 
-def from_lengths(histogram: Sequence[int], num_proposed: int, num_tokens: int, num_rounds: int) -> Told:
+def from_lengths(histogram: Sequence[int], num_proposed: int, num_tokens: int, num_rounds: int) -> DraftCounts:
     """From how many rounds accepted 0, 1, 2 … tokens.
 
     The counts are by position only where every round drafted as many tokens as the histogram has places behind the
@@ -81,7 +83,7 @@ def from_lengths(histogram: Sequence[int], num_proposed: int, num_tokens: int, n
     if num_cut > longest:
         return doubtful("lengths", f"{num_cut} of the tokens that {num_rounds} rounds yield are missing")
     if num_proposed != num_rounds * longest:
-        return Told("lengths", num_proposed, num_accepted, longest_draft=drafted)
+        return DraftCounts("lengths", num_proposed, num_accepted, longest_draft=drafted)
     reached = tuple(accumulate(reversed(histogram)))[::-1]  # rounds that accepted at least 0, 1, 2 … tokens
     try:
         counts = AcceptanceCounts(
@@ -94,10 +96,10 @@ def from_lengths(histogram: Sequence[int], num_proposed: int, num_tokens: int, n
         )
     except InconsistentCounts as error:
         return doubtful("lengths", f"for {num_tokens} tokens: {error.message}")
-    return Told("lengths", num_proposed, num_accepted, counts, drafted)
+    return DraftCounts("lengths", num_proposed, num_accepted, counts, drafted)
 
 
-def from_sums(num_proposed: int, num_accepted: int, num_tokens: int) -> Told:
+def from_sums(num_proposed: int, num_accepted: int, num_tokens: int) -> DraftCounts:
     """From the tokens alone: no position can be told apart."""
     if not num_proposed:
         return of_vanilla("sums", num_tokens)
@@ -105,7 +107,7 @@ def from_sums(num_proposed: int, num_accepted: int, num_tokens: int) -> Told:
         return doubtful(
             "sums", f"{num_accepted} of {num_proposed} drafted tokens were accepted, for {num_tokens} tokens"
         )
-    return Told("sums", num_proposed, num_accepted)
+    return DraftCounts("sums", num_proposed, num_accepted)
 
 
 def _rest(num_rounds: int, num_accepted: int, num_tokens: int) -> tuple[int, int]:

@@ -29,7 +29,7 @@ Check = Callable[[], str | None]
 SOCKET_TIMEOUT_S: Final = 10.0
 
 
-class Endpoint:
+class MetricsServer:
     """Serves until closed. /healthz: should this process be restarted? /readyz: does it take work?
 
     With a `password` /metrics is shown to who sends `username` and that password only.

@@ -7,13 +7,12 @@ server last worked it doubles each second; above it grows evenly. An answer "bus
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Final
 
 from worker.served import ServerLoad
-from worker.servers.whole_load import LoadSums, WholeLoad, mean_load
 
 _DOUBLES_S: Final = 1.0
 _RECOVERS_S: Final = 60.0  #: even growth over the endpoint's whole range
@@ -180,3 +179,124 @@ class Places:
         else:
             evenly = (passed_s - doubling_s) * self._most / _RECOVERS_S
             self._limit = min(float(self._most), max(self._limit, self._known_good) + evenly)
+
+
+#: What a server told holds so long. Then it is not known what others have there.
+FRESH_S: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSums:
+    """At one moment, since the beginning."""
+
+    own: float = 0.0  #: seconds times our requests
+    others: float = 0.0  #: the same of others', as far as it is known; the errors of single moments cancel in it
+    unknown_s: float = 0.0  #: seconds in which it was not
+
+    def __sub__(self, before: LoadSums) -> LoadSums:
+        return LoadSums(self.own - before.own, self.others - before.others, self.unknown_s - before.unknown_s)
+
+    @classmethod
+    def of_all(cls, sums: Iterable[LoadSums]) -> LoadSums:
+        """Of several endpoints together; seconds unknown at two of them count twice."""
+        own, others, unknown_s = 0.0, 0.0, 0.0
+        for one in sums:
+            own, others, unknown_s = own + one.own, others + one.others, unknown_s + one.unknown_s
+        return cls(own, others, unknown_s)
+
+
+class WholeLoad:
+    """The requests at one endpoint. Times are seconds by one clock that never goes back."""
+
+    def __init__(self, now_s: float) -> None:
+        self.num_own = 0
+        self._own = self._others = self._unknown_s = 0.0
+        self._counted_s = now_s
+        self._num_others = 0.0
+        self._known_until_s = now_s
+
+    def change(self, now_s: float, by: int) -> None:
+        """So many requests of ours more, or less."""
+        self._count(now_s)
+        self.num_own += by
+
+    def told(self, now_s: float, num_present: int, num_own: float) -> None:
+        """The server says that it has `num_present` requests; `num_own` are ours of these.
+
+        It may say one less than we have sent, because a request is on its way. So the difference may be below zero, and
+        is not cut here: cut at every moment, it would be too large on average.
+        """
+        self._count(now_s)
+        self._num_others = num_present - num_own
+        self._known_until_s = now_s + FRESH_S
+
+    def is_known(self, now_s: float) -> bool:
+        """Whether the server told how many it has, a moment ago."""
+        return now_s < self._known_until_s
+
+    def num_others(self, now_s: float) -> float | None:
+        """Requests of others now; None where that is not known."""
+        return max(0.0, self._num_others) if self.is_known(now_s) else None
+
+    def sums(self, now_s: float) -> LoadSums:
+        """Up to now."""
+        self._count(now_s)
+        return LoadSums(self._own, self._others, self._unknown_s)
+
+    def _count(self, now_s: float) -> None:
+        passed_s = now_s - self._counted_s
+        known_s = min(max(self._known_until_s - self._counted_s, 0.0), passed_s)
+        self._own += self.num_own * passed_s
+        self._others += self._num_others * known_s
+        self._unknown_s += passed_s - known_s
+        self._counted_s = now_s
+
+
+def mean_load(here: LoadSums, everywhere: LoadSums, life_s: float, num_here: float) -> ServerLoad:
+    """Over a request's life of `life_s`: the load of its own endpoint and of the others, from what both grew by.
+
+    `num_here` is its endpoint's own count, for a life that had no time.
+    """
+    if life_s <= 0:
+        return ServerLoad(num_here, 0.0, is_whole=False)
+    elsewhere = everywhere - here
+    return ServerLoad(
+        num_beside=(here.own + max(0.0, here.others)) / life_s,
+        num_elsewhere=max(0.0, elsewhere.own + max(0.0, elsewhere.others)) / life_s,
+        is_whole=everywhere.unknown_s <= 0,
+    )
+
+
+#: Servers are asked on for so long after the last request of ours began.
+_LINGERS_S: Final = 10.0
+
+
+class FleetLoad:
+    """What servers tell comes in here, and what a request's life is compared with goes out."""
+
+    def __init__(self, places: Mapping[str, Places], *, clock: Callable[[], float]) -> None:
+        self._places, self._clock = places, clock
+        self._began_s: float | None = None
+
+    def began(self) -> LoadSums:
+        """A request of ours begins: the sums over time of all endpoints, up to now."""
+        self._began_s = self._clock()
+        return self.sums()
+
+    def sums(self) -> LoadSums:
+        """Requests summed over time, of all endpoints, up to now."""
+        return LoadSums.of_all(one.load_sums for one in self._places.values())
+
+    def is_wanted(self) -> bool:
+        """Whether requests of ours are under way, or were a moment ago, so that it is worth asking for the load."""
+        if any(one.num_in_flight for one in self._places.values()):
+            return True
+        return self._began_s is not None and self._clock() - self._began_s < _LINGERS_S
+
+    def num_own(self, name: str) -> int:
+        """Our requests in flight at the endpoint."""
+        return self._places[name].num_in_flight
+
+    def told(self, name: str, num_present: int, num_own: float) -> None:
+        """The endpoint says that it has `num_present` requests, whoever sent them. `num_own` are ours of these."""
+        self._places[name].told(num_present, num_own)

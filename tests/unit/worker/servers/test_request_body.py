@@ -8,10 +8,10 @@ import pytest
 
 from alphaloop.errors import InvalidField
 from alphaloop.messages import Origin, Purpose, parse_job
-from alphaloop.server_kind import ServerKind
+from alphaloop.server_identity import ServerKind
 from tests.fixtures.models import make_job
 from worker.engine import Sampling
-from worker.servers.asking import body_of, path_of
+from worker.servers.request_body import body_of, path_of
 
 PLAIN = Sampling(max_tokens=7, temperature=0.0)
 CUT = Sampling(

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from alphaloop.errors import InvalidField
-from alphaloop.inside_vllm.asked import NUM_DRAFT_TOKENS, TASK
+from alphaloop.inside_vllm.proposer import NUM_DRAFT_TOKENS, TASK
 from alphaloop.messages import Job
-from alphaloop.server_kind import ServerKind
+from alphaloop.server_identity import ServerKind
 from worker.engine import Sampling
 
 Body = dict[str, Any]

@@ -14,9 +14,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from pydantic import SecretStr
 
-from alphaloop import endpoint
-from alphaloop.endpoint import Check, Endpoint
 from alphaloop.errors import ConfigError
+from alphaloop.metrics_server import Check, MetricsServer
 from alphaloop.settings import ConsoleSettings
 
 WAIT_S = 10.0
@@ -29,7 +28,7 @@ def serving(
     registry = CollectorRegistry()
     Counter("jobs", "Jobs", registry=registry).inc()
     secret = None if password is None else SecretStr(password)
-    server = Endpoint("127.0.0.1", 0, registry, healthy=healthy, ready=ready, username="reader", password=secret)
+    server = MetricsServer("127.0.0.1", 0, registry, healthy=healthy, ready=ready, username="reader", password=secret)
     try:
         yield server.url
     finally:
@@ -68,7 +67,7 @@ def test_metrics_are_shown_to_the_password_only_and_checks_to_everybody() -> Non
 
 
 def test_a_client_that_sends_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "SOCKET_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(metrics_server, "SOCKET_TIMEOUT_S", 0.1)
     with serving() as url:
         host, _, port = url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port)), timeout=WAIT_S) as client:
@@ -88,7 +87,7 @@ def is_let_go_after(client: socket.socket, half_a_request: bytes) -> bool:
     ("host", "shown"), [("::1", "http://[::1]:"), ("127.0.0.1", "http://127.0.0.1:"), ("::", "http://[::]:")]
 )
 def test_it_listens_on_addresses_of_both_families(host: str, shown: str) -> None:
-    server = Endpoint(host, 0, CollectorRegistry(), healthy=lambda: None, ready=lambda: None)
+    server = MetricsServer(host, 0, CollectorRegistry(), healthy=lambda: None, ready=lambda: None)
     try:
         assert server.url.startswith(shown)
         assert get(f"{server.url}/healthz") == (200, "ok\n")
@@ -96,7 +95,7 @@ def test_it_listens_on_addresses_of_both_families(host: str, shown: str) -> None
             port = server.url.rpartition(":")[2]
             assert get(f"http://127.0.0.1:{port}/healthz") == (200, "ok\n"), "every address, of IPv4 too"
         with pytest.raises(ConfigError, match=re.escape(f"http_port: cannot listen on {shown[7:]}")):
-            Endpoint(
+            MetricsServer(
                 host, int(server.url.rpartition(":")[2]), CollectorRegistry(), healthy=lambda: None, ready=lambda: None
             )
     finally:
@@ -105,7 +104,7 @@ def test_it_listens_on_addresses_of_both_families(host: str, shown: str) -> None
 
 def test_a_name_without_an_address_is_told() -> None:
     with pytest.raises(ConfigError, match="http_port: cannot listen on no-such-host"):
-        Endpoint("no-such-host.invalid", 0, CollectorRegistry(), healthy=lambda: None, ready=lambda: None)
+        MetricsServer("no-such-host.invalid", 0, CollectorRegistry(), healthy=lambda: None, ready=lambda: None)
 
 
 def test_a_browser_may_ask_the_console_by_an_address_of_ipv6() -> None:
