@@ -1,7 +1,13 @@
-"""How look-up drafts inside vLLM: `--additional-config '{"alphaloop_lookup": {"remember_tasks": ["sql"]}}'`.
+"""vLLM's drafter: `--speculative-config '{"model": "alphaloop.inside_vllm.proposer.LookupProposer", ...}'`.
 
-The names, meanings and defaults are those of `[models.drafters.<name>]` with `method = "lookup"`. They are read without
-pydantic, because vLLM's environment has the version that vLLM wants.
+Its settings are `--additional-config '{"alphaloop_lookup": {"remember_tasks": ["sql"]}}'`. The names, meanings and
+defaults are those of `[models.drafters.<name>]` with `method = "lookup"`. They are read without pydantic, because
+vLLM's environment has the version that vLLM wants. What a request asks for is in OpenAI's form:
+`"vllm_xargs": {"alphaloop_task": "sql"}`.
+
+vLLM hands over rows of tokens, without names: rows change places, and a row may hold another request than a step
+before. An index over a text depends on nothing but the text, so a row goes on with the index whose text it begins with.
+Which request it is matters for what is remembered alone, and there the names are told.
 """
 
 from __future__ import annotations
@@ -17,6 +23,9 @@ from numpy.typing import NDArray
 from alphaloop.errors import ConfigError
 from alphaloop.lookup import EarlierResults, Rule, SearchedText, SuffixIndex
 
+WORKER: Final = "alphaloop.inside_vllm.worker.LookupWorker"
+TASK: Final = "alphaloop_task"
+NUM_DRAFT_TOKENS: Final = "alphaloop_num_draft_tokens"
 KEY: Final = "alphaloop_lookup"
 _RANGES: Final = {
     "max_ngram": (1, 32),
@@ -25,73 +34,7 @@ _RANGES: Final = {
     "max_remembered_bytes": (1 << 16, 1 << 40),
 }
 
-
-@dataclass(frozen=True, slots=True)
-class ProposerSettings:
-    """Look-up's settings; the longest draft is vLLM's `num_speculative_tokens`."""
-
-    max_ngram: int = 16  #: tokens of the longest match; a longer one counts no more
-    min_ngram: int = 1  #: a shorter match is ignored
-    min_probability: float = 0.1  #: the draft ends before a token that is less likely to be accepted
-    remember_tasks: tuple[str, ...] = ()  #: tasks whose requests also draft from earlier results of that task
-    max_remembered_bytes: int = 16 << 20  #: of such results, for each task
-
-    @classmethod
-    def read(cls, additional_config: Any) -> ProposerSettings:
-        """From vLLM's `additional_config`. Raises ConfigError."""
-        given = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"expected an object at additional_config.{KEY}, found {type(given).__name__}")
-        known = {field.name: field.default for field in fields(cls)}
-        if unknown := sorted(set(given) - set(known)):
-            raise ConfigError(f"expected settings of {sorted(known)} at additional_config.{KEY}, found {unknown}")
-        return cls(**{name: _checked(name, value, known[name]) for name, value in given.items()})
-
-
-def _checked(name: str, value: Any, default: object) -> Any:
-    place = f"additional_config.{KEY}.{name}"
-    if isinstance(default, tuple):
-        if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
-            raise ConfigError(f"expected a list of task names at {place}, found {value!r}")
-        return tuple(value)
-    numbers = (int, float) if isinstance(default, float) else (int,)
-    low, high = _RANGES[name]
-    if isinstance(value, bool) or not isinstance(value, numbers) or not low <= value <= high:
-        raise ConfigError(f"expected a number from {low} to {high} at {place}, found {value!r}")
-    return value
-
-
-TASK: Final = "alphaloop_task"
-NUM_DRAFT_TOKENS: Final = "alphaloop_num_draft_tokens"
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One request as its client sent it."""
-
-    request_id: str = ""  #: vLLM's; empty where nothing tells it
-    task: str = ""  #: empty: its text is remembered for no task
-    num_draft_tokens: int | None = None  #: most tokens proposed a round; 0: it decodes vanilla. None: as the server's k
-
-    @classmethod
-    def of(cls, request_id: str, extra: Mapping[str, Any] | None) -> Asked:
-        """Read `SamplingParams.extra_args`.
-
-        A value of another type counts as left out: an error here would end the server for all its requests.
-        """
-        extra = extra or {}
-        task, most = extra.get(TASK), extra.get(NUM_DRAFT_TOKENS)
-        return cls(
-            request_id,
-            task if isinstance(task, str) else "",
-            max(0, most) if isinstance(most, int) and not isinstance(most, bool) else None,
-        )
-
-
-NOTHING_ASKED: Final = Asked()
-
-
-WORKER: Final = "alphaloop.inside_vllm.worker.LookupWorker"
+Tokens = NDArray[np.int32]
 
 
 class LookupProposer:
@@ -160,7 +103,65 @@ class LookupProposer:
         return SearchedText(tokens, index, self._earlier.get(asked.task))
 
 
-Tokens = NDArray[np.int32]
+@dataclass(frozen=True, slots=True)
+class ProposerSettings:
+    """Look-up's settings; the longest draft is vLLM's `num_speculative_tokens`."""
+
+    max_ngram: int = 16  #: tokens of the longest match; a longer one counts no more
+    min_ngram: int = 1  #: a shorter match is ignored
+    min_probability: float = 0.1  #: the draft ends before a token that is less likely to be accepted
+    remember_tasks: tuple[str, ...] = ()  #: tasks whose requests also draft from earlier results of that task
+    max_remembered_bytes: int = 16 << 20  #: of such results, for each task
+
+    @classmethod
+    def read(cls, additional_config: Any) -> ProposerSettings:
+        """From vLLM's `additional_config`. Raises ConfigError."""
+        given = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"expected an object at additional_config.{KEY}, found {type(given).__name__}")
+        known = {field.name: field.default for field in fields(cls)}
+        if unknown := sorted(set(given) - set(known)):
+            raise ConfigError(f"expected settings of {sorted(known)} at additional_config.{KEY}, found {unknown}")
+        return cls(**{name: _checked(name, value, known[name]) for name, value in given.items()})
+
+
+def _checked(name: str, value: Any, default: object) -> Any:
+    place = f"additional_config.{KEY}.{name}"
+    if isinstance(default, tuple):
+        if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
+            raise ConfigError(f"expected a list of task names at {place}, found {value!r}")
+        return tuple(value)
+    numbers = (int, float) if isinstance(default, float) else (int,)
+    low, high = _RANGES[name]
+    if isinstance(value, bool) or not isinstance(value, numbers) or not low <= value <= high:
+        raise ConfigError(f"expected a number from {low} to {high} at {place}, found {value!r}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request as its client sent it."""
+
+    request_id: str = ""  #: vLLM's; empty where nothing tells it
+    task: str = ""  #: empty: its text is remembered for no task
+    num_draft_tokens: int | None = None  #: most tokens proposed a round; 0: it decodes vanilla. None: as the server's k
+
+    @classmethod
+    def of(cls, request_id: str, extra: Mapping[str, Any] | None) -> Asked:
+        """Read `SamplingParams.extra_args`.
+
+        A value of another type counts as left out: an error here would end the server for all its requests.
+        """
+        extra = extra or {}
+        task, most = extra.get(TASK), extra.get(NUM_DRAFT_TOKENS)
+        return cls(
+            request_id,
+            task if isinstance(task, str) else "",
+            max(0, most) if isinstance(most, int) and not isinstance(most, bool) else None,
+        )
+
+
+NOTHING_ASKED: Final = Asked()
 
 
 @dataclass(slots=True, eq=False)

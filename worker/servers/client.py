@@ -1,6 +1,7 @@
-"""The client of one inference server: requests go out concurrently, on one event loop.
+"""One inference server as the engine sees it, and the client that asks it.
 
-Cancelling the task that waits for a reply closes its connection, and servers abort a request whose connection closes.
+Requests go out concurrently, on one event loop. Cancelling the task that waits for a reply closes its connection, and
+servers abort a request whose connection closes.
 """
 
 from __future__ import annotations

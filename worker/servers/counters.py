@@ -32,6 +32,15 @@ _READING_S: Final = 2.0  #: for one reading: a result waits for it
 _NUM_READINGS: Final = 6
 _BETWEEN_READINGS_S: Final = 0.05
 
+_DRAFTS: Final = "vllm:spec_decode_num_drafts_total"
+_DRAFT_TOKENS: Final = "vllm:spec_decode_num_draft_tokens_total"
+_ACCEPTED_AT: Final = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+_REQUESTS: Final = "vllm:request_success_total"  #: with every reason of an end, `abort` too
+_TOKENS: Final = "vllm:generation_tokens_total"
+_RUNNING: Final = "vllm:num_requests_running"
+_WAITING: Final = "vllm:num_requests_waiting"
+_NAMES: Final = (_DRAFTS, _DRAFT_TOKENS, _ACCEPTED_AT, _REQUESTS, _TOKENS, _RUNNING, _WAITING)
+
 
 class Counting:
     """The slices of all endpoints that have an address of metrics; does nothing for others. One loop uses it."""
@@ -202,16 +211,6 @@ def _bucket(answered: Answered) -> object:
     return prompt_bucket(answered.num_prompt_tokens)
 
 
-_DRAFTS: Final = "vllm:spec_decode_num_drafts_total"
-_DRAFT_TOKENS: Final = "vllm:spec_decode_num_draft_tokens_total"
-_ACCEPTED_AT: Final = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-_REQUESTS: Final = "vllm:request_success_total"  #: with every reason of an end, `abort` too
-_TOKENS: Final = "vllm:generation_tokens_total"
-_RUNNING: Final = "vllm:num_requests_running"
-_WAITING: Final = "vllm:num_requests_waiting"
-_NAMES: Final = (_DRAFTS, _DRAFT_TOKENS, _ACCEPTED_AT, _REQUESTS, _TOKENS, _RUNNING, _WAITING)
-
-
 @dataclass(frozen=True, slots=True)
 class Counters:
     """Since the server was started, of all requests, whoever sent them."""
@@ -324,8 +323,8 @@ def values(page: str, names: Sequence[str], *, by: str = "", hint: str) -> Mappi
     try:
         for family in text_string_to_metric_families("\n".join([*lines, ""])):
             for sample in family.samples:
-                its, label = found.setdefault(sample.name, {}), sample.labels.get(by, "")
-                its[label] = its.get(label, 0) + int(sample.value)
+                by_label, label = found.setdefault(sample.name, {}), sample.labels.get(by, "")
+                by_label[label] = by_label.get(label, 0) + int(sample.value)
     except (ValueError, OverflowError):
         raise ReplyInvalid("expected a page of metrics in Prometheus' form, found another") from None
     for name in names:

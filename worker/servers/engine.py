@@ -145,7 +145,7 @@ class ServerEngine:
             tell_line=self._take_line,
             clock=clock,
         )
-        self._loads = LoadWatch(self._servers, self._clients, fleet.load, clock=clock)
+        self._loads = LoadWatch(self._servers, self._clients, fleet, clock=clock)
         self._timing = Timing(self._servers, self._clients)
         self._thread.wait_for(self._open())
 

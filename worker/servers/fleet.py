@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from random import Random
+from typing import Final
 
 from alphaloop.errors import AlphaloopError, ModelNotServed, RequestKillsServer
 from worker.servers.fleet_member import EndpointStatus, FleetEndpoint, Member, SuspectCounts
@@ -23,7 +24,10 @@ from worker.servers.health import (
     Suspicion,
     needs_test,
 )
-from worker.servers.load import FleetLoad, Flight, Landing
+from worker.servers.load import Flight, Landing, LoadSums
+
+#: Servers are asked for their load so long after the last request of ours began.
+_LOAD_LINGERS_S: Final = 10.0
 
 
 class Fleet:
@@ -41,7 +45,7 @@ class Fleet:
         if not endpoints or len(self._members) != len(endpoints):
             raise ValueError(f"expected endpoints of different names, found {[found.name for found in endpoints]}")
         self._clock, self._rng = clock, rng
-        self.load = FleetLoad({name: member.places for name, member in self._members.items()}, clock=clock)
+        self._last_began_s = -math.inf
         self._alone = Alone(self._members, clock=clock, rng=rng)
         self._deaths = Deaths(self._members, clock=clock)
         self._num_killers = 0
@@ -113,15 +117,28 @@ class Fleet:
         if alone:
             self._alone.began(member)
         asked = member.asked_for(drafter, num_draft_tokens)
-        return member.places.add(name, self.load.began(), is_alone=alone, num_draft_tokens=asked)
+        self._last_began_s = self._clock()
+        return member.places.add(name, self._load_sums(), is_alone=alone, num_draft_tokens=asked)
 
     def ended(self, flight: Flight) -> Landing:
         """A request ended or was given up: how many were in flight while it was."""
         member = self._members[flight.endpoint]
-        landing = member.places.remove(flight, self.load.sums())
+        landing = member.places.remove(flight, self._load_sums())
         if flight.is_alone:
             self._alone.ended(member)
         return landing
+
+    def is_load_wanted(self) -> bool:
+        """Whether requests of ours are under way, or were a moment ago, so that it is worth asking for the load."""
+        return self.num_in_flight > 0 or self._clock() - self._last_began_s < _LOAD_LINGERS_S
+
+    def num_own(self, name: str) -> int:
+        """Our requests in flight at the endpoint."""
+        return self._members[name].places.num_in_flight
+
+    def told_load(self, name: str, num_present: int, num_own: float) -> None:
+        """The endpoint says that it has `num_present` requests, whoever sent them. `num_own` are ours of these."""
+        self._members[name].places.told(num_present, num_own)
 
     def succeeded(self, name: str) -> None:
         """A request was finished there."""
@@ -242,6 +259,10 @@ class Fleet:
     def statuses(self) -> tuple[EndpointStatus, ...]:
         """How each endpoint is."""
         return tuple(member.status() for member in self._members.values())
+
+    def _load_sums(self) -> LoadSums:
+        """Requests summed over time, of all endpoints, up to now."""
+        return LoadSums.of_all(member.places.load_sums for member in self._members.values())
 
     def _bound(self, own: Sequence[Member]) -> str | None:
         found = self._least_loaded(own)

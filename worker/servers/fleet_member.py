@@ -1,4 +1,14 @@
-"""One endpoint of a fleet: what it is, its circuit and its places."""
+"""One endpoint of a fleet: what it is, whether it may be sent requests, and how many.
+
+`Circuit` says whether:
+
+    up ──a failure that may be the server's──▶ doubted ──test passed──▶ up, at the limit it had
+    up, doubted ──away──▶ down ──test passed──▶ up, with a slow start
+    any ──another model or other settings──▶ retired, until the worker starts again
+
+One test at a time. That of a doubted endpoint is due at once, those of one that is down after 1 s, 2 s, 4 s … 30 s.
+`Member` is the endpoint with its circuit and its places.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +37,16 @@ from worker.servers.load import Places
 
 EndpointState = Literal["up", "starting", "busy", "doubted", "down", "retired"]
 
+_State = Literal["up", "doubted", "down", "retired"]
+
+_FIRST_WAIT_S: Final = 1.0  #: before the next test of an endpoint that is down
+_LONGEST_WAIT_S: Final = 30.0
 #: Failures that may be the server's fault or the job's: a test tells.
-DOUBTFUL: Final = (ServerSilent, ServerFailed, ReplyCut, ReplyInvalid)
+_DOUBTFUL: Final = (ServerSilent, ServerFailed, ReplyCut, ReplyInvalid)
 #: A server that asks for a longer quiet is away for those who wait for it.
 _LONG_PAUSE_S: Final = 5.0
-_JOBS_FAULT: Final = (MessageError, RequestRefused)
+#: Failures that no server can help.
+JOBS_FAULT: Final = (MessageError, RequestRefused)
 _INVALID_IN_A_ROW: Final = 3
 
 
@@ -154,14 +169,14 @@ class Member:
     def failed(self, error: AlphaloopError) -> bool:
         """A request failed. Whether the server has gone away by it."""
         self._num_failed[error.code] += 1
-        if isinstance(error, _JOBS_FAULT):
+        if isinstance(error, JOBS_FAULT):
             self.succeeded()
         elif isinstance(error, ModelNotServed):
             self.circuit.retire(reason_of(error))
         elif isinstance(error, ServerBusy):
             if self.places.refused(error.retry_after_s):
                 self.circuit.down(reason_of(error))
-        elif isinstance(error, DOUBTFUL):
+        elif isinstance(error, _DOUBTFUL):
             self._doubt(error)
         elif isinstance(error, ServerUnavailable):
             return self.circuit.down(reason_of(error)) and is_gone(error)
@@ -211,18 +226,12 @@ class Member:
             self.circuit.doubt(reason_of(error))
 
 
-State = Literal["up", "doubted", "down", "retired"]
-
-_FIRST_WAIT_S: Final = 1.0
-_LONGEST_WAIT_S: Final = 30.0
-
-
 class Circuit:
     """The health of one endpoint. One thread uses it; times are seconds on the clock."""
 
     def __init__(self, *, clock: Callable[[], float], rng: Random) -> None:
         self._clock, self._rng = clock, rng
-        self.state: State = "up"
+        self.state: _State = "up"
         self.reason: str | None = None  #: why it is not up
         self.since_s = clock()  #: when the state began
         self.well_s: float | None = None  #: when the server last finished a request or passed a test
@@ -310,5 +319,5 @@ class Circuit:
         wait_s = min(_FIRST_WAIT_S * 2 ** min(self._num_failed_tests, 10), _LONGEST_WAIT_S)
         self._test_s = self._clock() + wait_s * self._rng.uniform(0.5, 1.0)
 
-    def _become(self, state: State, reason: str | None) -> None:
+    def _become(self, state: _State, reason: str | None) -> None:
         self.state, self.reason, self.since_s = state, reason, self._clock()

@@ -1,4 +1,6 @@
-"""What happens to a request that failed: it goes on elsewhere, it runs alone, or its job is to blame.
+"""Whose fault a failure was: the one judge of servers that die and of jobs that kill them.
+
+`Suspicion` says what happens to a request that failed: it goes on elsewhere, it runs alone, or its job is to blame.
 
 | what failed, and what a test of the server says | then |
 |---|---|
@@ -11,6 +13,14 @@
 
 Innocent requests are in flight when a server dies, too, and a rolling restart may follow one of them from server to
 server. So no death counts that a job shared with others, and one alone may be chance.
+
+`Deaths` knows when endpoints went away, and whether all of them did so at once. As soon as one has gone, the others are
+tested. One that passes shows that the network is well; where none does, it was an outage of all, and says nothing
+against the requests that were in flight.
+
+`Alone` keeps endpoints for requests that have to run alone. A kept endpoint takes nothing new; once it is empty and has
+just shown that it is well, a suspect goes there. At most half of the fleet is kept at a time, or one. The only open
+endpoint of a route rests after a suspect for as long as it was kept, if others wanted it meanwhile.
 """
 
 from __future__ import annotations
@@ -24,12 +34,10 @@ from typing import Final, Literal
 
 from alphaloop.errors import (
     AlphaloopError,
-    MessageError,
     ModelNotServed,
     ReplyCut,
     ReplyInvalid,
     RequestKillsServer,
-    RequestRefused,
     ServerBusy,
     ServerFailed,
     ServerLoginRefused,
@@ -37,12 +45,9 @@ from alphaloop.errors import (
     ServerUnavailable,
     ServerUnreachable,
 )
-from worker.servers.fleet_member import Member, is_gone
+from worker.servers.fleet_member import JOBS_FAULT, Member, is_gone
 from worker.servers.load import Flight
 
-Action = Literal["again", "alone", "blame"]
-
-_JOBS_FAULT: Final = (MessageError, RequestRefused)
 _NOBODYS_FAULT: Final = (ServerUnreachable, ServerBusy, ServerLoginRefused, ModelNotServed)
 #: Said by a server about one request; what is lost on the way may have had other causes.
 _SAID: Final = (ServerFailed, ReplyInvalid)
@@ -56,6 +61,15 @@ _OUTAGES_TO_BE_ALONE: Final = 10
 _OUTAGES_ALONE_TO_BLAME: Final = 3
 DEATHS_ALONE_TO_BLAME: Final = 2
 _MOST_RECORDS: Final = 10_000
+#: Endpoints that go away within this time of each other did so at once: a test may take as long until it is given up.
+_AT_ONCE_S: Final = 90.0
+_RECENT_S: Final = 600.0
+_REMEMBERED: Final = 256
+#: A caller that waits asks again at least so often; what nobody asks for any more is not kept.
+ASKS_AGAIN_S: Final = 5.0
+#: A server that was well so lately will be alive when the suspect comes.
+_WELL_S: Final = 5.0
+_JUST_STARTED_S: Final = 600.0
 
 
 def needs_test(error: AlphaloopError) -> bool:
@@ -67,7 +81,7 @@ def needs_test(error: AlphaloopError) -> bool:
 class FailureVerdict:
     """What happens to a request that failed."""
 
-    action: Action
+    action: Literal["again", "alone", "blame"]
     error: AlphaloopError  #: of a job that is to blame: what its result says
     is_final: bool = False  #: of a job that is to blame: whether the same request would fail for ever
     avoid: frozenset[str] = frozenset()  #: endpoints that the next try avoids
@@ -103,7 +117,7 @@ class Suspicion:
 
         None: not known until tests of other endpoints have ended.
         """
-        if isinstance(error, _JOBS_FAULT):
+        if isinstance(error, JOBS_FAULT):
             return FailureVerdict("blame", error, is_final=True)
         if isinstance(error, _NOBODYS_FAULT):
             return self._next_try(self._records.get(job_id, _Record()), error)
@@ -182,12 +196,6 @@ class Suspicion:
         )
 
 
-#: Endpoints that go away within this time of each other did so at once: a test may take as long until it is given up.
-_AT_ONCE_S: Final = 90.0
-_RECENT_S: Final = 600.0
-_REMEMBERED: Final = 256
-
-
 @dataclass(slots=True, eq=False)
 class Death:
     """An endpoint that was up went away."""
@@ -261,13 +269,6 @@ class Deaths:
             0 <= death.at_s - other.at_s <= _AT_ONCE_S and death.endpoint in other.left and not other.is_witnessed
             for other in self._deaths[name]
         )
-
-
-#: A caller that waits asks again at least so often; what nobody asks for any more is not kept.
-ASKS_AGAIN_S: Final = 5.0
-#: A server that was well so lately will be alive when the suspect comes.
-_WELL_S: Final = 5.0
-_JUST_STARTED_S: Final = 600.0
 
 
 class Alone:

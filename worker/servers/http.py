@@ -1,4 +1,11 @@
-"""Where a server is, and how much of it is waited for and read."""
+"""One server over HTTP: where it is, how much of it is waited for and read, and what its failures are.
+
+    Endpoint, with its Limits → HttpSession.asked → Content → events: the data of server-sent events
+    a reply that is not 200, or an error in place of a text → one of alphaloop's errors
+
+Connections are kept for the next request. A server's own words may quote the prompt, so no message of ours repeats
+them: it says the status, and the server's name for the error where that is a name.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +42,29 @@ from alphaloop.server_identity import ServerKind
 from alphaloop.settings.endpoint import EndpointSettings, refuse_address, refuse_key
 from worker.servers.replies import RefusalBody, ServerFailure
 from worker.servers.request_body import Body
+
+#: Servers close a connection without requests after five seconds. A request that is sent at that moment would be lost
+#: without a word whether the server began with it, so connections are given up earlier on this side.
+_KEEP_ALIVE_S: Final = 2.0
+#: A kept connection that is lost this soon was closed before the request came. Later, the server may have died of it.
+_STALE_S: Final = 1.0
+_END_S: Final = 1.0  #: wait for the end of a stream that has said it is done
+_MAX_REFUSAL_BYTES: Final = 1 << 20  #: read of the body of a refusal
+
+_DONE: Final = b"[DONE]"  #: the last event of a stream
+
+_TOO_LONG_NAMES: Final = frozenset({"exceed_context_size_error", "context_length_exceeded"})  # llama.cpp, OpenAI
+#: vLLM, SGLang and TensorRT-LLM have no name for it.
+_TOO_LONG_WORDS: Final = re.compile(
+    r"(maximum|model's) context length|maximum model length|max_model_len|max_seq_len|max_num_tokens", re.IGNORECASE
+)
+_MODEL_NAMES: Final = frozenset({"model_not_found"})
+_MODEL_WORDS: Final = re.compile(r"\bmodel\b.*(does not exist|not found)", re.IGNORECASE | re.DOTALL)
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+_LOGIN_HINT: Final = "check the key that this endpoint is given"
+_FULL_WORDS: Final = re.compile(r"queue is full", re.IGNORECASE)  # SGLang, with 503
+_BUSY_HINT: Final = "send fewer requests at once, or raise the server's limit"
+_AWAY: Final = frozenset({408, 425, 502, 503, 504})
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,15 +141,6 @@ class Endpoint:
 def _origin(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
     return parts.scheme, parts.netloc
-
-
-#: Servers close a connection without requests after five seconds. A request that is sent at that moment would be lost
-#: without a word whether the server began with it, so connections are given up earlier on this side.
-_KEEP_ALIVE_S: Final = 2.0
-#: A kept connection that is lost this soon was closed before the request came. Later, the server may have died of it.
-_STALE_S: Final = 1.0
-_END_S: Final = 1.0  #: wait for the end of a stream that has said it is done
-_MAX_REFUSAL_BYTES: Final = 1 << 20  #: read of the body of a refusal
 
 
 @dataclass(slots=True)
@@ -268,9 +289,6 @@ def _lost(error: aiohttp.ClientError | OSError) -> AlphaloopError:
     return ReplyInvalid(f"expected a reply of HTTP, found none that can be read: {type(error).__name__}")
 
 
-DONE: Final = b"[DONE]"
-
-
 async def events(chunks: AsyncIterable[bytes], *, max_event_bytes: int) -> AsyncGenerator[bytes, None]:
     """The data of every event until [DONE] or the end of the chunks. Raises ReplyInvalid for an event too large.
 
@@ -285,7 +303,7 @@ async def events(chunks: AsyncIterable[bytes], *, max_event_bytes: int) -> Async
         for line in lines:
             stripped = line.removesuffix(b"\r")
             if not stripped and data:
-                if data == DONE:
+                if data == _DONE:
                     return
                 yield data
                 data = b""
@@ -307,35 +325,21 @@ def _too_large(max_event_bytes: int) -> ReplyInvalid:
     return ReplyInvalid(f"expected events of at most {max_event_bytes} bytes, found a larger one")
 
 
-_TOO_LONG_NAMES: Final = frozenset({"exceed_context_size_error", "context_length_exceeded"})  # llama.cpp, OpenAI
-#: vLLM, SGLang and TensorRT-LLM have no name for it.
-_TOO_LONG_WORDS: Final = re.compile(
-    r"(maximum|model's) context length|maximum model length|max_model_len|max_seq_len|max_num_tokens", re.IGNORECASE
-)
-_MODEL_NAMES: Final = frozenset({"model_not_found"})
-_MODEL_WORDS: Final = re.compile(r"\bmodel\b.*(does not exist|not found)", re.IGNORECASE | re.DOTALL)
-_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
-_LOGIN_HINT: Final = "check the key that this endpoint is given"
-_FULL_WORDS: Final = re.compile(r"queue is full", re.IGNORECASE)  # SGLang, with 503
-_BUSY_HINT: Final = "send fewer requests at once, or raise the server's limit"
-_AWAY: Final = frozenset({408, 425, 502, 503, 504})
-
-
 def refusal_of_reply(status: int, headers: Mapping[str, str], content: bytes) -> AlphaloopError:
     """The error of a reply that is not 200."""
     failure = _failure(content)
     said = _said(status, failure)
-    wait_s = retry_after_s(headers)
+    wait_s = _retry_after_s(headers)
     if status == 429 or (status == 503 and wait_s is not None):
         return ServerBusy(said, retry_after_s=wait_s, hint=_BUSY_HINT)
     if status in (401, 403, 407):
         return ServerLoginRefused(said, hint=_LOGIN_HINT)
     if 300 <= status < 400:
         return RequestRefused(said, hint="give the address that this one leads to: redirects are not followed")
-    return of_failure(status, failure)
+    return _error_of(status, failure)
 
 
-def of_failure(status: int, failure: ServerFailure) -> AlphaloopError:
+def _error_of(status: int, failure: ServerFailure) -> AlphaloopError:
     """The error that a server names in its own words."""
     said, words = _said(status, failure), failure.message or ""
     if status == 429 or (status == 503 and _FULL_WORDS.search(words)):
@@ -361,10 +365,10 @@ def of_piece(failure: ServerFailure | str) -> AlphaloopError:
     """The error that stands in place of a text in a reply of status 200; servers put the status into `code`."""
     found = ServerFailure(message=failure) if isinstance(failure, str) else failure
     status = found.code if isinstance(found.code, int) and 400 <= found.code < 600 else 500
-    return of_failure(status, found)
+    return _error_of(status, found)
 
 
-def retry_after_s(headers: Mapping[str, str]) -> float | None:
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
     """Seconds that the server asks to wait; None where it does not say.
 
     A date is read against the server's own `Date`, since the clocks of two machines may differ.

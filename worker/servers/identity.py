@@ -1,4 +1,10 @@
-"""Asking a server what it is: its names, and its answers to a fixed set of prompts."""
+"""What a server is, and what evidence calls it.
+
+`ask_identity` asks for its names and its answers to a fixed set of prompts. `name_servers` gives it the names of an
+earlier life where it answers as it did then, new ones otherwise. Cause and blame rest on these names: another target
+revision says that the model changed, another engine that the server or its arithmetic did; the drift report names
+either (docs/concepts/drift.md).
+"""
 
 from __future__ import annotations
 
@@ -20,6 +26,8 @@ from worker.servers.http import Endpoint, Limits
 from worker.servers.replies import Form, ModelCard, read_form
 from worker.servers.request_body import Body as RequestBody
 from worker.servers.request_body import body_of, path_of
+
+log = logging.getLogger(__name__)
 
 #: They stay as they are: answers to other prompts could not be compared with those that are stored.
 PROMPTS: Final = (
@@ -46,67 +54,8 @@ GREEDY: Final = Sampling(max_tokens=2, temperature=0.0)
 NAME: Final = "identity"
 #: A question is given up after so many seconds without an answer, where the endpoint's own limit is shorter.
 _LEAST_ANSWER_S: Final = 60.0
-
-
-class _Likely(Form):
-    token: str
-    logprob: float
-
-
-class _Place(Form):
-    top_logprobs: tuple[_Likely, ...] = ()
-
-
-class _Logprobs(Form):
-    """vLLM, SGLang and TensorRT-LLM list mappings; llama.cpp answers in the form of chats."""
-
-    top_logprobs: tuple[Mapping[str, float] | None, ...] | None = None
-    content: tuple[_Place, ...] | None = None
-
-    @property
-    def first(self) -> dict[str, float]:
-        """Log-probabilities of the likeliest first tokens."""
-        if self.content:
-            return {one.token: one.logprob for one in self.content[0].top_logprobs}
-        return dict(self.top_logprobs[0] or {}) if self.top_logprobs else {}
-
-
-class _Choice(Form):
-    text: str
-    logprobs: _Logprobs | None = None
-
-
-class _Reply(Form):
-    choices: tuple[_Choice, ...] = Field(min_length=1)
-
-
-class _AskingClient(ServerClient):
-    """A client that asks for probabilities beside a text."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        super().__init__(endpoint)
-        self._asked_of = endpoint
-        self._num_likeliest = NUM_LIKELIEST
-
-    async def answer(self, prompt: str) -> Answer:
-        """Go on with a prompt. A server that tells no probabilities is not asked for them again."""
-        try:
-            return await self._answer(prompt)
-        except RequestRefused:
-            if not self._num_likeliest:
-                raise
-            self._num_likeliest = 0
-            return await self._answer(prompt)
-
-    async def _answer(self, prompt: str) -> Answer:
-        endpoint = self._asked_of
-        job = Job(job_id=NAME, task=NAME, body=Body(prompt=prompt), purpose=Purpose.CONTROL)
-        body: RequestBody = body_of(endpoint.kind, endpoint.model, job, GREEDY, stream=False)
-        if self._num_likeliest:
-            body["logprobs"] = self._num_likeliest
-        async with self._http.asked("POST", f"{endpoint.api}{path_of(job)}", body) as content:
-            choice = read_form(_Reply, await content.whole()).choices[0]
-        return Answer(choice.text, choice.logprobs.first if choice.logprobs else {})
+_MOST_NAMED: Final = 8
+_REVISION_CHARS: Final = 12  #: as many as the revision of a model that this process loads
 
 
 async def ask_identity(endpoint: Endpoint, *, max_requests: int) -> ServerIdentity:
@@ -132,24 +81,6 @@ async def ask_identity(endpoint: Endpoint, *, max_requests: int) -> ServerIdenti
     )
 
 
-def _patient(limits: Limits) -> Limits:
-    """A busy server has others to serve first, however soon their requests are given up."""
-    return replace(limits, answer_s=max(limits.answer_s, _LEAST_ANSWER_S))
-
-
-async def _together(client: _AskingClient, max_requests: int) -> list[Answer]:
-    places = asyncio.Semaphore(max_requests)
-
-    async def answer(prompt: str) -> Answer:
-        async with places:
-            return await client.answer(prompt)
-
-    return await asyncio.gather(*(answer(prompt) for prompt in PROMPTS))
-
-
-_MOST_NAMED: Final = 8
-
-
 def card_of(cards: tuple[ModelCard, ...], model: str) -> ModelCard:
     """The card of `model`, or of the only one where it is empty.
 
@@ -165,11 +96,6 @@ def card_of(cards: tuple[ModelCard, ...], model: str) -> ModelCard:
         if model in ("", card.id):
             return card
     raise ModelNotServed(f"expected the model {model!r} at /models, found {listed}")
-
-
-log = logging.getLogger(__name__)
-
-_REVISION_CHARS: Final = 12  #: as many as the revision of a model that this process loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,3 +184,79 @@ def _is_same_model(before: ServerIdentity, after: ServerIdentity) -> bool:
     natures = {change.nature for change in changes(before, after)}
     has_other_name = before.model != after.model
     return "weights" not in natures and not has_other_name
+
+
+def _patient(limits: Limits) -> Limits:
+    """A busy server has others to serve first, however soon their requests are given up."""
+    return replace(limits, answer_s=max(limits.answer_s, _LEAST_ANSWER_S))
+
+
+async def _together(client: _AskingClient, max_requests: int) -> list[Answer]:
+    places = asyncio.Semaphore(max_requests)
+
+    async def answer(prompt: str) -> Answer:
+        async with places:
+            return await client.answer(prompt)
+
+    return await asyncio.gather(*(answer(prompt) for prompt in PROMPTS))
+
+
+class _AskingClient(ServerClient):
+    """A client that asks for probabilities beside a text."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint)
+        self._asked_of = endpoint
+        self._num_likeliest = NUM_LIKELIEST
+
+    async def answer(self, prompt: str) -> Answer:
+        """Go on with a prompt. A server that tells no probabilities is not asked for them again."""
+        try:
+            return await self._answer(prompt)
+        except RequestRefused:
+            if not self._num_likeliest:
+                raise
+            self._num_likeliest = 0
+            return await self._answer(prompt)
+
+    async def _answer(self, prompt: str) -> Answer:
+        endpoint = self._asked_of
+        job = Job(job_id=NAME, task=NAME, body=Body(prompt=prompt), purpose=Purpose.CONTROL)
+        body: RequestBody = body_of(endpoint.kind, endpoint.model, job, GREEDY, stream=False)
+        if self._num_likeliest:
+            body["logprobs"] = self._num_likeliest
+        async with self._http.asked("POST", f"{endpoint.api}{path_of(job)}", body) as content:
+            choice = read_form(_Reply, await content.whole()).choices[0]
+        return Answer(choice.text, choice.logprobs.first if choice.logprobs else {})
+
+
+class _Likely(Form):
+    token: str
+    logprob: float
+
+
+class _Place(Form):
+    top_logprobs: tuple[_Likely, ...] = ()
+
+
+class _Logprobs(Form):
+    """vLLM, SGLang and TensorRT-LLM list mappings; llama.cpp answers in the form of chats."""
+
+    top_logprobs: tuple[Mapping[str, float] | None, ...] | None = None
+    content: tuple[_Place, ...] | None = None
+
+    @property
+    def first(self) -> dict[str, float]:
+        """Log-probabilities of the likeliest first tokens."""
+        if self.content:
+            return {one.token: one.logprob for one in self.content[0].top_logprobs}
+        return dict(self.top_logprobs[0] or {}) if self.top_logprobs else {}
+
+
+class _Choice(Form):
+    text: str
+    logprobs: _Logprobs | None = None
+
+
+class _Reply(Form):
+    choices: tuple[_Choice, ...] = Field(min_length=1)

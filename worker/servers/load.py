@@ -1,13 +1,18 @@
-"""How many requests one endpoint takes now: from one after a restart to its most, and fewer when it is busy.
+"""How many requests one endpoint has, our own and those of others, and how many of ours it takes now.
 
-The limit grows with time, not with finished requests, because a text can take minutes. Below the level at which the
-server last worked it doubles each second; above it grows evenly. An answer "busy" halves it.
+`Places` is the limit: from one after a restart to the endpoint's most, and fewer when it is busy. It grows with time,
+not with finished requests, because a text can take minutes. Below the level at which the server last worked it doubles
+each second; above it grows evenly. An answer "busy" halves it.
+
+`WholeLoad` sums requests over time. Our own are counted as they come and go. A server tells about twice a second how
+many it has; what is above our own count at that moment is taken for the requests of others until it tells again.
+Pure; one thread uses it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 from typing import Final
@@ -23,6 +28,8 @@ _LONGEST_PAUSE_S: Final = 30.0
 #: A longer Retry-After is taken for a mistake.
 _LONGEST_ASKED_PAUSE_S: Final = 600.0
 _BUSY_IN_A_ROW: Final = 6
+#: What a server told holds so long. Then it is not known what others have there.
+FRESH_S: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +188,6 @@ class Places:
             self._limit = min(float(self._most), max(self._limit, self._known_good) + evenly)
 
 
-#: What a server told holds so long. Then it is not known what others have there.
-FRESH_S: Final = 3.0
-
-
 @dataclass(frozen=True, slots=True)
 class LoadSums:
     """At one moment, since the beginning."""
@@ -265,38 +268,3 @@ def mean_load(here: LoadSums, everywhere: LoadSums, life_s: float, num_here: flo
         num_elsewhere=max(0.0, elsewhere.own + max(0.0, elsewhere.others)) / life_s,
         is_whole=everywhere.unknown_s <= 0,
     )
-
-
-#: Servers are asked on for so long after the last request of ours began.
-_LINGERS_S: Final = 10.0
-
-
-class FleetLoad:
-    """What servers tell comes in here, and what a request's life is compared with goes out."""
-
-    def __init__(self, places: Mapping[str, Places], *, clock: Callable[[], float]) -> None:
-        self._places, self._clock = places, clock
-        self._began_s: float | None = None
-
-    def began(self) -> LoadSums:
-        """A request of ours begins: the sums over time of all endpoints, up to now."""
-        self._began_s = self._clock()
-        return self.sums()
-
-    def sums(self) -> LoadSums:
-        """Requests summed over time, of all endpoints, up to now."""
-        return LoadSums.of_all(one.load_sums for one in self._places.values())
-
-    def is_wanted(self) -> bool:
-        """Whether requests of ours are under way, or were a moment ago, so that it is worth asking for the load."""
-        if any(one.num_in_flight for one in self._places.values()):
-            return True
-        return self._began_s is not None and self._clock() - self._began_s < _LINGERS_S
-
-    def num_own(self, name: str) -> int:
-        """Our requests in flight at the endpoint."""
-        return self._places[name].num_in_flight
-
-    def told(self, name: str, num_present: int, num_own: float) -> None:
-        """The endpoint says that it has `num_present` requests, whoever sent them. `num_own` are ours of these."""
-        self._places[name].told(num_present, num_own)

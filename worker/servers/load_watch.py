@@ -17,8 +17,8 @@ from typing import Final
 from alphaloop.errors import AlphaloopError, ReplyInvalid, ServerSilent, ServerUnavailable, ServerUnreachable
 from worker.servers.client import InferenceServer, ServerClient
 from worker.servers.counters import values
+from worker.servers.fleet import Fleet
 from worker.servers.http import Endpoint
-from worker.servers.load import FleetLoad
 from worker.servers.replies import Count, Form, read_form
 
 log = logging.getLogger(__name__)
@@ -39,14 +39,14 @@ class LoadWatch:
         self,
         servers: Sequence[InferenceServer],
         clients: Mapping[str, ServerClient],
-        load: FleetLoad,
+        fleet: Fleet,
         *,
         clock: Callable[[], float],
         every_s: float = EVERY_S,
     ) -> None:
         has_choice = len({route for server in servers for route in server.routes}) > 1
         self._clients = dict(clients) if has_choice else {}
-        self._load, self._clock, self._every_s = load, clock, every_s
+        self._fleet, self._clock, self._every_s = fleet, clock, every_s
         self._failing: set[str] = set()
 
     async def run(self) -> None:
@@ -56,13 +56,13 @@ class LoadWatch:
     async def _watch(self, name: str) -> None:
         while True:
             began_s, pause_s = self._clock(), self._every_s
-            if self._load.is_wanted():
+            if self._fleet.is_load_wanted():
                 pause_s = await self._ask(name)
             await asyncio.sleep(max(0.0, pause_s - (self._clock() - began_s)))
 
     async def _ask(self, name: str) -> float:
         """Ask once; seconds from its beginning until it is asked again."""
-        client, before = self._clients[name], self._load.num_own(name)
+        client, before = self._clients[name], self._fleet.num_own(name)
         try:
             try:
                 async with asyncio.timeout(_MOST_S):
@@ -77,7 +77,7 @@ class LoadWatch:
         if num_present is None:
             return SELDOM_S
         # It counted at some moment in between.
-        self._load.told(name, num_present, (before + self._load.num_own(name)) / 2)
+        self._fleet.told_load(name, num_present, (before + self._fleet.num_own(name)) / 2)
         if name in self._failing:
             self._failing.discard(name)
             log.info("%s tells its load", name, extra={"action": "load_told", "endpoint": name})
@@ -85,7 +85,7 @@ class LoadWatch:
 
     def _failed(self, name: str, error: AlphaloopError) -> float:
         if isinstance(error, ServerUnreachable) and self._clients[name].endpoint.has_own_metrics:
-            self._load.told(name, 0, 0)  # what takes no connection has no requests
+            self._fleet.told_load(name, 0, 0)  # what takes no connection has no requests
         elif name not in self._failing:
             self._failing.add(name)
             told = {"action": "load_not_told", "endpoint": name, "code": error.code}

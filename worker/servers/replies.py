@@ -100,7 +100,7 @@ class ReplyReader:
             usage.prompt_tokens,
             usage.completion_tokens,
             tuple(self._token_ids),
-            told_of(self.kind, self._added, usage.completion_tokens, self.num_draft_tokens),
+            drafts_of_kind(self.kind, self._added, usage.completion_tokens, self.num_draft_tokens),
             times_of(self._added),
             self.first_text_s,
             wall_s,
@@ -251,7 +251,7 @@ class Added:
             self.speculative_decoding = choice.speculative_decoding or self.speculative_decoding
 
 
-def told_of(kind: ServerKind, added: Added, num_tokens: int, num_draft_tokens: int | None = None) -> DraftCounts:
+def drafts_of_kind(kind: ServerKind, added: Added, num_tokens: int, num_draft_tokens: int | None = None) -> DraftCounts:
     """What that kind of server told about the drafts of a text of `num_tokens`.
 
     `num_draft_tokens`: k that was asked for or that of its start, where known. SGLang does not tell the depth of its
@@ -261,7 +261,7 @@ def told_of(kind: ServerKind, added: Added, num_tokens: int, num_draft_tokens: i
         return _sglang(added, num_tokens, num_draft_tokens)
     if kind == "vllm":
         return _vllm(added, num_tokens, num_draft_tokens)
-    return _TOLD[kind](added, num_tokens)
+    return _BY_KIND[kind](added, num_tokens)
 
 
 def _vllm(added: Added, num_tokens: int, num_draft_tokens: int | None) -> DraftCounts:
@@ -326,7 +326,7 @@ def _tensorrt_llm(added: Added, num_tokens: int) -> DraftCounts:
     return draft_counts.from_sums(found.total_draft_tokens, found.total_accepted_draft_tokens, num_tokens)
 
 
-_TOLD: Final[Mapping[ServerKind, Callable[[Added, int], DraftCounts]]] = {
+_BY_KIND: Final[Mapping[ServerKind, Callable[[Added, int], DraftCounts]]] = {
     "llama_cpp": _llama_cpp,
     "tensorrt_llm": _tensorrt_llm,
     "openai": lambda added, num_tokens: draft_counts.NOTHING,

@@ -14,6 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from pydantic import SecretStr
 
+from alphaloop import metrics_server
 from alphaloop.errors import ConfigError
 from alphaloop.metrics_server import Check, MetricsServer
 from alphaloop.settings import ConsoleSettings

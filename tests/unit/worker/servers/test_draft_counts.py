@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from alphaloop.acceptance import PREFILL, AcceptanceCounts
 from worker.servers import draft_counts
-from worker.servers.replies import Added, VllmMetrics, VllmSpeculation, told_of
+from worker.servers.replies import Added, VllmMetrics, VllmSpeculation, drafts_of_kind
 
 Played = tuple[tuple[int, int], ...]  #: of each round behind the first: tokens drafted, tokens accepted
 
@@ -72,10 +72,12 @@ def test_lengths_of_a_shorter_draft_than_the_servers_tell_positions_too(found: P
         acceptance_histogram=tuple(lengths[i] for i in range(5)),
     )
     added = Added(metrics=VllmMetrics(speculative_decoding=whole))
-    said = told_of("vllm", added, counts.num_tokens, 2)
+    said = drafts_of_kind("vllm", added, counts.num_tokens, 2)
     assert said.counts == counts
     assert said.longest_draft == 2
-    assert told_of("vllm", added, counts.num_tokens, 4).counts is None, "rounds of two, where four were asked for"
+    assert drafts_of_kind("vllm", added, counts.num_tokens, 4).counts is None, (
+        "rounds of two, where four were asked for"
+    )
 
 
 @given(rounds())

@@ -50,7 +50,7 @@ class World:
         ]
         self.clients = {one.name: Telling(endpoint) for one in servers}
         self.fleet = Fleet([one.as_fleet_endpoint() for one in servers], clock=self.clock, rng=Random(0))
-        self.watch = LoadWatch(servers, self.clients, self.fleet.load, clock=self.clock, every_s=0.0)
+        self.watch = LoadWatch(servers, self.clients, self.fleet, clock=self.clock, every_s=0.0)
 
     @property
     def plain(self) -> Telling:

@@ -29,7 +29,7 @@ class Servers:
         self.fleet = Fleet(endpoints, clock=self.clock, rng=Random(0))
 
     def told(self, name: str, num_present: int) -> None:
-        self.fleet.load.told(name, num_present, self.fleet.load.num_own(name))
+        self.fleet.told_load(name, num_present, self.fleet.num_own(name))
 
     def told_both(self, plain: int, ngram: int) -> None:
         self.told("plain", plain)
