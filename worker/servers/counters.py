@@ -103,8 +103,8 @@ class Counting:
         except AlphaloopError as error:
             if name not in self._failing:
                 self._failing.add(name)
-                told = {"action": "counters_not_read", "endpoint": name, "code": error.code}
-                log.warning("%s: its counters were not read: %s", name, error.message, extra=told)
+                extra = {"action": "counters_not_read", "endpoint": name, "code": error.code}
+                log.warning("%s: its counters were not read: %s", name, error.message, extra=extra)
             return None
         self._failing.discard(name)
         return found

@@ -88,8 +88,8 @@ class LoadWatch:
             self._fleet.told_load(name, 0, 0)  # what takes no connection has no requests
         elif name not in self._failing:
             self._failing.add(name)
-            told = {"action": "load_not_told", "endpoint": name, "code": error.code}
-            log.info("%s does not tell its load: %s", name, error.message, extra=told)
+            extra = {"action": "load_not_told", "endpoint": name, "code": error.code}
+            log.info("%s does not tell its load: %s", name, error.message, extra=extra)
         return self._every_s if isinstance(error, ServerUnavailable) else SELDOM_S
 
 

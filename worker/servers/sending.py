@@ -239,8 +239,8 @@ class Sending:
         is_blamed = verdict.action == "blame"
         if is_blamed and isinstance(error, RequestRefused) and self._has_other_route(request, name):
             is_blamed = False
-        told = {"action": f"request_{verdict.action}", "endpoint": name, "job_id": request.job_id, "code": error.code}
-        log.warning("a request failed: %s", error.message, extra=told)
+        extra = {"action": f"request_{verdict.action}", "endpoint": name, "job_id": request.job_id, "code": error.code}
+        log.warning("a request failed: %s", error.message, extra=extra)
         if is_blamed:
             fleet.forget(request.job_id)
             failure = FailedRequest(request.job_id, verdict.error, is_final=verdict.is_final)
