@@ -1,4 +1,4 @@
-"""What the counters of a server say, and that a slice's counts are those of its own requests, whatever comes in whatever order."""
+"""What the counters of a server say, and that a slice counts its own requests, in whatever order they come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From settings to the engine, and the thread of its event loop: calls keep their order, and its end ends everything."""
+"""From settings to the engine, and the thread of its event loop, which ends everything when it ends."""
 
 from __future__ import annotations
 
