@@ -93,7 +93,7 @@ class ServerClient:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Whom it asks."""
+        """The server's address, kind and limits."""
         return self._endpoint
 
     @property
@@ -102,7 +102,7 @@ class ServerClient:
         return self._endpoint.kind in ("openai", "tensorrt_llm", "sglang")
 
     async def room_behind(self, job: Job) -> int | None:
-        """Tokens that the context leaves behind the job's prompt; None where the server does not count for others.
+        """Tokens that the context leaves after the job's prompt; None where the server cannot count them.
 
         Raises what `complete` raises.
         """
@@ -189,7 +189,7 @@ class InferenceServer:
     drafter: DrafterState | None  #: what drafts there
     max_requests: int  #: at once
     context_length: int
-    switches_drafts: bool = False  #: whether it drafts as each request asks, so many tokens or none
+    switches_drafts: bool = False  #: whether a request can set the length of its drafts, 0 included
 
     @property
     def kind(self) -> ServerKind:

@@ -213,7 +213,7 @@ def _bucket(answered: Answered) -> object:
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Since the server was started, of all requests, whoever sent them."""
+    """Totals of all clients' requests since the server was started."""
 
     num_requests: int  #: that have ended
     num_tokens: int  #: of their texts
@@ -250,7 +250,7 @@ async def ask_counters(client: ServerClient) -> Counters:
 
 
 def lags(before: Counters, after: Counters, num_requests: int, num_tokens: int) -> bool:
-    """Whether so many requests of ours may not be in `after` yet: they ended a moment ago."""
+    """Whether `after` may lack some of our `num_requests`, which ended a moment ago."""
     has_requests = after.num_requests - before.num_requests >= num_requests
     return not (has_requests and after.num_tokens - before.num_tokens >= num_tokens) or after.num_present > 0
 
@@ -258,7 +258,7 @@ def lags(before: Counters, after: Counters, num_requests: int, num_tokens: int) 
 def counts_between(
     before: Counters, after: Counters, num_requests: int, num_tokens: int, num_draft_tokens: int
 ) -> AcceptanceCounts | None:
-    """Of `num_requests` texts with `num_tokens` together: their rounds behind the prompts', and one for all prompts.
+    """The rounds of `num_requests` texts with `num_tokens` together; one round stands for all prompts.
 
     What was accepted at each position is the server's. What was tried there is too if every round drafted k =
     `num_draft_tokens`; where some drafted less, the last positions are taken to have lacked. None where the server did
@@ -301,7 +301,7 @@ def counts_between(
 
 
 def _proposed(num_drafts: int, num_proposed: int, accepts: Sequence[int]) -> tuple[int, ...] | None:
-    """Tokens drafted at each position, of `num_proposed` in all; None where they cannot be so many."""
+    """Tokens drafted at each position, `num_proposed` in all; None where the numbers contradict each other."""
     lacking = num_drafts * len(accepts) - num_proposed
     found: list[int] = []
     for accepted in reversed(accepts[1:]):

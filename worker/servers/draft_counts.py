@@ -1,4 +1,4 @@
-"""What a server told about the drafts of one request, as counts.
+"""Acceptance counts of one request, from what its server reported about drafts.
 
 A server says how many tokens a text has, and of the rounds with a draft how many tokens each accepted. The rounds
 without a draft are the rest, since every round yields one token more than it accepts. Where fewer tokens came out than
@@ -17,13 +17,13 @@ from alphaloop.server_identity import Granularity
 
 @dataclass(frozen=True, slots=True)
 class DraftCounts:
-    """Draft tokens of one request, as finely as the server told them."""
+    """Draft tokens of one request, as finely as the server reported them."""
 
     granularity: Granularity
     num_proposed: int = 0
     num_accepted: int = 0
     counts: AcceptanceCounts | None = None  #: by position; None where the server does not tell enough for them
-    longest_draft: int = 0  #: tokens that some round drafted, at least; 0 where that is not told
+    longest_draft: int = 0  #: lower bound of the longest draft of a round; 0 where that is not reported
     doubt: str | None = None  #: why the counts cannot be believed, in words; the text may be right all the same
 
 
@@ -100,7 +100,7 @@ def from_lengths(histogram: Sequence[int], num_proposed: int, num_tokens: int, n
 
 
 def from_sums(num_proposed: int, num_accepted: int, num_tokens: int) -> DraftCounts:
-    """From the tokens alone: no position can be told apart."""
+    """From the tokens alone: nothing is known about positions."""
     if not num_proposed:
         return of_vanilla("sums", num_tokens)
     if num_accepted > num_proposed or num_accepted > num_tokens:

@@ -137,7 +137,7 @@ class Fleet:
         return self._members[name].places.num_in_flight
 
     def told_load(self, name: str, num_present: int, num_own: float) -> None:
-        """The endpoint says that it has `num_present` requests, whoever sent them. `num_own` are ours of these."""
+        """The endpoint reports `num_present` requests of all clients, `num_own` of them ours."""
         self._members[name].places.told(num_present, num_own)
 
     def succeeded(self, name: str) -> None:
@@ -184,7 +184,7 @@ class Fleet:
         self._suspicion.forget(job_id)
 
     def retired(self, name: str, reason: str) -> None:
-        """Another model or other settings stand behind the endpoint's address: it is out until the worker ends."""
+        """Another model or other settings answer at the endpoint's address: it gets no jobs until the worker ends."""
         self._members[name].circuit.retire(reason)
 
     def all_retired(self) -> str | None:

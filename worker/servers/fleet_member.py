@@ -82,13 +82,13 @@ class EndpointStatus:
     reason: str | None
     is_for_suspect: bool  #: whether it is kept for a request that has to run alone
     num_failed: Mapping[str, int]  #: requests that failed there, by the error's code
-    num_undrafted: int | None = None  #: of those in flight, asked for without drafts; None where nobody can ask so
+    num_undrafted: int | None = None  #: of those in flight, asked for without drafts; None where requests cannot ask
     is_obeying: bool = True  #: whether it does as requests ask, as far as is known
-    num_others: float | None = None  #: requests of others there, as it told a moment ago; None where it did not
+    num_others: float | None = None  #: requests of other clients there; None where it did not report them lately
 
     @property
     def is_whole_load_known(self) -> bool:
-        """Whether it told a moment ago how many requests it has, whoever sent them."""
+        """Whether it reported lately how many requests of all clients it has."""
         return self.num_others is not None
 
 

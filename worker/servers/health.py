@@ -65,7 +65,7 @@ _MOST_RECORDS: Final = 10_000
 _AT_ONCE_S: Final = 90.0
 _RECENT_S: Final = 600.0
 _REMEMBERED: Final = 256
-#: A caller that waits asks again at least so often; what nobody asks for any more is not kept.
+#: A caller that waits asks again within this time; an endpoint that no caller asks for is not kept.
 ASKS_AGAIN_S: Final = 5.0
 #: A server that was well so lately will be alive when the suspect comes.
 _WELL_S: Final = 5.0
@@ -147,7 +147,7 @@ class Suspicion:
         self._records.pop(job_id, None)
 
     def _record_of(self, job_id: str) -> _Record:
-        """The job's record. Whoever sends a job away without its end does not say `forget`, so the oldest go."""
+        """The job's record. A caller that gives a job back does not call `forget`, so the oldest records go."""
         if job_id not in self._records and len(self._records) >= _MOST_RECORDS:
             del self._records[next(iter(self._records))]
         return self._records.setdefault(job_id, _Record())
@@ -253,7 +253,7 @@ class Deaths:
         return not any(self._members[other].circuit.is_test_coming for other in not_gone)
 
     def flapping(self, besides: Collection[Death]) -> set[str]:
-        """Endpoints that died more than once of late, other than in `besides`."""
+        """Endpoints that died more than once lately, deaths in `besides` not counted."""
         since_s = self._clock() - _RECENT_S
         return {
             name

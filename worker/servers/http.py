@@ -93,7 +93,7 @@ class Endpoint:
     model: str
     api_key: SecretStr | None = None
     limits: Limits = Limits()
-    num_draft_tokens: int | None = None  #: k with which it was started; None: nothing drafts, or nobody said
+    num_draft_tokens: int | None = None  #: k with which it was started; None: nothing drafts, or k is not known
     metrics_url: str | None = None  #: of a server whose counters are read, because it tells nothing of a request
     switches_drafts: bool = False  #: whether the settings say that a request may ask it not to draft
 
@@ -229,7 +229,7 @@ class HttpSession:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a server sends behind its status."""
+    """The body of a reply."""
 
     _response: aiohttp.ClientResponse
     _limits: Limits
@@ -264,7 +264,7 @@ class Content:
             yield chunk
 
     async def end(self) -> None:
-        """Read what stands behind the last event of a stream, a packet of its own; unread, the connection is lost."""
+        """Read what follows the last event of a stream, in a packet of its own; unread, the connection is lost."""
         if not self._response.content.at_eof():
             # The text is whole already, however the connection ends.
             with suppress(TimeoutError, aiohttp.ClientError, OSError):
@@ -314,7 +314,7 @@ async def events(chunks: AsyncIterable[bytes], *, max_event_bytes: int) -> Async
 
 
 def _data(line: bytes) -> bytes | None:
-    """What stands behind `data:`. llama.cpp names a failure `error:` instead, and sends the same JSON."""
+    """The value of `data:`. llama.cpp names a failure `error:` instead, and sends the same JSON."""
     name, colon, value = line.partition(b":")
     if not colon or name not in (b"data", b"error"):
         return None
@@ -340,7 +340,7 @@ def refusal_of_reply(status: int, headers: Mapping[str, str], content: bytes) ->
 
 
 def _error_of(status: int, failure: ServerFailure) -> AlphaloopError:
-    """The error that a server names in its own words."""
+    """The error that a server's status, names and words mean."""
     said, words = _said(status, failure), failure.message or ""
     if status == 429 or (status == 503 and _FULL_WORDS.search(words)):
         return ServerBusy(said, retry_after_s=None, hint=_BUSY_HINT)

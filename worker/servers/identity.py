@@ -52,7 +52,7 @@ NUM_LIKELIEST: Final = 5  #: the most that OpenAI's form of a continued prompt a
 #: Later tokens follow from the first ones, which may differ at a near-tie.
 GREEDY: Final = Sampling(max_tokens=2, temperature=0.0)
 NAME: Final = "identity"
-#: A question is given up after so many seconds without an answer, where the endpoint's own limit is shorter.
+#: Shortest limit on seconds without an answer, where the endpoint's own is shorter.
 _LEAST_ANSWER_S: Final = 60.0
 _MOST_NAMED: Final = 8
 _REVISION_CHARS: Final = 12  #: as many as the revision of a model that this process loads
@@ -104,7 +104,7 @@ class NamedServers:
 
     target_revision: str  #: of all of them
     engine: str  #: of those that differ, all, joined by +
-    context_length: int | None  #: the shortest that is told
+    context_length: int | None  #: the shortest that a server reports
     changed: Mapping[str, str]  #: by endpoint, what is other than in its last life, in words
 
 
@@ -170,7 +170,7 @@ def revision_of(found: Mapping[str, ServerIdentity], known: Sequence[ServerLife]
 
 
 def engine_of(identity: ServerIdentity, revision: str, known: Sequence[ServerLife]) -> str:
-    """Kind and version; behind them a number of the arithmetic, where it is not the first of this model there."""
+    """Kind and version, followed by a number of the arithmetic where it is not the first of this model."""
     lives = [life for life in known if life.target_revision == revision and life.identity.server == identity.server]
     for life in lives:
         if told_apart(life.identity, identity) is None:
@@ -202,7 +202,7 @@ async def _together(client: _AskingClient, max_requests: int) -> list[Answer]:
 
 
 class _AskingClient(ServerClient):
-    """A client that asks for probabilities beside a text."""
+    """A client that asks for a text with probabilities."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint)

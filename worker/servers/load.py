@@ -28,7 +28,7 @@ _LONGEST_PAUSE_S: Final = 30.0
 #: A longer Retry-After is taken for a mistake.
 _LONGEST_ASKED_PAUSE_S: Final = 600.0
 _BUSY_IN_A_ROW: Final = 6
-#: What a server told holds so long. Then it is not known what others have there.
+#: A server's report holds for this long; later the requests of others are unknown.
 FRESH_S: Final = 3.0
 
 
@@ -39,7 +39,7 @@ class Flight:
     endpoint: str
     began_s: float
     here: LoadSums  #: of the endpoint up to `began_s`
-    everywhere: LoadSums  #: of all endpoints, its own among them
+    everywhere: LoadSums  #: of all endpoints, this one included
     is_alone: bool
     num_draft_tokens: int | None = None  #: that it asks the endpoint for; None: for nothing, so as it was started
 
@@ -53,7 +53,7 @@ class Flight:
 class Landing:
     """A request that ended or was given up."""
 
-    num_beside: float  #: our requests in flight at its endpoint meanwhile, the mean, itself included
+    num_beside: float  #: our mean requests in flight at its endpoint meanwhile, itself included
     load: ServerLoad  #: with those of others
 
 
@@ -107,7 +107,7 @@ class Places:
 
     @property
     def num_others(self) -> float | None:
-        """Requests of others there, as the server told a moment ago; None where it did not."""
+        """Requests of other clients there; None where the server did not report them lately."""
         return self._load.num_others(self._clock())
 
     @property
@@ -219,7 +219,7 @@ class WholeLoad:
         self._known_until_s = now_s
 
     def change(self, now_s: float, by: int) -> None:
-        """So many requests of ours more, or less."""
+        """Add `by` to the number of our requests."""
         self._count(now_s)
         self.num_own += by
 
@@ -234,7 +234,7 @@ class WholeLoad:
         self._known_until_s = now_s + FRESH_S
 
     def is_known(self, now_s: float) -> bool:
-        """Whether the server told how many it has, a moment ago."""
+        """Whether the server reported its requests lately."""
         return now_s < self._known_until_s
 
     def num_others(self, now_s: float) -> float | None:
@@ -256,7 +256,7 @@ class WholeLoad:
 
 
 def mean_load(here: LoadSums, everywhere: LoadSums, life_s: float, num_here: float) -> ServerLoad:
-    """Over a request's life of `life_s`: the load of its own endpoint and of the others, from what both grew by.
+    """Mean load over a request's life of `life_s`, of its own endpoint and of the others, from what both sums grew by.
 
     `num_here` is its endpoint's own count, for a life that had no time.
     """

@@ -1,4 +1,4 @@
-"""Asks each server about twice a second how many requests it has, so that those of others are known.
+"""Asks each server twice a second how many requests it has, so that those of other clients are known.
 
 No request waits for it. It asks while jobs of this worker are at a server or were a moment ago, and only where there
 are two routes: nothing is on trial elsewhere.
@@ -94,7 +94,7 @@ class LoadWatch:
 
 
 async def ask_num_present(client: ServerClient) -> int | None:
-    """Requests that run or wait there now, whoever sent them; None of a server that has no page for it.
+    """Requests of all clients that run or wait there now; None for a server that has no page for it.
 
     Raises ServerError, which is RequestRefused where the page was not turned on.
     """
@@ -116,7 +116,7 @@ def load_url(endpoint: Endpoint) -> str | None:
 
 
 def num_present_on(endpoint: Endpoint, page: bytes) -> int:
-    """Requests that run or wait there, whoever sent them. Raises ReplyInvalid."""
+    """Requests of all clients that run or wait there. Raises ReplyInvalid."""
     if endpoint.kind == "sglang":
         loads = read_form(_Loads, page).loads
         if not loads:

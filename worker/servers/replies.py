@@ -133,7 +133,7 @@ class SentRequest:
     ended_at: float
     num_beside: float  #: our mean requests in flight there meanwhile, itself included
     slice_counts: SliceCounts | None = None  #: of the slice that it ended
-    load: ServerLoad | None = None  #: of the whole fleet meanwhile; None where it is no job's request
+    load: ServerLoad | None = None  #: of the whole fleet meanwhile; None for a measurement
     asked_length: int | None = None  #: k that the request asked for and got; None: that of the endpoint's start
 
     @property
@@ -201,7 +201,7 @@ def _known(reply: Reply, drafter: DrafterState | None) -> DraftCounts:
 
 
 def _drafted(counts: AcceptanceCounts, drafter: DrafterState, num_draft_tokens: int) -> tuple[DrafterCounts, ...]:
-    """The drafter's rounds: all behind the one that read the prompt."""
+    """The drafter's rounds: all but the one that read the prompt."""
     behind = AcceptanceCounts(
         counts.rounds - 1,
         counts.num_empty_rounds - 1,
@@ -235,7 +235,7 @@ class ServerTimes:
 
 @dataclass(slots=True)
 class Added:
-    """What the pieces of one reply had beside text and usage, the last of each."""
+    """What servers add to text and usage: the last value of each in the pieces of one reply."""
 
     metrics: VllmMetrics | None = None
     timings: LlamaTimings | None = None
@@ -252,7 +252,7 @@ class Added:
 
 
 def drafts_of_kind(kind: ServerKind, added: Added, num_tokens: int, num_draft_tokens: int | None = None) -> DraftCounts:
-    """What that kind of server told about the drafts of a text of `num_tokens`.
+    """What that kind of server reported about the drafts of a text of `num_tokens`.
 
     `num_draft_tokens`: k that was asked for or that of its start, where known. SGLang does not tell the depth of its
     trees, and vLLM's list of lengths is as long as that of its start.

@@ -1,7 +1,7 @@
-"""Sends requests to the endpoints of a fleet, and tells what became of each.
+"""Sends requests to the endpoints of a fleet, and reports what became of each.
 
 Everything here runs on one event loop. A request waits in line until its endpoint has room. If a server is away, the
-request goes to another or waits; nobody above learns of it, because nothing is said against the job.
+request goes to another or waits; the engine does not learn of it, because the job is not at fault.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Sending:
         self._dispatch()
 
     def drop(self, request: ServerRequest) -> None:
-        """Nobody waits for it any more: its connection is closed, so that its server aborts it."""
+        """Forget a request and close its connection, so that its server aborts it."""
         request.is_dropped = True
         self._fleet.forget(request.job_id)
         if request in self._line:
@@ -91,7 +91,7 @@ class Sending:
             request.task.cancel()
 
     def drop_all(self) -> None:
-        """Nobody waits for any of them."""
+        """Drop every request."""
         for request in [*self._line, *self._on_their_way]:
             self.drop(request)
 
@@ -328,7 +328,7 @@ class TokenEstimate:
         return max(1, round(rate * num_prompt_bytes(job)) + _AROUND_A_MESSAGE * len(job.body.messages or ()))
 
     def learn(self, job: Job, num_tokens: int) -> None:
-        """A server counted so many tokens."""
+        """Learn that a server counted `num_tokens`."""
         added = max(0, num_tokens - _AROUND_A_MESSAGE * len(job.body.messages or ()))
         num_bytes = num_prompt_bytes(job)
         with self._lock:

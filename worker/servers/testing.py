@@ -190,9 +190,9 @@ async def why_not(client: ServerClient) -> str | None:
 
 
 def why_not_obeyed(reply: Reply, num_draft_tokens: int) -> str | None:
-    """Why a text was not decoded with at most so many draft tokens a round, which it asked for, in words.
+    """Why a text had longer drafts than its request asked for, in words.
 
-    None where it was, as far as the server tells.
+    None where it had not, as far as the server reports.
     """
     drafts = reply.drafts
     if num_draft_tokens:
@@ -393,7 +393,7 @@ async def _counters(endpoint: Endpoint) -> Finding:
 
 
 def _switching(told: str | None, *, is_set: bool) -> Finding:
-    """Whether a request can ask for no drafts; `told`: why not. Most servers cannot, which is no fault of theirs."""
+    """Whether a request can ask for no drafts; `told`: why not. Most servers cannot, which is no fault."""
     if told is not None:
         words = f"switches_drafts is set, but {told}" if is_set else "every request is drafted for"
         return Finding("switch", "warning" if is_set else "ok", words)
