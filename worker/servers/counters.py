@@ -180,7 +180,9 @@ class CounterSlices:
         found = self._open
         if found is not None and answered is not None:
             found.answered.append(answered)
-        if answered is None or (found is not None and len({_bucket(one) for one in found.answered}) > 1):
+        if answered is None or (
+            found is not None and len({prompt_bucket(one.num_prompt_tokens) for one in found.answered}) > 1
+        ):
             self._open = found = None
         if self._num_in_flight:
             return None
@@ -205,10 +207,6 @@ class CounterSlices:
         if counts is None:
             return None
         return SliceCounts(num, sum(one.num_prompt_tokens for one in due.answered), num_tokens, counts)
-
-
-def _bucket(answered: Answered) -> object:
-    return prompt_bucket(answered.num_prompt_tokens)
 
 
 @dataclass(frozen=True, slots=True)
