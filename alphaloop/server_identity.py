@@ -1,9 +1,4 @@
-"""What an inference server is: its names, and how it answers a fixed set of prompts.
-
-Texts of one model differ between servers and between busy and quiet minutes, because sums round differently: of 16
-texts of 12 tokens three did. The probabilities of *first* tokens were equal to the last digit (vLLM and llama.cpp,
-alone, 16 at once, under load), so two identities are compared by these; docs/guides/engines.md has the measurements.
-"""
+"""The kinds of inference servers that alphaloop knows, all with an interface in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -12,6 +7,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
+
+ServerKind = Literal["vllm", "sglang", "llama_cpp", "tensorrt_llm", "openai"]
+"""`openai` is any other server: it is asked for nothing, and believed in nothing, that OpenAI's own form lacks."""
+
+Granularity = Literal["rounds", "lengths", "sums", "counters", "nothing"]
+"""How finely a server tells what was drafted and accepted in one request.
+
+`rounds`: of each round, how many tokens were drafted and accepted. `lengths`: how many rounds accepted how many tokens.
+`sums`: drafted and accepted tokens of the request. `counters`: the server's own counters, of a slice of requests that
+ran alone. `nothing`: not even these.
+"""
+
 
 #: Mean distance of log-probabilities that is another model: bfloat16 and float32 of one model differ by .04, and its
 #: 4-bit file under llama.cpp by .09.

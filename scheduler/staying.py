@@ -11,12 +11,12 @@ from types import FrameType
 from typing import Final
 
 from alphaloop.console.server import ConsoleServer
-from alphaloop.endpoint import Endpoint
 from alphaloop.errors import ConfigError
 from alphaloop.kafka.backlog import unfinished
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.liveness import ExitCode, Liveness, Pulse, Watchdog
+from alphaloop.metrics_server import MetricsServer
 from alphaloop.settings import SchedulerSettings, Settings
 from alphaloop.start_wait import StartStopped, StartWait, await_servers
 from alphaloop.store.clock import DatabaseClock
@@ -58,7 +58,7 @@ def stay(
     metrics, liveness, dials = SchedulerMetrics(), Liveness(), settings.scheduler
     with ExitStack() as exits:
         # A standby is as ready as a leader: both wait for the next tick.
-        endpoint = Endpoint(
+        endpoint = MetricsServer(
             dials.http_host,
             dials.http_port,
             metrics.registry,

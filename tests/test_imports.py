@@ -28,7 +28,7 @@ OWNERS: Final = {
     "starlette": ("alphaloop.console",),
     "uvicorn": ("alphaloop.console",),
     "aiohttp": ("worker.servers",),
-    "vllm": ("alphaloop.inside_vllm", "worker.servers.in_process.library"),
+    "vllm": ("alphaloop.inside_vllm",),
 }
 
 #: The one module that asks for the time of day, because APScheduler's next run is by the machine's clock.

@@ -18,10 +18,10 @@ from typing import Final
 
 from alphaloop import logs
 from alphaloop.embedded.stack import with_running_stack
-from alphaloop.endpoint import Endpoint
 from alphaloop.errors import AlphaloopError, ConfigError, EngineSick
 from alphaloop.kafka.producer import Producer
 from alphaloop.liveness import ExitCode, Watchdog
+from alphaloop.metrics_server import MetricsServer
 from alphaloop.settings import Settings, WorkerSettings, load_settings
 from alphaloop.start_wait import StartStopped, StartWait, await_servers
 from alphaloop.store.database import Database
@@ -70,7 +70,7 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
         exits.callback(database.close)
         start_wait = StartWait(stop, settings.startup.server_wait_s)
         health, metrics = ProcessHealth(start_wait), WorkerMetrics()
-        endpoint = Endpoint(
+        endpoint = MetricsServer(
             settings.worker.http_host,
             settings.worker.http_port,
             metrics.registry,

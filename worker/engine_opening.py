@@ -19,7 +19,7 @@ def open_engine(models: ModelSettings, *, num_slots: int, database: Database | N
     """
     if models.target.engine == "server":
         try:
-            from worker.servers.opening import open_server_engine
+            from worker.servers.engine import open_server_engine
         except ModuleNotFoundError as error:
             raise ConfigError(f"{error.name} is not installed", hint="pip install 'alphaloop[servers]'") from None
         identities = ServerIdentityStore(database) if database is not None else None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.errors import AlphaloopError
-from alphaloop.server_kind import Granularity
+from alphaloop.server_identity import Granularity
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from alphaloop.cli.check_pair import show_findings
 from alphaloop.cli.screen import print_json
 from alphaloop.commands.orders import CheckServerOrder
 from alphaloop.commands.reports import ServerCheck
-from alphaloop.server_kind import ServerKind
+from alphaloop.server_identity import ServerKind
 
 EXAMPLE: Final = """\
 alphaloop check-server http://gpu-1:8000/v1 --kind vllm

@@ -18,10 +18,10 @@ from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import FittedTable, note, out, paragraph, print_json, table
 from alphaloop.embedded.process import is_listening
 from alphaloop.embedded.stack import running_stack
-from alphaloop.endpoint import url_of
 from alphaloop.errors import BrokerError
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.backlog import unfinished
+from alphaloop.metrics_server import url_of
 from alphaloop.settings import Settings
 from alphaloop.store.claims import RUNNING
 from alphaloop.store.expectations import ExpectationStore

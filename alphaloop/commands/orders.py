@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from alphaloop.server_kind import ServerKind
+from alphaloop.server_identity import ServerKind
 from alphaloop.settings.device import DeviceName
 from alphaloop.settings.models import Dtype
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 from alphaloop.cost import CostPoint
 from alphaloop.engine_identity import EngineIdentity
-from alphaloop.server_kind import Granularity, ServerKind
+from alphaloop.server_identity import Granularity, ServerKind
 
 Verdict = Literal["ok", "warning", "refused"]
 

@@ -1,21 +1,40 @@
-"""vLLM's drafter: `--speculative-config '{"model": "alphaloop.inside_vllm.proposer.LookupProposer", ...}'`."""
+"""vLLM's drafter: `--speculative-config '{"model": "alphaloop.inside_vllm.proposer.LookupProposer", ...}'`.
+
+Its settings are `--additional-config '{"alphaloop_lookup": {"remember_tasks": ["sql"]}}'`. The names, meanings and
+defaults are those of `[models.drafters.<name>]` with `method = "lookup"`. They are read without pydantic, because
+vLLM's environment has the version that vLLM wants. What a request asks for is in OpenAI's form:
+`"vllm_xargs": {"alphaloop_task": "sql"}`.
+
+vLLM hands over rows of tokens, without names: rows change places, and a row may hold another request than a step
+before. An index over a text depends on nothing but the text, so a row goes on with the index whose text it begins with.
+Which request it is matters for what is remembered alone, and there the names are told.
+"""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from alphaloop.errors import ConfigError
-from alphaloop.inside_vllm.asked import Asked
-from alphaloop.inside_vllm.running_texts import RunningText, RunningTexts, Tokens
-from alphaloop.inside_vllm.settings import KEY, ProposerSettings
-from alphaloop.lookup.continuations import Rule
-from alphaloop.lookup.earlier_results import EarlierResults
-from alphaloop.lookup.searched_text import SearchedText
-from alphaloop.lookup.suffixes import SuffixIndex
+from alphaloop.lookup import EarlierResults, Rule, SearchedText, SuffixIndex
 
 WORKER: Final = "alphaloop.inside_vllm.worker.LookupWorker"
+TASK: Final = "alphaloop_task"
+NUM_DRAFT_TOKENS: Final = "alphaloop_num_draft_tokens"
+KEY: Final = "alphaloop_lookup"
+_RANGES: Final = {
+    "max_ngram": (1, 32),
+    "min_ngram": (1, 16),
+    "min_probability": (0, 0.999999),
+    "max_remembered_bytes": (1 << 16, 1 << 40),
+}
+
+Tokens = NDArray[np.int32]
 
 
 class LookupProposer:
@@ -37,7 +56,7 @@ class LookupProposer:
         self._rule = Rule(settings.min_probability, num_branches=1)
         self._num_draft_tokens: int = vllm_config.speculative_config.num_speculative_tokens
         self._max_tokens: int = vllm_config.model_config.max_model_len
-        self._texts = RunningTexts(self._search)
+        self._texts = FollowedTexts(self._search)
         self._earlier = {
             task: EarlierResults(settings.min_ngram, settings.max_ngram, settings.max_remembered_bytes)
             for task in settings.remember_tasks
@@ -71,7 +90,7 @@ class LookupProposer:
                 earlier.remember(text.output)
         return [self._draft(text) if text is not None else [] for text in running]
 
-    def _draft(self, text: RunningText) -> list[int]:
+    def _draft(self, text: FollowedText) -> list[int]:
         most = self._num_draft_tokens
         if text.asked.num_draft_tokens is not None:
             most = min(most, text.asked.num_draft_tokens)
@@ -82,3 +101,149 @@ class LookupProposer:
     def _search(self, tokens: array[int], asked: Asked) -> SearchedText:
         index = SuffixIndex(tokens, self._settings.min_ngram, self._settings.max_ngram)
         return SearchedText(tokens, index, self._earlier.get(asked.task))
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerSettings:
+    """Look-up's settings; the longest draft is vLLM's `num_speculative_tokens`."""
+
+    max_ngram: int = 16  #: tokens of the longest match; a longer one counts no more
+    min_ngram: int = 1  #: a shorter match is ignored
+    min_probability: float = 0.1  #: the draft ends before a token that is less likely to be accepted
+    remember_tasks: tuple[str, ...] = ()  #: tasks whose requests also draft from earlier results of that task
+    max_remembered_bytes: int = 16 << 20  #: of such results, for each task
+
+    @classmethod
+    def read(cls, additional_config: Any) -> ProposerSettings:
+        """From vLLM's `additional_config`. Raises ConfigError."""
+        given = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"expected an object at additional_config.{KEY}, found {type(given).__name__}")
+        known = {field.name: field.default for field in fields(cls)}
+        if unknown := sorted(set(given) - set(known)):
+            raise ConfigError(f"expected settings of {sorted(known)} at additional_config.{KEY}, found {unknown}")
+        return cls(**{name: _checked(name, value, known[name]) for name, value in given.items()})
+
+
+def _checked(name: str, value: Any, default: object) -> Any:
+    place = f"additional_config.{KEY}.{name}"
+    if isinstance(default, tuple):
+        if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
+            raise ConfigError(f"expected a list of task names at {place}, found {value!r}")
+        return tuple(value)
+    numbers = (int, float) if isinstance(default, float) else (int,)
+    low, high = _RANGES[name]
+    if isinstance(value, bool) or not isinstance(value, numbers) or not low <= value <= high:
+        raise ConfigError(f"expected a number from {low} to {high} at {place}, found {value!r}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request as its client sent it."""
+
+    request_id: str = ""  #: vLLM's; empty where nothing tells it
+    task: str = ""  #: empty: its text is remembered for no task
+    num_draft_tokens: int | None = None  #: most tokens proposed a round; 0: it decodes vanilla. None: as the server's k
+
+    @classmethod
+    def of(cls, request_id: str, extra: Mapping[str, Any] | None) -> Asked:
+        """Read `SamplingParams.extra_args`.
+
+        A value of another type counts as left out: an error here would end the server for all its requests.
+        """
+        extra = extra or {}
+        task, most = extra.get(TASK), extra.get(NUM_DRAFT_TOKENS)
+        return cls(
+            request_id,
+            task if isinstance(task, str) else "",
+            max(0, most) if isinstance(most, int) and not isinstance(most, bool) else None,
+        )
+
+
+NOTHING_ASKED: Final = Asked()
+
+
+@dataclass(slots=True, eq=False)
+class FollowedText:
+    """Prompt and output of a request that is decoded."""
+
+    tokens: array[int]
+    num_prompt: int  #: tokens that were there when it was first seen
+    asked: Asked
+    searched: SearchedText  #: over `tokens`
+
+    @property
+    def output(self) -> array[int]:
+        """What was generated since it was first seen."""
+        return self.tokens[self.num_prompt :]
+
+    def goes_on_in(self, tokens: Tokens, asked: Asked) -> bool:
+        """Whether `tokens` begin with this text and go on, asked for in the same way."""
+        num_before = len(self.tokens)
+        return (
+            num_before < len(tokens)
+            and self.asked == asked
+            and bool(np.array_equal(np.frombuffer(self.tokens, np.int32), tokens[:num_before]))
+        )
+
+    def go_on(self, tokens: Tokens) -> FollowedText:
+        """Take in what is new, usually the tokens of one step: near the end of a context vLLM asks for no drafts."""
+        self.tokens.extend(tokens[len(self.tokens) :].tolist())
+        return self
+
+
+class FollowedTexts:
+    """At most one text a row; a text that no row goes on with has ended.
+
+    vLLM also takes requests out of its batch that it interrupts for lack of memory. Such a text counts as ended, and
+    as a new one when it comes back, with all that it has so far as its prompt.
+    """
+
+    def __init__(self, search: Callable[[array[int], Asked], SearchedText]) -> None:
+        self._search = search
+        self._by_row: list[FollowedText | None] = []
+
+    def __len__(self) -> int:
+        return sum(text is not None for text in self._by_row)
+
+    def follow(
+        self,
+        sampled: Sequence[Sequence[int]],
+        num_tokens: Sequence[int],
+        rows: Tokens,
+        asked: Sequence[Asked] | None,
+    ) -> tuple[list[FollowedText | None], list[FollowedText]]:
+        """Take in a step: the text of each row, None where nothing was sampled, and the texts that have ended.
+
+        `sampled[i]` are the last of the `num_tokens[i]` tokens of `rows[i]`; none while a prompt is being read.
+        `asked` is by row too; None: nothing tells it.
+        """
+        by_asked = asked if asked is not None else [NOTHING_ASKED] * len(sampled)
+        left = list(self._by_row)
+        now: list[FollowedText | None] = [None] * len(sampled)
+        moved = []
+        for i in range(len(sampled)):
+            if not sampled[i]:
+                continue
+            text, tokens = left[i] if i < len(left) else None, rows[i, : num_tokens[i]]
+            if text is not None and text.goes_on_in(tokens, by_asked[i]):
+                left[i] = None
+                now[i] = text.go_on(tokens)
+            else:
+                moved.append(i)
+        ended = [text for text in left if text is not None]
+        for i in moved:
+            tokens = rows[i, : num_tokens[i]]
+            text = next((one for one in ended if one.goes_on_in(tokens, by_asked[i])), None)
+            if text is None:
+                now[i] = self._open(tokens, num_tokens[i] - len(sampled[i]), by_asked[i])
+            else:
+                ended.remove(text)
+                now[i] = text.go_on(tokens)
+        self._by_row = now
+        return list(now), ended
+
+    def _open(self, tokens: Tokens, num_prompt: int, asked: Asked) -> FollowedText:
+        held = array("i", tokens.astype(np.int32).tobytes())
+        return FollowedText(held, num_prompt, asked, self._search(held, asked))

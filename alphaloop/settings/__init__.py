@@ -5,7 +5,6 @@ from __future__ import annotations
 from alphaloop.settings.claim_check import ClaimCheckSettings
 from alphaloop.settings.console import ConsoleSettings
 from alphaloop.settings.endpoint import EndpointSettings
-from alphaloop.settings.in_process import InProcessSettings
 from alphaloop.settings.load import Settings, default_data_dir, find_configs, load_settings, read_tasks
 from alphaloop.settings.model import (
     EmbeddedSettings,
@@ -36,7 +35,6 @@ __all__ = [
     "DrafterSettings",
     "EmbeddedSettings",
     "EndpointSettings",
-    "InProcessSettings",
     "KafkaSettings",
     "LogSettings",
     "LookupDrafterSettings",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr, field_validator, model_validator
 
 from alphaloop.messages.job import TaskName
-from alphaloop.server_kind import ServerKind
+from alphaloop.server_identity import ServerKind
 from alphaloop.settings.section import Section
 
 EXAMPLE: Final = "http://localhost:8000/v1"
@@ -36,12 +36,6 @@ def refuse_key(key: str | None) -> None:
         raise ValueError("expected printable ASCII without spaces around it, found something else")
 
 
-def refuse_half_a_drafter(drafter: str | None, num_draft_tokens: int | None) -> None:
-    """Raise ValueError where only one of the two is given."""
-    if (drafter is None) != (num_draft_tokens is None):
-        raise ValueError("expected drafter and num_draft_tokens together: a server drafts with the k of its start")
-
-
 def _sendable(key: SecretStr) -> SecretStr:
     refuse_key(key.get_secret_value())
     return key
@@ -65,9 +59,20 @@ class EndpointSettings(Section):
     answer_s: float = Field(600.0, gt=0)  #: from a request to the first byte of its reply: a queue lies between
     silence_s: float = Field(60.0, gt=0)  #: between two pieces of a reply that has begun
 
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _refuse_an_engine_inside(cls, given: object) -> object:
+        if given == "vllm_in_process":
+            raise ValueError(
+                "expected the kind of a server, because the worker starts no vLLM inside itself; start `vllm serve` on "
+                f'this machine and name it with kind = "vllm" and url = "{EXAMPLE}"'
+            )
+        return given
+
     @model_validator(mode="after")
     def _drafts_with_a_k(self) -> Self:
-        refuse_half_a_drafter(self.drafter, self.num_draft_tokens)
+        if (self.drafter is None) != (self.num_draft_tokens is None):
+            raise ValueError("expected drafter and num_draft_tokens together: a server drafts with the k of its start")
         if self.metrics_url is not None and self.drafter is None:
             raise ValueError("expected metrics_url with a drafter only: there is nothing to count where nothing drafts")
         if self.switches_drafts and (self.kind != "vllm" or self.drafter is None):

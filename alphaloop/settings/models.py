@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -10,10 +10,8 @@ from pydantic_core import PydanticCustomError
 from alphaloop.deciding import lookup_prior
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.messages.job import TaskName
-from alphaloop.server_kind import ServerKind
 from alphaloop.settings.device import AUTO, DeviceName
 from alphaloop.settings.endpoint import EndpointSettings
-from alphaloop.settings.in_process import KIND, InProcessSettings
 from alphaloop.settings.section import Section, Share
 
 Dtype = Literal["bfloat16", "float16", "float32", "float64"]
@@ -135,28 +133,12 @@ DrafterSettings = Annotated[
 ]
 
 
-def _kind(given: Any) -> Any:
-    kind = given.get("kind") if isinstance(given, dict) else getattr(given, "kind", None)
-    return "server" if kind in get_args(ServerKind) else kind
-
-
-#: The section's `kind` selects one of them.
-AnyEndpointSettings = Annotated[
-    Annotated[EndpointSettings, Tag("server")] | Annotated[InProcessSettings, Tag(KIND)],
-    Discriminator(
-        _kind,
-        custom_error_type="kind",
-        custom_error_message=f"Expected kind to be {', '.join(get_args(ServerKind))} or {KIND}",
-    ),
-]
-
-
 class ModelSettings(Section):
     """configs/models.toml."""
 
     target: TargetSettings = TargetSettings()
     drafters: dict[TaskName, DrafterSettings] = Field({"lookup": LookupDrafterSettings()})
-    endpoints: dict[TaskName, AnyEndpointSettings] = Field(default_factory=dict)
+    endpoints: dict[TaskName, EndpointSettings] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _replicas_agree(self) -> Self:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from alphaloop.embedded.process import ChildProcess
-from alphaloop.inside_vllm.asked import TASK
+from alphaloop.inside_vllm.proposer import TASK
 from benchmarks.engines.cpu_seconds import cpu_seconds
 from benchmarks.engines.options import add_prompts, add_vllm
 from benchmarks.engines.serve import FOLDER, NGRAM

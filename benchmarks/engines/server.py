@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from alphaloop.embedded.process import ChildProcess
-from alphaloop.server_kind import ServerKind
+from alphaloop.server_identity import ServerKind
 from benchmarks.contestants.process import REPOSITORY
 from benchmarks.cores import on_cores
 

@@ -31,7 +31,7 @@ from benchmarks.engines.setting_up import DRAFTING, FOLDER, PLAIN, SHORT_CALIBRA
 from benchmarks.engines.weights import dense_folder
 from benchmarks.engines.workload import read_prompts
 from benchmarks.whole.jobs import PromptJob
-from worker.servers.prometheus_page import values
+from worker.servers.counters import values
 
 console = Console(stderr=True, width=None if sys.stderr.isatty() else 130)
 

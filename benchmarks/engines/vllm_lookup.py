@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from alphaloop.inside_vllm.proposer import WORKER
-from alphaloop.inside_vllm.settings import KEY
+from alphaloop.inside_vllm.proposer import KEY, WORKER
 from benchmarks.contestants.process import REPOSITORY
 from benchmarks.engines.server import ENVIRONMENT, Server, vllm
 

@@ -18,7 +18,7 @@ from benchmarks.switchback.request_scenario import RequestScenario
 from benchmarks.switchback.seen_load import SeenLoad
 from benchmarks.switchback.world import Truth
 from worker.served import ServerLoad
-from worker.servers.places import Flight
+from worker.servers.load import Flight
 
 TRIAL: Final = Trial("task greedy", Treatment("draft", 4))
 _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)

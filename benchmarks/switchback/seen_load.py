@@ -10,7 +10,7 @@ from typing import Final
 from worker.served import ServerLoad
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import FleetEndpoint
-from worker.servers.places import Flight
+from worker.servers.load import Flight
 
 _NAMES: Final = ("vanilla", "speculative")  #: by whether a server speculates
 _MOST: Final = 100_000  #: requests at a server: never the limit here
@@ -40,10 +40,10 @@ class SeenLoad:
         now_s = self._clock()
         if now_s >= self._answered_at_s:
             for name, (present, own) in zip(_NAMES, self._answer, strict=True):
-                self._fleet.load.told(name, present, (own + self._fleet.load.num_own(name)) / 2)
+                self._fleet.told_load(name, present, (own + self._fleet.num_own(name)) / 2)
             self._answered_at_s = math.inf
         if now_s >= self._asks_at_s:
-            self._answer = tuple((num_at[index], self._fleet.load.num_own(name)) for index, name in enumerate(_NAMES))
+            self._answer = tuple((num_at[index], self._fleet.num_own(name)) for index, name in enumerate(_NAMES))
             self._answered_at_s = now_s + self._delay_s
             self._asks_at_s = now_s + max(self._every_s * self._rng.uniform(0.9, 1.1), self._delay_s)
 

@@ -1,4 +1,4 @@
-"""What every engine promises above the seam: the fake, a tiny real model, servers over real connections, vLLM inside.
+"""What every engine promises above the seam: the fake, a tiny real model, servers over real connections.
 
 A test that changes how a running text is drafted, or counts the rounds of a step, is for engines that own a device.
 """
@@ -20,7 +20,6 @@ from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, InvalidField, PromptTooLong
 from alphaloop.settings import WorkerSettings
 from tests.fakes import FakeEngine
-from tests.fixtures.fake_vllm import FakeVllm, engine_in_process
 from tests.fixtures.models import VANILLA, lookup_decision, make_job
 from tests.fixtures.served_engine import engine_of_servers
 from worker.costs.calibration import calibrate, plan
@@ -53,7 +52,7 @@ def fake(num_slots: int = 4, context_length: int | None = None) -> Engine:
     return FakeEngine(num_slots=num_slots, context_length=context_length or 512)
 
 
-@pytest.fixture(params=["fake", "transformers", "servers", "vllm_in_process"])
+@pytest.fixture(params=["fake", "transformers", "servers"])
 def build_any(request: pytest.FixtureRequest) -> Iterator[Build]:
     """The same of every engine; those of endpoints have a vanilla one and one that drafts with k = 4.
 
@@ -67,8 +66,6 @@ def build_any(request: pytest.FixtureRequest) -> Iterator[Build]:
         def build(num_slots: int = 4, round_s: float = 0.002) -> Engine:
             if own is not None:
                 return own(num_slots=num_slots)
-            if request.param == "vllm_in_process":
-                return exits.enter_context(engine_in_process(FakeVllm(round_s=round_s), num_slots=num_slots))
             return exits.enter_context(engine_of_servers(num_slots=num_slots, round_s=round_s))
 
         yield build

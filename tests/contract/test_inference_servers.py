@@ -26,7 +26,7 @@ from alphaloop.errors import (
     ServerUnavailable,
 )
 from alphaloop.messages import Job, Origin, parse_job
-from alphaloop.server_kind import ServerKind
+from alphaloop.server_identity import ServerKind
 from tests.fixtures import server_replies
 from tests.fixtures.inference_server import (
     Answer,
@@ -43,8 +43,8 @@ from tests.fixtures.models import make_job
 from tests.fixtures.server_replies import MAX_TOKENS, PROMPT, TEXT, openai, streamed
 from worker.engine import Sampling
 from worker.servers.client import ServerClient
-from worker.servers.endpoint import Endpoint, Limits
-from worker.servers.reading import Reply
+from worker.servers.http import Endpoint, Limits
+from worker.servers.replies import Reply
 
 KINDS: Final[tuple[ServerKind, ...]] = get_args(ServerKind)
 GREEDY: Final = Sampling(max_tokens=MAX_TOKENS, temperature=0.0)
@@ -91,7 +91,7 @@ def heard(texts: list[str]) -> Ask[Reply]:
 
 
 def facts(reply: Reply) -> tuple[object, ...]:
-    told = reply.told
+    told = reply.drafts
     return told.granularity, told.num_proposed, told.num_accepted, told.counts
 
 
@@ -102,7 +102,7 @@ def test_a_whole_reply_is_read(kind: ServerKind) -> None:
     assert (reply.text, reply.finish_reason) == (server_replies.text_of(sent), "length")
     assert (reply.num_prompt_tokens, reply.num_tokens) == (13, 24)
     assert facts(reply) == TOLD[kind]
-    assert (reply.first_text_s, reply.told.doubt) == (None, None)
+    assert (reply.first_text_s, reply.drafts.doubt) == (None, None)
     assert reply.wall_s > 0
     assert request.method == "POST"
     assert (request.path, request.body["prompt"]) == ("/v1/completions", PROMPT)
@@ -501,7 +501,7 @@ def test_the_models_of_a_server_are_listed() -> None:
     [
         ("vllm", "/version", {"version": "0.32.0"}, "0.32.0"),
         ("tensorrt_llm", "/version", {"version": "1.3.0"}, "1.3.0"),
-        ("sglang", "/server_info", {"version": "0.5.9", "model_path": "/models/smollm2"}, "0.5.9"),
+        ("sglang", "/server_info", {"version": "0.5.23", "model_path": "/models/smollm2"}, "0.5.23"),
         ("llama_cpp", "/props", {"build_info": "b8681-Debian", "total_slots": 2}, "b8681-Debian"),
         ("vllm", "/version", {"version": "\x1b[2J"}, None),
         ("vllm", "/version", {}, None),
@@ -534,5 +534,5 @@ def test_counts_that_contradict_the_text_leave_the_text() -> None:
     sent = server_replies.vllm()
     sent["metrics"]["speculative_decoding"]["per_step_accepted"] = [4, 4, 4, 4, 3]
     reply, _ = asked(whole(sent), completed(), kind="vllm")
-    assert (reply.num_tokens, reply.told.counts, reply.told.num_proposed) == (24, None, 0)
-    assert reply.told.doubt == "the rounds do not add up to 20 of 20 tokens"
+    assert (reply.num_tokens, reply.drafts.counts, reply.drafts.num_proposed) == (24, None, 0)
+    assert reply.drafts.doubt == "the rounds do not add up to 20 of 20 tokens"

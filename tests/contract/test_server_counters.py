@@ -21,9 +21,9 @@ from tests.fixtures.served_engine import ServedEngine, engine_over
 from worker.engine import Generation, Sampling
 from worker.served import SliceCounts
 from worker.servers.client import ServerClient
-from worker.servers.counters import Counters
-from worker.servers.endpoint import Endpoint
+from worker.servers.counters import Counters, ask_counters
 from worker.servers.engine import ServerEngine
+from worker.servers.http import Endpoint
 
 DRAFTING = Decision(Mode.SPECULATIVE, "lookup", None, 4, Reason.FORCED, "by the test")
 SAMPLING = Sampling(max_tokens=24, temperature=0.0)
@@ -165,7 +165,7 @@ def read(metrics_url: Callable[[InferenceServer], str]) -> tuple[Counters, Infer
             url = metrics_url(server)
             endpoint = Endpoint(server.url, "openai", "fake", SecretStr("hunter2"), metrics_url=url)
             async with ServerClient(endpoint) as client:
-                return await client.counters(), server
+                return await ask_counters(client), server
 
     return asyncio.run(run())
 
@@ -183,7 +183,7 @@ def test_a_page_without_the_counters_is_invalid() -> None:
         async with listening(whole(b"# no metrics\n")) as server:
             endpoint = Endpoint(server.url, "openai", "fake", metrics_url=f"{server.url}/metrics")
             async with ServerClient(endpoint) as client:
-                await client.counters()
+                await ask_counters(client)
 
     with pytest.raises(ReplyInvalid, match="vllm:spec_decode_num_drafts_total"):
         asyncio.run(run())

@@ -10,16 +10,14 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.errors import ConfigError, RequestRefused
-from alphaloop.server_identity import ServerIdentity, differs
-from alphaloop.server_kind import ServerKind
+from alphaloop.server_identity import ServerIdentity, ServerKind, differs
 from alphaloop.store.database import Database
 from alphaloop.store.server_identities import ServerIdentityStore
 from scheduler.causes.probe_history import differences
 from scheduler.verdicts import Setup
 from tests.fixtures.inference_server import Answer, Asked, Connection, listening, whole
-from worker.servers.endpoint import Endpoint, Limits
-from worker.servers.identity import PROMPTS, ask_identity
-from worker.servers.lives import name_servers
+from worker.servers.http import Endpoint, Limits
+from worker.servers.identity import PROMPTS, ask_identity, name_servers
 
 MODELS = {"data": [{"id": "smollm2", "root": "/models/smollm2", "max_model_len": 2048}]}
 OF_VLLM = {"top_logprobs": [{" a": -0.3, " b": -2.5}, {" c": -0.1}]}

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.errors import AlphaloopError, ReplyInvalid, RequestRefused, ServerFailed
 from alphaloop.messages import Mode
-from alphaloop.server_kind import ServerKind
+from alphaloop.server_identity import ServerKind
 from tests.fakes import FakeEngine
 from tests.fixtures.inference_server import Answer, InferenceServer, listening, whole
 from tests.fixtures.metrics_page import MetricsPage
@@ -20,9 +20,9 @@ from tests.fixtures.models import make_job
 from tests.fixtures.served_engine import ServedEngine, engine_over, engines_over
 from worker.engine import Generation, Sampling
 from worker.servers.client import ServerClient
-from worker.servers.endpoint import Endpoint
 from worker.servers.engine import ServerEngine
-from worker.servers.load_watch import LoadWatch
+from worker.servers.http import Endpoint
+from worker.servers.load_watch import LoadWatch, ask_num_present
 
 VLLM = MetricsPage(num_strangers=3).text(4).encode()
 LLAMA_CPP = b"# TYPE llamacpp:requests_processing gauge\nllamacpp:requests_processing 5\nllamacpp:requests_deferred 2\n"
@@ -39,7 +39,7 @@ def ask(kind: ServerKind, answer: Answer) -> tuple[int | None, InferenceServer]:
             listening(answer) as server,
             ServerClient(Endpoint(server.url, kind, "fake", SecretStr("hunter2"))) as client,
         ):
-            return await client.num_present(), server
+            return await ask_num_present(client), server
 
     return asyncio.run(run())
 

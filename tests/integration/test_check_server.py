@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from alphaloop.cli.check_pair import show_findings
 from alphaloop.commands.orders import CheckServerOrder
 from alphaloop.commands.reports import ServerCheck
-from alphaloop.server_kind import ServerKind
+from alphaloop.server_identity import ServerKind
 from tests.fixtures import server_replies
 from tests.fixtures.cli import Cli
 from tests.fixtures.inference_server import Answer, Connection, listening_beside, stream, whole

@@ -14,9 +14,9 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from alphaloop.endpoint import Endpoint
 from alphaloop.errors import ConfigError
 from alphaloop.kafka.consumer import _member_config
+from alphaloop.metrics_server import MetricsServer
 from alphaloop.settings import EndpointSettings, KafkaSettings, Settings, load_settings
 from alphaloop.settings.load import ENV_PREFIX, FILES, PLAIN_ENV
 from tests.kubernetes.kustomize import Resource, containers, mine, render
@@ -124,7 +124,7 @@ def test_commands_are_those_of_the_compose_stack(name: str) -> None:
 
 
 def test_probes_ask_for_paths_that_are_served() -> None:
-    endpoint = Endpoint("127.0.0.1", 0, CollectorRegistry(), healthy=lambda: None, ready=lambda: "starting")
+    endpoint = MetricsServer("127.0.0.1", 0, CollectorRegistry(), healthy=lambda: None, ready=lambda: "starting")
     try:
         for name in ("worker", "scheduler", "console"):
             container = process(BASE, name)

@@ -11,14 +11,14 @@ from alphaloop.commands.events import Report, Tell
 from alphaloop.commands.orders import CheckServerOrder
 from alphaloop.errors import ConfigError
 from alphaloop.settings import EndpointSettings, Settings
-from worker.servers.endpoint import Endpoint
+from worker.servers.http import Endpoint
 
 
 def check(order: CheckServerOrder, settings: Settings, tell: Tell) -> int:
     """Report every finding. Raises AlphaloopError where the server does not answer as its kind does."""
     endpoint = _endpoint(order, settings)
     try:
-        from worker.servers.checking import check_server
+        from worker.servers.testing import check_server
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed", hint="pip install 'alphaloop[servers]'") from None
     tell(Report(data=asyncio.run(check_server(endpoint))))

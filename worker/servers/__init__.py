@@ -1,9 +1,10 @@
 """Talking to inference servers in OpenAI's form: vLLM, SGLang, llama.cpp, TensorRT-LLM and others.
 
-    job, decision → engine → sending, with fleet: which endpoint, and whose fault a failure was → client
-    job, sampling → asking.body_of → client.ServerClient.complete → reading.ReplyReader → Reply with Told counts
+    a job, its decision → engine → sending → client → http, and back: replies → a Generation
+    which endpoint?       fleet, fleet_member, load        whose fault was a failure?       health
+    what is asked?        request_body                     what did the drafts yield?       draft_counts, counters
+    what is it?           identity                         is it well, and as told?         testing, load_watch
 
-`forms` are the servers' own words, `told` what they say of drafts, and `refusals` makes their failures alphaloop's
-errors. What asks an endpoint is an `endpoint_client.EndpointClient`; `in_process` has the one of vLLM inside this
-process.
+`fleet`, `fleet_member`, `health`, `load` and `draft_counts` are pure; everything that waits for a server runs on the
+engine's one event loop.
 """

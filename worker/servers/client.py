@@ -1,33 +1,28 @@
-"""The client of one inference server: requests go out concurrently, on one event loop.
+"""One inference server as the engine sees it, and the client that asks it.
 
-Cancelling the task that waits for a reply closes its connection, and servers abort a request whose connection closes.
+Requests go out concurrently, on one event loop. Cancelling the task that waits for a reply closes its connection, and
+servers abort a request whose connection closes.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final, Self
 
-from alphaloop.errors import RequestRefused
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.errors import ConfigError, RequestRefused
 from alphaloop.messages import Job
-from alphaloop.server_kind import ServerKind
+from alphaloop.server_identity import ServerKind
 from worker.engine import Sampling
-from worker.servers.asking import body_of, path_of, tokenize_body_of
-from worker.servers.counters import Counters
-from worker.servers.endpoint import Endpoint
-from worker.servers.events import events
-from worker.servers.forms import ModelCard, ModelList, Piece, Tokenized, Version, read_form
-from worker.servers.generate import PATH as GENERATE_PATH
-from worker.servers.generate import GeneratedPieces, generate_body
-from worker.servers.http import Content, HttpSession
-from worker.servers.load_page import MAX_BYTES, load_url, num_present
-from worker.servers.reading import Reply, ReplyReader
-from worker.servers.refusals import of_piece
+from worker.servers.fleet_member import FleetEndpoint
+from worker.servers.http import Content, Endpoint, HttpSession, events, of_piece
+from worker.servers.replies import ModelCard, ModelList, Piece, Reply, ReplyReader, Tokenized, Version, read_form
+from worker.servers.request_body import body_of, path_of, tokenize_body_of
 
 _VERSION_PATHS: Final[Mapping[ServerKind, str]] = {
     "vllm": "/version",
@@ -35,10 +30,11 @@ _VERSION_PATHS: Final[Mapping[ServerKind, str]] = {
     "tensorrt_llm": "/version",
     "llama_cpp": "/props",
 }
+_MOST_PAGE_BYTES: Final = 8 << 20
 _VERSION: Final = re.compile(r"[\w.+-]{1,64}")
 _NUMBERS: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
-#: The first SGLang that tells of drafts in OpenAI's form, in streams too.
-_TELLS_IN_OPENAI_FORM: Final = (0, 5, 19)
+#: The first SGLang that reports drafts in OpenAI's form, in streams too.
+_FIRST_SGLANG: Final = (0, 5, 19)
 
 
 class ServerClient:
@@ -50,8 +46,6 @@ class ServerClient:
         # A page of metrics elsewhere does not see the server's key.
         self._metrics = self._http if endpoint.has_own_metrics else HttpSession(None, endpoint.limits)
         self._open = AsyncExitStack()
-        self._named: Version | None = None  #: an SGLang's, asked once
-        self._naming = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         for session in {self._http, self._metrics}:
@@ -73,29 +67,15 @@ class ServerClient:
     ) -> Reply:
         """The text of a job. With `on_text` it is streamed, and each piece of text handed over as it comes.
 
-        A chat of an old SGLang is streamed only where the job asks for it. `num_draft_tokens`: most tokens of a draft,
-        where the server follows a request in that (0: it decodes vanilla); None: as it was started.
+        `num_draft_tokens`: most tokens of a draft, where the server follows a request in that (0: it decodes vanilla);
+        None: as it was started.
 
         Raises PromptTooLong, InvalidField, or a ServerError.
         """
-        endpoint, old = self._endpoint, await self._old_sglang()
-        take: Callable[[bytes], Piece] = _taken
-        if old is not None and job.body.prompt is not None:
-            url = f"{endpoint.root}{GENERATE_PATH}"
-            body = generate_body(job.body.prompt, sampling, stream=on_text is not None)
-            take = GeneratedPieces(old.incremental_streaming_output).piece
-        else:
-            if old is not None and not job.body.stream:
-                on_text = None  # it tells of chats in whole replies alone
-            url = f"{endpoint.api}{path_of(job)}"
-            body = body_of(
-                endpoint.kind,
-                endpoint.model,
-                job,
-                sampling,
-                stream=on_text is not None,
-                num_draft_tokens=num_draft_tokens,
-            )
+        endpoint = self._endpoint
+        url = f"{endpoint.api}{path_of(job)}"
+        stream = on_text is not None
+        body = body_of(endpoint.kind, endpoint.model, job, sampling, stream=stream, num_draft_tokens=num_draft_tokens)
         reader = ReplyReader(
             endpoint.kind,
             endpoint.model,
@@ -106,14 +86,14 @@ class ServerClient:
         began = time.perf_counter()
         async with self._http.asked("POST", url, body) as content:
             if on_text is None:
-                reader.add(take(await content.whole()))
+                reader.add(_taken(await content.whole()))
             else:
-                await self._stream(content, reader, take, on_text, began)
+                await self._stream(content, reader, on_text, began)
         return reader.reply(time.perf_counter() - began)
 
     @property
     def endpoint(self) -> Endpoint:
-        """Whom it asks."""
+        """The server's address, kind and limits."""
         return self._endpoint
 
     @property
@@ -121,16 +101,8 @@ class ServerClient:
         """Whether only a stream tells when the first token came, and loses nothing that a whole reply tells."""
         return self._endpoint.kind in ("openai", "tensorrt_llm", "sglang")
 
-    @property
-    def sick(self) -> str | None:
-        """A server may always come back."""
-        return None
-
-    async def revive(self) -> None:
-        """Others start the server."""
-
     async def room_behind(self, job: Job) -> int | None:
-        """Tokens that the context leaves behind the job's prompt; None where the server does not count for others.
+        """Tokens that the context leaves after the job's prompt; None where the server cannot count them.
 
         Raises what `complete` raises.
         """
@@ -141,25 +113,14 @@ class ServerClient:
             found = read_form(Tokenized, await content.whole())
         return found.max_model_len - found.count
 
-    async def counters(self) -> Counters:
-        """What the page of metrics says; the endpoint has its address. Raises ServerError."""
-        url = self._endpoint.metrics_url
-        if url is None:
-            raise RuntimeError("an endpoint without an address of metrics has no counters")
-        async with self._metrics.asked("GET", url) as content:
-            return Counters.of_page((await content.whole()).decode(errors="replace"))
+    async def page(self, url: str) -> bytes:
+        """A page outside OpenAI's form, nothing of one that is too long. Raises ServerError.
 
-    async def num_present(self) -> int | None:
-        """Requests that run or wait there now, whoever sent them; None of a server that has no page for it.
-
-        Raises ServerError, which is RequestRefused where the page was not turned on.
+        RequestRefused says that the server has no such page, or that it was not turned on.
         """
-        endpoint = self._endpoint
-        if (url := load_url(endpoint)) is None:
-            return None
-        session = self._metrics if url == endpoint.metrics_url else self._http
+        session = self._metrics if url == self._endpoint.metrics_url else self._http
         async with session.asked("GET", url) as content:
-            return num_present(endpoint, await content.at_most(MAX_BYTES))
+            return await content.at_most(_MOST_PAGE_BYTES)
 
     async def models(self) -> tuple[ModelCard, ...]:
         """What the server lists at /models."""
@@ -167,48 +128,48 @@ class ServerClient:
             return read_form(ModelList, await content.whole()).data
 
     async def version(self) -> str | None:
-        """The server's version or build; None where it does not say. Raises errors as of a server that is away."""
-        found = await self._version()
-        name = (found.version or found.build_info or "") if found else ""
-        return name if _VERSION.fullmatch(name) else None
+        """The server's version or build; None where it does not say.
 
-    async def _version(self) -> Version | None:
+        Raises ConfigError for an SGLang that is too old, and errors as of a server that is away.
+        """
         path = _VERSION_PATHS.get(self._endpoint.kind)
         if path is None:
             return None
         try:
             async with self._http.asked("GET", f"{self._endpoint.root}{path}") as content:
-                return read_form(Version, await content.whole())
+                found = read_form(Version, await content.whole())
         except RequestRefused:  # a proxy lets only OpenAI's paths through
             return None
-
-    async def _old_sglang(self) -> Version | None:
-        """What an SGLang says of itself that tells of drafts in `/generate` alone; None of every other server."""
-        if self._endpoint.kind != "sglang":
-            return None
-        async with self._naming:
-            if self._named is None:
-                self._named = await self._version() or Version()
-        numbers = _NUMBERS.match(self._named.version or "")
-        is_old = numbers is not None and tuple(map(int, numbers.groups())) < _TELLS_IN_OPENAI_FORM
-        return self._named if is_old else None
+        name = found.version or found.build_info or ""
+        if self._endpoint.kind == "sglang":
+            _refuse_old_sglang(name)
+        return name if _VERSION.fullmatch(name) else None
 
     async def _stream(
         self,
         content: Content,
         reader: ReplyReader,
-        take: Callable[[bytes], Piece],
         on_text: Callable[[str], None],
         began: float,
     ) -> None:
         found = events(content.chunks(), max_event_bytes=self._endpoint.limits.max_event_bytes)
         async with aclosing(found):
             async for data in found:
-                if text := reader.add(take(data)):
+                if text := reader.add(_taken(data)):
                     if reader.first_text_s is None:
                         reader.first_text_s = time.perf_counter() - began
                     on_text(text)
         await content.end()
+
+
+def _refuse_old_sglang(version: str) -> None:
+    numbers = _NUMBERS.match(version)
+    if numbers is not None and tuple(map(int, numbers.groups())) < _FIRST_SGLANG:
+        raise ConfigError(
+            f"expected SGLang {'.'.join(map(str, _FIRST_SGLANG))} or newer, found {numbers.group()}",
+            hint="older ones do not report drafts in OpenAI's form: update the server, or name it with "
+            'kind = "openai" and without a drafter',
+        )
 
 
 def _taken(content: bytes) -> Piece:
@@ -217,3 +178,46 @@ def _taken(content: bytes) -> Piece:
     if piece.error is not None:
         raise of_piece(piece.error)
     return piece
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceServer:
+    """An endpoint of the fleet."""
+
+    name: str
+    endpoint: Endpoint
+    drafter: DrafterState | None  #: what drafts there
+    max_requests: int  #: at once
+    context_length: int
+    switches_drafts: bool = False  #: whether a request can set the length of its drafts, 0 included
+
+    @property
+    def kind(self) -> ServerKind:
+        """The endpoint's."""
+        return self.endpoint.kind
+
+    @property
+    def drafter_name(self) -> str | None:
+        """The route: replicas of one have the same."""
+        return self.drafter.name if self.drafter else None
+
+    @property
+    def routes(self) -> tuple[str | None, ...]:
+        """Drafters that a request may have here; None: vanilla."""
+        return (self.drafter_name, None) if self.switches_drafts else (self.drafter_name,)
+
+    def as_fleet_endpoint(self) -> FleetEndpoint:
+        """As the fleet routes to it."""
+        k = self.drafter.max_draft_tokens if self.drafter else 0
+        return FleetEndpoint(self.name, self.drafter_name, k, self.max_requests, self.switches_drafts)
+
+
+def drafters_of(servers: Sequence[InferenceServer], obeys: Callable[[str], bool]) -> tuple[DrafterState, ...]:
+    """What drafts at the servers, each once; of one length where any of its servers does not draft as requests ask."""
+    found: dict[str, DrafterState] = {}
+    for server in servers:
+        if (drafter := server.drafter) is not None:
+            found.setdefault(drafter.name, drafter)
+            if not obeys(server.name):
+                found[drafter.name] = replace(drafter, least_draft_tokens=drafter.max_draft_tokens)
+    return tuple(found.values())

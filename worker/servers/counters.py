@@ -1,14 +1,36 @@
-"""What a server counts of all its requests together, from its page for Prometheus. vLLM's names are known."""
+"""Evidence from a server's own counters, where it tells nothing of a single request. vLLM's counters are known.
+
+    a request begins and ends → a slice ends → the page of metrics is read → SliceCounts, or nothing
+
+A slice of one server's time begins with the first request to an idle server and ends when the server is idle again.
+What its counters moved by is evidence of one evidence key of ours if all requests meanwhile had that key, ended well
+and were alone there. Between two slices nothing of ours runs, so the reading at the end of one is the beginning of the
+next.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
-from alphaloop.acceptance import AcceptanceCounts, InconsistentCounts
-from alphaloop.errors import ReplyInvalid
-from worker.servers.prometheus_page import values
+from prometheus_client.parser import text_string_to_metric_families
+
+from alphaloop.acceptance import AcceptanceCounts, InconsistentCounts, prompt_bucket
+from alphaloop.errors import AlphaloopError, ReplyInvalid, ServerSilent
+from worker.engine import PreparedJob
+from worker.served import SliceCounts
+from worker.servers.client import ServerClient
+from worker.servers.replies import Reply
+
+log = logging.getLogger(__name__)
+
+_READING_S: Final = 2.0  #: for one reading: a result waits for it
+#: A server may answer a moment before it counts.
+_NUM_READINGS: Final = 6
+_BETWEEN_READINGS_S: Final = 0.05
 
 _DRAFTS: Final = "vllm:spec_decode_num_drafts_total"
 _DRAFT_TOKENS: Final = "vllm:spec_decode_num_draft_tokens_total"
@@ -20,9 +42,176 @@ _WAITING: Final = "vllm:num_requests_waiting"
 _NAMES: Final = (_DRAFTS, _DRAFT_TOKENS, _ACCEPTED_AT, _REQUESTS, _TOKENS, _RUNNING, _WAITING)
 
 
+class Counting:
+    """The slices of all endpoints that have an address of metrics; does nothing for others. One loop uses it."""
+
+    def __init__(self, clients: Mapping[str, ServerClient]) -> None:
+        self._clients = clients
+        self._slices = {
+            name: CounterSlices(k)
+            for name, client in clients.items()
+            if client.endpoint.metrics_url is not None and (k := client.endpoint.num_draft_tokens) is not None
+        }
+        self._failing: set[str] = set()
+        self._readings: set[asyncio.Task[SliceCounts | None]] = set()
+
+    def counts(self, name: str) -> bool:
+        """Whether that endpoint is counted by its counters."""
+        return name in self._slices
+
+    def began(self, name: str, prepared: PreparedJob) -> None:
+        """The job is sent there now."""
+        if (slices := self._slices.get(name)) is not None:
+            job = prepared.job
+            slices.began(SliceKey(job.task, prepared.segment, prepared.sampling.bucket, job.purpose.value))
+
+    def ended(self, name: str, reply: Reply | None) -> SliceEnd | None:
+        """Its request ended, without a reply if it failed or was given up; what is to be read, if that left it idle.
+
+        The result of such a request waits for the reading, because the next request would come into it. Where there is
+        no result, or where readings fail, the counters are read beside.
+        """
+        if (slices := self._slices.get(name)) is None:
+            return None
+        is_text = reply is not None and reply.num_tokens > 0
+        due = slices.ended(Answered(reply.num_prompt_tokens, reply.num_tokens) if reply and is_text else None)
+        if due is None or (is_text and name not in self._failing):
+            return due
+        reading = asyncio.create_task(self.read(name, due))
+        self._readings.add(reading)
+        reading.add_done_callback(self._readings.discard)
+        return None
+
+    async def read(self, name: str, due: SliceEnd) -> SliceCounts | None:
+        """What the slice says; None where it says nothing."""
+        slices = self._slices[name]
+        for number in range(_NUM_READINGS):
+            if (found := await self._counters(name)) is None:
+                return None
+            if number + 1 == _NUM_READINGS or not slices.is_early(due, found):
+                return slices.read(due, found)
+            await asyncio.sleep(_BETWEEN_READINGS_S)
+        return None
+
+    async def _counters(self, name: str) -> Counters | None:
+        try:
+            try:
+                async with asyncio.timeout(_READING_S):
+                    found = await ask_counters(self._clients[name])
+            except TimeoutError:
+                raise ServerSilent(f"no page of metrics within {_READING_S:g} s") from None
+        except AlphaloopError as error:
+            if name not in self._failing:
+                self._failing.add(name)
+                extra = {"action": "counters_not_read", "endpoint": name, "code": error.code}
+                log.warning("%s: its counters were not read: %s", name, error.message, extra=extra)
+            return None
+        self._failing.discard(name)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class SliceKey:
+    """What of a request's evidence key is known before it is sent."""
+
+    task: str
+    segment: str
+    sampling_bucket: str
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A request that ended well."""
+
+    num_prompt_tokens: int
+    num_tokens: int  #: of the text
+
+
+@dataclass(slots=True)
+class _Open:
+    """A slice that runs."""
+
+    key: SliceKey
+    since: Counters
+    answered: list[Answered] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SliceEnd:
+    """The server is idle: its counters are to be read now."""
+
+    turn: int
+    since: Counters | None  #: None: the reading only begins the next slice
+    answered: tuple[Answered, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all texts."""
+        return sum(one.num_tokens for one in self.answered)
+
+
+class CounterSlices:
+    """The slices of one endpoint that drafts k = `num_draft_tokens`. Pure; one thread uses it."""
+
+    def __init__(self, num_draft_tokens: int) -> None:
+        self._k = num_draft_tokens
+        self._idle: Counters | None = None  #: as read since the last request ended; None: not known
+        self._open: _Open | None = None
+        self._num_in_flight = 0
+        self._turn = 0
+
+    def began(self, key: SliceKey) -> None:
+        """A request is sent there now."""
+        if not self._num_in_flight:
+            self._open = _Open(key, self._idle) if self._idle is not None else None
+        elif self._open is not None and self._open.key != key:
+            self._open = None
+        self._idle = None
+        self._num_in_flight += 1
+        self._turn += 1
+
+    def ended(self, answered: Answered | None) -> SliceEnd | None:
+        """A request ended; None: it failed or was given up. The counters are due if it was the last.
+
+        Requests of one slice also have prompts of one bucket.
+        """
+        self._num_in_flight -= 1
+        found = self._open
+        if found is not None and answered is not None:
+            found.answered.append(answered)
+        if answered is None or (
+            found is not None and len({prompt_bucket(one.num_prompt_tokens) for one in found.answered}) > 1
+        ):
+            self._open = found = None
+        if self._num_in_flight:
+            return None
+        self._open = None
+        return SliceEnd(self._turn, found.since, tuple(found.answered)) if found else SliceEnd(self._turn, None)
+
+    def is_early(self, due: SliceEnd, found: Counters) -> bool:
+        """Whether another reading may show more."""
+        if due.turn != self._turn or due.since is None:
+            return False
+        return lags(due.since, found, len(due.answered), due.num_tokens)
+
+    def read(self, due: SliceEnd, found: Counters) -> SliceCounts | None:
+        """The counters as they were read for `due`: what the slice says; None where it says nothing."""
+        if due.turn != self._turn:
+            return None  # another request began meanwhile, and may be in them
+        self._idle = found
+        if due.since is None:
+            return None
+        num, num_tokens = len(due.answered), due.num_tokens
+        counts = counts_between(due.since, found, num, num_tokens, self._k)
+        if counts is None:
+            return None
+        return SliceCounts(num, sum(one.num_prompt_tokens for one in due.answered), num_tokens, counts)
+
+
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Since the server was started, of all requests, whoever sent them."""
+    """Totals of all clients' requests since the server was started."""
 
     num_requests: int  #: that have ended
     num_tokens: int  #: of their texts
@@ -50,8 +239,16 @@ class Counters:
         )
 
 
+async def ask_counters(client: ServerClient) -> Counters:
+    """What the page of metrics says; the endpoint has its address. Raises ServerError."""
+    url = client.endpoint.metrics_url
+    if url is None:
+        raise RuntimeError("an endpoint without an address of metrics has no counters")
+    return Counters.of_page((await client.page(url)).decode(errors="replace"))
+
+
 def lags(before: Counters, after: Counters, num_requests: int, num_tokens: int) -> bool:
-    """Whether so many requests of ours may not be in `after` yet: they ended a moment ago."""
+    """Whether `after` may lack some of our `num_requests`, which ended a moment ago."""
     has_requests = after.num_requests - before.num_requests >= num_requests
     return not (has_requests and after.num_tokens - before.num_tokens >= num_tokens) or after.num_present > 0
 
@@ -59,7 +256,7 @@ def lags(before: Counters, after: Counters, num_requests: int, num_tokens: int) 
 def counts_between(
     before: Counters, after: Counters, num_requests: int, num_tokens: int, num_draft_tokens: int
 ) -> AcceptanceCounts | None:
-    """Of `num_requests` texts with `num_tokens` together: their rounds behind the prompts', and one for all prompts.
+    """The rounds of `num_requests` texts with `num_tokens` together; one round stands for all prompts.
 
     What was accepted at each position is the server's. What was tried there is too if every round drafted k =
     `num_draft_tokens`; where some drafted less, the last positions are taken to have lacked. None where the server did
@@ -102,7 +299,7 @@ def counts_between(
 
 
 def _proposed(num_drafts: int, num_proposed: int, accepts: Sequence[int]) -> tuple[int, ...] | None:
-    """Tokens drafted at each position, of `num_proposed` in all; None where they cannot be so many."""
+    """Tokens drafted at each position, `num_proposed` in all; None where the numbers contradict each other."""
     lacking = num_drafts * len(accepts) - num_proposed
     found: list[int] = []
     for accepted in reversed(accepts[1:]):
@@ -110,3 +307,25 @@ def _proposed(num_drafts: int, num_proposed: int, accepts: Sequence[int]) -> tup
         found.insert(0, num_drafts - lacks)
         lacking -= lacks
     return (num_drafts, *found) if lacking == 0 else None
+
+
+def values(page: str, names: Sequence[str], *, by: str = "", hint: str) -> Mapping[str, Mapping[str, int]]:
+    """Values by name and by the label `by`, summed over all other labels, such as a server's engines.
+
+    Other metrics are not parsed: they are many. Raises ReplyInvalid, with the hint, where the page lacks a name.
+    """
+    # A name is followed by labels or a value; others may begin alike.
+    heads = tuple(f"{name}{mark}" for name in names for mark in "{ ")
+    lines = [line for line in page.splitlines() if line.startswith(heads)]
+    found: dict[str, dict[str, int]] = {}
+    try:
+        for family in text_string_to_metric_families("\n".join([*lines, ""])):
+            for sample in family.samples:
+                by_label, label = found.setdefault(sample.name, {}), sample.labels.get(by, "")
+                by_label[label] = by_label.get(label, 0) + int(sample.value)
+    except (ValueError, OverflowError):
+        raise ReplyInvalid("expected a page of metrics in Prometheus' form, found another") from None
+    for name in names:
+        if name not in found:
+            raise ReplyInvalid(f"expected {name} on the page of metrics, found none", hint=hint)
+    return found

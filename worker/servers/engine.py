@@ -2,43 +2,107 @@
 
 A decision names a drafter or none. The endpoint of that route with most room takes the job, or one of another route
 where that one is full or away, because the distribution of a text does not depend on what drafts. A request stays where
-it began.
+it began. Whatever waits for servers runs on one event loop, on a thread of its own.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import logging
+import random
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from typing import Final
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision, Reason
-from alphaloop.errors import DecodeFailed, EngineSick, InvalidField
+from alphaloop.engine_identity import SERVERS
+from alphaloop.errors import (
+    AlphaloopError,
+    ConfigError,
+    DecodeFailed,
+    EngineSick,
+    InvalidField,
+    ModelNotServed,
+    ServerError,
+)
 from alphaloop.messages import Job
 from alphaloop.server_identity import ServerIdentity
+from alphaloop.settings.endpoint import EndpointSettings
+from alphaloop.settings.models import ModelSettings
+from alphaloop.store.server_identities import ServerIdentityStore
 from worker.cache_memory import CacheMemory
 from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta
 from worker.sampling import SamplingDefaults
 from worker.served import FailedRequest
-from worker.servers.arrivals import Arrivals
-from worker.servers.connecting import client_of
+from worker.servers.client import InferenceServer, ServerClient, drafters_of
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import EndpointStatus, SuspectCounts
+from worker.servers.http import Endpoint
+from worker.servers.identity import NamedServers, ask_identity, name_servers, name_unstored
 from worker.servers.load_watch import LoadWatch
-from worker.servers.loop_thread import LoopThread
-from worker.servers.preparing import TokenEstimate, prepare, refusal_of
-from worker.servers.request import Failed, Finished, InLine, Interrupted, Request, Streamed
-from worker.servers.sending import Sending
-from worker.servers.server import Server, drafters_of
-from worker.servers.testing import Tests
-from worker.servers.timing import Timing
+from worker.servers.sending import Arrival, InLine, Sending, ServerRequest, TokenEstimate, prepare, refusal_of
+from worker.servers.testing import Tests, Timing, why_not
 
+log = logging.getLogger(__name__)
+
+#: Where no server says how long its context is.
+_UNKNOWN_CONTEXT: Final = 1 << 20
+_HASH_CHARS: Final = 12
+_MOST_NAME_CHARS: Final = 200
 #: A step waits so long for something to happen, unless it is woken.
 _WAIT_S: Final = 0.2
 #: Jobs that are decoded for these reasons mean the route of their decision and no other. Jobs that explore do not: new
 #: tasks would wait in line for one route while the other is empty.
 _BOUND: Final = frozenset({Reason.PROBE, Reason.CONTROL, Reason.FORCED})
+_END_S: Final = 5.0  #: wait for the thread's end
+
+Result = TypeVar("Result")
+
+
+def open_server_engine(
+    models: ModelSettings,
+    *,
+    identities: ServerIdentityStore | None = None,
+    num_slots: int | None = None,
+) -> ServerEngine:
+    """Ask every endpoint what it is, and build the engine over those that answer; the others are tested again later.
+
+    `identities` has what endpoints were in earlier lives; without it every life is the first. `num_slots`: most jobs at
+    once; all that the endpoints take unless given. Raises ConfigError where an endpoint does not serve what the
+    settings say, or another model than the others, ServerError where none answers, and StoreError.
+    """
+    endpoints = {name: Endpoint.of(settings) for name, settings in models.endpoints.items()}
+    thread = LoopThread("servers")
+    try:
+        most = {name: settings.max_requests for name, settings in models.endpoints.items()}
+        found, missing = thread.wait_for(_ask_all(endpoints, most))
+        if not found:
+            raise next(iter(missing.values()))
+        named = name_unstored(found) if identities is None else name_servers(found, identities)
+        models = _without_disobedient(models, thread.wait_for(_why_not_switching(models, found)))
+        identity = _identity(models, named, endpoints)
+        servers = [
+            _server(models, name, endpoints[name], found.get(name), identity)
+            for name, settings in models.endpoints.items()
+            if name in found or settings.model is not None
+        ]
+        fleet = Fleet([server.as_fleet_endpoint() for server in servers], clock=time.monotonic, rng=random.Random())
+        for name, error in missing.items():
+            log.warning("%s: %s", name, error.message, extra={"action": "endpoint_away", "endpoint": name})
+            if name in {server.name for server in servers}:
+                fleet.failed(name, error)
+        return ServerEngine(identity, servers, fleet, known=found, num_slots=num_slots, thread=thread)
+    except BaseException:
+        thread.close()
+        raise
 
 
 class ServerEngine:
@@ -47,7 +111,7 @@ class ServerEngine:
     def __init__(
         self,
         identity: EngineIdentity,
-        servers: Sequence[Server],
+        servers: Sequence[InferenceServer],
         fleet: Fleet,
         *,
         known: Mapping[str, ServerIdentity] | None = None,
@@ -57,19 +121,19 @@ class ServerEngine:
     ) -> None:
         """`known`: what each endpoint is; one that comes back as another server is out.
 
-        `num_slots`: most jobs at once; all that the endpoints take unless given. `thread`: where endpoints inside this
-        process were started; the engine ends it.
+        `num_slots`: most jobs at once; all that the endpoints take unless given. `thread`: runs the event loop; the
+        engine ends it.
         """
         self._identity, self._servers, self._fleet, self._clock = identity, tuple(servers), fleet, clock
         self._tokens = TokenEstimate()
-        self._running: dict[str, Request] = {}
-        self._arrivals = Arrivals()
+        self._running: dict[str, ServerRequest] = {}
+        self._arrivals = SimpleQueue[Arrival | None]()  #: None ends the wait of `step`
         self._in_line = InLine()
         most = sum(server.max_requests for server in servers)
         self._num_slots = most if num_slots is None else min(num_slots, most)
         self._thread = thread or LoopThread("servers")
         self._clients = {
-            server.name: client_of(server.endpoint, context_length=server.context_length) for server in servers
+            server.name: ServerClient(server.endpoint, context_length=server.context_length) for server in servers
         }
         self._sending = Sending(
             self._clients,
@@ -81,8 +145,8 @@ class ServerEngine:
             tell_line=self._take_line,
             clock=clock,
         )
-        self._loads = LoadWatch(self._servers, self._clients, fleet.load, clock=clock)
-        self._timing = Timing(self._servers, self._clients, self._thread)
+        self._loads = LoadWatch(self._servers, self._clients, fleet, clock=clock)
+        self._timing = Timing(self._servers, self._clients)
         self._thread.wait_for(self._open())
 
     async def _open(self) -> None:
@@ -132,7 +196,7 @@ class ServerEngine:
         sampling = prepared.sampling
         barred = {server.name for server in self._servers if refusal_of(server, sampling) is not None}
         of_route = {server.name for server in self._servers if decision.drafter in server.routes}
-        request = Request(
+        request = ServerRequest(
             prepared,
             decision.drafter,
             decision.reason in _BOUND and not of_route <= barred,
@@ -150,12 +214,8 @@ class ServerEngine:
     def step(self) -> Step:
         """What came from the servers since the last step; waits a little if nothing did.
 
-        Raises EngineSick where an endpoint inside this process cannot decode any more, and where all endpoints came
-        back as other servers.
+        Raises EngineSick where all endpoints came back as other servers.
         """
-        for client in self._clients.values():
-            if client.sick is not None:
-                raise EngineSick(client.sick)
         if (told := self._fleet.all_retired()) is not None:
             raise EngineSick(f"no inference server is left: {told}", hint="the worker's next start takes them in anew")
         began = self._clock()
@@ -164,20 +224,21 @@ class ServerEngine:
         finished: list[Generation] = []
         failed: list[FailedRequest] = []
         interrupted: list[str] = []
-        for event in self._arrivals.take(_WAIT_S):
-            if self._running.get(event.request.job_id) is not event.request:
+        for arrival in self._arrived():
+            request, what = arrival.request, arrival.what
+            if self._running.get(request.job_id) is not request:
                 continue  # cancelled meanwhile
-            match event:
-                case Streamed(delta=delta):
-                    deltas.append(delta)
+            match what:
+                case TokenDelta():
+                    deltas.append(what)
                     continue
-                case Finished(generation=generation):
-                    finished.append(generation)
-                case Failed(failure=failure):
-                    failed.append(failure)
-                case Interrupted():
-                    interrupted.append(event.request.job_id)
-            del self._running[event.request.job_id]
+                case Generation():
+                    finished.append(what)
+                case FailedRequest():
+                    failed.append(what)
+                case None:
+                    interrupted.append(request.job_id)
+            del self._running[request.job_id]
         return Step(
             tuple(finished),
             tuple(deltas),
@@ -191,8 +252,8 @@ class ServerEngine:
         )
 
     def wake(self) -> None:
-        """End the wait of `step`."""
-        self._arrivals.wake()
+        """End the wait of `step`, or of the next one."""
+        self._arrivals.put(None)
 
     def cancel(self, job_id: str) -> bool:
         """Close the request's connection, so that its server aborts it; False if it is not here."""
@@ -243,11 +304,11 @@ class ServerEngine:
 
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         """Median milliseconds of a round of `batch` requests at one endpoint; a drafter's round has its pass in it."""
-        return self._timing.round_ms(drafter, batch, width, context, num_samples)
+        return self._thread.wait_for(self._timing.round_ms(drafter, batch, width, context, num_samples))
 
     def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
         """Median milliseconds to the first token of a prompt that the server has never seen."""
-        return self._timing.prefill_ms(drafter, num_tokens, num_samples)
+        return self._thread.wait_for(self._timing.prefill_ms(drafter, num_tokens, num_samples))
 
     def unavailable(self) -> str | None:
         """Why no job can be sent, in words; None where one can."""
@@ -261,7 +322,157 @@ class ServerEngine:
         """Jobs that have to run alone at a server."""
         return self._fleet.suspects()
 
+    def _arrived(self) -> list[Arrival]:
+        """What came, in its order; waits a little if nothing did."""
+        found: list[Arrival] = []
+        with suppress(Empty):
+            one = self._arrivals.get(timeout=_WAIT_S)
+            while True:
+                if one is not None:
+                    found.append(one)
+                one = self._arrivals.get_nowait()
+        return found
+
     def _take_line(self, in_line: InLine) -> None:
         """Another number of slots is free now, so `step` ends."""
         self._in_line = in_line
         self.wake()
+
+
+async def _ask_all(
+    endpoints: Mapping[str, Endpoint], max_requests: Mapping[str, int]
+) -> tuple[dict[str, ServerIdentity], dict[str, ServerError]]:
+    """What each endpoint said, and why the others did not. Raises ConfigError."""
+    asked = (ask_identity(one, max_requests=max_requests[name]) for name, one in endpoints.items())
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    found: dict[str, ServerIdentity] = {}
+    missing: dict[str, ServerError] = {}
+    for name, answer in zip(endpoints, answers, strict=True):
+        if isinstance(answer, ServerIdentity):
+            found[name] = answer
+        elif isinstance(answer, ConfigError | ModelNotServed):
+            raise ConfigError(f"models.endpoints.{name}: {answer.message}", hint=answer.hint) from answer
+        elif isinstance(answer, ServerError):
+            missing[name] = answer
+        else:
+            raise answer
+    return found, missing
+
+
+async def _why_not_switching(models: ModelSettings, found: Mapping[str, ServerIdentity]) -> dict[str, str]:
+    """Of the endpoints that shall switch drafts and answer: why one cannot, in words."""
+    asked = {
+        name: settings for name, settings in models.endpoints.items() if settings.switches_drafts and name in found
+    }
+    answers = await asyncio.gather(*(_why_not(settings, found[name].model) for name, settings in asked.items()))
+    return {name: told for name, told in zip(asked, answers, strict=True) if told is not None}
+
+
+async def _why_not(settings: EndpointSettings, model: str) -> str | None:
+    try:
+        async with ServerClient(Endpoint.of(settings, model=model)) as client:
+            return await why_not(client)
+    except AlphaloopError as error:
+        return f"it could not be asked: {error.message}"
+
+
+def _without_disobedient(models: ModelSettings, told: Mapping[str, str]) -> ModelSettings:
+    """The settings with these endpoints as servers that draft for every request."""
+    for name, why in told.items():
+        hint = "all its requests are drafted for; start the worker again when this is mended"
+        log.error("endpoint %s cannot switch drafts: %s; %s", name, why, hint, extra=_extra(name))
+    endpoints = {
+        name: settings.model_copy(update={"switches_drafts": False}) if name in told else settings
+        for name, settings in models.endpoints.items()
+    }
+    return models.model_copy(update={"endpoints": endpoints})
+
+
+def _extra(name: str) -> dict[str, str]:
+    return {"action": "drafts_not_switched", "endpoint": name}
+
+
+def _server(
+    models: ModelSettings, name: str, endpoint: Endpoint, found: ServerIdentity | None, identity: EngineIdentity
+) -> InferenceServer:
+    settings = models.endpoints[name]
+    if found is not None:
+        endpoint = replace(endpoint, model=found.model)
+    length = (found.context_length if found else None) or identity.context_length
+    server = found.server if found else settings.kind
+    # What is counted in another way is evidence of another kind, and has another name.
+    is_counted = settings.metrics_url is not None
+    drafter = settings.drafter and models.drafter_state(
+        settings.drafter, f"{server}-counters" if is_counted else server
+    )
+    return InferenceServer(name, endpoint, drafter or None, settings.max_requests, length, settings.switches_drafts)
+
+
+def _identity(models: ModelSettings, named: NamedServers, endpoints: Mapping[str, Endpoint]) -> EngineIdentity:
+    """Of all endpoints together: they serve one model."""
+    target = models.target
+    hosts = {urlsplit(one.url).netloc for one in endpoints.values()}
+    addresses = "\n".join(sorted(f"{name} {one.url}" for name, one in endpoints.items()))
+    return EngineIdentity(
+        engine=named.engine[:_MOST_NAME_CHARS],
+        target=target.name,
+        target_revision=target.revision or named.target_revision,
+        dtype=target.dtype,
+        device=f"{SERVERS}{hashlib.sha256(addresses.encode()).hexdigest()[:_HASH_CHARS]}",
+        context_length=named.context_length or _UNKNOWN_CONTEXT,
+        host=",".join(sorted(hosts))[:_MOST_NAME_CHARS],
+    )
+
+
+class LoopThread:
+    """Runs from its making until `close`. Any thread may call it."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._kept: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, act: Callable[[], object]) -> None:
+        """Have the loop call `act` soon; calls keep their order. Nothing happens once the thread has ended."""
+        try:
+            self._loop.call_soon_threadsafe(act)
+        except RuntimeError:  # the loop is closed
+            if not self._loop.is_closed():
+                raise
+
+    def wait_for(self, work: Coroutine[Any, Any, Result], timeout_s: float | None = None) -> Result:
+        """The result of a coroutine that the loop runs, or what it raised."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    def keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine until the end or `end_kept`; called from within the loop."""
+        self._kept.add(self._loop.create_task(work))
+
+    async def end_kept(self) -> None:
+        """Cancel what is kept and wait for its end, so that what it uses can be closed."""
+        kept = tuple(self._kept)
+        self._kept.clear()
+        await _ended(kept)
+
+    def close(self) -> None:
+        """Cancel all that runs and end the thread."""
+        self.call(self._loop.stop)
+        self._thread.join(_END_S)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._cancel_all()
+        finally:
+            self._loop.close()
+
+    def _cancel_all(self) -> None:
+        self._loop.run_until_complete(_ended(asyncio.all_tasks(self._loop)))
+
+
+async def _ended(tasks: Collection[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

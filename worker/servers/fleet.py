@@ -11,14 +11,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from random import Random
+from typing import Final
 
 from alphaloop.errors import AlphaloopError, ModelNotServed, RequestKillsServer
-from worker.servers.alone import ASKS_AGAIN_S, Alone
-from worker.servers.deaths import Deaths
-from worker.servers.fleet_load import FleetLoad
 from worker.servers.fleet_member import EndpointStatus, FleetEndpoint, Member, SuspectCounts
-from worker.servers.places import Flight, Landing
-from worker.servers.suspicion import DEATHS_ALONE_TO_BLAME, Suspicion, Verdict, needs_test
+from worker.servers.health import (
+    ASKS_AGAIN_S,
+    DEATHS_ALONE_TO_BLAME,
+    Alone,
+    Deaths,
+    FailureVerdict,
+    Suspicion,
+    needs_test,
+)
+from worker.servers.load import Flight, Landing, LoadSums
+
+#: Servers are asked for their load so long after the last request of ours began.
+_LOAD_LINGERS_S: Final = 10.0
 
 
 class Fleet:
@@ -36,7 +45,7 @@ class Fleet:
         if not endpoints or len(self._members) != len(endpoints):
             raise ValueError(f"expected endpoints of different names, found {[found.name for found in endpoints]}")
         self._clock, self._rng = clock, rng
-        self.load = FleetLoad({name: member.places for name, member in self._members.items()}, clock=clock)
+        self._last_began_s = -math.inf
         self._alone = Alone(self._members, clock=clock, rng=rng)
         self._deaths = Deaths(self._members, clock=clock)
         self._num_killers = 0
@@ -108,15 +117,28 @@ class Fleet:
         if alone:
             self._alone.began(member)
         asked = member.asked_for(drafter, num_draft_tokens)
-        return member.places.add(name, self.load.began(), is_alone=alone, num_draft_tokens=asked)
+        self._last_began_s = self._clock()
+        return member.places.add(name, self._load_sums(), is_alone=alone, num_draft_tokens=asked)
 
     def ended(self, flight: Flight) -> Landing:
         """A request ended or was given up: how many were in flight while it was."""
         member = self._members[flight.endpoint]
-        landing = member.places.remove(flight, self.load.sums())
+        landing = member.places.remove(flight, self._load_sums())
         if flight.is_alone:
             self._alone.ended(member)
         return landing
+
+    def is_load_wanted(self) -> bool:
+        """Whether requests of ours are under way, or were a moment ago, so that it is worth asking for the load."""
+        return self.num_in_flight > 0 or self._clock() - self._last_began_s < _LOAD_LINGERS_S
+
+    def num_own(self, name: str) -> int:
+        """Our requests in flight at the endpoint."""
+        return self._members[name].places.num_in_flight
+
+    def told_load(self, name: str, num_present: int, num_own: float) -> None:
+        """The endpoint reports `num_present` requests of all clients, `num_own` of them ours."""
+        self._members[name].places.told(num_present, num_own)
 
     def succeeded(self, name: str) -> None:
         """A request was finished there."""
@@ -137,7 +159,7 @@ class Fleet:
 
     def judge(
         self, job_id: str, flight: Flight, error: AlphaloopError, test: AlphaloopError | None = None
-    ) -> Verdict | None:
+    ) -> FailureVerdict | None:
         """What happens to a job whose request failed, after `failed`.
 
         Where `needs_test` said so, after the next `tested` of that endpoint, whose error `test` is; None: it passed.
@@ -150,7 +172,7 @@ class Fleet:
         self._num_killers += verdict is not None and isinstance(verdict.error, RequestKillsServer)
         return verdict
 
-    def standing(self, job_id: str) -> Verdict | None:
+    def standing(self, job_id: str) -> FailureVerdict | None:
         """How a job goes on that failed here, left to be sent again, and is back; None of one that never failed."""
         return self._suspicion.standing(job_id)
 
@@ -162,7 +184,7 @@ class Fleet:
         self._suspicion.forget(job_id)
 
     def retired(self, name: str, reason: str) -> None:
-        """Another model or other settings stand behind the endpoint's address: it is out until the worker ends."""
+        """Another model or other settings answer at the endpoint's address: it gets no jobs until the worker ends."""
         self._members[name].circuit.retire(reason)
 
     def all_retired(self) -> str | None:
@@ -237,6 +259,10 @@ class Fleet:
     def statuses(self) -> tuple[EndpointStatus, ...]:
         """How each endpoint is."""
         return tuple(member.status() for member in self._members.values())
+
+    def _load_sums(self) -> LoadSums:
+        """Requests summed over time, of all endpoints, up to now."""
+        return LoadSums.of_all(member.places.load_sums for member in self._members.values())
 
     def _bound(self, own: Sequence[Member]) -> str | None:
         found = self._least_loaded(own)

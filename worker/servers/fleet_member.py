@@ -1,4 +1,14 @@
-"""One endpoint of a fleet: what it is, its circuit and its places."""
+"""One endpoint of a fleet: what it is, whether it may be sent requests, and how many.
+
+`Circuit` says whether:
+
+    up ──a failure that may be the server's──▶ doubted ──test passed──▶ up, at the limit it had
+    up, doubted ──away──▶ down ──test passed──▶ up, with a slow start
+    any ──another model or other settings──▶ retired, until the worker starts again
+
+One test at a time. That of a doubted endpoint is due at once, those of one that is down after 1 s, 2 s, 4 s … 30 s.
+`Member` is the endpoint with its circuit and its places.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +33,20 @@ from alphaloop.errors import (
     ServerUnavailable,
     reason_of,
 )
-from worker.servers.circuit import Circuit
-from worker.servers.places import Places
+from worker.servers.load import Places
 
 EndpointState = Literal["up", "starting", "busy", "doubted", "down", "retired"]
 
+_State = Literal["up", "doubted", "down", "retired"]
+
+_FIRST_WAIT_S: Final = 1.0  #: before the next test of an endpoint that is down
+_LONGEST_WAIT_S: Final = 30.0
 #: Failures that may be the server's fault or the job's: a test tells.
-DOUBTFUL: Final = (ServerSilent, ServerFailed, ReplyCut, ReplyInvalid)
+_DOUBTFUL: Final = (ServerSilent, ServerFailed, ReplyCut, ReplyInvalid)
 #: A server that asks for a longer quiet is away for those who wait for it.
 _LONG_PAUSE_S: Final = 5.0
-_JOBS_FAULT: Final = (MessageError, RequestRefused)
+#: Failures that no server can help.
+JOBS_FAULT: Final = (MessageError, RequestRefused)
 _INVALID_IN_A_ROW: Final = 3
 
 
@@ -68,13 +82,13 @@ class EndpointStatus:
     reason: str | None
     is_for_suspect: bool  #: whether it is kept for a request that has to run alone
     num_failed: Mapping[str, int]  #: requests that failed there, by the error's code
-    num_undrafted: int | None = None  #: of those in flight, asked for without drafts; None where nobody can ask so
+    num_undrafted: int | None = None  #: of those in flight, asked for without drafts; None where requests cannot ask
     is_obeying: bool = True  #: whether it does as requests ask, as far as is known
-    num_others: float | None = None  #: requests of others there, as it told a moment ago; None where it did not
+    num_others: float | None = None  #: requests of other clients there; None where it did not report them lately
 
     @property
     def is_whole_load_known(self) -> bool:
-        """Whether it told a moment ago how many requests it has, whoever sent them."""
+        """Whether it reported lately how many requests of all clients it has."""
         return self.num_others is not None
 
 
@@ -155,14 +169,14 @@ class Member:
     def failed(self, error: AlphaloopError) -> bool:
         """A request failed. Whether the server has gone away by it."""
         self._num_failed[error.code] += 1
-        if isinstance(error, _JOBS_FAULT):
+        if isinstance(error, JOBS_FAULT):
             self.succeeded()
         elif isinstance(error, ModelNotServed):
             self.circuit.retire(reason_of(error))
         elif isinstance(error, ServerBusy):
             if self.places.refused(error.retry_after_s):
                 self.circuit.down(reason_of(error))
-        elif isinstance(error, DOUBTFUL):
+        elif isinstance(error, _DOUBTFUL):
             self._doubt(error)
         elif isinstance(error, ServerUnavailable):
             return self.circuit.down(reason_of(error)) and is_gone(error)
@@ -210,3 +224,100 @@ class Member:
             self.circuit.down(reason_of(error))
         else:
             self.circuit.doubt(reason_of(error))
+
+
+class Circuit:
+    """The health of one endpoint. One thread uses it; times are seconds on the clock."""
+
+    def __init__(self, *, clock: Callable[[], float], rng: Random) -> None:
+        self._clock, self._rng = clock, rng
+        self.state: _State = "up"
+        self.reason: str | None = None  #: why it is not up
+        self.since_s = clock()  #: when the state began
+        self.well_s: float | None = None  #: when the server last finished a request or passed a test
+        self.up_again_s: float | None = None  #: when it last came back from being down
+        self.test_began_s = -math.inf  #: the last test
+        self._is_tested = self._is_asked_for = False
+        self._num_failed_tests = 0
+        self._test_s = 0.0
+
+    @property
+    def test_due_s(self) -> float | None:
+        """When the next test is due; None where none is."""
+        is_due = self.state in ("doubted", "down") or (self.state == "up" and self._is_asked_for)
+        return self._test_s if is_due and not self._is_tested else None
+
+    @property
+    def is_test_coming(self) -> bool:
+        """Whether a test of an endpoint that is not down is under way or due."""
+        return self.state == "doubted" or (self.state == "up" and (self._is_asked_for or self._is_tested))
+
+    def is_test_due(self) -> bool:
+        """Whether a test shall begin now."""
+        return self.test_due_s is not None and self.test_due_s <= self._clock()
+
+    def ask_for_test(self) -> None:
+        """Let an endpoint that is not down be tested at once, or again after the test that is under way."""
+        if self.state in ("up", "doubted") and not self._is_asked_for:
+            self._is_asked_for, self._test_s = True, self._clock()
+
+    def test_begins(self) -> None:
+        """A test is under way until `passed`, `test_failed` or `retire`."""
+        self._is_tested, self._is_asked_for = True, False
+        self.test_began_s = self._clock()
+
+    def worked(self) -> None:
+        """The server finished a request. A doubt stays until the test, which is newer."""
+        self.well_s = self._clock()
+
+    def doubt(self, reason: str) -> None:
+        """Something failed that may be the server's fault."""
+        if self.state == "up":
+            self._become("doubted", reason)
+            self._test_s = self._clock()
+
+    def down(self, reason: str) -> bool:
+        """The server is away. Whether that is news; a test that is under way goes on."""
+        if self.state not in ("up", "doubted"):
+            return False
+        self._become("down", reason)
+        self._is_asked_for = False
+        self._num_failed_tests = 0
+        self._next_test()
+        return True
+
+    def test_failed(self, reason: str) -> bool:
+        """A test failed: the server is away, or still is. Whether that is news."""
+        self._is_tested = False
+        if self.state != "down":
+            return self.down(reason)
+        self.reason = reason
+        self._num_failed_tests += 1
+        self._next_test()
+        return False
+
+    def passed(self) -> bool:
+        """A test passed. Whether the endpoint was down, so that it starts slowly."""
+        self._is_tested = False
+        if self.state == "retired":
+            return False
+        self.well_s = self._clock()
+        was_down = self.state == "down"
+        if was_down:
+            self.up_again_s = self.well_s
+        if self.state != "up":
+            self._become("up", None)
+        return was_down
+
+    def retire(self, reason: str) -> None:
+        """Another server stands there now: nothing goes there until the worker starts again."""
+        self._is_tested = False
+        if self.state != "retired":
+            self._become("retired", reason)
+
+    def _next_test(self) -> None:
+        wait_s = min(_FIRST_WAIT_S * 2 ** min(self._num_failed_tests, 10), _LONGEST_WAIT_S)
+        self._test_s = self._clock() + wait_s * self._rng.uniform(0.5, 1.0)
+
+    def _become(self, state: _State, reason: str | None) -> None:
+        self.state, self.reason, self.since_s = state, reason, self._clock()

@@ -1,29 +1,47 @@
-"""One endpoint over HTTP: connections that are kept for the next request, and limits on bytes and silence."""
+"""One server over HTTP: where it is, how much of it is waited for and read, and what its failures are.
+
+    Endpoint, with its Limits → HttpSession.asked → Content → events: the data of server-sent events
+    a reply that is not 200, or an error in place of a text → one of alphaloop's errors
+
+Connections are kept for the next request. A server's own words may quote the prompt, so no message of ours repeats
+them: it says the status, and the server's name for the error where that is a name.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from types import SimpleNamespace, TracebackType
 from typing import Final, Self
+from urllib.parse import urlsplit
 
 import aiohttp
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from alphaloop.errors import (
     AlphaloopError,
+    ConfigError,
+    ModelNotServed,
+    PromptTooLong,
     ReplyCut,
     ReplyInvalid,
+    RequestRefused,
+    ServerBusy,
+    ServerFailed,
     ServerLoginRefused,
     ServerSilent,
+    ServerUnavailable,
     ServerUnreachable,
 )
-from worker.servers.asking import Body
-from worker.servers.endpoint import Limits
-from worker.servers.refusals import refusal
+from alphaloop.server_identity import ServerKind
+from alphaloop.settings.endpoint import EndpointSettings, refuse_address, refuse_key
+from worker.servers.replies import RefusalBody, ServerFailure
+from worker.servers.request_body import Body
 
 #: Servers close a connection without requests after five seconds. A request that is sent at that moment would be lost
 #: without a word whether the server began with it, so connections are given up earlier on this side.
@@ -32,6 +50,97 @@ _KEEP_ALIVE_S: Final = 2.0
 _STALE_S: Final = 1.0
 _END_S: Final = 1.0  #: wait for the end of a stream that has said it is done
 _MAX_REFUSAL_BYTES: Final = 1 << 20  #: read of the body of a refusal
+
+_DONE: Final = b"[DONE]"  #: the last event of a stream
+
+_TOO_LONG_NAMES: Final = frozenset({"exceed_context_size_error", "context_length_exceeded"})  # llama.cpp, OpenAI
+#: vLLM, SGLang and TensorRT-LLM have no name for it.
+_TOO_LONG_WORDS: Final = re.compile(
+    r"(maximum|model's) context length|maximum model length|max_model_len|max_seq_len|max_num_tokens", re.IGNORECASE
+)
+_MODEL_NAMES: Final = frozenset({"model_not_found"})
+_MODEL_WORDS: Final = re.compile(r"\bmodel\b.*(does not exist|not found)", re.IGNORECASE | re.DOTALL)
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+_LOGIN_HINT: Final = "check the key that this endpoint is given"
+_FULL_WORDS: Final = re.compile(r"queue is full", re.IGNORECASE)  # SGLang, with 503
+_BUSY_HINT: Final = "send fewer requests at once, or raise the server's limit"
+_AWAY: Final = frozenset({408, 425, 502, 503, 504})
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a client allows a server."""
+
+    connect_s: float = 10.0
+    answer_s: float = 600.0  #: from the request to the first byte of its reply: a queue and the prompt lie between
+    silence_s: float = 60.0  #: between two pieces of a reply that has begun
+    max_reply_bytes: int = 64 << 20  #: of a whole reply, streamed or not
+    max_event_bytes: int = 8 << 20  #: of one event of a stream
+    max_connections: int = 1024
+
+    def __post_init__(self) -> None:
+        for name in Limits.__slots__:
+            if not (found := getattr(self, name)) > 0:
+                raise ConfigError(f"{name}: expected a number above 0, found {found}")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One server and the model that it is asked for."""
+
+    url: str  #: as OpenAI's clients take it, http://host:8000/v1; without a path /v1 is added
+    kind: ServerKind
+    model: str
+    api_key: SecretStr | None = None
+    limits: Limits = Limits()
+    num_draft_tokens: int | None = None  #: k with which it was started; None: nothing drafts, or k is not known
+    metrics_url: str | None = None  #: of a server whose counters are read, because it tells nothing of a request
+    switches_drafts: bool = False  #: whether the settings say that a request may ask it not to draft
+
+    def __post_init__(self) -> None:
+        field = "url"
+        try:
+            refuse_address(self.url)
+            field = "api_key"
+            refuse_key(self.api_key.get_secret_value() if self.api_key is not None else None)
+        except ValueError as error:
+            raise ConfigError(f"{field}: {error}") from None
+
+    @classmethod
+    def of(cls, settings: EndpointSettings, *, model: str | None = None) -> Endpoint:
+        """The endpoint that the settings describe; an empty model is the server's only one."""
+        limits = Limits(settings.connect_s, settings.answer_s, settings.silence_s)
+        return cls(
+            settings.url,
+            settings.kind,
+            model or settings.model or "",
+            settings.api_key,
+            limits,
+            settings.num_draft_tokens,
+            settings.metrics_url,
+            settings.switches_drafts,
+        )
+
+    @property
+    def has_own_metrics(self) -> bool:
+        """Whether the page of metrics, if there is one, is the server's own and may see its key."""
+        return self.metrics_url is None or _origin(self.metrics_url) == _origin(self.url)
+
+    @property
+    def api(self) -> str:
+        """The address before /completions."""
+        stripped = self.url.rstrip("/")
+        return stripped if urlsplit(stripped).path else f"{stripped}/v1"
+
+    @property
+    def root(self) -> str:
+        """The address before /version, /props and other paths outside of OpenAI's form."""
+        return self.api.removesuffix("/v1")
+
+
+def _origin(url: str) -> tuple[str, str]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.netloc
 
 
 @dataclass(slots=True)
@@ -77,7 +186,7 @@ class HttpSession:
             async with await self._answered(method, url, body) as response:
                 content = Content(response, self._limits)
                 if response.status != 200:
-                    raise refusal(response.status, response.headers, await content.at_most(_MAX_REFUSAL_BYTES))
+                    raise refusal_of_reply(response.status, response.headers, await content.at_most(_MAX_REFUSAL_BYTES))
                 yield content
         except (aiohttp.ClientError, OSError) as error:
             raise _lost(error) from None
@@ -120,7 +229,7 @@ class HttpSession:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a server sends behind its status."""
+    """The body of a reply."""
 
     _response: aiohttp.ClientResponse
     _limits: Limits
@@ -155,7 +264,7 @@ class Content:
             yield chunk
 
     async def end(self) -> None:
-        """Read what stands behind the last event of a stream, a packet of its own; unread, the connection is lost."""
+        """Read what follows the last event of a stream, in a packet of its own; unread, the connection is lost."""
         if not self._response.content.at_eof():
             # The text is whole already, however the connection ends.
             with suppress(TimeoutError, aiohttp.ClientError, OSError):
@@ -178,3 +287,119 @@ def _lost(error: aiohttp.ClientError | OSError) -> AlphaloopError:
     if isinstance(error, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError | ConnectionError):
         return ReplyCut("the server closed the connection before the whole reply had come")
     return ReplyInvalid(f"expected a reply of HTTP, found none that can be read: {type(error).__name__}")
+
+
+async def events(chunks: AsyncIterable[bytes], *, max_event_bytes: int) -> AsyncGenerator[bytes, None]:
+    """The data of every event until [DONE] or the end of the chunks. Raises ReplyInvalid for an event too large.
+
+    Lines end with LF or CRLF; comments and other fields are left out. Where a stream ends inside an event, that event
+    is left out.
+    """
+    rest, data = b"", b""
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > max_event_bytes:
+            raise _too_large(max_event_bytes)
+        for line in lines:
+            stripped = line.removesuffix(b"\r")
+            if not stripped and data:
+                if data == _DONE:
+                    return
+                yield data
+                data = b""
+            elif (found := _data(stripped)) is not None:
+                data = data + b"\n" + found if data else found
+                if len(data) > max_event_bytes:
+                    raise _too_large(max_event_bytes)
+
+
+def _data(line: bytes) -> bytes | None:
+    """The value of `data:`. llama.cpp names a failure `error:` instead, and sends the same JSON."""
+    name, colon, value = line.partition(b":")
+    if not colon or name not in (b"data", b"error"):
+        return None
+    return value.removeprefix(b" ")
+
+
+def _too_large(max_event_bytes: int) -> ReplyInvalid:
+    return ReplyInvalid(f"expected events of at most {max_event_bytes} bytes, found a larger one")
+
+
+def refusal_of_reply(status: int, headers: Mapping[str, str], content: bytes) -> AlphaloopError:
+    """The error of a reply that is not 200."""
+    failure = _failure(content)
+    said = _said(status, failure)
+    wait_s = _retry_after_s(headers)
+    if status == 429 or (status == 503 and wait_s is not None):
+        return ServerBusy(said, retry_after_s=wait_s, hint=_BUSY_HINT)
+    if status in (401, 403, 407):
+        return ServerLoginRefused(said, hint=_LOGIN_HINT)
+    if 300 <= status < 400:
+        return RequestRefused(said, hint="give the address that this one leads to: redirects are not followed")
+    return _error_of(status, failure)
+
+
+def _error_of(status: int, failure: ServerFailure) -> AlphaloopError:
+    """The error that a server's status, names and words mean."""
+    said, words = _said(status, failure), failure.message or ""
+    if status == 429 or (status == 503 and _FULL_WORDS.search(words)):
+        return ServerBusy(said, retry_after_s=None, hint=_BUSY_HINT)
+    if status in _AWAY:
+        return ServerUnavailable(said)
+    names = {str(name) for name in (failure.type, failure.code) if name is not None}
+    if status < 500 and (names & _TOO_LONG_NAMES or _TOO_LONG_WORDS.search(words)):
+        sizes = (
+            f"expected at most {failure.n_ctx} tokens, found a prompt of {failure.n_prompt_tokens}"
+            if failure.n_ctx and failure.n_prompt_tokens
+            else "prompt and output do not fit the server's context"
+        )
+        return PromptTooLong(sizes, field="body", hint="shorten the prompt, or serve a model with a longer context")
+    if status < 500 and (names & _MODEL_NAMES or (status in (400, 404) and _MODEL_WORDS.search(words))):
+        return ModelNotServed(said, hint="ask for the name that the server lists at /v1/models")
+    if status == 404:
+        return RequestRefused(said, hint="is the address the server's, and does it end in /v1?")
+    return ServerFailed(said) if status >= 500 else RequestRefused(said)
+
+
+def of_piece(failure: ServerFailure | str) -> AlphaloopError:
+    """The error that stands in place of a text in a reply of status 200; servers put the status into `code`."""
+    found = ServerFailure(message=failure) if isinstance(failure, str) else failure
+    status = found.code if isinstance(found.code, int) and 400 <= found.code < 600 else 500
+    return _error_of(status, found)
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds that the server asks to wait; None where it does not say.
+
+    A date is read against the server's own `Date`, since the clocks of two machines may differ.
+    """
+    asked = headers.get("Retry-After", "").strip()
+    if asked.isascii() and asked.isdigit() and len(asked) < 8:
+        return float(asked)
+    try:
+        until, now = parsedate_to_datetime(asked), parsedate_to_datetime(headers.get("Date", ""))
+        return max(0.0, (until - now).total_seconds())
+    except (ValueError, TypeError, OverflowError):
+        return None
+
+
+def _failure(content: bytes) -> ServerFailure:
+    try:
+        found = RefusalBody.model_validate_json(content)
+    except ValidationError:
+        return ServerFailure()
+    if isinstance(found.error, ServerFailure):
+        return found.error
+    words = found.error or found.message or (found.detail if isinstance(found.detail, str) else None)
+    return ServerFailure(message=words, type=found.type, code=found.code)
+
+
+def _said(status: int, failure: ServerFailure) -> str:
+    """The status, and what the server names: the kind of the error, and the field at fault."""
+    kind = next((name for name in (failure.type, failure.code) if _is_name(name)), None)
+    names = [str(name) for name in (kind, failure.param) if _is_name(name)]
+    return f"the server answered {status} ({': '.join(names)})" if names else f"the server answered {status}"
+
+
+def _is_name(found: int | str | None) -> bool:
+    return isinstance(found, str) and _NAME.fullmatch(found) is not None

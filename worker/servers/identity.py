@@ -1,24 +1,33 @@
-"""Asking a server what it is: its names, and its answers to a fixed set of prompts."""
+"""What a server is, and what evidence calls it.
+
+`ask_identity` asks for its names and its answers to a fixed set of prompts. `name_servers` gives it the names of an
+earlier life where it answers as it did then, new ones otherwise. Cause and blame rest on these names: another target
+revision says that the model changed, another engine that the server or its arithmetic did; the drift report names
+either (docs/concepts/drift.md).
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import replace
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pydantic import Field
 
-from alphaloop.errors import RequestRefused
+from alphaloop.errors import ConfigError, ModelNotServed, RequestRefused
 from alphaloop.messages import Body, Job, Purpose
-from alphaloop.server_identity import Answer, ServerIdentity, distance
+from alphaloop.server_identity import Answer, ServerIdentity, changes, differs, distance, told_apart
+from alphaloop.store.server_identities import ServerIdentityStore, ServerLife
 from worker.engine import Sampling
-from worker.servers.asking import Body as RequestBody
-from worker.servers.asking import body_of, path_of
 from worker.servers.client import ServerClient
-from worker.servers.endpoint import Endpoint, Limits
-from worker.servers.forms import Form, read_form
-from worker.servers.model_card import card_of
+from worker.servers.http import Endpoint, Limits
+from worker.servers.replies import Form, ModelCard, read_form
+from worker.servers.request_body import Body as RequestBody
+from worker.servers.request_body import body_of, path_of
+
+log = logging.getLogger(__name__)
 
 #: They stay as they are: answers to other prompts could not be compared with those that are stored.
 PROMPTS: Final = (
@@ -43,8 +52,182 @@ NUM_LIKELIEST: Final = 5  #: the most that OpenAI's form of a continued prompt a
 #: Later tokens follow from the first ones, which may differ at a near-tie.
 GREEDY: Final = Sampling(max_tokens=2, temperature=0.0)
 NAME: Final = "identity"
-#: A question is given up after so many seconds without an answer, where the endpoint's own limit is shorter.
+#: Shortest limit on seconds without an answer, where the endpoint's own is shorter.
 _LEAST_ANSWER_S: Final = 60.0
+_MOST_NAMED: Final = 8
+_REVISION_CHARS: Final = 12  #: as many as the revision of a model that this process loads
+
+
+async def ask_identity(endpoint: Endpoint, *, max_requests: int) -> ServerIdentity:
+    """Ask the names, and every prompt twice: one at a time, then together, to see how far its answers scatter.
+
+    Takes 32 short requests, at most `max_requests` at once, beside what others ask of the server. Raises ConfigError
+    where the endpoint names no model and the server lists several, and errors as `ServerClient` does.
+    """
+    endpoint = replace(endpoint, limits=_patient(endpoint.limits))
+    async with _AskingClient(endpoint) as client:
+        card = card_of(await client.models(), endpoint.model)
+        version = await client.version()
+    async with _AskingClient(replace(endpoint, model=card.id)) as client:
+        answers = [await client.answer(prompt) for prompt in PROMPTS]
+        together = await _together(client, max_requests)
+    return ServerIdentity(
+        server=f"{endpoint.kind}-{version}" if version else endpoint.kind,
+        model=card.id,
+        root=card.root,
+        context_length=card.context_length,
+        answers=tuple(answers),
+        scatter=distance(answers, together) or 0.0,
+    )
+
+
+def card_of(cards: tuple[ModelCard, ...], model: str) -> ModelCard:
+    """The card of `model`, or of the only one where it is empty.
+
+    Raises ConfigError where the server lists several or none and no model is named, and ModelNotServed.
+    """
+    listed = ", ".join(card.id for card in cards[:_MOST_NAMED]) or "none"
+    if not model and len(cards) != 1:
+        raise ConfigError(
+            f"expected the name of a model, because the server lists {len(cards)}",
+            hint=f"name one of {listed}" if cards else None,
+        )
+    for card in cards:
+        if model in ("", card.id):
+            return card
+    raise ModelNotServed(f"expected the model {model!r} at /models, found {listed}")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedServers:
+    """The servers of one worker, as its evidence calls them."""
+
+    target_revision: str  #: of all of them
+    engine: str  #: of those that differ, all, joined by +
+    context_length: int | None  #: the shortest that a server reports
+    changed: Mapping[str, str]  #: by endpoint, what is other than in its last life, in words
+
+
+def name_servers(found: Mapping[str, ServerIdentity], store: ServerIdentityStore) -> NamedServers:
+    """Name the servers of a worker, by endpoint, and remember what they were.
+
+    Raises ConfigError where two of them serve different models: their texts would be two, and their evidence one.
+    """
+    refuse_different_models(found)
+    engines: dict[str, str] = {}
+    changed: dict[str, str] = {}
+    with store.naming() as naming:
+        known = naming.known()
+        revision = revision_of(found, known)
+        for endpoint, identity in found.items():
+            engines[endpoint] = engine_of(identity, revision, known)
+            last = next((life for life in known if life.endpoint == endpoint), None)
+            told = differs(last.identity, identity) if last is not None else None
+            if told is not None:
+                changed[endpoint] = told
+            naming.saw(endpoint, identity, target_revision=revision, engine=engines[endpoint], changed=told)
+    for endpoint, told in changed.items():
+        log.warning("endpoint %s: %s", endpoint, told, extra={"action": "server_changed", "endpoint": endpoint})
+    lengths = [one.context_length for one in found.values() if one.context_length is not None]
+    return NamedServers(revision, "+".join(sorted(set(engines.values()))), min(lengths, default=None), changed)
+
+
+def name_unstored(found: Mapping[str, ServerIdentity]) -> NamedServers:
+    """The same without a memory of earlier lives, for a measurement that needs no database. Raises ConfigError."""
+    refuse_different_models(found)
+    lengths = [one.context_length for one in found.values() if one.context_length is not None]
+    engine = "+".join(sorted({one.server for one in found.values()}))
+    return NamedServers(revision_of(found, ()), engine, min(lengths, default=None), {})
+
+
+def refuse_different_models(found: Mapping[str, ServerIdentity]) -> None:
+    """Every server of a worker answers as the first does, or a ConfigError says which does not."""
+    (first, identity), *others = found.items()
+    for name, other in others:
+        told = told_apart(identity, other)
+        if told is not None and told.nature == "weights":
+            raise ConfigError(
+                f"models.endpoints.{name}: expected the model of {first}, because a task may be sent to either; "
+                f"found another: {told.sentence}",
+                hint="serve the same weights at both, or give one of them a worker of its own",
+            )
+        if told is not None:
+            log.warning(
+                "endpoints %s and %s: the second %s, so texts of one job may differ at near-ties",
+                first,
+                name,
+                told.sentence.removeprefix("it "),
+                extra={"action": "servers_differ", "endpoint": name},
+            )
+
+
+def revision_of(found: Mapping[str, ServerIdentity], known: Sequence[ServerLife]) -> str:
+    """The revision of an earlier life with the same weights under the same name, else a new one."""
+    for life in known:
+        if any(_is_same_model(life.identity, identity) for identity in found.values()):
+            return life.target_revision
+    return next(iter(found.values())).sha256()[:_REVISION_CHARS]
+
+
+def engine_of(identity: ServerIdentity, revision: str, known: Sequence[ServerLife]) -> str:
+    """Kind and version, followed by a number of the arithmetic where it is not the first of this model."""
+    lives = [life for life in known if life.target_revision == revision and life.identity.server == identity.server]
+    for life in lives:
+        if told_apart(life.identity, identity) is None:
+            return life.engine
+    numbered = {life.engine for life in lives}
+    return identity.server if not numbered else f"{identity.server}-arithmetic-{len(numbered) + 1}"
+
+
+def _is_same_model(before: ServerIdentity, after: ServerIdentity) -> bool:
+    """Whether nothing says that the weights are others. A moved folder holds the same ones if it answers the same."""
+    natures = {change.nature for change in changes(before, after)}
+    has_other_name = before.model != after.model
+    return "weights" not in natures and not has_other_name
+
+
+def _patient(limits: Limits) -> Limits:
+    """A busy server has others to serve first, however soon their requests are given up."""
+    return replace(limits, answer_s=max(limits.answer_s, _LEAST_ANSWER_S))
+
+
+async def _together(client: _AskingClient, max_requests: int) -> list[Answer]:
+    places = asyncio.Semaphore(max_requests)
+
+    async def answer(prompt: str) -> Answer:
+        async with places:
+            return await client.answer(prompt)
+
+    return await asyncio.gather(*(answer(prompt) for prompt in PROMPTS))
+
+
+class _AskingClient(ServerClient):
+    """A client that asks for a text with probabilities."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint)
+        self._asked_of = endpoint
+        self._num_likeliest = NUM_LIKELIEST
+
+    async def answer(self, prompt: str) -> Answer:
+        """Go on with a prompt. A server that tells no probabilities is not asked for them again."""
+        try:
+            return await self._answer(prompt)
+        except RequestRefused:
+            if not self._num_likeliest:
+                raise
+            self._num_likeliest = 0
+            return await self._answer(prompt)
+
+    async def _answer(self, prompt: str) -> Answer:
+        endpoint = self._asked_of
+        job = Job(job_id=NAME, task=NAME, body=Body(prompt=prompt), purpose=Purpose.CONTROL)
+        body: RequestBody = body_of(endpoint.kind, endpoint.model, job, GREEDY, stream=False)
+        if self._num_likeliest:
+            body["logprobs"] = self._num_likeliest
+        async with self._http.asked("POST", f"{endpoint.api}{path_of(job)}", body) as content:
+            choice = read_form(_Reply, await content.whole()).choices[0]
+        return Answer(choice.text, choice.logprobs.first if choice.logprobs else {})
 
 
 class _Likely(Form):
@@ -77,70 +260,3 @@ class _Choice(Form):
 
 class _Reply(Form):
     choices: tuple[_Choice, ...] = Field(min_length=1)
-
-
-class _AskingClient(ServerClient):
-    """A client that asks for probabilities beside a text."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        super().__init__(endpoint)
-        self._asked_of = endpoint
-        self._num_likeliest = NUM_LIKELIEST
-
-    async def answer(self, prompt: str) -> Answer:
-        """Go on with a prompt. A server that tells no probabilities is not asked for them again."""
-        try:
-            return await self._answer(prompt)
-        except RequestRefused:
-            if not self._num_likeliest:
-                raise
-            self._num_likeliest = 0
-            return await self._answer(prompt)
-
-    async def _answer(self, prompt: str) -> Answer:
-        endpoint = self._asked_of
-        job = Job(job_id=NAME, task=NAME, body=Body(prompt=prompt), purpose=Purpose.CONTROL)
-        body: RequestBody = body_of(endpoint.kind, endpoint.model, job, GREEDY, stream=False)
-        if self._num_likeliest:
-            body["logprobs"] = self._num_likeliest
-        async with self._http.asked("POST", f"{endpoint.api}{path_of(job)}", body) as content:
-            choice = read_form(_Reply, await content.whole()).choices[0]
-        return Answer(choice.text, choice.logprobs.first if choice.logprobs else {})
-
-
-async def ask_identity(endpoint: Endpoint, *, max_requests: int) -> ServerIdentity:
-    """Ask the names, and every prompt twice: one at a time, then together, to see how far its answers scatter.
-
-    Takes 32 short requests, at most `max_requests` at once, beside what others ask of the server. Raises ConfigError
-    where the endpoint names no model and the server lists several, and errors as `ServerClient` does.
-    """
-    endpoint = replace(endpoint, limits=_patient(endpoint.limits))
-    async with _AskingClient(endpoint) as client:
-        card = card_of(await client.models(), endpoint.model)
-        version = await client.version()
-    async with _AskingClient(replace(endpoint, model=card.id)) as client:
-        answers = [await client.answer(prompt) for prompt in PROMPTS]
-        together = await _together(client, max_requests)
-    return ServerIdentity(
-        server=f"{endpoint.kind}-{version}" if version else endpoint.kind,
-        model=card.id,
-        root=card.root,
-        context_length=card.context_length,
-        answers=tuple(answers),
-        scatter=distance(answers, together) or 0.0,
-    )
-
-
-def _patient(limits: Limits) -> Limits:
-    """A busy server has others to serve first, however soon their requests are given up."""
-    return replace(limits, answer_s=max(limits.answer_s, _LEAST_ANSWER_S))
-
-
-async def _together(client: _AskingClient, max_requests: int) -> list[Answer]:
-    places = asyncio.Semaphore(max_requests)
-
-    async def answer(prompt: str) -> Answer:
-        async with places:
-            return await client.answer(prompt)
-
-    return await asyncio.gather(*(answer(prompt) for prompt in PROMPTS))

@@ -1,7 +1,10 @@
-"""Asks each server about twice a second how many requests it has, so that those of others are known.
+"""Asks each server twice a second how many requests it has, so that those of other clients are known.
 
 No request waits for it. It asks while jobs of this worker are at a server or were a moment ago, and only where there
 are two routes: nothing is on trial elsewhere.
+
+SGLang is asked at `/v1/loads`, which needs no option: its gauges for Prometheus are renewed every 40 rounds, and before
+July 2026 not for up to 30 s after the last request. Versions of 2025 have no such page.
 """
 
 from __future__ import annotations
@@ -11,11 +14,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from alphaloop.errors import AlphaloopError, ServerSilent, ServerUnavailable, ServerUnreachable
-from worker.servers.client import ServerClient
-from worker.servers.endpoint_client import EndpointClient
-from worker.servers.fleet_load import FleetLoad
-from worker.servers.server import Server
+from alphaloop.errors import AlphaloopError, ReplyInvalid, ServerSilent, ServerUnavailable, ServerUnreachable
+from worker.servers.client import InferenceServer, ServerClient
+from worker.servers.counters import values
+from worker.servers.fleet import Fleet
+from worker.servers.http import Endpoint
+from worker.servers.replies import Count, Form, read_form
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +28,8 @@ EVERY_S: Final = 0.5
 #: A server that does not tell is asked so seldom: it may be started again with another option.
 SELDOM_S: Final = 60.0
 _MOST_S: Final = 2.0  #: for one answer
+_VLLM: Final = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+_LLAMA: Final = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
 
 
 class LoadWatch:
@@ -31,16 +37,16 @@ class LoadWatch:
 
     def __init__(
         self,
-        servers: Sequence[Server],
-        clients: Mapping[str, EndpointClient],
-        load: FleetLoad,
+        servers: Sequence[InferenceServer],
+        clients: Mapping[str, ServerClient],
+        fleet: Fleet,
         *,
         clock: Callable[[], float],
         every_s: float = EVERY_S,
     ) -> None:
         has_choice = len({route for server in servers for route in server.routes}) > 1
-        self._clients = {name: one for name, one in clients.items() if isinstance(one, ServerClient) and has_choice}
-        self._load, self._clock, self._every_s = load, clock, every_s
+        self._clients = dict(clients) if has_choice else {}
+        self._fleet, self._clock, self._every_s = fleet, clock, every_s
         self._failing: set[str] = set()
 
     async def run(self) -> None:
@@ -50,17 +56,17 @@ class LoadWatch:
     async def _watch(self, name: str) -> None:
         while True:
             began_s, pause_s = self._clock(), self._every_s
-            if self._load.is_wanted():
+            if self._fleet.is_load_wanted():
                 pause_s = await self._ask(name)
             await asyncio.sleep(max(0.0, pause_s - (self._clock() - began_s)))
 
     async def _ask(self, name: str) -> float:
         """Ask once; seconds from its beginning until it is asked again."""
-        client, before = self._clients[name], self._load.num_own(name)
+        client, before = self._clients[name], self._fleet.num_own(name)
         try:
             try:
                 async with asyncio.timeout(_MOST_S):
-                    num_present = await client.num_present()
+                    num_present = await ask_num_present(client)
             except TimeoutError:
                 raise ServerSilent(f"no page of its load within {_MOST_S:g} s") from None
         except AlphaloopError as error:
@@ -71,7 +77,7 @@ class LoadWatch:
         if num_present is None:
             return SELDOM_S
         # It counted at some moment in between.
-        self._load.told(name, num_present, (before + self._load.num_own(name)) / 2)
+        self._fleet.told_load(name, num_present, (before + self._fleet.num_own(name)) / 2)
         if name in self._failing:
             self._failing.discard(name)
             log.info("%s tells its load", name, extra={"action": "load_told", "endpoint": name})
@@ -79,9 +85,56 @@ class LoadWatch:
 
     def _failed(self, name: str, error: AlphaloopError) -> float:
         if isinstance(error, ServerUnreachable) and self._clients[name].endpoint.has_own_metrics:
-            self._load.told(name, 0, 0)  # what takes no connection has no requests
+            self._fleet.told_load(name, 0, 0)  # what takes no connection has no requests
         elif name not in self._failing:
             self._failing.add(name)
-            told = {"action": "load_not_told", "endpoint": name, "code": error.code}
-            log.info("%s does not tell its load: %s", name, error.message, extra=told)
+            extra = {"action": "load_not_told", "endpoint": name, "code": error.code}
+            log.info("%s does not tell its load: %s", name, error.message, extra=extra)
         return self._every_s if isinstance(error, ServerUnavailable) else SELDOM_S
+
+
+async def ask_num_present(client: ServerClient) -> int | None:
+    """Requests of all clients that run or wait there now; None for a server that has no page for it.
+
+    Raises ServerError, which is RequestRefused where the page was not turned on.
+    """
+    url = load_url(client.endpoint)
+    return None if url is None else num_present_on(client.endpoint, await client.page(url))
+
+
+def load_url(endpoint: Endpoint) -> str | None:
+    """The address of the page; None of a server that has none."""
+    match endpoint.kind:
+        case "vllm":
+            return endpoint.metrics_url or f"{endpoint.root}/metrics"
+        case "sglang":
+            return f"{endpoint.root}/v1/loads?include=core"
+        case "llama_cpp":
+            return f"{endpoint.root}/metrics"
+        case _:
+            return endpoint.metrics_url  # in vLLM's form, as its counters are
+
+
+def num_present_on(endpoint: Endpoint, page: bytes) -> int:
+    """Requests of all clients that run or wait there. Raises ReplyInvalid."""
+    if endpoint.kind == "sglang":
+        loads = read_form(_Loads, page).loads
+        if not loads:
+            raise ReplyInvalid("expected the load of at least one rank, found none")
+        return sum(one.num_running_reqs + one.num_waiting_reqs for one in loads)
+    names = _LLAMA if endpoint.kind == "llama_cpp" else _VLLM
+    found = values(page.decode(errors="replace"), names, hint="is the server of the kind that was named?")
+    return sum(number for by_label in found.values() for number in by_label.values())
+
+
+class _RankLoad(Form):
+    """Of one of SGLang's data-parallel ranks."""
+
+    num_running_reqs: Count
+    num_waiting_reqs: Count
+
+
+class _Loads(Form):
+    """SGLang's `/v1/loads`."""
+
+    loads: tuple[_RankLoad, ...]

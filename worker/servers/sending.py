@@ -1,39 +1,45 @@
-"""Sends requests to the endpoints of a fleet, and tells what became of each.
+"""Sends requests to the endpoints of a fleet, and reports what became of each.
 
 Everything here runs on one event loop. A request waits in line until its endpoint has room. If a server is away, the
-request goes to another or waits; nobody above learns of it, because nothing is said against the job.
+request goes to another or waits; the engine does not learn of it, because the job is not at fault.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias
 
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.errors import AlphaloopError, PromptTooLong, RequestRefused, ServerFailed, reason_of
-from worker.engine import TokenDelta
+from alphaloop.errors import AlphaloopError, InvalidField, PromptTooLong, RequestRefused, ServerFailed, reason_of
+from alphaloop.messages import Job
+from worker.engine import Generation, PreparedJob, Sampling, TokenDelta
 from worker.served import FailedRequest
-from worker.servers.client import ServerClient
-from worker.servers.counting import Counting
-from worker.servers.endpoint_client import EndpointClient
+from worker.servers.client import InferenceServer, ServerClient
+from worker.servers.counters import Counting
+from worker.servers.draft_counts import NOTHING
 from worker.servers.fleet import Fleet
-from worker.servers.places import Flight
-from worker.servers.preparing import TokenEstimate
-from worker.servers.reading import Reply
-from worker.servers.request import Event, Failed, Finished, InLine, Interrupted, Request, Streamed
-from worker.servers.served_text import Sent, generation_of
-from worker.servers.switching import why_not_obeyed
-from worker.servers.testing import Tests
-from worker.servers.told import NOTHING
+from worker.servers.load import Flight
+from worker.servers.replies import Reply, SentRequest, generation_of
+from worker.servers.request_body import refuse_settings
+from worker.servers.testing import Tests, why_not_obeyed
 
 log = logging.getLogger(__name__)
 
 #: Between two looks at which endpoints are due for a test.
 _LOOK_EVERY_S: Final = 0.25
+#: Of English text with a vocabulary of 50,000; what servers count replaces it.
+_FIRST_BYTES_PER_TOKEN: Final = 4.0
+#: Bytes of prompts that the first estimate weighs as much as.
+_FIRST_WEIGHT: Final = 4096.0
+#: Bytes that are remembered: a change of the kind of prompts is followed.
+_MEMORY: Final = 1e6
+#: Tokens that a chat template adds to a message, about.
+_AROUND_A_MESSAGE: Final = 5
 
 _Asked: TypeAlias = tuple[str | None, bool, frozenset[str], frozenset[str], bool]
 
@@ -43,13 +49,13 @@ class Sending:
 
     def __init__(
         self,
-        clients: Mapping[str, EndpointClient],
+        clients: Mapping[str, ServerClient],
         drafters: Mapping[str, DrafterState | None],
         fleet: Fleet,
         tests: Tests,
         tokens: TokenEstimate,
         *,
-        tell: Callable[[Event], None],
+        tell: Callable[[Arrival], None],
         tell_line: Callable[[InLine], None],
         clock: Callable[[], float],
     ) -> None:
@@ -61,21 +67,21 @@ class Sending:
         self._tell = tell
         self._tell_line = tell_line
         self._clock = clock
-        self._line: list[Request] = []
+        self._line: list[ServerRequest] = []
         self._told = InLine()
-        self._on_their_way: set[Request] = set()
+        self._on_their_way: set[ServerRequest] = set()
         self._tests = tests
-        self._counting = Counting({name: one for name, one in clients.items() if isinstance(one, ServerClient)})
+        self._counting = Counting(clients)
 
-    def put(self, request: Request) -> None:
+    def put(self, request: ServerRequest) -> None:
         """Let it wait for its endpoint; a job that left after a failure goes on as it would have here."""
         if (standing := self._fleet.standing(request.job_id)) is not None:
             request.avoid, request.must_be_alone = standing.avoid, standing.action == "alone"
         self._line.append(request)
         self._dispatch()
 
-    def drop(self, request: Request) -> None:
-        """Nobody waits for it any more: its connection is closed, so that its server aborts it."""
+    def drop(self, request: ServerRequest) -> None:
+        """Forget a request and close its connection, so that its server aborts it."""
         request.is_dropped = True
         self._fleet.forget(request.job_id)
         if request in self._line:
@@ -85,7 +91,7 @@ class Sending:
             request.task.cancel()
 
     def drop_all(self) -> None:
-        """Nobody waits for any of them."""
+        """Drop every request."""
         for request in [*self._line, *self._on_their_way]:
             self.drop(request)
 
@@ -106,7 +112,7 @@ class Sending:
 
     def _dispatch(self) -> None:
         """Send what can be sent, in the order of the line. The fleet is asked once for requests that are alike."""
-        waiting: list[Request] = []
+        waiting: list[ServerRequest] = []
         refused: set[_Asked] = set()
         for request in self._line:
             asked = (request.drafter, request.is_bound, request.avoid, request.barred, request.must_be_alone)
@@ -141,7 +147,7 @@ class Sending:
             frozenset(one.job_id for one in choosy if away[one.drafter, one.is_bound, one.barred]),
         )
 
-    def _choose(self, request: Request) -> str | None:
+    def _choose(self, request: ServerRequest) -> str | None:
         return self._fleet.choose(
             request.drafter,
             is_bound=request.is_bound,
@@ -150,7 +156,7 @@ class Sending:
             alone=request.must_be_alone,
         )
 
-    async def _send(self, request: Request, flight: Flight) -> None:
+    async def _send(self, request: ServerRequest, flight: Flight) -> None:
         name, sent_at = flight.endpoint, self._clock()
         outcome: Reply | AlphaloopError | None = None
         request.is_begun = True
@@ -178,10 +184,10 @@ class Sending:
                 drafter = None if length == 0 else self._drafters[name]
                 found = await self._counting.read(name, due) if due is not None else None
                 if self._counting.counts(name):
-                    outcome = replace(outcome, told=NOTHING)  # counts of two kinds are never added up
+                    outcome = replace(outcome, drafts=NOTHING)  # counts of two kinds are never added up
                 beside, load = landing.num_beside, landing.load
-                sent = Sent(name, drafter, request.admitted_at, sent_at, ended_at, beside, found, load, length)
-                self._say(request, Finished(request, generation_of(request.job_id, outcome, sent)))
+                sent = SentRequest(name, drafter, request.admitted_at, sent_at, ended_at, beside, found, load, length)
+                self._say(request, generation_of(request.job_id, outcome, sent))
         finally:
             self._on_their_way.discard(request)
             request.task, request.is_begun = None, False
@@ -200,7 +206,7 @@ class Sending:
         log.error("endpoint %s: %s", name, told, extra={"action": "drafts_not_switched", "endpoint": name})
         return None
 
-    async def _ask(self, request: Request, name: str, num_draft_tokens: int | None) -> Reply:
+    async def _ask(self, request: ServerRequest, name: str, num_draft_tokens: int | None) -> Reply:
         """The reply. A prompt that leaves less than the job's limit in the context is asked for what it leaves."""
         client, prepared = self._clients[name], request.prepared
         on_text = partial(self._streamed, request) if client.must_stream or prepared.job.body.stream else None
@@ -215,12 +221,12 @@ class Sending:
             sampling = replace(sampling, max_tokens=room)
             return await client.complete(prepared.job, sampling, on_text=on_text, num_draft_tokens=num_draft_tokens)
 
-    def _streamed(self, request: Request, text: str) -> None:
+    def _streamed(self, request: ServerRequest, text: str) -> None:
         if request.prepared.job.body.stream:
-            self._say(request, Streamed(request, TokenDelta(request.job_id, text, request.num_deltas)))
+            self._say(request, TokenDelta(request.job_id, text, request.num_deltas))
             request.num_deltas += 1
 
-    async def _after(self, request: Request, flight: Flight, error: AlphaloopError) -> None:
+    async def _after(self, request: ServerRequest, flight: Flight, error: AlphaloopError) -> None:
         """What follows a failure: another endpoint, a turn alone, or the job's end."""
         name, fleet = flight.endpoint, self._fleet
         fleet.failed(name, error)
@@ -233,19 +239,19 @@ class Sending:
         is_blamed = verdict.action == "blame"
         if is_blamed and isinstance(error, RequestRefused) and self._has_other_route(request, name):
             is_blamed = False
-        told = {"action": f"request_{verdict.action}", "endpoint": name, "job_id": request.job_id, "code": error.code}
-        log.warning("a request failed: %s", error.message, extra=told)
+        extra = {"action": f"request_{verdict.action}", "endpoint": name, "job_id": request.job_id, "code": error.code}
+        log.warning("a request failed: %s", error.message, extra=extra)
         if is_blamed:
             fleet.forget(request.job_id)
             failure = FailedRequest(request.job_id, verdict.error, is_final=verdict.is_final)
-            self._say(request, Failed(request, failure))
+            self._say(request, failure)
         elif request.num_deltas:
-            self._say(request, Interrupted(request))
+            self._say(request, None)
         elif not request.is_dropped:
             request.avoid, request.must_be_alone = verdict.avoid, verdict.action == "alone"
             self._line.insert(0, request)
 
-    def _has_other_route(self, request: Request, name: str) -> bool:
+    def _has_other_route(self, request: ServerRequest, name: str) -> bool:
         """Bar the route that refused the request; whether another is left that may take it.
 
         A server that drafts may refuse settings that the same server without drafts takes.
@@ -255,6 +261,111 @@ class Sending:
         left = [other for other in self._drafters if other not in request.barred]
         return any(not request.is_bound or self._fleet.has_route(other, request.drafter) for other in left)
 
-    def _say(self, request: Request, event: Event) -> None:
+    def _say(self, request: ServerRequest, what: TokenDelta | Generation | FailedRequest | None) -> None:
         if not request.is_dropped:
-            self._tell(event)
+            self._tell(Arrival(request, what))
+
+
+@dataclass(slots=True, eq=False)
+class ServerRequest:
+    """One job, from its admission to its end. The event loop's thread owns it."""
+
+    prepared: PreparedJob
+    drafter: str | None  #: as decided; None: vanilla
+    is_bound: bool  #: whether no other route may take it: a probe, a control, an arm of an experiment
+    admitted_at: float  #: by the engine's clock, seconds
+    num_draft_tokens: int | None = None  #: as decided; None: as the endpoint was started
+    barred: frozenset[str] = frozenset()  #: endpoints that cannot follow its settings
+    max_tokens: int = 0  #: of the text; lowered where the server's context leaves less
+    num_deltas: int = 0  #: pieces of text that are out
+    avoid: frozenset[str] = frozenset()  #: endpoints on which it failed
+    must_be_alone: bool = False  #: nothing else may run where it runs, because servers died with it
+    task: asyncio.Task[None] | None = None
+    is_begun: bool = False  #: whether `task` has taken its first step
+    is_dropped: bool = False
+
+    @property
+    def is_choosy(self) -> bool:
+        """Whether there are endpoints that may not take it, however much room they have."""
+        return self.is_bound or bool(self.barred)
+
+    @property
+    def job_id(self) -> str:
+        """The job's."""
+        return self.prepared.job.job_id
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What came of a request: a piece of its text, its end, or the failure of its job.
+
+    None: its server went away when a part of the text was out, so that the job is decoded again.
+    """
+
+    request: ServerRequest
+    what: TokenDelta | Generation | FailedRequest | None
+
+
+@dataclass(frozen=True, slots=True)
+class InLine:
+    """Requests that wait for endpoints while others, which may not take them, may have room; by job_id."""
+
+    waiting: frozenset[str] = frozenset()
+    absent: frozenset[str] = frozenset()  #: those of them whose endpoints are all away
+
+
+class TokenEstimate:
+    """Tokens of a prompt by its bytes, learned from what servers count. Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_bytes, self._num_tokens = _FIRST_WEIGHT, _FIRST_WEIGHT / _FIRST_BYTES_PER_TOKEN
+
+    def of(self, job: Job) -> int:
+        """At least 1."""
+        with self._lock:
+            rate = self._num_tokens / self._num_bytes
+        return max(1, round(rate * num_prompt_bytes(job)) + _AROUND_A_MESSAGE * len(job.body.messages or ()))
+
+    def learn(self, job: Job, num_tokens: int) -> None:
+        """Learn that a server counted `num_tokens`."""
+        added = max(0, num_tokens - _AROUND_A_MESSAGE * len(job.body.messages or ()))
+        num_bytes = num_prompt_bytes(job)
+        with self._lock:
+            fade = min(1.0, _MEMORY / (self._num_bytes + num_bytes))
+            self._num_bytes = fade * self._num_bytes + num_bytes
+            self._num_tokens = fade * self._num_tokens + added
+
+
+def num_prompt_bytes(job: Job) -> int:
+    """Bytes of the prompt's text in UTF-8."""
+    texts: Iterable[str] = (
+        (job.body.prompt,) if job.body.prompt is not None else (said.content for said in job.body.messages or ())
+    )
+    return sum(len(text.encode()) for text in texts)
+
+
+def prepare(
+    job: Job, sampling: Sampling, servers: Sequence[InferenceServer], *, limit: int, tokens: TokenEstimate
+) -> PreparedJob:
+    """The job as an engine of servers takes it; `limit` is the longest context of the servers, in tokens.
+
+    Raises InvalidField for settings that none of the servers can follow. How long the prompt is only the servers know,
+    so they refuse one that is too long.
+    """
+    if job.body.prompt == "":
+        raise InvalidField("expected a prompt of at least one token, found none", field="body.prompt")
+    refusals = [refusal_of(server, sampling) for server in servers]
+    if all(refusals):
+        raise next(refusal for refusal in refusals if refusal)
+    fitting = replace(sampling, max_tokens=min(sampling.max_tokens, limit - 1))
+    return PreparedJob(job, (), fitting, num_estimated_tokens=tokens.of(job))
+
+
+def refusal_of(server: InferenceServer, sampling: Sampling) -> InvalidField | None:
+    """Why the server cannot follow the settings; None where it can."""
+    try:
+        refuse_settings(server.kind, sampling, drafts=server.drafter is not None)
+    except InvalidField as error:
+        return error
+    return None

@@ -1,21 +1,36 @@
-"""The test of a server: it must decode a text that every server can decode, and be what it was."""
+"""Requests of our own, which show how a server is.
+
+`Tests`: is it well, and what it was? It must decode a text that every server can decode.
+`why_not`: does it draft as each request asks, so many tokens a round, or none? vLLM does with alphaloop's look-up and
+its worker class (docs/decisions/0024-look-up-in-vllm.md). Any other vLLM takes the field of the request and ignores it,
+so its word is not enough: a text that repeats itself shows it.
+`Timing`: how long do its rounds and prompts take? These requests share the server with whatever runs there, so a
+measurement of a busy server says what it takes beside that.
+`check_server`: what does it tell alphaloop? Three short texts are asked for, and the answers are put into words.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
-from alphaloop.errors import AlphaloopError, ServerFailed, ServerSilent, reason_of
+from alphaloop.commands.reports import Finding, ServerCheck
+from alphaloop.errors import AlphaloopError, DecodeFailed, ServerError, ServerFailed, ServerSilent, reason_of
 from alphaloop.messages import Body, Job, Purpose
-from alphaloop.server_identity import ServerIdentity, differs, told_apart
-from worker.engine import Sampling
-from worker.servers.connecting import identity_of
-from worker.servers.endpoint_client import EndpointClient
+from alphaloop.server_identity import ServerIdentity, ServerKind, differs, told_apart
+from worker.engine import Generation, Sampling
+from worker.servers.client import InferenceServer, ServerClient
+from worker.servers.counters import ask_counters
 from worker.servers.fleet import Fleet
-from worker.servers.server import Server
-from worker.servers.switching import why_not
+from worker.servers.http import Endpoint
+from worker.servers.identity import ask_identity, card_of
+from worker.servers.load_watch import ask_num_present
+from worker.servers.replies import ModelCard, Reply, SentRequest, generation_of
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +38,35 @@ _JOB: Final = Job(job_id="self-test", task="self-test", body=Body(prompt="one tw
 #: Enough rounds that a drafter drafts too.
 _SAMPLING: Final = Sampling(max_tokens=8, temperature=0.0)
 _MOST_S: Final = 60.0  #: a busy server has others to serve first
+REPETITIVE_PROMPT: Final = "one two three four one two three four one two three four one two"
+_REPETITIVE: Final = Job(
+    job_id="switching-drafts", task="self-test", body=Body(prompt=REPETITIVE_PROMPT), purpose=Purpose.CONTROL
+)
+_REPEATED: Final = Sampling(max_tokens=24, temperature=0.0)
+
+_NUM_TOKENS: Final = 24  #: of a text that is timed
+_WORDS: Final = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "the", "and")
+_TIMING_S: Final = 300.0  #: for the requests of one measurement
+
+_CHECK_NAME: Final = "check-server"
+_CHECK: Final = Job(job_id=_CHECK_NAME, task=_CHECK_NAME, body=Body(prompt=REPETITIVE_PROMPT), purpose=Purpose.CONTROL)
+_GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
+#: How a server is made to tell more.
+_HINTS: Final[dict[ServerKind, str]] = {
+    "vllm": "if it speculates, start it with --enable-per-request-metrics --per-request-spec-decode-metrics detailed",
+    "sglang": "it does not speculate, or a proxy takes the counts out",
+    "llama_cpp": "no timings came: is the server a llama.cpp?",
+    "tensorrt_llm": "start it with `per_request_spec_decode_stats: true` in its --extra_llm_api_options",
+    "openai": "a server of a known kind tells more: name its kind",
+}
+#: How a server is made to tell how many requests it has.
+_LOAD_HINTS: Final[dict[ServerKind, str]] = {
+    "vllm": "start it without --disable-log-stats, and let its /metrics through",
+    "sglang": "versions of 2025 have no /v1/loads",
+    "llama_cpp": "start it with --metrics",
+    "tensorrt_llm": "alphaloop knows no page for it",
+    "openai": "name its kind, if it is a known one",
+}
 
 
 class Tests:
@@ -30,8 +74,8 @@ class Tests:
 
     def __init__(
         self,
-        clients: Mapping[str, EndpointClient],
-        servers: Mapping[str, Server],
+        clients: Mapping[str, ServerClient],
+        servers: Mapping[str, InferenceServer],
         fleet: Fleet,
         known: Mapping[str, ServerIdentity],
     ) -> None:
@@ -65,8 +109,6 @@ class Tests:
     async def _test(self, name: str) -> AlphaloopError | None:
         was_down = self._is_down(name)
         try:
-            if was_down:
-                await self._clients[name].revive()
             await _is_well(self._clients[name])
             # A request may have found it gone meanwhile, and another server may have answered.
             was_down = was_down or self._is_down(name)
@@ -111,7 +153,7 @@ class Tests:
         either.
         """
         server = self._servers[name]
-        found = await identity_of(server.endpoint, max_requests=server.max_requests)
+        found = await ask_identity(server.endpoint, max_requests=server.max_requests)
         if (before := self._known.get(name)) is not None:
             return differs(before, found)
         first = next(iter(self._known.values()), found)
@@ -124,10 +166,250 @@ def _extra(name: str, action: str = "server_changed") -> dict[str, str]:
     return {"action": action, "endpoint": name}
 
 
-async def _is_well(client: EndpointClient) -> None:
+async def _is_well(client: ServerClient) -> None:
     """Return when the server has decoded the text. Raises ServerError."""
     try:
         async with asyncio.timeout(_MOST_S):
             await client.complete(_JOB, _SAMPLING)
     except TimeoutError:
         raise ServerSilent(f"the server did not finish a short text within {_MOST_S:g} s") from None
+
+
+#: It repeats itself, so that a drafter that looks texts up has something to draft.
+async def why_not(client: ServerClient) -> str | None:
+    """Why the server cannot be asked for a text without drafts, in words; None: it can. Raises what a request does."""
+    drafting = await client.complete(_REPETITIVE, _REPEATED)
+    if drafting.drafts.granularity == "nothing":
+        return (
+            "it tells nothing of drafts, so nobody can see whether it leaves them out; "
+            "start it with --enable-per-request-metrics --per-request-spec-decode-metrics detailed"
+        )
+    if not drafting.drafts.num_proposed:
+        return "it drafted nothing of a text that repeats itself, so nobody can see whether it would leave drafts out"
+    return why_not_obeyed(await client.complete(_REPETITIVE, _REPEATED, num_draft_tokens=0), 0)
+
+
+def why_not_obeyed(reply: Reply, num_draft_tokens: int) -> str | None:
+    """Why a text had longer drafts than its request asked for, in words.
+
+    None where it had not, as far as the server reports.
+    """
+    drafts = reply.drafts
+    if num_draft_tokens:
+        if drafts.longest_draft <= num_draft_tokens:
+            return None
+        found = f"it drafted {drafts.longest_draft} tokens in a round for a request that asked for {num_draft_tokens}"
+    elif drafts.doubt is None and not drafts.num_proposed:
+        return None
+    else:
+        found = "it drafted for a request that asked for no drafts"
+    return f"{found}; start it with --worker-cls alphaloop.inside_vllm.worker.LookupWorker"
+
+
+class Timing:
+    """Asks the first endpoint of each route. One event loop uses it."""
+
+    def __init__(self, servers: Sequence[InferenceServer], clients: Mapping[str, ServerClient]) -> None:
+        self._clients = clients
+        self._by_drafter: dict[str | None, InferenceServer] = {}
+        for server in servers:
+            self._by_drafter.setdefault(server.drafter_name, server)
+        for server in servers:  # rather one that never drafts
+            for route in server.routes:
+                self._by_drafter.setdefault(route, server)
+        self._rng = random.Random(0)
+
+    async def round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
+        """Median milliseconds of a round of `batch` requests with `context` tokens before. Raises DecodeFailed.
+
+        Where the server follows requests in that, with `width` - 1 draft tokens.
+        """
+        found = []
+        for _ in range(num_samples):
+            for generation in await self._together(
+                drafter, batch, max(1, context - _NUM_TOKENS // 2), _NUM_TOKENS, width - 1
+            ):
+                served = generation.served
+                num_passes = served.num_passes(generation.counts.num_tokens) if served else None
+                if served and served.decode_s is not None and num_passes is not None and num_passes > 1:
+                    found.append(1000 * served.decode_s / (num_passes - 1))
+        if not found:
+            raise DecodeFailed(
+                f"the server tells neither times nor rounds of its texts: {self._server(drafter).name}",
+                hint="docs/guides/engines.md says what each kind of server has to be started with",
+            )
+        return statistics.median(found)
+
+    async def prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
+        """Median milliseconds to the first token of a prompt of about `num_tokens`. Raises DecodeFailed."""
+        found = [
+            1000 * (generation.served.prefill_s or generation.time_to_first_token_s)
+            for _ in range(num_samples)
+            for generation in await self._together(drafter, 1, num_tokens, 1)
+            if generation.served
+        ]
+        return statistics.median(found)
+
+    async def _together(
+        self, drafter: str | None, batch: int, num_prompt_tokens: int, num_tokens: int, k: int | None = None
+    ) -> list[Generation]:
+        server = self._server(drafter)
+        sampling = Sampling(max_tokens=num_tokens, temperature=0.0)
+        jobs = [self._job(number, num_prompt_tokens) for number in range(batch)]
+        asked = _length_to_ask(server, drafter, k)
+        try:
+            async with asyncio.timeout(_TIMING_S):
+                return await asyncio.gather(*(self._ask(server, job, sampling, asked, batch) for job in jobs))
+        except TimeoutError:
+            raise DecodeFailed(f"{server.name}: {batch} texts took more than {_TIMING_S:g} s") from None
+        except AlphaloopError as error:
+            raise DecodeFailed(f"measuring {server.name} failed: {error.message}", hint=error.hint) from error
+
+    async def _ask(
+        self, server: InferenceServer, job: Job, sampling: Sampling, asked: int | None, batch: int
+    ) -> Generation:
+        client = self._clients[server.name]
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        on_text = (lambda text: None) if client.must_stream else None
+        reply = await client.complete(job, sampling, on_text=on_text, num_draft_tokens=asked)
+        drafter = None if asked == 0 else server.drafter
+        sent = SentRequest(server.name, drafter, began, began, clock(), float(batch), asked_length=asked)
+        return generation_of(job.job_id, reply, sent)
+
+    def _server(self, drafter: str | None) -> InferenceServer:
+        if drafter not in self._by_drafter:
+            raise DecodeFailed(f"no endpoint {'drafts' if drafter is None else 'has'} {drafter or 'nothing'}")
+        return self._by_drafter[drafter]
+
+    def _job(self, number: int, num_tokens: int) -> Job:
+        """A prompt that no cache of prefixes has: its words are drawn, about one token each."""
+        words = " ".join(self._rng.choices(_WORDS, k=max(1, num_tokens)))
+        return Job(job_id=f"measuring-{number}", task="measuring", body=Body(prompt=words), purpose=Purpose.CONTROL)
+
+
+def _length_to_ask(server: InferenceServer, drafter: str | None, k: int | None) -> int | None:
+    """Draft tokens to ask the server for; None: for nothing, so that it drafts as it was started."""
+    if server.drafter is None:
+        return None
+    if drafter is None:
+        return 0
+    is_shorter = server.switches_drafts and k is not None and k < server.drafter.max_draft_tokens
+    return k if is_shorter else None
+
+
+async def check_server(endpoint: Endpoint) -> ServerCheck:
+    """Ask the endpoint; where it names no model, the server's only one. Raises ConfigError and ServerError."""
+    async with ServerClient(endpoint) as client:
+        card = card_of(await client.models(), endpoint.model)
+        version = await client.version()
+    asked = replace(endpoint, model=card.id)
+    pieces: list[str] = []
+    async with ServerClient(asked, context_length=card.context_length) as client:
+        whole = await client.complete(_CHECK, _GREEDY)
+        streamed = await client.complete(_CHECK, _GREEDY, on_text=pieces.append)
+        ending = _ending(whole)
+        stopped = await client.complete(_CHECK, replace(_GREEDY, stop=(ending,))) if ending else None
+        may_switch = endpoint.switches_drafts or (endpoint.kind == "vllm" and whole.drafts.num_proposed > 0)
+        load = await _load(client)
+        switching = [_switching(await why_not(client), is_set=endpoint.switches_drafts)] if may_switch else []
+    findings = [
+        _server(endpoint.kind, version),
+        _model(card),
+        _text(streamed),
+        _stream(whole, streamed, len(pieces)),
+        _counts(endpoint.kind, whole),
+        load,
+        *switching,
+    ]
+    if endpoint.metrics_url is not None:
+        findings.append(await _counters(asked))
+    if stopped is not None:
+        findings.append(_stop(whole, stopped, ending))
+    return ServerCheck(endpoint.url, endpoint.kind, card.id, whole.drafts.granularity, tuple(findings))
+
+
+def _server(kind: ServerKind, version: str | None) -> Finding:
+    if version is None:
+        return Finding("server", "warning", f"{kind}; it does not say its version, so a change of it goes unseen")
+    return Finding("server", "ok", f"{kind} {version}")
+
+
+def _model(card: ModelCard) -> Finding:
+    if card.context_length is None:
+        return Finding("model", "warning", f"{card.id}; the server does not say how long its context is")
+    return Finding("model", "ok", f"{card.id}, {card.context_length} tokens of context")
+
+
+def _text(reply: Reply) -> Finding:
+    first = "" if reply.first_text_s is None else f", the first after {reply.first_text_s:.2f} s"
+    return Finding("text", "ok", f"{reply.num_tokens} tokens in {reply.wall_s:.2f} s{first}")
+
+
+def _stream(whole: Reply, streamed: Reply, num_pieces: int) -> Finding:
+    if streamed.text != whole.text:
+        return Finding("stream", "warning", "the same greedy request gave another text: this server's texts differ")
+    if streamed.drafts.granularity != whole.drafts.granularity:
+        return Finding("stream", "warning", "of a streamed text the server tells less of drafts than of a whole one")
+    return Finding("stream", "ok", f"the same text in {num_pieces} pieces")
+
+
+def _counts(kind: ServerKind, reply: Reply) -> Finding:
+    drafts = reply.drafts
+    if drafts.doubt is not None:
+        return Finding("counts", "warning", f"not to be believed: {drafts.doubt}")
+    if drafts.granularity == "nothing":
+        return Finding("counts", "warning", f"the server tells nothing of drafts; {_HINTS[kind]}")
+    if not drafts.num_proposed:
+        return Finding("counts", "ok", "nothing was drafted: the server does not speculate, or found nothing to draft")
+    found = f"{drafts.num_accepted} of {drafts.num_proposed} drafted tokens accepted"
+    if drafts.counts is None:
+        hint = f"; {_HINTS[kind]}" if kind == "vllm" else ""
+        return Finding("counts", "warning", f"{found}, and at which positions is not told{hint}")
+    return Finding("counts", "ok", f"{found}, at which positions is told")
+
+
+async def _load(client: ServerClient) -> Finding:
+    """Whether it tells how many requests it has: while other workers ask it too, speed-ups are measured only then."""
+    hint = _LOAD_HINTS[client.endpoint.kind]
+    try:
+        num_present = await ask_num_present(client)
+    except ServerError as error:
+        return Finding("load", "warning", f"how many requests it has is not told: {error.message}; {hint}")
+    if num_present is None:
+        return Finding("load", "warning", f"how many requests it has is not told; {hint}")
+    return Finding("load", "ok", f"it has {num_present} requests now")
+
+
+async def _counters(endpoint: Endpoint) -> Finding:
+    try:
+        async with ServerClient(endpoint) as client:
+            found = await ask_counters(client)
+    except ServerError as error:
+        return Finding("counters", "warning", f"not read: {error.message}")
+    return Finding(
+        "counters", "ok", f"{sum(found.accepts)} of {found.num_draft_tokens} drafted tokens accepted since its start"
+    )
+
+
+def _switching(told: str | None, *, is_set: bool) -> Finding:
+    """Whether a request can ask for no drafts; `told`: why not. Most servers cannot, which is no fault."""
+    if told is not None:
+        words = f"switches_drafts is set, but {told}" if is_set else "every request is drafted for"
+        return Finding("switch", "warning" if is_set else "ok", words)
+    hint = "" if is_set else ": one endpoint with switches_drafts = true serves both routes"
+    return Finding("switch", "ok", f"a request that asks for no drafts gets none{hint}")
+
+
+def _ending(reply: Reply) -> str:
+    """A word inside the text that can end it; empty where there is none."""
+    words = reply.text.split()
+    return words[len(words) // 2] if len(words) > 2 else ""
+
+
+def _stop(whole: Reply, stopped: Reply, ending: str) -> Finding:
+    if stopped.finish_reason != "stop" or stopped.text != whole.text[: whole.text.index(ending)]:
+        return Finding("stop", "warning", "a stop string does not end the text where it stands")
+    if stopped.drafts.granularity != whole.drafts.granularity:
+        return Finding("stop", "warning", "of a text that a stop string ended, the server tells nothing of drafts")
+    return Finding("stop", "ok", "a stop string ends the text")

@@ -4,7 +4,6 @@ import re
 import tomllib
 from dataclasses import fields
 from pathlib import Path
-from typing import Final
 
 import pytest
 
@@ -12,7 +11,6 @@ from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.errors import ConfigError
 from alphaloop.settings import (
     EndpointSettings,
-    InProcessSettings,
     PolicySettings,
     Settings,
     find_configs,
@@ -220,7 +218,7 @@ def test_an_endpoint_has_a_name_and_its_key_may_come_from_a_variable(
     [
         (
             'kind = "vlm"',
-            "models.endpoints.plain: Expected kind to be vllm, sglang, llama_cpp, tensorrt_llm, openai or",
+            "models.endpoints.plain.kind: Input should be 'vllm', 'sglang', 'llama_cpp', 'tensorrt_llm' or 'openai'",
         ),
         ('url = "gpu-1:8000"', "models.endpoints.plain.url: Value error, expected http:// or https:// and a host"),
         ('url = "http://me:hunter2@gpu"', "models.endpoints.plain.url: Value error, expected no name or password"),
@@ -240,47 +238,10 @@ def test_a_wrong_endpoint_is_refused_with_its_path_and_without_its_secrets(confi
     assert "hunter2" not in str(caught.value)
 
 
-IN_PROCESS: Final = {"kind": "vllm_in_process", "model": "org/model"}
-DRAFTING: Final = {"drafter": "ngram", "num_draft_tokens": 4, "speculative_config": {"method": "ngram"}}
-
-
-def in_process(**given: object) -> InProcessSettings:
-    found = load_settings(overrides={"models": {"endpoints": {"here": IN_PROCESS | given}}}).models.endpoints["here"]
-    assert isinstance(found, InProcessSettings)
-    return found
-
-
-def test_vllm_in_the_worker_is_started_with_its_own_options_and_those_that_follow_from_ours() -> None:
-    plain = in_process(options={"enforce_eager": True}).engine_args()
-    assert plain["enforce_eager"] is True
-    assert (plain["model"], plain["max_num_seqs"], plain["tensor_parallel_size"]) == ("org/model", 16, 1)
-    assert (plain["enable_log_requests"], plain["disable_log_stats"]) == (False, False)
-    assert not {"speculative_config", "per_request_spec_decode_metrics"} & plain.keys()
-    drafting = in_process(**DRAFTING).engine_args()
-    assert drafting["speculative_config"] == {"method": "ngram", "num_speculative_tokens": 4}
-    assert drafting["per_request_spec_decode_metrics"] == "detailed"
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"url": "http://gpu-1:8000"}, r"models\.endpoints\.here\.url: no such setting"),
-        ({"model": ""}, r"models\.endpoints\.here\.model: String should have at least 1 character"),
-        ({"drafter": "ngram"}, "expected drafter and num_draft_tokens together"),
-        ({"drafter": "ngram", "num_draft_tokens": 4}, "expected drafter and speculative_config together"),
-        ({"speculative_config": {}}, "expected drafter and speculative_config together"),
-        (
-            DRAFTING | {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5}},
-            r"to be num_draft_tokens or left out, found 5 and 4; found kind = 'vllm_in_process'",
-        ),
-        ({"options": {"enable_log_requests": True, "model": "x"}}, "found enable_log_requests, model: settings or"),
-        ({"options": {"trust_remote_code": True}}, "found trust_remote_code"),
-        ({"gpu_memory_utilization": 1.5}, r"models\.endpoints\.here\.gpu_memory_utilization: Input should be less"),
-    ],
-)
-def test_wrong_settings_of_vllm_in_the_worker_are_refused(given: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        in_process(**given)
+def test_vllm_inside_the_worker_is_refused_with_the_endpoint_that_replaces_it() -> None:
+    endpoint = {"kind": "vllm_in_process", "model": "org/model"}
+    with pytest.raises(ConfigError, match=r"endpoints\.here\.kind: .*`vllm serve`.*localhost:8000.*'vllm_in_process'"):
+        load_settings(overrides={"models": {"endpoints": {"here": endpoint}}})
 
 
 def test_a_table_that_is_wrong_as_a_whole_is_not_shown() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from alphaloop.inside_vllm.settings import ProposerSettings
+from alphaloop.inside_vllm.proposer import ProposerSettings
 from benchmarks.engines.closed_loop import Played, Result
 from benchmarks.engines.cpu_seconds import cpu_seconds
 from benchmarks.engines.lookup import Text

@@ -10,10 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.lookup.continuations import Rule
-from alphaloop.lookup.earlier_results import EarlierResults
-from alphaloop.lookup.searched_text import SearchedText
-from alphaloop.lookup.suffixes import SuffixIndex
+from alphaloop.lookup import EarlierResults, Rule, SearchedText, SuffixIndex
 from alphaloop.settings.models import LookupDrafterSettings
 from worker.decoding.proposal import Ask, Proposal
 from worker.engine import Sampling

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from alphaloop.inside_vllm.asked import NOTHING_ASKED, Asked
-from alphaloop.inside_vllm.proposer import WORKER, LookupProposer
+from alphaloop.inside_vllm.proposer import NOTHING_ASKED, WORKER, Asked, LookupProposer
 
 MAX_TOKENS = 64
 

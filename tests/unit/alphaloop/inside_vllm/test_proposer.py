@@ -9,12 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.errors import ConfigError
-from alphaloop.inside_vllm.asked import NOTHING_ASKED, Asked
-from alphaloop.inside_vllm.proposer import LookupProposer
-from alphaloop.inside_vllm.running_texts import RunningTexts
-from alphaloop.inside_vllm.settings import ProposerSettings
-from alphaloop.lookup.searched_text import SearchedText
-from alphaloop.lookup.suffixes import SuffixIndex
+from alphaloop.inside_vllm.proposer import NOTHING_ASKED, Asked, FollowedTexts, LookupProposer, ProposerSettings
+from alphaloop.lookup import SearchedText, SuffixIndex
 from alphaloop.settings.models import LookupDrafterSettings
 from tests.unit.alphaloop.inside_vllm.batches import MAX_TOKENS, Batch, Request, config
 from worker.decoding.drafters.lookup import LookupDrafter
@@ -119,14 +115,14 @@ def test_a_longer_conversation_goes_on_with_the_index_of_its_beginning_but_its_q
     assert batch.step(["third"])["third"] == []  # 60, a result, stands behind 51 in a prompt only
 
 
-def followed() -> tuple[RunningTexts, list[Asked]]:
+def followed() -> tuple[FollowedTexts, list[Asked]]:
     opened: list[Asked] = []
 
     def search(tokens: array[int], asked: Asked) -> SearchedText:
         opened.append(asked)
         return SearchedText(tokens, SuffixIndex(tokens, 1, 16), None)
 
-    return RunningTexts(search), opened
+    return FollowedTexts(search), opened
 
 
 def test_no_more_texts_are_held_than_rows_and_none_of_a_request_that_ended() -> None:

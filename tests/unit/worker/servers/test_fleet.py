@@ -20,10 +20,10 @@ from alphaloop.errors import (
     ServerUnavailable,
 )
 from tests.fixtures.simulated_fleet import Clock
-from worker.servers.alone import ASKS_AGAIN_S
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import FleetEndpoint
-from worker.servers.places import Flight
+from worker.servers.health import ASKS_AGAIN_S
+from worker.servers.load import Flight
 
 PLAIN = FleetEndpoint("plain", None, 0, 4)
 PLAIN_2 = FleetEndpoint("plain-2", None, 0, 4)

@@ -22,10 +22,10 @@ from alphaloop.errors import (
     ServerUnreachable,
 )
 from tests.fixtures.simulated_fleet import Clock
-from worker.servers.alone import ASKS_AGAIN_S
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import EndpointStatus, FleetEndpoint
-from worker.servers.places import Flight
+from worker.servers.health import ASKS_AGAIN_S
+from worker.servers.load import Flight
 
 FAILURES: tuple[AlphaloopError, ...] = (
     PromptTooLong(),

@@ -1,4 +1,4 @@
-"""Requests in line: what the fleet is asked, and how a job goes on that left after a failure."""
+"""Which jobs servers may be sent, what the fleet is asked for those in line, and how a job goes on after a failure."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, cast
 
-from alphaloop.errors import AlphaloopError, ReplyCut, ServerUnreachable
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.errors import AlphaloopError, InvalidField, ReplyCut, ServerUnreachable
 from alphaloop.messages import Body, Job
+from alphaloop.server_identity import ServerKind
+from tests.fixtures.models import make_job
 from tests.fixtures.simulated_fleet import Clock
 from worker.engine import PreparedJob, Sampling
-from worker.servers.endpoint import Endpoint
+from worker.servers.client import InferenceServer
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import FleetEndpoint
-from worker.servers.preparing import TokenEstimate
-from worker.servers.request import Event, InLine, Interrupted, Request
-from worker.servers.sending import Sending
+from worker.servers.http import Endpoint
+from worker.servers.sending import Arrival, InLine, Sending, ServerRequest, TokenEstimate, prepare
 
 
 class Servers:
@@ -30,7 +36,7 @@ class Servers:
         self.clock = Clock()
         endpoints = [FleetEndpoint(name, None, 0, num_requests) for name in ("s0", "s1")]
         self.fleet = Fleet(endpoints, clock=self.clock, rng=Random(0))
-        self.events: list[Event] = []
+        self.events: list[Arrival] = []
         self.lines: list[InLine] = []
         self.sending = Sending(
             cast(Any, {"s0": self, "s1": self}),
@@ -63,10 +69,10 @@ class Servers:
 
 def request(
     number: int, *, stream: bool = False, is_bound: bool = False, barred: frozenset[str] = frozenset()
-) -> Request:
+) -> ServerRequest:
     job = Job(job_id=f"job-{number}", task="code", body=Body(prompt="one", stream=stream))
     prepared = PreparedJob(job, (), Sampling(4, 0.0))
-    return Request(prepared, None, is_bound, admitted_at=0.0, barred=barred, max_tokens=4)
+    return ServerRequest(prepared, None, is_bound, admitted_at=0.0, barred=barred, max_tokens=4)
 
 
 def test_a_stream_that_ends_with_its_server_is_a_suspect_when_it_comes_back() -> None:
@@ -77,7 +83,7 @@ def test_a_stream_that_ends_with_its_server_is_a_suspect_when_it_comes_back() ->
             servers.sending.put(streamed)
             assert streamed.task is not None
             await streamed.task
-            assert isinstance(servers.events[-1], Interrupted)
+            assert servers.events[-1].what is None
             servers.come_back()
             was_alone.append(streamed.must_be_alone)
         again = request(1, stream=True)
@@ -114,7 +120,7 @@ def test_what_waits_for_some_endpoints_alone_is_told_with_whether_these_are_away
 
 
 def test_a_request_that_is_dropped_before_its_first_step_gives_its_place_back() -> None:
-    async def drops() -> tuple[int, int, list[Event]]:
+    async def drops() -> tuple[int, int, list[Arrival]]:
         servers = Servers(1)
         requests = [request(number) for number in range(2)]
         for one in requests:
@@ -125,3 +131,48 @@ def test_a_request_that_is_dropped_before_its_first_step_gives_its_place_back() 
         return len(tasks), servers.fleet.num_in_flight, servers.events
 
     assert asyncio.run(drops()) == (2, 0, [])
+
+
+NGRAM = DrafterState("ngram", "vllm-0.32.0", 4, least_draft_tokens=4)
+
+
+def server(kind: ServerKind, drafter: DrafterState | None = None) -> InferenceServer:
+    return InferenceServer(kind, Endpoint("http://localhost:1/v1", kind, "m"), drafter, 4, 512)
+
+
+def prepared(sampling: Sampling, *servers: InferenceServer) -> int:
+    return prepare(make_job("x" * 400), sampling, servers, limit=512, tokens=TokenEstimate()).num_prompt_tokens
+
+
+def test_a_job_is_refused_only_where_no_server_can_follow_its_settings() -> None:
+    biased = Sampling(max_tokens=8, temperature=1.0, logit_bias=((5, 1.0),))
+    with pytest.raises(InvalidField, match=r"body\.logit_bias"):
+        prepared(biased, server("vllm", NGRAM))
+    assert prepared(biased, server("vllm", NGRAM), server("vllm")) == 100
+    cut = Sampling(max_tokens=8, temperature=1.0, top_k=5)
+    with pytest.raises(InvalidField, match=r"body\.top_k"):
+        prepared(cut, server("openai"))
+    assert prepared(cut, server("openai"), server("llama_cpp")) == 100
+
+
+def test_an_empty_prompt_is_refused_before_it_is_sent() -> None:
+    job = make_job("x")
+    empty = job.model_copy(update={"body": job.body.model_copy(update={"prompt": ""})})
+    with pytest.raises(InvalidField, match=r"body\.prompt"):
+        prepare(empty, Sampling(max_tokens=8, temperature=0.0), [server("vllm")], limit=512, tokens=TokenEstimate())
+
+
+def test_no_more_tokens_are_asked_for_than_a_context_holds() -> None:
+    job = prepare(
+        make_job("x"), Sampling(max_tokens=9999, temperature=0.0), [server("vllm")], limit=512, tokens=TokenEstimate()
+    )
+    assert job.sampling.max_tokens == 511
+
+
+@given(st.floats(1.0, 12.0), st.integers(20, 2000))
+def test_the_estimate_comes_to_what_the_server_counts(bytes_per_token: float, num_bytes: int) -> None:
+    tokens, job = TokenEstimate(), make_job("x" * num_bytes)
+    truth = max(1, round(num_bytes / bytes_per_token))
+    for _ in range(4000):
+        tokens.learn(job, truth)
+    assert tokens.of(job) == pytest.approx(truth, rel=0.1, abs=2)

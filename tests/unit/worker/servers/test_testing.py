@@ -12,9 +12,9 @@ from alphaloop.errors import ServerFailed, ServerUnreachable
 from alphaloop.server_identity import Answer, ServerIdentity
 from tests.fixtures.simulated_fleet import Clock
 from worker.servers import testing
-from worker.servers.endpoint import Endpoint
+from worker.servers.client import InferenceServer
 from worker.servers.fleet import Fleet
-from worker.servers.server import Server
+from worker.servers.http import Endpoint
 
 ENDPOINT = Endpoint("http://gpu:8000/v1", "vllm", "m")
 KNOWN = ServerIdentity("vllm-0.32.0", "m", None, 4096, ())
@@ -44,11 +44,11 @@ def test_a_server_that_was_away_while_it_was_tested_has_to_be_the_same(
 ) -> None:
     """Who was never away is not asked what it is: that takes sixteen texts."""
 
-    async def identity_of(*_: object, **__: object) -> ServerIdentity:
+    async def ask_identity(*_: object, **__: object) -> ServerIdentity:
         return ServerIdentity(f"vllm-{version}", "m", None, 4096, ())
 
-    monkeypatch.setattr("worker.servers.testing.identity_of", identity_of)
-    server = Server("plain", ENDPOINT, None, 8, 4096)
+    monkeypatch.setattr("worker.servers.testing.ask_identity", ask_identity)
+    server = InferenceServer("plain", ENDPOINT, None, 8, 4096)
     fleet = Fleet([server.as_fleet_endpoint()], clock=Clock(), rng=Random(0))
 
     async def run() -> None:
@@ -73,7 +73,7 @@ def test_a_test_that_fails_in_an_unknown_way_is_a_verdict_too() -> None:
         async def complete(self, *_: object) -> None:
             raise OSError("no processes left")
 
-    clock, server = Clock(), Server("plain", ENDPOINT, None, 8, 4096)
+    clock, server = Clock(), InferenceServer("plain", ENDPOINT, None, 8, 4096)
     fleet = Fleet([server.as_fleet_endpoint()], clock=clock, rng=Random(0))
 
     async def found() -> object:
@@ -92,15 +92,14 @@ def test_a_server_that_was_away_at_the_start_has_to_have_the_model_of_the_others
     def identity(text: str) -> ServerIdentity:
         return ServerIdentity("vllm-0.32.0", "m", None, 4096, (Answer(text, {text: -0.1, "green": -3.0}),) * 16)
 
-    async def identity_of(*_: object, **__: object) -> ServerIdentity:
+    async def ask_identity(*_: object, **__: object) -> ServerIdentity:
         return identity(late_text)
 
     class Well:
         async def complete(self, *_: object) -> None: ...
-        async def revive(self) -> None: ...
 
-    monkeypatch.setattr("worker.servers.testing.identity_of", identity_of)
-    server = Server("late", ENDPOINT, None, 8, 4096)
+    monkeypatch.setattr("worker.servers.testing.ask_identity", ask_identity)
+    server = InferenceServer("late", ENDPOINT, None, 8, 4096)
     fleet = Fleet([server.as_fleet_endpoint()], clock=Clock(), rng=Random(0))
     fleet.failed("late", ServerUnreachable())
 

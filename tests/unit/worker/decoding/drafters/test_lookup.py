@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.lookup.continuations import NOVELTY
-from alphaloop.lookup.suffixes import MAX_OCCURRENCES, SuffixIndex
+from alphaloop.lookup import MAX_OCCURRENCES, NOVELTY, SuffixIndex
 from alphaloop.settings.models import LookupDrafterSettings
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.proposal import Ask, Drafter, Proposal

@@ -9,8 +9,7 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.lookup.earlier_results import BYTES_PER_TOKEN, EarlierResults
-from alphaloop.lookup.suffixes import MAX_OCCURRENCES
+from alphaloop.lookup import BYTES_PER_TOKEN, MAX_OCCURRENCES, EarlierResults
 from alphaloop.settings.models import LookupDrafterSettings
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.proposal import Ask

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.lookup.continuations import NOVELTY, Rule, grow
+from alphaloop.lookup import NOVELTY, Rule, grow
 
 Found = list[tuple[int, list[int]]]
 

@@ -1,0 +1,284 @@
+"""Look-up without an engine: what followed earlier occurrences of a text's last tokens. Standard library only.
+
+    SearchedText.propose → SuffixIndex: where the last tokens stood before, in the text and in EarlierResults
+                         → grow: the tokens worth proposing, and how many, by a Rule
+
+Occurrences are found through chains, as Deflate finds its matches (RFC 1951, §4). A text suffix automaton answers the
+same question in fewer steps when a match is rare and long, but costs some 20 times the memory and time a token in
+Python, and every token of every prompt pays for it.
+
+The estimate is SuffixDecoding's (Oliaro et al., arXiv 2411.04975, §4): a token's probability is the share of the
+occurrences that agree with the draft so far, times its parent's. Two things differ. An occurrence counts by the length
+of its match, and "something new" counts too: thus a lone short match is not certain, and drafts grow with the match
+without a rule of their own for it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Final
+
+#: Occurrences looked at, the latest first: a comma occurs everywhere, and the older places rarely say more.
+MAX_OCCURRENCES: Final = 32
+#: An occurrence weighs 2 ** its length: of two continuations the one behind the longer match wins, unless the other
+#: occurred that much more often. Powers of two below 2 ** 33 add up exactly, in any order.
+_BASE: Final = 2.0
+#: What "something new" weighs: a lone match of 2 tokens is right with probability 1/2, one of 5 with 8/9.
+NOVELTY: Final = 4.0
+
+_Weighed = tuple[tuple[int, ...], float]
+#: Most that a remembered token takes: itself (4), its link (8), and its n-gram's entry in a hash table, with its key
+#: and its place, where no other token of the memory shares it; and the moment in which that table grows.
+BYTES_PER_TOKEN: Final = 240
+#: Stands behind each result and equals no token: neither a match nor a continuation crosses it.
+_END: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class SearchedText:
+    """One text and its index."""
+
+    text: Sequence[int]  #: prompt and output, the owner's own sequence, which grows
+    index: SuffixIndex
+    earlier: EarlierResults | None  #: None: this task's results are not remembered
+    earlier_end: int | None = None  #: only results remembered before that many tokens were; None: all
+
+    def continuations(self, num_tokens: int) -> list[tuple[int, list[int]]]:
+        """The match length of each occurrence, and `num_tokens` tokens behind it: its own first, then earlier results'.
+
+        Where a match lies so close to the end that the text runs out, the text is taken to be periodic.
+        """
+        text, end = self.text, len(self.text)
+        self.index.advance(end - 1)
+        found = []
+        for length, place in self.index.matches(text):
+            behind = list(text[place : place + num_tokens])
+            if len(behind) < num_tokens:
+                behind = (behind * (num_tokens // (end - place) + 1))[:num_tokens]
+            found.append((length, behind))
+        if self.earlier is not None:
+            found += self.earlier.continuations(text, num_tokens, self.earlier_end)
+        return found
+
+    def propose(self, num_tokens: int, rule: Rule) -> tuple[list[int], list[int] | None]:
+        """What is likely to follow the text as it stands, at most `num_tokens` tokens: (tokens, parents), as `grow`."""
+        if num_tokens < 1:
+            return [], None
+        return grow(self.continuations(num_tokens), num_tokens, rule)
+
+
+class EarlierResults:
+    """The latest results of one task, all in one index."""
+
+    def __init__(self, min_ngram: int, max_ngram: int, max_bytes: int) -> None:
+        self._tokens = array("i")
+        self._lengths: deque[int] = deque()
+        self._max_tokens = max_bytes // BYTES_PER_TOKEN
+        self._index = SuffixIndex(self._tokens, min_ngram, max_ngram)
+        self._num_dropped = 0
+
+    def __len__(self) -> int:
+        """Tokens held."""
+        return len(self._tokens)
+
+    @property
+    def num_ever(self) -> int:
+        """Tokens held and tokens let go of."""
+        return self._num_dropped + len(self._tokens)
+
+    def remember(self, token_ids: Sequence[int]) -> None:
+        """Take in a result and let go of the oldest ones whose room it needs. One beyond the limit itself is let be."""
+        num_tokens = len(token_ids) + 1
+        if not token_ids or num_tokens > self._max_tokens:
+            return
+        while len(self._tokens) + num_tokens > self._max_tokens:
+            oldest = self._lengths.popleft()
+            self._index.drop(oldest)
+            del self._tokens[:oldest]
+            self._num_dropped += oldest
+        self._tokens.extend(token_ids)
+        self._tokens.append(_END)
+        self._lengths.append(num_tokens)
+        self._index.advance_apart(len(self._tokens))
+
+    def continuations(
+        self, suffix: Sequence[int], num_tokens: int, end: int | None = None
+    ) -> list[tuple[int, list[int]]]:
+        """The match length of each occurrence of the end of `suffix`, and up to `num_tokens` tokens behind it.
+
+        With an `end`, a `num_ever` of before, only those occurrences count that were there then. The later ones still
+        take their places among the occurrences looked at.
+        """
+        found = []
+        for length, place in self._index.matches(suffix):
+            if end is not None and self._num_dropped + place >= end:
+                continue
+            behind = self._tokens[place : place + num_tokens].tolist()
+            if _END in behind:
+                behind = behind[: behind.index(_END)]
+            if behind:
+                found.append((length, behind))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """When a continuation is still worth its place in the pass. Part of the drafter's revision."""
+
+    min_probability: float  #: of a token and all before it being accepted
+    num_branches: int  #: most tokens proposed to follow one token
+
+
+def grow(found: Iterable[tuple[int, Sequence[int]]], num_tokens: int, rule: Rule) -> tuple[list[int], list[int] | None]:
+    """The likeliest continuations, at most `num_tokens` tokens: (tokens, parents); parents are None for a chain.
+
+    `found` holds each occurrence's match length and the tokens behind it. A tree's tokens come likeliest first, and
+    so do siblings. Equally likely ones come in the order in which they were found.
+    """
+    weights: dict[tuple[int, ...], float] = {}
+    for length, behind in found:
+        key = tuple(behind)
+        weights[key] = weights.get(key, 0.0) + _BASE**length
+    if rule.num_branches == 1:
+        return _chain(list(weights.items()), num_tokens, rule.min_probability), None
+    return _tree(list(weights.items()), num_tokens, rule)
+
+
+def _chain(agreeing: list[_Weighed], num_tokens: int, min_probability: float) -> list[int]:
+    tokens: list[int] = []
+    probability = 1.0
+    for depth in range(num_tokens):
+        by_token = _weights(agreeing, depth)
+        if not by_token:
+            break
+        token = max(by_token, key=by_token.__getitem__)
+        probability *= by_token[token] / (sum(by_token.values()) + NOVELTY)
+        if probability < min_probability:
+            break
+        tokens.append(token)
+        agreeing = _with(agreeing, depth, token)
+    return tokens
+
+
+def _tree(agreeing: list[_Weighed], num_tokens: int, rule: Rule) -> tuple[list[int], list[int] | None]:
+    tokens: list[int] = []
+    parents: list[int] = []
+    # (-probability, order of entry, token, parent, depth, occurrences that agree with the parent)
+    ends: list[tuple[float, int, int, int, int, list[_Weighed]]] = []
+    num_entered = 0
+    parent, depth, probability = -1, 0, 1.0
+    while len(tokens) < num_tokens:
+        by_token = _weights(agreeing, depth)
+        total = sum(by_token.values()) + NOVELTY
+        for token in sorted(by_token, key=by_token.__getitem__, reverse=True)[: rule.num_branches]:
+            share = probability * (by_token[token] / total)
+            if share >= rule.min_probability:
+                heappush(ends, (-share, num_entered, token, parent, depth, agreeing))
+                num_entered += 1
+        if not ends:
+            break
+        score, _, token, of, depth, agreeing = heappop(ends)
+        agreeing = _with(agreeing, depth, token)
+        parent, depth, probability = len(tokens), depth + 1, -score
+        tokens.append(token)
+        parents.append(of)
+    is_chain = all(of == place - 1 for place, of in enumerate(parents))
+    return tokens, None if is_chain else parents
+
+
+def _weights(agreeing: list[_Weighed], depth: int) -> dict[int, float]:
+    """What each next token weighs."""
+    by_token: dict[int, float] = {}
+    for behind, weight in agreeing:
+        if depth < len(behind):
+            by_token[behind[depth]] = by_token.get(behind[depth], 0.0) + weight
+    return by_token
+
+
+def _with(agreeing: list[_Weighed], depth: int, token: int) -> list[_Weighed]:
+    if len(agreeing) == 1:
+        return agreeing
+    return [entry for entry in agreeing if depth < len(entry[0]) and entry[0][depth] == token]
+
+
+class SuffixIndex:
+    """Finds earlier occurrences in tokens that are only ever appended to, or dropped at the front.
+
+    Each token costs one dictionary entry and one link, whatever the length of the matches; nothing is scanned again.
+    Two n-grams with one hash share a chain: what is found is always compared.
+    """
+
+    def __init__(self, tokens: Sequence[int], min_ngram: int, max_ngram: int) -> None:
+        self._tokens = tokens
+        self._min_ngram = min_ngram
+        self._max_ngram = max_ngram
+        self._num_dropped = 0
+        # Ends of n-grams, counted from the first token that ever was: the latest one, and for each the one before it.
+        self._latest: dict[int, int] = {}
+        self._before = array("q")
+
+    def advance(self, end: int) -> None:
+        """Enter the tokens up to `end`, and every n-gram among those that this call enters or that goes on into them.
+
+        A text that searches itself leaves its last token out: nothing stands behind it.
+        """
+        self._enter(len(self._before), end, 0)
+
+    def advance_apart(self, end: int) -> None:
+        """Enter the tokens up to `end` as a text of its own: no n-gram begins in the tokens before it."""
+        self._enter(len(self._before), end, len(self._before))
+
+    def drop(self, num_tokens: int) -> None:
+        """Forget the first `num_tokens`, whole texts of their own; the owner removes them from the tokens next."""
+        tokens, n, latest = self._tokens, self._min_ngram, self._latest
+        for place in range(n - 1, num_tokens):
+            key = hash(tuple(tokens[place + 1 - n : place + 1]))
+            if latest.get(key) == place + self._num_dropped:
+                del latest[key]
+        del self._before[:num_tokens]
+        self._num_dropped += num_tokens
+
+    def matches(self, suffix: Sequence[int]) -> list[tuple[int, int]]:
+        """Earlier occurrences of the end of `suffix`, latest first: (length, index of the token right behind it).
+
+        Lengths count up to the longest n-gram; a place that does not agree over the shortest one is no occurrence.
+        """
+        n, longest = self._min_ngram, min(self._max_ngram, len(suffix))
+        found: list[tuple[int, int]] = []
+        if n > longest:
+            return found
+        tokens, before, dropped = self._tokens, self._before, self._num_dropped
+        wanted = suffix[: -longest - 1 : -1]
+        place = self._latest.get(hash(tuple(wanted[n - 1 :: -1])), -1) - dropped
+        for _ in range(MAX_OCCURRENCES):
+            if place < 0:
+                break
+            length = 0
+            for token in wanted:
+                if length > place or tokens[place - length] != token:
+                    break
+                length += 1
+            if length >= n:
+                found.append((length, place + 1))
+            place = before[place] - dropped
+        return found
+
+    def _enter(self, begin: int, end: int, first: int) -> None:
+        tokens, n, latest, before, dropped = (
+            self._tokens,
+            self._min_ngram,
+            self._latest,
+            self._before,
+            self._num_dropped,
+        )
+        for place in range(begin, end):
+            if place + 1 - n < first:
+                before.append(-1)
+                continue
+            key = hash(tuple(tokens[place + 1 - n : place + 1]))
+            before.append(latest.get(key, -1))
+            latest[key] = place + dropped

@@ -1,0 +1,377 @@
+"""Whose fault a failure was, and the endpoints that requests get for themselves because servers died with them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from alphaloop.errors import (
+    AlphaloopError,
+    ConfigError,
+    InvalidField,
+    ModelNotServed,
+    PromptTooLong,
+    ReplyCut,
+    ReplyInvalid,
+    RequestKillsServer,
+    RequestRefused,
+    ServerBusy,
+    ServerFailed,
+    ServerLoginRefused,
+    ServerSilent,
+    ServerUnavailable,
+    ServerUnreachable,
+)
+from tests.fixtures.simulated_fleet import Clock
+from worker.servers.fleet import Fleet
+from worker.servers.fleet_member import FleetEndpoint
+from worker.servers.health import ASKS_AGAIN_S, FailureVerdict
+from worker.servers.load import Flight
+
+SAID = [ServerFailed(), ReplyInvalid()]
+LOST = [ReplyCut(), ServerSilent()]
+GONE = ServerUnreachable("no connection")
+
+
+class Three:
+    """Three replicas and one job; a second on the clock between two happenings."""
+
+    def __init__(self, num: int = 3) -> None:
+        self.clock = Clock()
+        self.names = [f"s{number}" for number in range(num)]
+        endpoints = [FleetEndpoint(name, None, 0, 8) for name in self.names]
+        self.fleet = Fleet(endpoints, clock=self.clock, rng=Random(0))
+        self.verdict: FailureVerdict | None = None
+
+    def test(self, **errors: AlphaloopError) -> None:
+        """The tests that are due: those of endpoints in `errors` fail."""
+        for name in self.fleet.due_tests():
+            self.fleet.tested(name, errors.get(name))
+
+    def heal(self) -> None:
+        """Every endpoint is up."""
+        for _ in range(3):
+            self.clock.pass_s(31.0)
+            self.test()
+
+    def fail(
+        self, name: str, error: AlphaloopError, *, alone: bool = False, **tests: AlphaloopError
+    ) -> FailureVerdict | None:
+        """The job's request fails there, and then the tests end as `tests` says."""
+        flight = self.fleet.began(name, alone=alone)
+        self.clock.pass_s(1.0)
+        self.fleet.ended(flight)
+        self.fleet.failed(name, error)
+        if self.fleet.needs_test(flight, error):
+            self.test(**tests)
+        self.verdict = self.fleet.judge("job", flight, error, tests.get(name))
+        if self.verdict is None:
+            self.test(**tests)
+            self.verdict = self.fleet.judge("job", flight, error, tests.get(name))
+        else:
+            self.test(**tests)
+        return self.verdict
+
+    def dies(self, name: str, *, alone: bool = False) -> FailureVerdict:
+        """The server dies with the job, and comes back."""
+        verdict = self.fail(name, ReplyCut(), alone=alone, **{name: GONE})
+        assert verdict is not None
+        self.heal()
+        return verdict
+
+    def outage(self, name: str, *, alone: bool = False) -> FailureVerdict:
+        """All servers are gone with the job, and come back."""
+        verdict = self.fail(name, ReplyCut(), alone=alone, **dict.fromkeys(self.names, GONE))
+        assert verdict is not None
+        self.heal()
+        return verdict
+
+
+@pytest.mark.parametrize("error", [PromptTooLong(), RequestRefused(), InvalidField()])
+def test_a_request_that_is_refused_is_its_jobs_fault_for_good(error: AlphaloopError) -> None:
+    assert Three().fail("s0", error) == FailureVerdict("blame", error, is_final=True)
+
+
+@pytest.mark.parametrize("error", [ServerUnreachable(), ServerBusy(), ServerLoginRefused(), ModelNotServed()])
+def test_nothing_is_said_against_a_job_that_no_server_worked_on(error: AlphaloopError) -> None:
+    three = Three()
+    for _ in range(50):
+        assert three.fail("s0", error) == FailureVerdict("again", error)
+        three.heal()
+
+
+def test_an_error_that_is_no_servers_is_the_jobs() -> None:
+    error = ConfigError()
+    assert Three().fail("s0", error) == FailureVerdict("blame", error)
+
+
+@pytest.mark.parametrize("error", SAID)
+def test_what_a_healthy_server_says_of_a_job_is_blamed_the_second_time(error: AlphaloopError) -> None:
+    three = Three()
+    assert three.fail("s0", error) == FailureVerdict("again", error, avoid=frozenset({"s0"}))
+    assert three.fail("s1", error) == FailureVerdict("blame", error)
+
+
+@pytest.mark.parametrize("error", LOST)
+def test_what_is_lost_though_servers_are_well_is_tried_alone_and_blamed_the_third_time(error: AlphaloopError) -> None:
+    three = Three()
+    assert three.fail("s0", error) == FailureVerdict("again", error, avoid=frozenset({"s0"}))
+    assert three.fail("s1", error) == FailureVerdict("alone", error, avoid=frozenset({"s0", "s1"}))
+    assert three.fleet.num_alone == 1
+    assert three.fail("s2", error, alone=True) == FailureVerdict("blame", error)
+    three.fleet.forget("job")
+    assert three.fleet.num_alone == 0
+
+
+def test_a_server_too_busy_for_its_test_is_well() -> None:
+    three = Three()
+    assert three.fail("s0", ServerFailed(), s0=ServerBusy()) is not None
+    verdict = three.fail("s1", ServerFailed(), s1=ServerBusy())
+    assert verdict is not None
+    assert verdict.action == "blame"
+
+
+@pytest.mark.parametrize("test", [ServerLoginRefused(), ModelNotServed(), ReplyInvalid()])
+def test_a_server_that_is_wrong_for_all_says_nothing_against_a_job(test: AlphaloopError) -> None:
+    three = Three()
+    for name in three.names:
+        verdict = three.fail(name, ServerFailed(), **{name: test})
+        assert verdict is not None
+        assert (verdict.action, verdict.avoid) == ("again", frozenset())
+
+
+def test_a_request_that_kills_servers_runs_alone_and_is_then_blamed_for_good() -> None:
+    three = Three()
+    assert three.dies("s0").action == "again"
+    verdict = three.dies("s1")
+    assert (verdict.action, verdict.avoid) == ("alone", frozenset()), (
+        "those have just started, and are the better for it"
+    )
+    verdict = three.dies("s0", alone=True)
+    assert (verdict.action, verdict.avoid) == ("alone", frozenset({"s0"}))
+    verdict = three.dies("s2", alone=True)
+    assert (verdict.action, verdict.is_final) == ("blame", True)
+    assert isinstance(verdict.error, RequestKillsServer)
+    assert verdict.error.message == "2 times a server died while it worked on this request alone: s0, s2"
+
+
+def test_a_suspect_that_left_and_comes_back_is_a_suspect() -> None:
+    three = Three()
+    assert three.fleet.standing("job") is None
+    three.dies("s0")
+    three.dies("s1")
+    standing = three.fleet.standing("job")
+    assert standing is not None
+    assert standing.action == "alone"
+    three.fleet.forget("job")
+    assert three.fleet.standing("job") is None
+
+
+def test_a_proxy_that_answers_for_a_dead_server_does_not_hide_who_killed_it() -> None:
+    three, error = Three(), ServerUnavailable("the server answered 502")
+    verdicts = []
+    for name, alone in (("s0", False), ("s1", False), ("s2", True), ("s0", True)):
+        verdicts.append(three.fail(name, error, alone=alone, **{name: error}))
+        three.heal()
+    assert [verdict and verdict.action for verdict in verdicts] == ["again", "alone", "alone", "blame"]
+
+
+def test_a_request_that_never_reached_the_dead_server_is_no_suspect() -> None:
+    three = Three()
+    for _ in range(20):
+        assert three.fail("s0", GONE) == FailureVerdict("again", GONE)
+        three.heal()
+    assert three.fleet.num_alone == 0
+
+
+def test_an_outage_of_all_counts_against_nobody_until_it_has_followed_the_job_again_and_again() -> None:
+    three = Three()
+    assert [three.outage("s0").action for _ in range(11)] == ["again"] * 10 + ["alone"]
+    assert [three.outage("s1", alone=True).action for _ in range(2)] == ["alone", "alone"]
+    verdict = three.outage("s2", alone=True)
+    assert (verdict.action, verdict.is_final) == ("blame", False)
+
+
+def test_a_death_alone_is_judged_once_the_other_servers_are_known_to_be_well() -> None:
+    three = Three()
+    three.dies("s0")
+    three.dies("s1")
+    flight = three.fleet.began("s2", alone=True)
+    three.clock.pass_s(1.0)
+    three.fleet.ended(flight)
+    three.fleet.failed("s2", ReplyCut())
+    assert three.fleet.due_tests() == ("s2",)
+    three.fleet.tested("s2", GONE)
+    assert three.fleet.judge("job", flight, ReplyCut(), GONE) is None
+    assert set(three.fleet.due_tests()) == {"s0", "s1"}
+    three.fleet.tested("s0", GONE)
+    assert three.fleet.judge("job", flight, ReplyCut(), GONE) is None
+    three.fleet.tested("s1", None)
+    verdict = three.fleet.judge("job", flight, ReplyCut(), GONE)
+    assert verdict is not None
+    assert verdict.action == "alone"
+
+
+def test_the_only_server_dies_without_a_witness() -> None:
+    one = Three(num=1)
+    actions = [one.dies("s0", alone=number > 1).action for number in range(4)]
+    assert actions == ["again", "alone", "alone", "blame"]
+
+
+def test_a_suspect_avoids_servers_that_die_without_it() -> None:
+    three = Three()
+    for _ in range(2):
+        three.fleet.failed("s2", ServerFailed())
+        three.test(s2=GONE)
+        three.heal()
+    three.dies("s0")
+    assert three.dies("s1").avoid == frozenset({"s2"})
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def fleet_of(clock: Clock, *, plain: int = 0, ngram: int = 0) -> Fleet:
+    endpoints = [FleetEndpoint(f"plain-{number}", None, 0, 4) for number in range(plain)]
+    endpoints += [FleetEndpoint(f"ngram-{number}", "ngram", 4, 4) for number in range(ngram)]
+    return Fleet(endpoints, clock=clock, rng=Random(0))
+
+
+def ask_alone(fleet: Fleet, drafter: str | None = None, *, is_bound: bool = False) -> str | None:
+    """Ask as a suspect does; the tests that are asked for pass."""
+    if (name := fleet.choose(drafter, is_bound=is_bound, alone=True)) is not None:
+        return name
+    for due in fleet.due_tests():
+        fleet.tested(due, None)
+    return fleet.choose(drafter, is_bound=is_bound, alone=True)
+
+
+def fill(fleet: Fleet, drafter: str | None = None) -> list[Flight]:
+    flights = []
+    while (name := fleet.choose(drafter, is_bound=False)) is not None:
+        flights.append(fleet.began(name))
+    return flights
+
+
+def kept(fleet: Fleet) -> set[str]:
+    return {status.name for status in fleet.statuses() if status.is_for_suspect}
+
+
+def test_an_endpoint_is_tested_just_before_a_suspect_goes_there(clock: Clock) -> None:
+    fleet = fleet_of(clock, plain=2)
+    assert fleet.choose(None, is_bound=False, alone=True) is None
+    assert fleet.next_change_s() == 0
+    (name,) = fleet.due_tests()
+    fleet.tested(name, None)
+    assert fleet.choose(None, is_bound=False, alone=True) == name
+    clock.pass_s(6.0)
+    assert fleet.choose(None, is_bound=False, alone=True) is None
+    assert fleet.due_tests() == (name,)
+
+
+def test_nothing_else_goes_where_a_suspect_is(clock: Clock) -> None:
+    fleet = fleet_of(clock, plain=2)
+    name = ask_alone(fleet)
+    assert name is not None
+    flight = fleet.began(name, alone=True)
+    clock.pass_s(100.0)
+    assert name not in {flight.endpoint for flight in fill(fleet)}
+    assert kept(fleet) == {name}
+    assert fleet.num_places == 5
+    fleet.ended(flight)
+    assert kept(fleet) == set()
+    assert {flight.endpoint for flight in fill(fleet)} == {name}
+
+
+def test_a_full_fleet_empties_one_endpoint_for_a_suspect(clock: Clock) -> None:
+    fleet = fleet_of(clock, plain=3)
+    flights = fill(fleet)
+    assert ask_alone(fleet) is None
+    (name,) = kept(fleet)
+    for flight in [flight for flight in flights if flight.endpoint == name]:
+        assert ask_alone(fleet) is None
+        fleet.ended(flight)
+        assert name not in {flight.endpoint for flight in fill(fleet)}
+    assert ask_alone(fleet) == name
+
+
+def test_an_endpoint_that_no_suspect_asks_for_any_more_is_free_again(clock: Clock) -> None:
+    fleet = fleet_of(clock, plain=2)
+    fill(fleet)
+    assert ask_alone(fleet) is None
+    assert len(kept(fleet)) == 1
+    clock.pass_s(ASKS_AGAIN_S)
+    assert kept(fleet) == set()
+
+
+def test_the_next_suspect_follows_on_the_same_endpoint(clock: Clock) -> None:
+    fleet = fleet_of(clock, plain=3)
+    name = ask_alone(fleet)
+    assert name is not None
+    flight = fleet.began(name, alone=True)
+    fill(fleet)
+    clock.pass_s(1.0)
+    assert ask_alone(fleet) is None, "half of three endpoints is one"
+    fleet.ended(flight)
+    fill(fleet)
+    assert ask_alone(fleet) == name
+
+
+def test_at_most_half_of_the_fleet_has_suspects(clock: Clock) -> None:
+    fleet = fleet_of(clock, plain=5)
+    for _ in range(2):
+        name = ask_alone(fleet)
+        assert name is not None
+        fleet.began(name, alone=True)
+    assert ask_alone(fleet) is None
+
+
+def test_a_suspect_rather_takes_no_routes_only_endpoint(clock: Clock) -> None:
+    for seed_s in range(10):
+        clock.pass_s(float(seed_s))
+        fleet = fleet_of(clock, plain=1, ngram=2)
+        assert str(ask_alone(fleet)).startswith("ngram")
+    fleet = fleet_of(clock, plain=1, ngram=2)
+    assert ask_alone(fleet, is_bound=True) == "plain-0"
+
+
+def test_a_suspect_rather_goes_where_the_server_has_just_started(clock: Clock) -> None:
+    fleet = fleet_of(clock, plain=3)
+    fleet.began("plain-1")
+    fleet.failed("plain-1", ServerUnreachable())
+    clock.pass_s(1.0)
+    assert "plain-1" in fleet.due_tests()
+    fleet.tested("plain-1", None)
+    assert fleet.choose(None, is_bound=False, alone=True) is None
+    assert kept(fleet) == {"plain-1"}
+
+
+def test_the_only_endpoint_of_a_fleet_serves_suspects_and_others_in_turn(clock: Clock) -> None:
+    fleet = fleet_of(clock, plain=1)
+    served: list[tuple[bool, float]] = []
+    alone: Flight | None = None
+    others: list[tuple[Flight, float]] = []
+    for _ in range(400):
+        clock.pass_s(0.5)
+        if alone is not None and clock() - alone.began_s >= 3.0:
+            fleet.ended(alone)
+            served.append((True, clock()))
+            alone = None
+        for flight, _until_s in [found for found in others if found[1] <= clock()]:
+            fleet.ended(flight)
+            served.append((False, clock()))
+        others = [found for found in others if found[1] > clock()]
+        if alone is None and (name := ask_alone(fleet)) is not None:
+            alone = fleet.began(name, alone=True)
+        others += [(flight, clock() + 2.0) for flight in fill(fleet)]
+    num_alone = sum(is_alone for is_alone, _ in served)
+    assert num_alone > 15
+    assert len(served) - num_alone > 100
+    turns_s = [at for is_alone, at in served if is_alone]
+    assert max(then - now for now, then in pairwise(turns_s)) <= 2 * (3.0 + 2.0) + 3.0, (
+        "as long for the others as for a suspect and the wait for it"
+    )

@@ -1,0 +1,105 @@
+"""An endpoint's address, key and limits; server-sent events come out as they went in, however the bytes are cut."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import SecretStr
+
+from alphaloop.errors import ConfigError, ReplyInvalid
+from alphaloop.settings import EndpointSettings
+from worker.servers.http import Endpoint, Limits, events
+
+
+@pytest.mark.parametrize(
+    ("url", "api", "root"),
+    [
+        ("http://gpu:8000", "http://gpu:8000/v1", "http://gpu:8000"),
+        ("http://gpu:8000/", "http://gpu:8000/v1", "http://gpu:8000"),
+        ("https://gpu/v1/", "https://gpu/v1", "https://gpu"),
+        ("https://gate/team/v1", "https://gate/team/v1", "https://gate/team"),
+    ],
+)
+def test_the_address_is_taken_as_openai_clients_take_it(url: str, api: str, root: str) -> None:
+    endpoint = Endpoint(url, "vllm", "m")
+    assert (endpoint.api, endpoint.root) == (api, root)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "gpu:8000",
+        "ftp://gpu",
+        "http://",
+        "http://[gpu",
+        "http://gpu:x",
+        "http://me:hunter2@gpu",
+        "http://gpu?key=hunter2",
+    ],
+)
+def test_an_address_that_cannot_be_is_refused_without_quoting_it(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Endpoint(url, "vllm", "m")
+    assert str(caught.value).startswith("url: expected")
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["", " a", "a\r\nHost: other", "ключ"])
+def test_a_key_that_no_header_can_hold_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match="api_key: expected printable ASCII"):
+        Endpoint("http://gpu", "vllm", "m", SecretStr(key))
+
+
+def test_the_key_is_never_shown() -> None:
+    assert "hunter2" not in repr(Endpoint("http://gpu", "vllm", "m", SecretStr("hunter2")))
+
+
+def test_settings_become_an_endpoint() -> None:
+    settings = EndpointSettings(kind="sglang", url="http://gpu", api_key=SecretStr("k"), connect_s=1, answer_s=2)
+    endpoint = Endpoint.of(settings)
+    assert endpoint == Endpoint("http://gpu", "sglang", "", SecretStr("k"), Limits(1, 2, 60))
+    assert Endpoint.of(settings, model="m").model == "m"
+
+
+def test_limits_are_above_zero() -> None:
+    with pytest.raises(ConfigError, match="answer_s: expected a number above 0, found 0"):
+        Limits(answer_s=0)
+
+
+STREAM = (
+    b': a comment\n\ndata: {"a":1}\n\ndata:{"b":\r\ndata: 2}\r\n\r\nerror: {"c":3}\nid: 7\n\n'
+    b"data: [DONE]\n\ndata: x\n\n"
+)
+FOUND = [b'{"a":1}', b'{"b":\n2}', b'{"c":3}']
+
+
+def read(chunks: list[bytes], max_event_bytes: int = 1024) -> list[bytes]:
+    async def sent() -> AsyncIterator[bytes]:
+        for chunk in chunks:
+            yield chunk
+
+    async def gather() -> list[bytes]:
+        return [data async for data in events(sent(), max_event_bytes=max_event_bytes)]
+
+    return asyncio.run(gather())
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=8))
+def test_it_does_not_matter_where_chunks_end(cuts: list[int]) -> None:
+    places = [0, *sorted(cuts), len(STREAM)]
+    assert read([STREAM[a:b] for a, b in pairwise(places)]) == FOUND
+
+
+def test_an_event_that_ends_with_the_stream_is_left_out() -> None:
+    assert read([b'data: {"a":1}\n\ndata: {"b"']) == [b'{"a":1}']
+
+
+@pytest.mark.parametrize("chunks", [[b"data: " + b"x" * 64], [b"data: " + b"x" * 20 + b"\n"] * 3])
+def test_an_event_larger_than_the_limit_is_refused(chunks: list[bytes]) -> None:
+    with pytest.raises(ReplyInvalid, match="expected events of at most 32 bytes"):
+        read(chunks, max_event_bytes=32)

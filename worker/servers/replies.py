@@ -1,0 +1,536 @@
+"""From the pieces of a server's reply to the generation that the worker records.
+
+    Piece, Piece … → ReplyReader → Reply → generation_of → Generation
+
+Text, token counts and the reason of the end are checked against each other, because released servers have cut texts
+silently. What servers send is OpenAI's form and what each kind adds to it; other fields are ignored. The forms were
+read in November 2026 from the documentation and sources of vLLM 0.32, SGLang, llama.cpp and TensorRT-LLM. A whole reply
+and an event of a stream are read alike: an event has `delta` in place of `message`, and most fields only at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Final, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.errors import ModelNotServed, ReplyCut, ReplyInvalid, ServerFailed
+from alphaloop.server_identity import ServerKind
+from worker.engine import DrafterCounts, Generation
+from worker.served import Served, ServerLoad, SliceCounts
+from worker.servers import draft_counts
+from worker.servers.draft_counts import DraftCounts
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A finished text."""
+
+    text: str
+    finish_reason: Literal["stop", "length"]
+    num_prompt_tokens: int
+    num_tokens: int  #: of the text, the token that ended it included where the server counts it
+    token_ids: tuple[int, ...]  #: empty where the server does not tell
+    drafts: DraftCounts
+    times: ServerTimes
+    first_text_s: float | None  #: from the request to the first piece with text; None of a reply in one piece
+    wall_s: float  #: from the request to the end of the reply
+
+
+@dataclass(slots=True)
+class ReplyReader:
+    """Gathers the pieces of one reply."""
+
+    kind: ServerKind
+    model: str
+    max_tokens: int
+    context_length: int | None = None  #: where known, a text that ends there may be shorter than `max_tokens`
+    num_draft_tokens: int | None = None  #: k that was asked for, or that of the server's start; None: not known
+    finish_reason: str | None = None
+    first_text_s: float | None = None
+    _texts: list[str] = field(default_factory=list)
+    _token_ids: list[int] = field(default_factory=list)
+    _usage: TokenUsage | None = None
+    _added: Added = field(default_factory=lambda: Added())
+
+    def add(self, piece: Piece) -> str:
+        """Take a piece in, and return its text. Raises ReplyInvalid, or ModelNotServed where another model answers."""
+        if self.kind != "openai" and piece.model is not None and piece.model != self.model:
+            # llama.cpp serves its one model whatever name is asked for; OpenAI answers with a name that has a date.
+            raise ModelNotServed(
+                "expected a text of the model that was asked for, found one of another",
+                hint="ask for the name that the server lists at /v1/models",
+            )
+        self._usage = piece.usage or self._usage
+        if len(piece.choices) > 1 or any(choice.index for choice in piece.choices):
+            raise ReplyInvalid(f"expected one text, found {len(piece.choices)}")
+        self._added.take(piece)
+        return self._choose(piece.choices[0]) if piece.choices else ""
+
+    def _choose(self, choice: ReplyChoice) -> str:
+        if choice.lacks_reasoning:
+            raise ReplyInvalid(
+                "expected the whole text, found a part of it set apart as reasoning",
+                hint="start the server without a reasoning parser",
+            )
+        self._texts.append(choice.words)
+        self._token_ids += choice.token_ids or ()
+        self.finish_reason = choice.finish_reason or self.finish_reason
+        return choice.words
+
+    def reply(self, wall_s: float) -> Reply:
+        """The whole reply. Raises ReplyCut, ReplyInvalid or ServerFailed."""
+        if self.finish_reason is None:
+            raise ReplyCut("the reply ended without the reason of its end")
+        usage, text = self._usage, "".join(self._texts)
+        if usage is None:
+            raise ReplyInvalid("expected usage in the reply, found none", hint="a proxy between may take it out")
+        reason = self._reason(usage)
+        if self._token_ids and len(self._token_ids) != usage.completion_tokens:
+            raise ReplyInvalid(f"expected {usage.completion_tokens} token ids, found {len(self._token_ids)}")
+        if text and not usage.completion_tokens:
+            raise ReplyInvalid("expected no text of 0 tokens, found some")
+        return Reply(
+            text,
+            reason,
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            tuple(self._token_ids),
+            drafts_of_kind(self.kind, self._added, usage.completion_tokens, self.num_draft_tokens),
+            times_of(self._added),
+            self.first_text_s,
+            wall_s,
+        )
+
+    def _reason(self, usage: TokenUsage) -> Literal["stop", "length"]:
+        found, num = self.finish_reason, usage.completion_tokens
+        if found in ("abort", "error"):
+            raise ServerFailed("the server gave the request up before its text was finished")
+        if num > self.max_tokens:
+            raise ReplyInvalid(f"expected at most {self.max_tokens} tokens, found {num}")
+        if found == "stop":
+            return "stop"
+        if found != "length":
+            raise ReplyInvalid("expected the reason stop or length for the end of the text, found another")
+        at_context = self.context_length is not None and usage.prompt_tokens + num >= self.context_length
+        if num < self.max_tokens and not at_context:
+            raise ReplyInvalid(f"expected {self.max_tokens} tokens of a text cut at its limit, found {num}")
+        return "length"
+
+
+@dataclass(frozen=True, slots=True)
+class SentRequest:
+    """When a request went where, in seconds by one clock."""
+
+    endpoint: str
+    drafter: DrafterState | None  #: what drafts there
+    admitted_at: float  #: to the engine
+    sent_at: float  #: to this endpoint, the last one that it was sent to
+    ended_at: float
+    num_beside: float  #: our mean requests in flight there meanwhile, itself included
+    slice_counts: SliceCounts | None = None  #: of the slice that it ended
+    load: ServerLoad | None = None  #: of the whole fleet meanwhile; None for a measurement
+    asked_length: int | None = None  #: k that the request asked for and got; None: that of the endpoint's start
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """The k that it was decoded with; 0 without a drafter."""
+        if self.drafter is None:
+            return 0
+        return self.drafter.max_draft_tokens if self.asked_length is None else self.asked_length
+
+
+def generation_of(job_id: str, reply: Reply, sent: SentRequest) -> Generation:
+    """The text with its counts and times.
+
+    Where the counts are not known they say one thing only, how many tokens the text has: `served.is_counted` is false.
+    """
+    known = _known(reply, sent.drafter)
+    counts = known.counts or draft_counts.of_vanilla(known.granularity, reply.num_tokens).counts or AcceptanceCounts()
+    is_counted = known.counts is not None
+    num_rounds = counts.rounds if is_counted else None
+    if num_rounds is None and sent.slice_counts is not None:
+        num_rounds = sent.slice_counts.num_passes(reply.num_tokens)
+    waited_s, wall_s = sent.sent_at - sent.admitted_at, sent.ended_at - sent.admitted_at
+    return Generation(
+        job_id=job_id,
+        text=reply.text,
+        token_ids=reply.token_ids,
+        finish_reason=reply.finish_reason,
+        num_prompt_tokens=reply.num_prompt_tokens,
+        counts=counts,
+        time_to_first_token_s=min(wall_s, waited_s + _first_token_s(reply)),
+        wall_s=wall_s,
+        device_s=(sent.ended_at - sent.sent_at) / max(1.0, sent.num_beside),
+        batch_size=max(1, round(sent.num_beside)),
+        drafted=_drafted(counts, sent.drafter, sent.num_draft_tokens) if is_counted and sent.drafter else (),
+        num_vanilla_rounds=1 if sent.drafter else counts.rounds,
+        served=Served(
+            endpoint=sent.endpoint,
+            drafter=sent.drafter.name if sent.drafter else None,
+            draft_revision=sent.drafter.revision if sent.drafter else "",
+            num_draft_tokens=sent.num_draft_tokens,
+            num_beside=sent.num_beside,
+            num_rounds=num_rounds,
+            prefill_s=reply.times.prefill_s,
+            decode_s=reply.times.decode_s if reply.times.decode_s is not None else _decode_s(reply),
+            queue_s=reply.times.queue_s,
+            granularity="counters" if sent.slice_counts is not None else known.granularity,
+            num_proposed=known.num_proposed,
+            num_accepted=known.num_accepted,
+            is_counted=is_counted,
+            slice_counts=sent.slice_counts,
+            load=sent.load,
+        ),
+    )
+
+
+def _known(reply: Reply, drafter: DrafterState | None) -> DraftCounts:
+    """What is believed: where nothing drafts each round has one token, unless the server says that it drafted."""
+    if drafter is None:
+        return (
+            draft_counts.of_vanilla("rounds", reply.num_tokens)
+            if not reply.drafts.num_proposed
+            else draft_counts.NOTHING
+        )
+    return reply.drafts
+
+
+def _drafted(counts: AcceptanceCounts, drafter: DrafterState, num_draft_tokens: int) -> tuple[DrafterCounts, ...]:
+    """The drafter's rounds: all but the one that read the prompt."""
+    behind = AcceptanceCounts(
+        counts.rounds - 1,
+        counts.num_empty_rounds - 1,
+        min(counts.num_cropped, counts.rounds - 1 + counts.num_accepted),
+        counts.proposed,
+        counts.trials,
+        counts.accepts,
+    )
+    return (DrafterCounts(drafter.name, drafter.revision, num_draft_tokens, behind, ()),)
+
+
+def _first_token_s(reply: Reply) -> float:
+    """From the request to the first token; to the whole text where neither the server nor a stream tells more."""
+    if reply.times.prefill_s is not None:
+        return (reply.times.queue_s or 0.0) + reply.times.prefill_s
+    return reply.wall_s if reply.first_text_s is None else reply.first_text_s
+
+
+def _decode_s(reply: Reply) -> float | None:
+    return None if reply.first_text_s is None else reply.wall_s - reply.first_text_s
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTimes:
+    """Times that the server measured itself, in seconds; None where it does not tell."""
+
+    queue_s: float | None = None
+    prefill_s: float | None = None  #: from the start of work to the first token
+    decode_s: float | None = None  #: from the first token to the last
+
+
+@dataclass(slots=True)
+class Added:
+    """What servers add to text and usage: the last value of each in the pieces of one reply."""
+
+    metrics: VllmMetrics | None = None
+    timings: LlamaTimings | None = None
+    sglang: SglangDrafts | None = None
+    speculative_decoding: TensorrtSpeculation | None = None
+
+    def take(self, piece: Piece) -> None:
+        """Keep what a piece has."""
+        self.metrics = piece.metrics or self.metrics
+        self.timings = piece.timings or self.timings
+        self.sglang = (piece.sglext.spec_tokens_details if piece.sglext else None) or self.sglang
+        for choice in piece.choices:
+            self.speculative_decoding = choice.speculative_decoding or self.speculative_decoding
+
+
+def drafts_of_kind(kind: ServerKind, added: Added, num_tokens: int, num_draft_tokens: int | None = None) -> DraftCounts:
+    """What that kind of server reported about the drafts of a text of `num_tokens`.
+
+    `num_draft_tokens`: k that was asked for or that of its start, where known. SGLang does not tell the depth of its
+    trees, and vLLM's list of lengths is as long as that of its start.
+    """
+    if kind == "sglang":
+        return _sglang(added, num_tokens, num_draft_tokens)
+    if kind == "vllm":
+        return _vllm(added, num_tokens, num_draft_tokens)
+    return _BY_KIND[kind](added, num_tokens)
+
+
+def _vllm(added: Added, num_tokens: int, num_draft_tokens: int | None) -> DraftCounts:
+    found = added.metrics.speculative_decoding if added.metrics else None
+    if found is None:
+        return draft_counts.NOTHING
+    if not found.num_spec_steps:  # then there are no arrays, whether they were asked for or not
+        return draft_counts.of_vanilla("rounds", num_tokens)
+    if found.per_step_drafted is not None and found.per_step_accepted is not None:
+        rounds = draft_counts.from_rounds(found.per_step_drafted, found.per_step_accepted, num_tokens)
+        sums = (found.num_draft_tokens, found.num_accepted_draft_tokens)
+        if rounds.doubt is None and (rounds.num_proposed, rounds.num_accepted) != sums:
+            return draft_counts.doubtful("rounds", f"the rounds do not add up to {sums[1]} of {sums[0]} tokens")
+        return rounds
+    if found.acceptance_histogram is not None:
+        k, histogram = num_draft_tokens or 0, found.acceptance_histogram
+        if found.num_draft_tokens == k * found.num_spec_steps and not any(histogram[k + 1 :]):
+            histogram = histogram[: k + 1]
+        return draft_counts.from_lengths(histogram, found.num_draft_tokens, num_tokens, found.num_spec_steps)
+    return draft_counts.from_sums(found.num_draft_tokens, found.num_accepted_draft_tokens, num_tokens)
+
+
+def _sglang(added: Added, num_tokens: int, num_draft_tokens: int | None) -> DraftCounts:
+    """Every round drafts as much, so what came is counts by position, or by level where drafts are trees.
+
+    A tree of more tokens than k levels offers k tokens in a row, and its accepted ones are a path in it.
+    """
+    found = added.sglang
+    if found is None or not found.spec_verify_ct:  # told of no round: nothing drafts, or it does not tell
+        return draft_counts.NOTHING
+    num_rounds, num_proposed = found.spec_verify_ct, found.spec_num_proposed_drafts or 0
+    histogram = found.spec_correct_drafts_histogram
+    if histogram is None:
+        return draft_counts.from_sums(num_proposed, found.spec_num_correct_drafts or 0, num_tokens)
+    num_drafted, rest = divmod(num_proposed, num_rounds)  # in each round
+    k = num_drafted if num_draft_tokens is None else num_draft_tokens
+    if rest or k > num_drafted or len(histogram) > k + 1:
+        return draft_counts.doubtful(
+            "lengths",
+            f"{num_rounds} rounds drafted {num_proposed} tokens and accepted up to {len(histogram) - 1}: "
+            f"drafts are not of {k} tokens",
+        )
+    # The server's list ends at the longest that was accepted.
+    padded = (*histogram, *(0,) * (k + 1 - len(histogram)))
+    return draft_counts.from_lengths(padded, num_rounds * k, num_tokens, num_rounds)
+
+
+def _llama_cpp(added: Added, num_tokens: int) -> DraftCounts:
+    if added.timings is None:
+        return draft_counts.NOTHING
+    return draft_counts.from_sums(added.timings.draft_n or 0, added.timings.draft_n_accepted or 0, num_tokens)
+
+
+def _tensorrt_llm(added: Added, num_tokens: int) -> DraftCounts:
+    found = added.speculative_decoding
+    if found is None:
+        return draft_counts.NOTHING
+    if found.acceptance_histogram is not None:
+        return draft_counts.from_lengths(
+            found.acceptance_histogram, found.total_draft_tokens, num_tokens, found.num_spec_steps
+        )
+    return draft_counts.from_sums(found.total_draft_tokens, found.total_accepted_draft_tokens, num_tokens)
+
+
+_BY_KIND: Final[Mapping[ServerKind, Callable[[Added, int], DraftCounts]]] = {
+    "llama_cpp": _llama_cpp,
+    "tensorrt_llm": _tensorrt_llm,
+    "openai": lambda added, num_tokens: draft_counts.NOTHING,
+}
+
+
+def times_of(added: Added) -> ServerTimes:
+    if added.metrics is not None:
+        found = added.metrics
+        return ServerTimes(
+            *map(_seconds, (found.queue_time_ms, found.time_to_first_token_ms, found.generation_time_ms))
+        )
+    if added.timings is not None:
+        return ServerTimes(None, _seconds(added.timings.prompt_ms), _seconds(added.timings.predicted_ms))
+    return ServerTimes()
+
+
+def _seconds(milliseconds: float | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+Count = Annotated[int, Field(ge=0, le=1 << 40)]
+Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Form(BaseModel):
+    """A JSON object of a server's."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+
+AnyForm = TypeVar("AnyForm", bound=Form)
+
+
+def read_form(form: type[AnyForm], content: bytes) -> AnyForm:
+    """The content in its form. Raises ReplyInvalid, which names the field and not what stood there."""
+    try:
+        return form.model_validate_json(content)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        path = ".".join(str(part) for part in found["loc"]) or "the reply"
+        raise ReplyInvalid(f"{path}: {found['type']}", hint="is the server of the kind that was named?") from None
+
+
+class Said(Form):
+    """`message` of a whole chat reply, `delta` of an event."""
+
+    content: str | None = None
+    #: What a parser of reasoning took out of the text: vLLM's name, and SGLang's, llama.cpp's and its own older one.
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class SglangDrafts(Form):
+    """What SGLang says of drafts, with `return_spec_tokens_details`."""
+
+    spec_verify_ct: Count | None = None
+    spec_num_correct_drafts: Count | None = None
+    spec_num_proposed_drafts: Count | None = None
+    spec_correct_drafts_histogram: tuple[Count, ...] | None = None
+
+
+class SglangExtension(Form):
+    """SGLang's `sglext`; no `spec_tokens_details` where nothing drafts."""
+
+    spec_tokens_details: SglangDrafts | None = None
+
+
+class TensorrtSpeculation(Form):
+    """TensorRT-LLM's `speculative_decoding` of a choice, with `per_request_spec_decode_stats: true`."""
+
+    num_spec_steps: Count
+    total_accepted_draft_tokens: Count
+    total_draft_tokens: Count
+    acceptance_histogram: tuple[Count, ...] | None = None
+
+
+class ReplyChoice(Form):
+    """The one text of a reply."""
+
+    index: int = 0
+    text: str | None = None
+    message: Said | None = None
+    delta: Said | None = None
+    finish_reason: str | None = None
+    token_ids: tuple[Count, ...] | None = None  #: vLLM's, asked for with `return_token_ids`
+    speculative_decoding: TensorrtSpeculation | None = None
+
+    @property
+    def words(self) -> str:
+        """The text in it."""
+        said = self.message or self.delta
+        return self.text or (said.content if said else None) or ""
+
+    @property
+    def lacks_reasoning(self) -> bool:
+        """Whether a part of the text was taken out of it."""
+        said = self.message or self.delta
+        return said is not None and bool(said.reasoning or said.reasoning_content)
+
+
+class TokenUsage(Form):
+    """Tokens of prompt and text."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+
+
+class VllmSpeculation(Form):
+    """vLLM's `metrics.speculative_decoding`, with `--per-request-spec-decode-metrics`; the arrays are of `detailed`."""
+
+    num_spec_steps: Count
+    num_draft_tokens: Count
+    num_accepted_draft_tokens: Count
+    acceptance_histogram: tuple[Count, ...] | None = None
+    per_step_drafted: tuple[Count, ...] | None = None
+    per_step_accepted: tuple[Count, ...] | None = None
+
+
+class VllmMetrics(Form):
+    """vLLM's `metrics`, with `--enable-per-request-metrics`."""
+
+    queue_time_ms: Milliseconds | None = None
+    time_to_first_token_ms: Milliseconds | None = None
+    generation_time_ms: Milliseconds | None = None
+    speculative_decoding: VllmSpeculation | None = None
+
+
+class LlamaTimings(Form):
+    """llama.cpp's `timings`; `draft_n` is absent where nothing was drafted, whatever the server is set to."""
+
+    prompt_ms: Milliseconds | None = None
+    predicted_ms: Milliseconds | None = None
+    draft_n: Count | None = None
+    draft_n_accepted: Count | None = None
+
+
+class ServerFailure(Form):
+    """`error` of a refusal. Its message may quote the prompt, so it is read and never shown."""
+
+    message: str | None = None
+    type: str | None = None
+    code: int | str | None = None
+    param: str | None = None
+    n_prompt_tokens: Count | None = None  #: llama.cpp's, of a prompt that is too long
+    n_ctx: Count | None = None
+
+
+class Piece(Form):
+    """A whole reply, or an event of a stream."""
+
+    model: str | None = None
+    choices: tuple[ReplyChoice, ...] = ()
+    usage: TokenUsage | None = None
+    metrics: VllmMetrics | None = None
+    timings: LlamaTimings | None = None
+    sglext: SglangExtension | None = None
+    error: ServerFailure | str | None = None
+
+
+class RefusalBody(Form):
+    """The body of a reply that is not 200. vLLM's old form and SGLang's have the fields of `error` at the top."""
+
+    error: ServerFailure | str | None = None
+    message: str | None = None
+    type: str | None = None
+    code: int | str | None = None
+    detail: str | list[object] | None = None
+
+
+class ModelCard(Form):
+    """A model of `GET /v1/models`."""
+
+    class Meta(Form):
+        """llama.cpp's facts of it."""
+
+        n_ctx: Count | None = None
+
+    id: str
+    root: str | None = None
+    max_model_len: Count | None = None  #: of vLLM and SGLang
+    meta: Meta | None = None
+
+    @property
+    def context_length(self) -> int | None:
+        """Tokens of prompt and text together; None where the server does not say."""
+        return self.max_model_len or (self.meta.n_ctx if self.meta else None) or None
+
+
+class Version(Form):
+    """`/version` of vLLM and TensorRT-LLM, `/server_info` of SGLang, `/props` of llama.cpp."""
+
+    version: str | None = None
+    build_info: str | None = None
+
+
+class Tokenized(Form):
+    """vLLM's `POST /tokenize`."""
+
+    count: Count
+    max_model_len: Count
+
+
+class ModelList(Form):
+    """`GET /v1/models`."""
+
+    data: tuple[ModelCard, ...]
