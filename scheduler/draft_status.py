@@ -10,10 +10,8 @@ from dataclasses import dataclass
 
 from alphaloop.acceptance import Interval
 from alphaloop.store.drafts import DraftStatus
-from scheduler.causes.comparing import shared_prompts
-from scheduler.causes.probe_history import Step, differences
-from scheduler.judging import Judged
-from scheduler.paired import PromptPair, alpha_change
+from scheduler.causes import Judged
+from scheduler.probe_history import PromptPair, Step, alpha_change, differences, shared_prompts
 
 #: Drafter, draft revision, target revision.
 Draft = tuple[str, str, str]

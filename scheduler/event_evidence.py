@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from alphaloop.acceptance import Interval
-from scheduler.causes.cause import Finding
-from scheduler.verdicts import ProbeVerdict, TrafficVerdict
+from scheduler.causes import Finding
+from scheduler.drift.watching import TrafficVerdict
+from scheduler.probe_history import ProbeVerdict
 
 
 def evidence_of(finding: Finding) -> dict[str, Any]:

@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from alphaloop.store.drift_events import DriftEvent, EventChange, EventContent, EventState
-from scheduler.causes.cause import Cause, Finding
-from scheduler.causes.comparing import has_recovered
+from scheduler.causes import About, Cause, Finding, Judged
+from scheduler.drift.watching import State
 from scheduler.event_evidence import evidence_of
-from scheduler.judging import About, Judged
-from scheduler.verdicts import State
+from scheduler.probe_history import has_recovered
 
 
 def changes(

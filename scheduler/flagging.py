@@ -14,12 +14,11 @@ from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import DriftStore
 from alphaloop.store.drift_events import DriftEventStore, EventState
 from alphaloop.store.switchback import SwitchbackStore
-from scheduler.causes.cause import Finding
+from scheduler.causes import About, Finding, Judged
 from scheduler.draft_status import status_changes
 from scheduler.event_life import changes
 from scheduler.facts import SettingInForce
 from scheduler.inaction import TaskPace, lost_tokens_per_s
-from scheduler.judging import About, Judged
 
 _DAY: Final = timedelta(days=1)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from alphaloop.switchback.task_speedup import TaskSpeedup
-from scheduler.causes.cause import Finding
+from scheduler.causes import Finding
 from scheduler.facts import SettingInForce
 
 

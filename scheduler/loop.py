@@ -32,15 +32,14 @@ from alphaloop.store.rollups import RollupStore
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import TaskFigures, task_figures
-from scheduler.causes.cause import Incident
-from scheduler.causes.probe_history import probe_histories
+from scheduler.causes import About, Incident, Judged, judge
 from scheduler.counts import Counts
-from scheduler.drift import watch_traffic
+from scheduler.drift.watching import watch_traffic
 from scheduler.facts import SettingInForce
 from scheduler.flagging import Flagger
 from scheduler.housekeeping import Housekeeper
-from scheduler.judging import About, Judged, judge
 from scheduler.metrics import SchedulerMetrics
+from scheduler.probe_history import probe_histories
 from scheduler.probing.sending import ProbeSender, Sender
 from scheduler.probing.watch import ExactnessWatch
 from scheduler.reporting import Reporter

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from alphaloop.console.remembered import Remembered
 from alphaloop.store.incidents import IncidentKind
-from scheduler.causes.cause import Cause
+from scheduler.causes import Cause
 from scheduler.facts import SentProbes
 from scheduler.report.data import Report
 

@@ -13,8 +13,7 @@ from typing import Final
 
 from benchmarks.cause.histories import faults, jobs, setups, thin
 from benchmarks.cause.histories.draw import Draw
-from scheduler.causes.cause import Cause
-from scheduler.causes.naming import Evidence
+from scheduler.causes import Cause, Evidence
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from datetime import UTC, datetime, timedelta
 
 from alphaloop.measurements import ProbeResult, Stream, WatchedJob
 from scheduler.counts import subject_of
-from scheduler.drift.segmented import Rates, SegmentedStream
-from scheduler.verdicts import Setup, TrafficVerdict
+from scheduler.drift.watching import Rates, SegmentedStream, TrafficVerdict
+from scheduler.probe_history import Setup
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DRAFTER = "draft"

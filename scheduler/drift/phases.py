@@ -6,7 +6,7 @@
 * An alarm opens an event. What was the reference is the norm now; the stream is learned anew, and watched at its new
   level, so that a further change raises an alarm of its own. It belongs to the same event.
 
-`scheduler.drift.events` compares the new level with the norm and ends the event.
+The jobs of an open event are compared with the norm, which is the level before it. The event ends by equivalence.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 from numpy import int64
 from numpy.typing import NDArray
 
-from scheduler.drift.events import is_like_norm, judge, raise_alarm, recall, turn_round
 from scheduler.drift.memory import (
     ACCEPTS,
+    DIRECTION,
     JOBS,
     LEARNING,
     NUM_JOBS,
@@ -32,11 +32,31 @@ from scheduler.drift.memory import (
     Memory,
     is_open,
 )
-from scheduler.drift.precision import is_fine
-from scheduler.drift.reference import clear, count, count_first, merge, settle, weight
-from scheduler.drift.rhythm import features, learn, solve, wave
-from scheduler.drift.scales import advance, clear_windows, estimate_variances, forget_blocks, join_blocks
-from scheduler.drift.shifts import find_noise, weigh
+from scheduler.drift.statistics import (
+    CLOSING,
+    advance,
+    begin_event,
+    clear,
+    clear_windows,
+    count,
+    count_first,
+    estimate_variances,
+    features,
+    find_noise,
+    forget_blocks,
+    is_fine,
+    join_blocks,
+    learn,
+    merge,
+    note,
+    reference_error,
+    settle,
+    solve,
+    standard_error,
+    wave,
+    weigh,
+    weight,
+)
 
 WINSOR: Final = 3.5  # residuals of short jobs are skewed; one job alone must not raise an alarm
 BETWEEN_LOOKS: Final = 32  # jobs between two fits of the rhythm, and two looks at a period
@@ -188,3 +208,66 @@ def is_over(memory: Memory, rules: Rules) -> bool:
     """
     num_jobs = memory.current.first[JOBS]
     return bool(num_jobs >= memory.reference.first[JOBS] or is_fine(memory, memory.current, rules.margin))
+
+
+FEWEST_JUDGED: Final = 64  # jobs
+REALLY: Final = 2.0  # standard errors of another level
+
+
+def raise_alarm(memory: Memory, at: float) -> None:
+    """Open an event, or note a further change in the open one: what it does is estimated on later jobs."""
+    if not is_open(memory):
+        clear(memory.norm)
+        merge(memory.norm, memory.reference)
+        memory.norm_alpha[:] = memory.alpha[:, 0]
+        memory.norm_centre[:] = memory.centre
+    clear(memory.earlier)
+    clear(memory.latest)
+    note(memory, at)
+
+
+def recall(
+    memory: Memory, row: int, trials: Floats, accepts: Floats, tokens: float, waves: Floats, segment: int
+) -> None:
+    """Count a job beside the norm."""
+    shift, _ = wave(memory, waves - memory.norm_centre)
+    tested = trials.sum()
+    count(memory.latest, row, trials, accepts, tokens, tested * weight(tested), waves)
+    residual = accepts[0] - trials[0] * (memory.norm_alpha[row] + shift)
+    count_first(memory.latest, segment, trials[0], accepts[0], residual)
+
+
+def is_like_norm(memory: Memory) -> bool:
+    """Whether the latest jobs of the event do not really differ from the norm."""
+    latest = memory.latest
+    change = abs(latest.first[RESIDUALS] / latest.first[TRIALS])
+    error, doubt = standard_error(memory, latest), reference_error(memory, memory.norm, latest)
+    return bool(change <= REALLY * math.sqrt(error**2 + doubt**2))
+
+
+def turn_round(memory: Memory) -> None:
+    """Let a fall become a rise, or a rise a fall, where the last change led to the other side of the norm."""
+    change = memory.latest.first[RESIDUALS] / memory.latest.first[TRIALS]
+    if change * memory.alarm[DIRECTION] < -REALLY * standard_error(memory, memory.latest):
+        begin_event(memory, -memory.alarm[DIRECTION])
+
+
+def judge(memory: Memory, margin: float) -> bool:
+    """End the event if its latest jobs show the level of the norm; begin a new period if they show another.
+
+    Whether the norm is the reference again: where it is longer than what was learned since, and not really different.
+    """
+    latest = memory.latest
+    if latest.first[JOBS] < FEWEST_JUDGED:
+        return False
+    returns = memory.norm.first[JOBS] > memory.reference.first[JOBS] and is_like_norm(memory)
+    if returns:
+        clear(memory.reference)
+        merge(memory.reference, memory.norm)
+    change, error = abs(latest.first[RESIDUALS] / latest.first[TRIALS]), standard_error(memory, latest)
+    if change + CLOSING * error <= max(margin, CLOSING * reference_error(memory, memory.norm, latest)):
+        memory.alarm[DIRECTION] = 0.0
+    elif change - CLOSING * error > margin or is_fine(memory, latest, margin):
+        merge(memory.earlier, latest)
+        clear(latest)
+    return bool(returns)

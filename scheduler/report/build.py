@@ -14,7 +14,7 @@ from alphaloop.store.drift_events import DriftEvent
 from alphaloop.store.incidents import OpenIncident
 from alphaloop.store.task_figures import TaskFigures
 from alphaloop.switchback.task_speedup import TaskSpeedup
-from scheduler.causes.cause import Cause
+from scheduler.causes import Cause
 from scheduler.counts import Counts
 from scheduler.estimates import acceptance
 from scheduler.facts import SentProbes, SettingInForce

@@ -13,7 +13,7 @@ from alphaloop.store.drift_events import EventState
 from alphaloop.store.incidents import IncidentKind
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import TaskSpeedup
-from scheduler.causes.cause import Cause
+from scheduler.causes import Cause
 from scheduler.report.data_over_time import ExpectationLine, TaskHistory
 from scheduler.report.part import Estimate, Part
 

@@ -8,12 +8,11 @@ from itertools import chain, groupby
 from typing import Final
 
 from alphaloop.measurements import DecodedJob, ProbeResult
-from scheduler.causes.probe_history import differences
 from scheduler.counts import Counts
 from scheduler.estimates import acceptance, alpha_over_time
+from scheduler.probe_history import Setup, differences
 from scheduler.report.data_over_time import HistoryPoint, RevisionMark, TaskHistory
 from scheduler.report.part import Estimate
-from scheduler.verdicts import Setup
 
 STEPS: Final = tuple(timedelta(minutes=m) for m in (1, 5, 15, 60, 360, 1440))
 MAX_POINTS: Final = 24

@@ -14,8 +14,7 @@ from alphaloop.server_identity import ServerIdentity, differs
 from alphaloop.server_kind import ServerKind
 from alphaloop.store.database import Database
 from alphaloop.store.server_identities import ServerIdentityStore
-from scheduler.causes.probe_history import differences
-from scheduler.verdicts import Setup
+from scheduler.probe_history import Setup, differences
 from tests.fixtures.inference_server import Answer, Asked, Connection, listening, whole
 from worker.servers.endpoint import Endpoint, Limits
 from worker.servers.identity import PROMPTS, ask_identity

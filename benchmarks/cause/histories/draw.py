@@ -9,10 +9,9 @@ from typing import Final
 
 from alphaloop.measurements import DriftSubject, ProbeResult
 from benchmarks.cause.world import DRAFTER, MARGIN, Level, Segment, World, traffic
-from scheduler.causes.cause import Incident
-from scheduler.causes.naming import Evidence
-from scheduler.causes.probe_history import ProbeHistory
-from scheduler.verdicts import Setup, TrafficVerdict
+from scheduler.causes import Evidence, Incident
+from scheduler.drift.watching import TrafficVerdict
+from scheduler.probe_history import ProbeHistory, Setup
 
 FIRST: Final = Setup("target-1", "draft-1", "engine-1")
 DAYS: Final = range(13)

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from benchmarks.cause.histories.draw import DAYS, FIRST, Draw, evidence
 from benchmarks.cause.world import DRAFTER, Level, Segment, at, traffic
-from scheduler.causes.cause import Incident
-from scheduler.causes.naming import Evidence
+from scheduler.causes import Evidence, Incident
 
 
 def fault(draw: Draw) -> Evidence:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.cause.histories.draw import DAYS, Draw, evidence
 from benchmarks.cause.world import Level, Segment, traffic
-from scheduler.causes.naming import Evidence
+from scheduler.causes import Evidence
 
 
 def nothing(draw: Draw) -> Evidence:

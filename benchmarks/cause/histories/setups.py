@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from benchmarks.cause.histories.draw import DAYS, FIRST, Draw, evidence
 from benchmarks.cause.world import Level, World
-from scheduler.causes.naming import Evidence
-from scheduler.verdicts import Setup
+from scheduler.causes import Evidence
+from scheduler.probe_history import Setup
 
 
 def harmless_changes(draw: Draw) -> Evidence:

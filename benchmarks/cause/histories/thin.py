@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from benchmarks.cause.histories.draw import DAYS, Draw, evidence
 from benchmarks.cause.world import Level, World
-from scheduler.causes.naming import Evidence
-from scheduler.verdicts import Setup
+from scheduler.causes import Evidence
+from scheduler.probe_history import Setup
 
 
 def change_after_the_last_probe(draw: Draw) -> Evidence:

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from alphaloop.store.drafts import DraftStatus
-from scheduler.causes.probe_history import ProbeHistory
+from scheduler.causes import Judged
 from scheduler.draft_status import status_changes
-from scheduler.judging import Judged
-from scheduler.verdicts import Setup
+from scheduler.probe_history import ProbeHistory, Setup
 from tests.fixtures.causes import FIRST, MARGIN, evidence, history, measured
 
 TARGET_2 = replace(FIRST, target_revision="target-2")

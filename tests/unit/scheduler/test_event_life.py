@@ -8,11 +8,10 @@ from datetime import datetime, timedelta
 
 from alphaloop.measurements import DriftSubject
 from alphaloop.store.drift_events import DriftEvent, EventChange, EventState
-from scheduler.causes.naming import Evidence, explain
-from scheduler.causes.probe_history import ProbeHistory
+from scheduler.causes import Evidence, Judged, explain
+from scheduler.drift.watching import State, TrafficVerdict
 from scheduler.event_life import changes
-from scheduler.judging import Judged
-from scheduler.verdicts import State, TrafficVerdict
+from scheduler.probe_history import ProbeHistory
 from tests.fixtures.causes import FIRST, day, evidence, history, jobs, measured
 
 HIGH, LOW = [16, 15, 17, 16, 15, 16], [8, 7, 9, 8, 7, 8]

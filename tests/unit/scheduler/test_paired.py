@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from scheduler.paired import PromptPair, alpha_change
+from scheduler.probe_history import PromptPair, alpha_change
 
 
 def test_the_same_fall_on_every_prompt_has_no_spread() -> None:

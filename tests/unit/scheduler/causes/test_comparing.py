@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.acceptance import Interval
-from scheduler.causes.comparing import compare, state_of
-from scheduler.verdicts import State
+from scheduler.drift.watching import State
+from scheduler.probe_history import compare, state_of
 from tests.fixtures.causes import MARGIN, history, measured
 
 changes = st.floats(-1, 1).flatmap(

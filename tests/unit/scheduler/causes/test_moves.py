@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler.causes.moves import move_of, within_change
-from scheduler.verdicts import State, TrafficVerdict
+from scheduler.causes import move_of, within_change
+from scheduler.drift.watching import State, TrafficVerdict
 from tests.fixtures.causes import MARGIN, day, jobs
 
 FELL = jobs()

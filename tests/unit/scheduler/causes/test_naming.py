@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.causes.cause import Cause, Incident
-from scheduler.causes.naming import explain
-from scheduler.verdicts import Setup, State
+from scheduler.causes import Cause, Incident, explain
+from scheduler.drift.watching import State
+from scheduler.probe_history import Setup
 from tests.fixtures.causes import FIRST, SUBJECT, day, evidence, history, jobs, measured
 
 HIGH, LOW = [16, 15, 17, 16, 15, 16], [8, 7, 9, 8, 7, 8]

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.causes.probe_history import differences
-from scheduler.verdicts import Setup, State
+from scheduler.drift.watching import State
+from scheduler.probe_history import Setup, differences
 from tests.fixtures.causes import FIRST, day, history, measured
 
 TARGET_2 = replace(FIRST, target_revision="target-2")

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from alphaloop.measurements import WatchedJob
 from scheduler.drift.memory import DIRECTION, NUM_ALARMS, PHASE, WATCHING, is_open
 from scheduler.drift.phases import Rules
-from scheduler.drift.stream import WatchedStream
+from scheduler.drift.watching import WatchedStream
 from tests.fixtures.watched import START, STREAM, watched_jobs
 
 STEP = timedelta(minutes=10)  # 300 jobs are two days

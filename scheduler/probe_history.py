@@ -4,22 +4,70 @@ Every setup is compared with itself, its first measurement with its last, and wi
 the replacement. So each fall stands where it happened: a change of the target on one day is not blamed for a fault that
 began on a later day under the same target. Prompts are matched by their text, so that another version of a probe set
 goes on where the last one ended.
+
+Two sides are compared over the prompts that both have. "Steady" is shown, not assumed: the whole interval of the
+change lies within ±margin (equivalence, Schuirmann 1987). A move is one whose interval excludes zero and whose
+estimate exceeds the margin. Everything else is too little evidence.
+
+Pairing removes the variance between prompts, by far the largest one, so a few prompts are as precise as hundreds of
+unpaired jobs. Intervals are Student's over linearised ratios (Cochran 1977, §6.4), with one degree of freedom less than
+prompts. The unit is the prompt, because tokens inside a prompt are correlated.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
 from typing import Final, Self
 
-from alphaloop.measurements import AcceptedLevel, ProbeResult
-from scheduler.causes.comparing import PromptKey, Side, compare, has_recovered
-from scheduler.verdicts import ProbeVerdict, Setup, State
+from alphaloop.acceptance import Interval
+from alphaloop.measurements import AcceptedLevel, DriftSubject, ProbeResult
+from alphaloop.switchback.student import t95
+from scheduler.drift.watching import State
 
 #: Measurements on each side of a change of traffic that are added up.
 _ADDED_UP: Final = 3
+#: A prompt and the k that it was measured at: α_1 moves a little with k, so only the same k is compared.
+PromptKey = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """Everything that decoded a probe and may change acceptance."""
+
+    target_revision: str
+    draft_revision: str
+    engine: str  #: engine, its version, dtype and settings
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Results under one setup: trials and accepts of position 1, by prompt."""
+
+    measured_at: datetime
+    setup: Setup
+    counts: Mapping[PromptKey, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeVerdict:
+    """What the probes of a subject show, on prompts that both runs share."""
+
+    subject: DriftSubject
+    state: State
+    change: Interval | None  #: of α_1, now less then
+    num_prompts: int
+    measured_before: datetime
+    measured_after: datetime
+    before: Setup
+    after: Setup
+    trials_before: int
+    accepts_before: int
+    trials_after: int
+    accepts_after: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,3 +234,88 @@ def _oldest_of(own: Sequence[Side]) -> Side:
 
 def _prompt(result: ProbeResult) -> PromptKey:
     return result.prompt_id, result.num_draft_tokens
+
+
+# Two sides compared
+
+
+def compare(task: str, drafter: str, before: Side, after: Side, margin: float) -> ProbeVerdict:
+    """The verdict about the change from one side to the other; its subject is the draft of `after`."""
+    pairs = shared_prompts(before, after)
+    change = alpha_change(pairs)
+    return ProbeVerdict(
+        subject=DriftSubject(task, drafter, after.setup.draft_revision, after.setup.target_revision),
+        state=State.TOO_LITTLE if change is None else state_of(change, margin),
+        change=change,
+        num_prompts=len(pairs),
+        measured_before=before.measured_at,
+        measured_after=after.measured_at,
+        before=before.setup,
+        after=after.setup,
+        trials_before=sum(pair.trials_before for pair in pairs),
+        accepts_before=sum(pair.accepts_before for pair in pairs),
+        trials_after=sum(pair.trials_after for pair in pairs),
+        accepts_after=sum(pair.accepts_after for pair in pairs),
+    )
+
+
+def state_of(change: Interval, margin: float) -> State:
+    """What an estimate of a change of α_1 shows."""
+    if change.is_within(margin):
+        return State.STEADY
+    if change.high < 0 and change.mean < -margin:
+        return State.FELL
+    if change.low > 0 and change.mean > margin:
+        return State.ROSE
+    return State.TOO_LITTLE
+
+
+def has_recovered(left: ProbeVerdict, margin: float) -> bool:
+    """Whether the evidence excludes that a fall of more than `margin` is left."""
+    return left.change is not None and left.change.low >= -margin
+
+
+def shared_prompts(before: Side, after: Side) -> list[PromptPair]:
+    """The prompts that both sides measured at the same k."""
+    return [
+        PromptPair(*before.counts[key], *after.counts[key])
+        for key in sorted(before.counts.keys() & after.counts.keys())
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPair:
+    """Trials and accepts of position 1 on one prompt, before and after."""
+
+    trials_before: int
+    accepts_before: int
+    trials_after: int
+    accepts_after: int
+
+
+def alpha_change(pairs: Sequence[PromptPair]) -> Interval | None:
+    """Change of α_1 from before to after, with its 95 % interval; None when either side was never tested.
+
+    With a single prompt nothing is known about the spread, and the interval is the whole range.
+    """
+    trials_before, trials_after = sum(p.trials_before for p in pairs), sum(p.trials_after for p in pairs)
+    if not trials_before or not trials_after:
+        return None
+    before = sum(p.accepts_before for p in pairs) / trials_before
+    after = sum(p.accepts_after for p in pairs) / trials_after
+    influences = [
+        (p.accepts_after - after * p.trials_after) / trials_after
+        - (p.accepts_before - before * p.trials_before) / trials_before
+        for p in pairs
+    ]
+    margin = _margin(influences)
+    change = after - before
+    return Interval(change, max(-1.0, change - margin), min(1.0, change + margin))
+
+
+def _margin(influences: Sequence[float]) -> float:
+    num = len(influences)
+    if num < 2:
+        return math.inf
+    variance = num / (num - 1) * sum(influence * influence for influence in influences)
+    return t95(num - 1) * math.sqrt(variance)
