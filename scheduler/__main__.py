@@ -21,18 +21,17 @@ from alphaloop.explaining.explanation import next_jobs
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.retention import longest_job_retention
 from alphaloop.kafka.topics import ensure_topics
-from alphaloop.notifying.sinks import Sink, open_sinks
+from alphaloop.notifying import Sink, open_sinks
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store.clock import DatabaseClock
 from alphaloop.store.database import Database
 from alphaloop.store.leader_lease import LeaderLease
 from alphaloop.store.schedule import AdvisoryLock
 from alphaloop.store.terms import Term
-from scheduler.leadership import LeaderLock
+from scheduler.leadership import LeaderLock, stay
 from scheduler.loop import SCHEDULE_ID, Scheduler
 from scheduler.metrics import SchedulerMetrics
 from scheduler.notifying import Notifier
-from scheduler.staying import stay
 
 log = logging.getLogger("scheduler")
 

@@ -23,7 +23,7 @@ from typing import Final
 from alphaloop.acceptance import Z95, Interval
 from alphaloop.measurements import AcceptedLevel, DriftSubject
 from scheduler.drift.watching import State, TrafficVerdict
-from scheduler.probe_history import ProbeHistory, ProbeVerdict, Setup, Side, Step, differences, state_of
+from scheduler.probe_history import ProbeHistory, ProbeSetup, ProbeStep, ProbeVerdict, Side, differences, state_of
 
 
 class Cause(StrEnum):
@@ -49,7 +49,7 @@ About = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Incident:
+class SeenIncident:
     """Something that must not happen, whatever acceptance is: an engine gave another text than it should have."""
 
     at: datetime
@@ -59,7 +59,7 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DriftFinding:
     """A move of acceptance with its cause; becomes a drift event while it lasts."""
 
     subject: DriftSubject
@@ -74,14 +74,14 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class DrafterEvidence:
     """All that is known of a drafter in a task."""
 
     subject: DriftSubject  #: with the revisions in use
     traffic: tuple[TrafficVerdict, ...]  #: of all segments together, and by segment
     probes: ProbeHistory
     elsewhere: tuple[ProbeHistory, ...]  #: of the same drafter in other tasks
-    incidents: tuple[Incident, ...]  #: of this drafter in this task
+    incidents: tuple[SeenIncident, ...]  #: of this drafter in this task
     margin: float  #: change of α_1 that does not matter
 
 
@@ -89,10 +89,10 @@ class Evidence:
 class Judged:
     """One drafter in one task."""
 
-    evidence: Evidence
-    steps: tuple[Step, ...]
-    findings: tuple[Finding, ...]
-    all_steps: tuple[Step, ...]  #: also from before a level was accepted: what a draft's status rests on
+    evidence: DrafterEvidence
+    steps: tuple[ProbeStep, ...]
+    findings: tuple[DriftFinding, ...]
+    all_steps: tuple[ProbeStep, ...]  #: also from before a level was accepted: what a draft's status rests on
 
     @property
     def subject(self) -> DriftSubject:
@@ -103,7 +103,7 @@ class Judged:
 def judge(
     traffic: Sequence[TrafficVerdict],
     probes: Sequence[ProbeHistory],
-    incidents: Sequence[Incident],
+    incidents: Sequence[SeenIncident],
     in_use: Mapping[About, DriftSubject],
     margin: float,
     accepted: Mapping[About, AcceptedLevel],
@@ -121,7 +121,7 @@ def judge(
     for about in sorted(histories.keys() | verdicts.keys()):
         task, drafter = about
         history = histories.get(about) or ProbeHistory(task, drafter, (), margin, {})
-        evidence = Evidence(
+        evidence = DrafterEvidence(
             subject=in_use[about],
             traffic=tuple(verdicts.get(about, ())),
             probes=history,
@@ -134,7 +134,7 @@ def judge(
     return found
 
 
-def explain(evidence: Evidence) -> list[Finding]:
+def explain(evidence: DrafterEvidence) -> list[DriftFinding]:
     """What is wrong: at most one finding a cause.
 
     A rise that the probes share is no finding: something was repaired.
@@ -148,15 +148,15 @@ def explain(evidence: Evidence) -> list[Finding]:
             findings = [replace(f, traffic=move.told) if f is explaining[-1] else f for f in findings]
         else:
             findings += _from_traffic(move, own, evidence)
-    found: dict[Cause, Finding] = {}
+    found: dict[Cause, DriftFinding] = {}
     for finding in findings:
         # The first has the oldest reference: it is over last.
         found.setdefault(finding.cause, finding)
     return list(found.values())
 
 
-def _from_step(step: Step, evidence: Evidence) -> Finding:
-    return Finding(
+def _from_step(step: ProbeStep, evidence: DrafterEvidence) -> DriftFinding:
+    return DriftFinding(
         subject=step.left.subject,
         cause=_cause_across(step.across, evidence.incidents),
         sentence=_say_probes_fell(step.across, evidence.incidents),
@@ -169,7 +169,7 @@ def _from_step(step: Step, evidence: Evidence) -> Finding:
     )
 
 
-def _explains(finding: Finding, move: Move, own: ProbeVerdict | None) -> bool:
+def _explains(finding: DriftFinding, move: Move, own: ProbeVerdict | None) -> bool:
     """Whether a fall of the probes and a fall of traffic are the same.
 
     They are if the probes had not fallen wholly before, or if they may have fallen further across that time.
@@ -179,7 +179,7 @@ def _explains(finding: Finding, move: Move, own: ProbeVerdict | None) -> bool:
     return finding.began_before >= move.changed_after or (own is not None and own.state is State.TOO_LITTLE)
 
 
-def _from_traffic(move: Move, own: ProbeVerdict | None, evidence: Evidence) -> list[Finding]:
+def _from_traffic(move: Move, own: ProbeVerdict | None, evidence: DrafterEvidence) -> list[DriftFinding]:
     """What traffic alone has shown, judged by `own`: its probes on both sides of the change."""
     if move.mix is not None:
         return [_finding(move, Cause.MIX_SHIFT, _say_mix_shifted(move, move.mix), _MIX_ACTION, evidence)]
@@ -197,7 +197,7 @@ def _from_traffic(move: Move, own: ProbeVerdict | None, evidence: Evidence) -> l
     return [_finding(move, cause, sentence, _action_after(own, cause), evidence, own)]
 
 
-def _with_other_tasks(move: Move, own: ProbeVerdict | None, evidence: Evidence) -> Finding:
+def _with_other_tasks(move: Move, own: ProbeVerdict | None, evidence: DrafterEvidence) -> DriftFinding:
     """The drafter's own probes say nothing of the change. Where its probes in other tasks fell, theirs is the cause."""
     across = (history.across(move.changed_after, move.changed_before) for history in evidence.elsewhere)
     fallen = [verdict for verdict in across if verdict is not None and verdict.state is State.FELL]
@@ -212,7 +212,7 @@ def _with_other_tasks(move: Move, own: ProbeVerdict | None, evidence: Evidence) 
     )
 
 
-def _cause_across(verdict: ProbeVerdict, incidents: Sequence[Incident]) -> Cause:
+def _cause_across(verdict: ProbeVerdict, incidents: Sequence[SeenIncident]) -> Cause:
     changed = differences(verdict.before, verdict.after)
     if changed not in ((), ("engine",)) and any(i.at >= verdict.measured_before for i in incidents):
         return Cause.TOO_LITTLE_EVIDENCE  # the engine gave wrong tokens meanwhile: that alone lowers acceptance
@@ -220,9 +220,9 @@ def _cause_across(verdict: ProbeVerdict, incidents: Sequence[Incident]) -> Cause
 
 
 def _finding(
-    move: Move, cause: Cause, sentence: str, action: str, evidence: Evidence, probes: ProbeVerdict | None = None
-) -> Finding:
-    return Finding(
+    move: Move, cause: Cause, sentence: str, action: str, evidence: DrafterEvidence, probes: ProbeVerdict | None = None
+) -> DriftFinding:
+    return DriftFinding(
         evidence.subject, cause, sentence, action, move.changed_after, move.changed_before, move.told, probes, None
     )
 
@@ -362,7 +362,7 @@ _CHANGES: Final = {
 }
 
 
-def _say_probes_fell(probes: ProbeVerdict, incidents: Sequence[Incident]) -> str:
+def _say_probes_fell(probes: ProbeVerdict, incidents: Sequence[SeenIncident]) -> str:
     """`On the same 8 probe prompts … Between these two measurements the target model changed …`."""
     seen = [i for i in incidents if i.at >= probes.measured_before]
     return f"{_probes(probes)} {_what_changed(probes.before, probes.after)}{_incidents(seen)}"
@@ -385,7 +385,7 @@ def _say_mix_shifted(move: Move, within: Interval) -> str:
     )
 
 
-def _say_engine_erred(move: Move, seen: Sequence[Incident]) -> str:
+def _say_engine_erred(move: Move, seen: Sequence[SeenIncident]) -> str:
     """The engine was seen to err."""
     return f"{_traffic(move)}{_incidents(seen)} So the engine is the first suspect, whatever the probes say."
 
@@ -440,7 +440,7 @@ def _probes(probes: ProbeVerdict) -> str:
     )
 
 
-def _what_changed(before: Setup, after: Setup) -> str:
+def _what_changed(before: ProbeSetup, after: ProbeSetup) -> str:
     changed = [_CHANGES[name].format(before, after) for name in differences(before, after)]
     if not changed:
         return "Neither the models nor the engine changed on record in between: suspect the engine or the machine."
@@ -469,7 +469,7 @@ def _segments(moved: Sequence[TrafficVerdict]) -> str:
     return f"segments {named}{' and others' if len(moved) > 3 else ''}" if len(moved) > 1 else f"segment {named}"
 
 
-def _incidents(seen: Sequence[Incident]) -> str:
+def _incidents(seen: Sequence[SeenIncident]) -> str:
     if not seen:
         return ""
     first = min(seen)

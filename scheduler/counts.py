@@ -13,7 +13,7 @@ from scheduler.facts import SettingInForce
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class RunCounts:
     """The inputs of estimates and tests, read at `now`."""
 
     since: datetime

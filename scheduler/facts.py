@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from alphaloop.probing.plan import ProbePlan
+from alphaloop.probe_plan import ProbePlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,9 @@ from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import DriftStore
 from alphaloop.store.drift_events import DriftEventStore, EventState
 from alphaloop.store.switchback import SwitchbackStore
-from scheduler.causes import About, Finding, Judged
-from scheduler.draft_status import status_changes
-from scheduler.event_life import changes
+from scheduler.causes import About, DriftFinding, Judged
+from scheduler.events import TaskPace, event_changes, lost_tokens_per_s, status_changes
 from scheduler.facts import SettingInForce
-from scheduler.inaction import TaskPace, lost_tokens_per_s
 
 _DAY: Final = timedelta(days=1)
 
@@ -43,7 +41,7 @@ class Flagger:
     def flag(self, judged: Mapping[About, Judged], choices: Mapping[str, SettingInForce], now: datetime) -> Flagged:
         """Carry out the findings of a run at `now`. `choices` are in force, by task."""
         settings = self._settings
-        made = changes(
+        made = event_changes(
             judged,
             self._events.since(now - timedelta(days=settings.drift_reopen_days)),
             lambda finding: self._cost(finding, choices, now),
@@ -58,7 +56,7 @@ class Flagger:
         states = Counter(change.state for change in made)
         return Flagged(states[EventState.OPENED] + states[EventState.REOPENED], states[EventState.CLOSED], len(found))
 
-    def _cost(self, finding: Finding, choices: Mapping[str, SettingInForce], now: datetime) -> float | None:
+    def _cost(self, finding: DriftFinding, choices: Mapping[str, SettingInForce], now: datetime) -> float | None:
         task, began = finding.subject.task, finding.began_after
         pace = TaskPace(
             tokens_per_s=self._drift.num_tokens(task, now - _DAY, now) / _DAY.total_seconds(),

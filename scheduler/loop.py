@@ -13,7 +13,7 @@ from typing import Any, Final
 from alphaloop.as_decoded import NextJob
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import AlphaloopError, StoreError
-from alphaloop.probing.planning import ProbePlanner
+from alphaloop.probe_plan import ProbePlanner
 from alphaloop.settings import ReportSettings, SchedulerSettings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.checkpoints import CheckpointStore
@@ -32,18 +32,16 @@ from alphaloop.store.rollups import RollupStore
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import TaskFigures, task_figures
-from scheduler.causes import About, Incident, Judged, judge
-from scheduler.counts import Counts
+from scheduler.causes import About, Judged, SeenIncident, judge
+from scheduler.counts import RunCounts
 from scheduler.drift.watching import watch_traffic
 from scheduler.facts import SettingInForce
 from scheduler.flagging import Flagger
-from scheduler.housekeeping import Housekeeper
+from scheduler.housekeeping import Housekeeper, MessageRetention, Retention
 from scheduler.metrics import SchedulerMetrics
 from scheduler.probe_history import probe_histories
-from scheduler.probing.sending import ProbeSender, Sender
-from scheduler.probing.watch import ExactnessWatch
+from scheduler.probing import ExactnessWatch, ProbeSender, Sender
 from scheduler.reporting import Reporter
-from scheduler.retention import MessageRetention, Retention
 
 log = logging.getLogger(__name__)
 
@@ -194,11 +192,11 @@ class Scheduler:
         with suppress(StoreError):
             self._schedule.finish(self._schedule_id, due, outcome, now)
 
-    def _read_counts(self, now: datetime) -> Counts:
+    def _read_counts(self, now: datetime) -> RunCounts:
         since = now - timedelta(days=self._settings.drift_window_days)
         # A draft is compared with its first probes, which are older than the window.
         probed_since = now - timedelta(days=self._settings.history_retention_days)
-        return Counts(
+        return RunCounts(
             since,
             now,
             self._drift.streams(since, now),
@@ -206,7 +204,7 @@ class Scheduler:
             self._drift.num_jobs(since, now),
         )
 
-    def _judge(self, counts: Counts, incidents: Sequence[OpenIncident]) -> dict[About, Judged]:
+    def _judge(self, counts: RunCounts, incidents: Sequence[OpenIncident]) -> dict[About, Judged]:
         margin = self._settings.alpha_margin
         accepted = self._drift_events.accepted_levels(counts.now)
         parents = {
@@ -217,13 +215,13 @@ class Scheduler:
         return judge(
             watch_traffic(self._drift_memory, self._settings, counts.now, accepted),
             probe_histories(counts.probes, margin, parents),
-            [Incident(i.opened_at, i.found.task, i.found.drafter, i.found.kind) for i in incidents],
+            [SeenIncident(i.opened_at, i.found.task, i.found.drafter, i.found.kind) for i in incidents],
             counts.in_use(),
             margin,
             accepted,
         )
 
-    def _choices(self, counts: Counts, figures: Mapping[str, TaskFigures]) -> dict[str, SettingInForce]:
+    def _choices(self, counts: RunCounts, figures: Mapping[str, TaskFigures]) -> dict[str, SettingInForce]:
         """What the next job would do, by task; where nobody can say, the last choice logged or setting used."""
         found = {}
         for task in counts.tasks:

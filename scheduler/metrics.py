@@ -17,7 +17,7 @@ from alphaloop.console.remembered import Remembered
 from alphaloop.store.incidents import IncidentKind
 from scheduler.causes import Cause
 from scheduler.facts import SentProbes
-from scheduler.report.data import Report
+from scheduler.report.data import DriftReport
 
 BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 #: Of the measured speed-up of a task; the first three are missing until there is one.
@@ -134,7 +134,7 @@ class SchedulerMetrics:
         """Count a run that raised."""
         self._runs.labels("failed").inc()
 
-    def run_succeeded(self, report: Report, sent: SentProbes) -> None:
+    def run_succeeded(self, report: DriftReport, sent: SentProbes) -> None:
         """Count a run and what it did, and show what it found."""
         self._runs.labels("succeeded").inc()
         self._reports.inc()
@@ -150,7 +150,7 @@ class SchedulerMetrics:
             self._probes.labels(task).inc(number)
         self.show(report)
 
-    def show(self, report: Report) -> None:
+    def show(self, report: DriftReport) -> None:
         """Show what a run found: one of this process, or the last one of the leader before it."""
         self._last.set(report.created_at.timestamp())
         self._budget.set(report.probe_budget_device_s)
@@ -173,14 +173,14 @@ class SchedulerMetrics:
         for kind in IncidentKind:
             self._incidents.labels(kind.value).set(incidents_by_kind[kind])
 
-    def _set_due(self, report: Report) -> None:
+    def _set_due(self, report: DriftReport) -> None:
         due = {(line.task, line.drafter) for line in (*report.probes, *report.probes_waiting)}
         self._num_runs_due = {pair: self._num_runs_due.get(pair, 0) + 1 for pair in due}
         self._due_runs.clear()
         for pair, num_runs in self._num_runs_due.items():
             self._due_runs.labels(*pair).set(num_runs)
 
-    def _set_figures(self, report: Report) -> None:
+    def _set_figures(self, report: DriftReport) -> None:
         self._jobs.clear()
         for gauge in self._alpha_1.values():
             gauge.clear()
@@ -192,7 +192,7 @@ class SchedulerMetrics:
                 for name, value in line.alpha_1.model_dump().items():
                     self._alpha_1[name].labels(line.task, line.acceptance_drafter).set(value)
 
-    def _set_speedups(self, report: Report) -> None:
+    def _set_speedups(self, report: DriftReport) -> None:
         for gauge in self._speedup.values():
             gauge.clear()
         for line in report.tasks:
@@ -211,7 +211,7 @@ class SchedulerMetrics:
             for name, value in found.items():
                 self._speedup[name].labels(line.task, its.drafter).set(value)
 
-    def _set_expectations(self, report: Report) -> None:
+    def _set_expectations(self, report: DriftReport) -> None:
         for gauge in self._expectation.values():
             gauge.clear()
         for line in report.expectations:

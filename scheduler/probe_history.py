@@ -35,7 +35,7 @@ PromptKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class ProbeSetup:
     """Everything that decoded a probe and may change acceptance."""
 
     target_revision: str
@@ -48,7 +48,7 @@ class Side:
     """Results under one setup: trials and accepts of position 1, by prompt."""
 
     measured_at: datetime
-    setup: Setup
+    setup: ProbeSetup
     counts: Mapping[PromptKey, tuple[int, int]]
 
 
@@ -62,8 +62,8 @@ class ProbeVerdict:
     num_prompts: int
     measured_before: datetime
     measured_after: datetime
-    before: Setup
-    after: Setup
+    before: ProbeSetup
+    after: ProbeSetup
     trials_before: int
     accepts_before: int
     trials_after: int
@@ -71,7 +71,7 @@ class ProbeVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProbeStep:
     """One link of the chain. Where `across.before` and `across.after` are the same setup, nothing changed on record."""
 
     across: ProbeVerdict
@@ -102,7 +102,11 @@ class ProbeHistory:
             return result.scheduled_for, result.target_revision, result.draft_revision, result.engine
 
         measurements = [
-            Side(at, Setup(target, draft, engine), {_prompt(r): (r.trials[0], r.accepts[0]) for r in group if r.trials})
+            Side(
+                at,
+                ProbeSetup(target, draft, engine),
+                {_prompt(r): (r.trials[0], r.accepts[0]) for r in group if r.trials},
+            )
             for (at, target, draft, engine), group in groupby(sorted(results, key=key), key=key)
         ]
         return cls(task, drafter, tuple(m for m in measurements if m.counts), margin, parents)
@@ -121,7 +125,7 @@ class ProbeHistory:
         begins = max(shown, default=at)
         return replace(self, measurements=tuple(m for m in self.measurements if m.measured_at >= begins))
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[ProbeStep]:
         """Every link, in the order of the setups."""
         found = []
         for setup in dict.fromkeys(m.setup for m in self.measurements):
@@ -135,7 +139,7 @@ class ProbeHistory:
                 found.append(self._step(before, own[-1], self._onset(before, own)))
         return found
 
-    def falls(self) -> list[Step]:
+    def falls(self) -> list[ProbeStep]:
         """Steps that fell, and of which the newest measurement does not show that they are over."""
         return [s for s in self.steps() if s.across.state is State.FELL and not has_recovered(s.left, self.margin)]
 
@@ -155,7 +159,7 @@ class ProbeHistory:
         has_healed = last.state is not State.FELL or has_recovered(self._compare(was, its[-1]), self.margin)
         return first if first.state is State.FELL and has_healed else last
 
-    def _predecessor(self, setup: Setup, earlier: Sequence[Side]) -> Setup:
+    def _predecessor(self, setup: ProbeSetup, earlier: Sequence[Side]) -> ProbeSetup:
         """The setup to compare a new one with: one that differs in as little as possible, the newest of these.
 
         Among drafts, the one that this draft was trained from comes first.
@@ -172,9 +176,9 @@ class ProbeHistory:
                 return sound.measured_at, fallen.measured_at
         return own[0].measured_at, own[-1].measured_at
 
-    def _step(self, before: Side, after: Side, began: tuple[datetime, datetime]) -> Step:
+    def _step(self, before: Side, after: Side, began: tuple[datetime, datetime]) -> ProbeStep:
         newest = self.measurements[-1]
-        return Step(self._compare(before, after), self._compare(before, newest), *began, before, newest)
+        return ProbeStep(self._compare(before, after), self._compare(before, newest), *began, before, newest)
 
     def _compare(self, before: Side, after: Side) -> ProbeVerdict:
         return compare(self.task, self.drafter, before, after, self.margin)
@@ -199,7 +203,7 @@ def probe_histories(
     ]
 
 
-def differences(before: Setup, after: Setup) -> tuple[str, ...]:
+def differences(before: ProbeSetup, after: ProbeSetup) -> tuple[str, ...]:
     """What changed between two setups: of target, draft and engine."""
     changed = {
         "target": before.target_revision != after.target_revision,
@@ -209,7 +213,7 @@ def differences(before: Setup, after: Setup) -> tuple[str, ...]:
     return tuple(name for name, is_other in changed.items() if is_other)
 
 
-def _newest_of(measurements: Sequence[Side], setup: Setup) -> Side:
+def _newest_of(measurements: Sequence[Side], setup: ProbeSetup) -> Side:
     """The newest result of every prompt under a setup."""
     own = [m for m in measurements if m.setup == setup]
     return Side(own[-1].measured_at, setup, {key: counts for m in own for key, counts in m.counts.items()})

@@ -24,26 +24,15 @@ from alphaloop.store.server_identities import ServerIdentityStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import TaskFigures, begin_of
 from alphaloop.switchback.task_speedup import TaskSpeedup
-from scheduler.counts import Counts
+from scheduler.counts import RunCounts
 from scheduler.facts import SentProbes, SettingInForce
 from scheduler.flagging import Flagged
-from scheduler.probing.sending import HEADERS, Sender
-from scheduler.probing.watch import Watched
-from scheduler.report import (
-    Report,
-    build_report,
-    changes_between,
-    render_index,
-    render_page,
-    render_text,
-    write_index,
-    write_report,
-)
-from scheduler.report.accounts import gaps, saved_device_s
-from scheduler.report.cost import cost_line
-from scheduler.report.data import TaskLine
-from scheduler.report.expectation_lines import expectation_lines
-from scheduler.report.index import MAX_ENTRIES
+from scheduler.probing import HEADERS, Sender, Watched
+from scheduler.report.build import build_report, cost_line, expectation_lines, gaps, saved_device_s
+from scheduler.report.data import DriftReport, TaskLine
+from scheduler.report.pages import MAX_ENTRIES, render_index, render_page, write_index, write_report
+from scheduler.report.text import render_text
+from scheduler.report.wording import changes_between
 from scheduler.timetable import timetable
 
 log = logging.getLogger(__name__)
@@ -74,13 +63,13 @@ class Reporter:
 
     def publish(
         self,
-        counts: Counts,
+        counts: RunCounts,
         figures: Mapping[str, TaskFigures],
         choices: Mapping[str, SettingInForce],
         sent: SentProbes,
         watched: Watched,
         flagged: Flagged,
-    ) -> tuple[Report, Path]:
+    ) -> tuple[DriftReport, Path]:
         """The report of a run, and the page's path. Raises StoreError, BrokerError, ConfigError."""
         measured = self._switchback.shown(counts.now)
         report = build_report(
@@ -124,7 +113,7 @@ class Reporter:
         }
 
     def _with_savings(
-        self, tasks: Sequence[TaskLine], measured: Mapping[str, TaskSpeedup], counts: Counts
+        self, tasks: Sequence[TaskLine], measured: Mapping[str, TaskSpeedup], counts: RunCounts
     ) -> tuple[TaskLine, ...]:
         before_day = begin_of(counts.now) - timedelta.resolution
         passes = self._drift.saved_passes(before_day, counts.now)
@@ -144,13 +133,13 @@ class Reporter:
         """Longer than this is a gap: one run may be skipped, because another one took too long."""
         return 2 * timedelta(seconds=self._timetable.longest_pause_s(now))
 
-    def last(self) -> Report | None:
+    def last(self) -> DriftReport | None:
         """The newest report; None before the first, and where another version of alphaloop wrote it otherwise."""
         stored = self._reports.latest()
         if stored is None:
             return None
         try:
-            return Report.model_validate(stored.content)
+            return DriftReport.model_validate(stored.content)
         except ValidationError as error:
             log.warning(
                 "the report of %s was made by another version and is not compared with: %d fields differ",
@@ -160,7 +149,7 @@ class Reporter:
             )
             return None
 
-    def _keep(self, report: Report) -> Path:
+    def _keep(self, report: DriftReport) -> Path:
         text, html = render_text(report), render_page(report)
         self._reports.save(
             StoredReport(

@@ -26,8 +26,9 @@ from alphaloop.store.overview import TaskNow
 from alphaloop.switchback.speedup import Verdict, verdict_of
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from alphaloop.switchback.wording import figure, sentence
-from scheduler.report import render_page, render_text
-from scheduler.report.data import MeasuredLine, Report
+from scheduler.report.data import DriftReport, MeasuredLine
+from scheduler.report.pages import render_page
+from scheduler.report.text import render_text
 from tests.fixtures.reports import AT, empty, task_line
 from tests.fixtures.slices import subject
 
@@ -78,7 +79,7 @@ def rendered(what: Any) -> str:
     return screen.file.getvalue()
 
 
-def of_report(reason: Reason, measured: TaskSpeedup | None) -> Report:
+def of_report(reason: Reason, measured: TaskSpeedup | None) -> DriftReport:
     line = task_line("code").model_copy(
         update={
             "reason": reason.value,

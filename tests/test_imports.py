@@ -32,7 +32,7 @@ OWNERS: Final = {
 }
 
 #: The one module that asks for the time of day, because APScheduler's next run is by the machine's clock.
-TIMES_OF_DAY: Final = {"scheduler.ticking"}
+TIMES_OF_DAY: Final = {"scheduler.timetable"}
 
 
 def lint(folder: Path) -> subprocess.CompletedProcess[str]:

@@ -16,9 +16,8 @@ from alphaloop.cli.probing.prompts import bodies_of, read_file, read_traffic
 from alphaloop.cli.screen import note, out, print_json
 from alphaloop.errors import AlphaloopError
 from alphaloop.messages.topics import jobs_topic
-from alphaloop.probe_sets import ProbeSet, ProbeSource, new_probe_set
-from alphaloop.probing.drawing import draw as draw_prompts
-from alphaloop.probing.planning import ProbePlanner
+from alphaloop.probe_plan import ProbePlanner
+from alphaloop.probes import ProbeSet, ProbeSource, draw_prompts, new_probe_set
 from alphaloop.settings import Settings
 from alphaloop.store.clock import DatabaseClock
 from alphaloop.store.probe_sets import ProbeSetStore
@@ -54,7 +53,7 @@ def register(
     _put_in_use(settings, task, bodies, num_draft_tokens, max_tokens, ProbeSource.FILE)
 
 
-def draw(
+def draw_prompts(
     context: typer.Context,
     task: str = typer.Option(help="The task whose jobs are drawn from."),
     prompts: int = typer.Option(40, min=2, help="How many prompts to draw."),

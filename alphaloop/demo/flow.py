@@ -30,7 +30,7 @@ from alphaloop.kafka.producer import Producer
 from alphaloop.messages import Job, encode_job
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.outcomes.reading import OutcomeReader
-from alphaloop.probe_sets import new_probe_set
+from alphaloop.probes import new_probe_set
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.integrity import check

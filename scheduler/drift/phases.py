@@ -75,7 +75,7 @@ class Jobs(NamedTuple):
     segments: NDArray[int64]  #: segment, as a row of the tallies
 
 
-class Rules(NamedTuple):
+class DriftRules(NamedTuple):
     """The settings of the test."""
 
     run_length: float  #: jobs between two false alarms
@@ -83,14 +83,14 @@ class Rules(NamedTuple):
     margin: float  #: in α: the smallest change that matters
 
 
-def fold(memory: Memory, rules: Rules, jobs: Jobs) -> None:
+def fold(memory: Memory, rules: DriftRules, jobs: Jobs) -> None:
     """Add jobs to the memory, one after the other. Jobs without a trial say nothing and are passed over."""
     for index in range(len(jobs.tokens)):
         if jobs.trials[index, 0] >= LEAST_TRIALS:
             follow(memory, rules, jobs, index)
 
 
-def follow(memory: Memory, rules: Rules, jobs: Jobs, index: int) -> None:
+def follow(memory: Memory, rules: DriftRules, jobs: Jobs, index: int) -> None:
     """Add one job."""
     memory.clock[NUM_JOBS] += 1
     if is_open(memory):
@@ -108,7 +108,7 @@ def follow(memory: Memory, rules: Rules, jobs: Jobs, index: int) -> None:
         look_back(memory, rules, jobs.at[index])
 
 
-def look_back(memory: Memory, rules: Rules, at: float) -> None:
+def look_back(memory: Memory, rules: DriftRules, at: float) -> None:
     """Look at the running period as a whole."""
     solve(memory)
     if is_open(memory) and judge(memory, rules.margin):
@@ -129,7 +129,7 @@ def study(memory: Memory, jobs: Jobs, index: int) -> None:
     count_first(memory.current, jobs.segments[index], trials[0], accepts[0], accepts[0])
 
 
-def begin(memory: Memory, rules: Rules, at: float) -> None:
+def begin(memory: Memory, rules: DriftRules, at: float) -> None:
     """Make the studied jobs the reference, and begin to watch."""
     level = memory.current.accepts.sum() / memory.current.trials.sum()
     base = max(level * (1 - level), 0.01)
@@ -150,7 +150,7 @@ def begin(memory: Memory, rules: Rules, at: float) -> None:
         turn_round(memory)
 
 
-def watch(memory: Memory, rules: Rules, at: float) -> None:
+def watch(memory: Memory, rules: DriftRules, at: float) -> None:
     """Watch from here on, beside the reference as it is."""
     settle(memory)
     find_noise(memory, rules.run_length, rules.margin)
@@ -167,7 +167,7 @@ def learn_anew(memory: Memory) -> None:
     memory.clock[PHASE] = LEARNING
 
 
-def compare(memory: Memory, rules: Rules, jobs: Jobs, index: int) -> bool:
+def compare(memory: Memory, rules: DriftRules, jobs: Jobs, index: int) -> bool:
     """Count a job beside what the reference expects, and test. Whether that is an alarm."""
     row, trials, accepts = jobs.rows[index], jobs.trials[index], jobs.accepts[index]
     mass = jobs.tokens[index] * memory.shape[row, 0]
@@ -190,7 +190,7 @@ def compare(memory: Memory, rules: Rules, jobs: Jobs, index: int) -> bool:
     return weigh(memory, rules.run_length, rules.margin, rest, information, error)
 
 
-def turn(memory: Memory, rules: Rules) -> None:
+def turn(memory: Memory, rules: DriftRules) -> None:
     """End a period: the period before it joins the reference."""
     merge(memory.reference, memory.pending)
     clear(memory.pending)
@@ -201,7 +201,7 @@ def turn(memory: Memory, rules: Rules) -> None:
     find_noise(memory, rules.run_length, rules.margin)
 
 
-def is_over(memory: Memory, rules: Rules) -> bool:
+def is_over(memory: Memory, rules: DriftRules) -> bool:
     """Whether the running period is over.
 
     It is as long as a short reference, which has to keep up with the day, or long enough for the margin.

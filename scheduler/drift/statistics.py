@@ -61,8 +61,8 @@ from scheduler.drift.memory import (
     SQUARES,
     TRIALS,
     Floats,
+    JobTally,
     Memory,
-    Tally,
     is_open,
 )
 
@@ -276,7 +276,7 @@ def weight(trials: float) -> float:
 
 
 def count(
-    tally: Tally, row: int, trials: Floats, accepts: Floats, tokens: float, information: float, waves: Floats
+    tally: JobTally, row: int, trials: Floats, accepts: Floats, tokens: float, information: float, waves: Floats
 ) -> None:
     """Add a job's counts."""
     tally.trials[row, :] += trials
@@ -287,7 +287,7 @@ def count(
         tally.features[i] += information * waves[i]
 
 
-def count_first(tally: Tally, segment: int, trials: float, accepts: float, residual: float) -> None:
+def count_first(tally: JobTally, segment: int, trials: float, accepts: float, residual: float) -> None:
     """Add a job's position 1."""
     first = tally.first
     first[JOBS] += 1
@@ -301,7 +301,7 @@ def count_first(tally: Tally, segment: int, trials: float, accepts: float, resid
     its[2] += residual
 
 
-def merge(into: Tally, added: Tally) -> None:
+def merge(into: JobTally, added: JobTally) -> None:
     """Add `added` to `into`."""
     into.trials[:] += added.trials
     into.accepts[:] += added.accepts
@@ -311,7 +311,7 @@ def merge(into: Tally, added: Tally) -> None:
     into.segments[:] += added.segments
 
 
-def clear(tally: Tally) -> None:
+def clear(tally: JobTally) -> None:
     """Forget."""
     tally.trials[:] = 0.0
     tally.accepts[:] = 0.0
@@ -417,20 +417,20 @@ CLOSING: Final = 3.0  # standard errors within which a level is taken to be know
 LONGEST_PERIOD: Final = 8192  # jobs
 
 
-def is_fine(memory: Memory, tally: Tally, margin: float) -> bool:
+def is_fine(memory: Memory, tally: JobTally, margin: float) -> bool:
     """Whether a tally's level is known far better than the margin, or never will be."""
     is_sure = CLOSING * standard_error(memory, tally) <= margin / 2
     return bool(is_sure or tally.first[JOBS] >= LONGEST_PERIOD)
 
 
-def standard_error(memory: Memory, tally: Tally) -> float:
+def standard_error(memory: Memory, tally: JobTally) -> float:
     """Of the mean residual of position 1 over a tally's jobs, in α."""
     first = tally.first
     scale = min(SCALES - 1, int(math.log2(first[JOBS])))
     return math.sqrt(first[SQUARES] * inflation(memory, scale)) / float(first[TRIALS])
 
 
-def reference_error(memory: Memory, before: Tally, tally: Tally) -> float:
+def reference_error(memory: Memory, before: JobTally, tally: JobTally) -> float:
     """Of the α_1 of the jobs `before`, from the variance of the tally's jobs."""
     first = tally.first
     own = first[SQUARES] * inflation(memory, SCALES - 1) / first[TRIALS] ** 2

@@ -47,15 +47,15 @@ from scheduler.drift.memory import (
     TRIALS,
     VERSION,
     Floats,
+    JobTally,
     Memory,
-    Tally,
     empty_memory,
     empty_tally,
     from_document,
     is_open,
     to_document,
 )
-from scheduler.drift.phases import Jobs, Rules, fold
+from scheduler.drift.phases import DriftRules, Jobs, fold
 from scheduler.drift.statistics import inflation, merge, reference_error, standard_error
 
 log = logging.getLogger(__name__)
@@ -216,7 +216,7 @@ class WatchedStream:
     draft_lengths: list[int] = field(default_factory=list)  #: k, by row
     segments: list[str] = field(default_factory=list)  #: by row; empty is the jobs without one
 
-    def add(self, jobs: Sequence[WatchedJob], rules: Rules) -> None:
+    def add(self, jobs: Sequence[WatchedJob], rules: DriftRules) -> None:
         """Add jobs in the order in which they were decoded. In how many calls they come changes nothing."""
         fold(self.memory, rules, self._page(jobs))
 
@@ -270,13 +270,13 @@ def _row(names: list[Name], name: Name, most: int) -> int:
 class Rates:
     """The rules of a test whose jobs are in no other, and of one of two tests that share their jobs."""
 
-    alone: Rules
-    shared: Rules
+    alone: DriftRules
+    shared: DriftRules
 
     @classmethod
     def of(cls, false_alarm_jobs: float, reference_jobs: int, margin: float) -> Self:
         """Rules under which all tests together raise one false alarm in `false_alarm_jobs` jobs."""
-        return cls(*(Rules(number * false_alarm_jobs, reference_jobs, margin) for number in (1, 2)))
+        return cls(*(DriftRules(number * false_alarm_jobs, reference_jobs, margin) for number in (1, 2)))
 
 
 @dataclass(slots=True)
@@ -364,7 +364,7 @@ def verdicts(subject: DriftSubject, stream: WatchedStream, margin: float) -> lis
     return found
 
 
-def _sides(memory: Memory) -> tuple[Tally, Tally]:
+def _sides(memory: Memory) -> tuple[JobTally, JobTally]:
     """What is compared: the jobs since the last alarm with the norm, or the last periods with the reference."""
     later = empty_tally()
     if is_open(memory):
@@ -378,7 +378,7 @@ def _sides(memory: Memory) -> tuple[Tally, Tally]:
     return memory.reference, later
 
 
-def _overall(subject: DriftSubject, memory: Memory, before: Tally, later: Tally, margin: float) -> TrafficVerdict:
+def _overall(subject: DriftSubject, memory: Memory, before: JobTally, later: JobTally, margin: float) -> TrafficVerdict:
     difference = None
     if later.first[JOBS] >= LEAST_JOBS:
         error = math.hypot(standard_error(memory, later), reference_error(memory, before, later))
@@ -406,7 +406,7 @@ class Difference:
 
 
 def _segment(
-    subject: DriftSubject, name: str, memory: Memory, reference: Tally, later: Tally, row: int, margin: float
+    subject: DriftSubject, name: str, memory: Memory, reference: JobTally, later: JobTally, row: int, margin: float
 ) -> TrafficVerdict:
     before, after = reference.segments[row], later.segments[row]
     difference = None
@@ -426,14 +426,14 @@ def _segment(
     return _verdict(subject, name, state, difference, memory, (_counts(reference, before), _counts(reference, after)))
 
 
-def _mean_error(memory: Memory, reference: Tally, later: Tally, segment: Floats) -> float:
+def _mean_error(memory: Memory, reference: JobTally, later: JobTally, segment: Floats) -> float:
     """Of a segment's mean residual: a binomial variance, times the dispersion that all segments share."""
     scale = min(SCALES - 1, int(math.log2(segment[0])))
     sum_of_squares = _dispersion(reference, later) * float(_binomial(reference, segment[None])[0])
     return math.sqrt(sum_of_squares * inflation(memory, scale)) / float(segment[1])
 
 
-def _dispersion(reference: Tally, later: Tally) -> float:
+def _dispersion(reference: JobTally, later: JobTally) -> float:
     """How much more residuals vary inside segments than binomial counts do (quasi-likelihood, Wedderburn 1974).
 
     Inside: the squares without those of the segments' means, as in an analysis of variance.
@@ -445,14 +445,14 @@ def _dispersion(reference: Tally, later: Tally) -> float:
     return inside / float(_binomial(reference, its).sum())
 
 
-def _binomial(reference: Tally, segments: Floats) -> Floats:
+def _binomial(reference: JobTally, segments: Floats) -> Floats:
     """Trials · α · (1 - α) of each segment; no α is taken to be surer than .05 or .95."""
     alpha = np.clip(_level(reference) + segments[:, 2] / segments[:, 1], 0.05, 0.95)
     variance: Floats = segments[:, 1] * alpha * (1 - alpha)
     return variance
 
 
-def _level(reference: Tally) -> float:
+def _level(reference: JobTally) -> float:
     """Its α_1."""
     first = reference.first
     return float(first[ACCEPTS] / first[TRIALS]) if first[TRIALS] else 0.0
@@ -462,7 +462,7 @@ def _of_first(first: Floats) -> Sequence[float]:
     return first[JOBS], first[TRIALS], first[ACCEPTS]
 
 
-def _counts(reference: Tally, segment: Floats) -> Sequence[float]:
+def _counts(reference: JobTally, segment: Floats) -> Sequence[float]:
     """Jobs, trials and accepts of a segment; the accepts follow from the residuals and the level of the reference."""
     return segment[0], segment[1], max(0.0, segment[2] + _level(reference) * segment[1])
 

@@ -11,7 +11,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scheduler.report.data_over_time import ExpectationLine
+from scheduler.report.data import ExpectationLine
 from scheduler.report.drawing import BLUE, GREY, INK, PAPER, STYLE, WIDTH_IN, bare, short, svg
 
 #: Ratios that may stand at the axis; those within the range are labelled.

@@ -11,7 +11,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from scheduler.report.data_over_time import HistoryPoint, TaskHistory
+from scheduler.report.data import HistoryPoint, TaskHistory
 from scheduler.report.drawing import BLUE, GREEN, MUTED, STYLE, WIDTH_IN, bare, short, svg
 
 MAX_PANELS: Final = 12

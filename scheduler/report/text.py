@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from alphaloop.as_decoded import at_load, drafted_by_load, percent, setting
-from alphaloop.probing.due import Why
+from alphaloop.probe_plan import Why
 from alphaloop.switchback.wording import expectations, sentence, why
 from alphaloop.wording import share, words
-from scheduler.report.changes import told_changes
-from scheduler.report.data import Report, TaskLine
+from scheduler.report.data import DriftReport, TaskLine
 from scheduler.report.wording import (
     apart_from_traffic,
     cost_of_all,
@@ -23,6 +22,7 @@ from scheduler.report.wording import (
     measured_with,
     probe_spend,
     saved,
+    told_changes,
 )
 
 WIDTH: Final = 80
@@ -37,7 +37,7 @@ _LEGEND: Final = (
 RIGHT: Final = frozenset({1, 2})
 
 
-def render_text(report: Report) -> str:
+def render_text(report: DriftReport) -> str:
     """The report as plain text, ending with a newline."""
     parts = [
         f"alphaloop report, {report.created_at:%Y-%m-%d %H:%M} UTC",
@@ -69,7 +69,7 @@ def render_text(report: Report) -> str:
     return "\n".join(line.rstrip() for line in parts) + "\n"
 
 
-def _changes(report: Report) -> list[str]:
+def _changes(report: DriftReport) -> list[str]:
     lines = [f"  {told_changes(report.changes)}"]
     for line in report.changes.lines:
         lines += textwrap.wrap(line.sentence, WIDTH, initial_indent="  - ", subsequent_indent="    ")
@@ -104,7 +104,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def _next_jobs(report: Report) -> list[str]:
+def _next_jobs(report: DriftReport) -> list[str]:
     """What the next job of each task would do; where load made a difference, what was done at each."""
     lines = []
     for line in report.tasks:
@@ -121,7 +121,7 @@ def _fit(cell: str, width: int) -> str:
     return cell if len(cell) <= width else cell[: width - 1] + "…"
 
 
-def _measured(report: Report) -> list[str]:
+def _measured(report: DriftReport) -> list[str]:
     """The speed-ups measured by the switchback experiment in the last day."""
     lines = [
         line
@@ -137,7 +137,7 @@ def _measured(report: Report) -> list[str]:
     return lines or ["  no verdict yet: no slice of the switchback experiment was recorded in the last day"]
 
 
-def _expectations(report: Report) -> list[str]:
+def _expectations(report: DriftReport) -> list[str]:
     return [
         line
         for one in report.expectations
@@ -147,7 +147,7 @@ def _expectations(report: Report) -> list[str]:
     ]
 
 
-def _saved(report: Report) -> list[str]:
+def _saved(report: DriftReport) -> list[str]:
     return [
         line
         for task in report.tasks
@@ -155,14 +155,14 @@ def _saved(report: Report) -> list[str]:
     ]
 
 
-def _cost(report: Report) -> list[str]:
+def _cost(report: DriftReport) -> list[str]:
     told = [cost_of_all(report)]
     if report.device_cost_per_hour is not None:
         told += [f"{task.task}: {cost_of_jobs(task, report.currency)}" for task in report.tasks]
     return [line for one in told for line in textwrap.wrap(one, WIDTH, initial_indent="  ", subsequent_indent="    ")]
 
 
-def _drift(report: Report) -> list[str]:
+def _drift(report: DriftReport) -> list[str]:
     changed = f"  {report.opened} opened and {report.closed} closed by this run."
     if not report.drift:
         return ["  None is open.", changed]
@@ -178,7 +178,7 @@ def _drift(report: Report) -> list[str]:
     return [*lines, changed]
 
 
-def _incidents(report: Report) -> list[str]:
+def _incidents(report: DriftReport) -> list[str]:
     lines = []
     for one in report.incidents:
         since = f"since {one.opened_at:%Y-%m-%d %H:%M} UTC, {one.num_jobs} jobs"
@@ -187,7 +187,7 @@ def _incidents(report: Report) -> list[str]:
     return lines
 
 
-def _probes(report: Report) -> list[str]:
+def _probes(report: DriftReport) -> list[str]:
     if not report.num_probe_sets:
         return ["  No task has a probe set, so a stale draft cannot be distinguished from changed traffic."]
     lines = [
@@ -209,7 +209,7 @@ def _probes(report: Report) -> list[str]:
     ]
 
 
-def _drafts(report: Report) -> list[str]:
+def _drafts(report: DriftReport) -> list[str]:
     lines = []
     for d in report.drafts:
         why = f": {d.status_reason}" if d.status_reason else ""

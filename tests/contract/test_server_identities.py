@@ -14,7 +14,7 @@ from alphaloop.server_identity import ServerIdentity, differs
 from alphaloop.server_kind import ServerKind
 from alphaloop.store.database import Database
 from alphaloop.store.server_identities import ServerIdentityStore
-from scheduler.probe_history import Setup, differences
+from scheduler.probe_history import ProbeSetup, differences
 from tests.fixtures.inference_server import Answer, Asked, Connection, listening, whole
 from worker.servers.endpoint import Endpoint, Limits
 from worker.servers.identity import PROMPTS, ask_identity
@@ -145,7 +145,7 @@ class TestLives:
         store = ServerIdentityStore(database)
         was = name_servers({"plain": FOUND}, store)
         now = name_servers({"plain": after}, store)
-        setups = [Setup(one.target_revision, "r1", one.engine) for one in (was, now)]
+        setups = [ProbeSetup(one.target_revision, "r1", one.engine) for one in (was, now)]
         assert differences(*setups) == what
         assert now.changed == {"plain": differs(FOUND, after)}
         (newest, oldest) = store.known()

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from sqlalchemy import text
 
 from alphaloop.embedded.postgres import EmbeddedPostgres
-from alphaloop.notifying.sinks import open_sinks
+from alphaloop.notifying import open_sinks
 from alphaloop.settings import PolicySettings, SchedulerSettings, TaskSettings
 from alphaloop.store import schema
 from alphaloop.store.database import Database

@@ -17,7 +17,7 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probe_texts import ProbeTextStore
 from alphaloop.store.probes import ProbeRun, ProbeStore
-from scheduler.probing.watch import ExactnessWatch, Watched
+from scheduler.probing import ExactnessWatch, Watched
 from tests.fixtures.claimed import delivery, validation
 from tests.fixtures.models import VANILLA, lookup_decision
 from tests.fixtures.runs import claim_request

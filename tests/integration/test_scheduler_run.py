@@ -17,8 +17,7 @@ from alphaloop.errors import DeliveryFailed
 from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Mode, Purpose, parse_job
 from alphaloop.messages.dead_letter import Origin
-from alphaloop.probing.due import Why
-from alphaloop.probing.planning import ProbePlanner
+from alphaloop.probe_plan import ProbePlanner, Why
 from alphaloop.settings import PolicySettings, ReportSettings, SchedulerSettings, TaskSettings
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from alphaloop.probe_sets import new_probe_set
+from alphaloop.probes import new_probe_set
 from tests.fixtures.probes import probe_set
 
 BODIES = [{"prompt": "one", "temperature": 0.7}, {"prompt": "two", "stream": True, "seed": 4}]

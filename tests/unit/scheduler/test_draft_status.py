@@ -8,8 +8,8 @@ import pytest
 
 from alphaloop.store.drafts import DraftStatus
 from scheduler.causes import Judged
-from scheduler.draft_status import status_changes
-from scheduler.probe_history import ProbeHistory, Setup
+from scheduler.events import status_changes
+from scheduler.probe_history import ProbeHistory, ProbeSetup
 from tests.fixtures.causes import FIRST, MARGIN, evidence, history, measured
 
 TARGET_2 = replace(FIRST, target_revision="target-2")
@@ -41,15 +41,17 @@ def test_a_status_changes_by_evidence(status: DraftStatus, accepts: list[int], b
 
 
 def test_a_worse_new_draft_is_stale_from_its_first_probes() -> None:
-    new = Setup("target-1", "draft-2", "engine-1")
+    new = ProbeSetup("target-1", "draft-2", "engine-1")
     one = judged(history(measured(0, HIGH), measured(1, LOW, new)))
     (change,) = status_changes([one], {("small", "draft-2", "target-1"): DraftStatus.ACTIVE}, 0.1)
     assert (change.draft_revision, change.status) == ("draft-2", DraftStatus.STALE)
     assert change.reason == "alpha_1 fell by 0.40 (0.40 to 0.40) on 6 probe prompts of 1 task"
 
 
-@pytest.mark.parametrize("after", [FIRST, replace(FIRST, engine="engine-2"), Setup("target-2", "draft-1", "engine-2")])
-def test_a_fault_or_another_engine_makes_no_draft_stale(after: Setup) -> None:
+@pytest.mark.parametrize(
+    "after", [FIRST, replace(FIRST, engine="engine-2"), ProbeSetup("target-2", "draft-1", "engine-2")]
+)
+def test_a_fault_or_another_engine_makes_no_draft_stale(after: ProbeSetup) -> None:
     one = judged(history(measured(0, HIGH), measured(1, LOW, after)))
     draft = ("small", after.draft_revision, after.target_revision)
     assert status_changes([one], {draft: DraftStatus.ACTIVE}, 0.1) == []

@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 
 from alphaloop.measurements import DriftSubject
 from alphaloop.store.drift_events import DriftEvent, EventChange, EventState
-from scheduler.causes import Evidence, Judged, explain
+from scheduler.causes import DrafterEvidence, Judged, explain
 from scheduler.drift.watching import State, TrafficVerdict
-from scheduler.event_life import changes
+from scheduler.events import event_changes
 from scheduler.probe_history import ProbeHistory
 from tests.fixtures.causes import FIRST, day, evidence, history, jobs, measured
 
@@ -25,12 +25,12 @@ class Ledger:
 
     events: list[DriftEvent] = field(default_factory=list)
 
-    def run(self, found: Evidence, now: datetime) -> list[EventState]:
+    def run(self, found: DrafterEvidence, now: datetime) -> list[EventState]:
         """One run; the states that it gave."""
         steps = tuple(found.probes.steps())
         judged = Judged(found, steps, tuple(explain(found)), steps)
         about = found.subject.task, found.subject.drafter
-        made = changes({about: judged}, self.events, lambda finding: 5.0, now, forget_after=FORGET)
+        made = event_changes({about: judged}, self.events, lambda finding: 5.0, now, forget_after=FORGET)
         for change in made:
             self._apply(change, now)
         return [change.state for change in made if change.state is not None]

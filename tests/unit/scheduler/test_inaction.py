@@ -10,13 +10,13 @@ import pytest
 from alphaloop.acceptance import Interval
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import Subject, TaskSpeedup
-from scheduler.causes import Cause, Finding
+from scheduler.causes import Cause, DriftFinding
 from scheduler.drift.watching import State
+from scheduler.events import TaskPace, lost_tokens_per_s
 from scheduler.facts import SettingInForce
-from scheduler.inaction import TaskPace, lost_tokens_per_s
 from tests.fixtures.causes import SUBJECT, day, jobs
 
-FELL = Finding(SUBJECT, Cause.FAULT, "It fell.", "Look.", day(8), day(9), jobs(), None, None)
+FELL = DriftFinding(SUBJECT, Cause.FAULT, "It fell.", "Look.", day(8), day(9), jobs(), None, None)
 SPECULATIVE = SettingInForce("speculative", "small", 3, "faster", "")
 VANILLA = SettingInForce("vanilla", None, 0, "not_faster", "")
 

@@ -13,9 +13,17 @@ from pydantic import ValidationError
 
 from alphaloop.errors import ConfigError
 from alphaloop.store.reports import ReportHeading
-from scheduler.report import Report, render_index, render_page, render_text, write_index, write_report
-from scheduler.report.files import drop_reports, page_name
-from scheduler.report.index import MAX_ENTRIES
+from scheduler.report.data import DriftReport
+from scheduler.report.pages import (
+    MAX_ENTRIES,
+    drop_reports,
+    page_name,
+    render_index,
+    render_page,
+    write_index,
+    write_report,
+)
+from scheduler.report.text import render_text
 from tests.fixtures.reports import AT, NASTY, empty, full
 
 
@@ -45,7 +53,7 @@ class Page(HTMLParser):
 
 
 @pytest.mark.parametrize("report", [full(), empty()], ids=["full", "empty"])
-def test_the_page_is_whole_and_self_contained(report: Report) -> None:
+def test_the_page_is_whole_and_self_contained(report: DriftReport) -> None:
     html = render_page(report)
     page = Page(html)
     assert page.open == []
@@ -98,14 +106,14 @@ def test_the_ids_of_two_plots_do_not_clash() -> None:
 
 
 @pytest.mark.parametrize("report", [full(), empty()], ids=["full", "empty"])
-def test_the_same_report_gives_the_same_bytes(report: Report) -> None:
-    again = Report.model_validate_json(report.model_dump_json())
+def test_the_same_report_gives_the_same_bytes(report: DriftReport) -> None:
+    again = DriftReport.model_validate_json(report.model_dump_json())
     assert render_page(again) == render_page(report)
     assert render_text(again) == render_text(report)
 
 
 @pytest.mark.parametrize("report", [full(), empty(), full(headline="word " * 80)], ids=["full", "empty", "long"])
-def test_text_fits_a_hundred_columns(report: Report) -> None:
+def test_text_fits_a_hundred_columns(report: DriftReport) -> None:
     text = render_text(report)
     assert max(len(line) for line in text.splitlines()) <= 100
     assert text.endswith("\n")
@@ -128,7 +136,7 @@ def test_the_files(tmp_path: Path) -> None:
         "drift-report-20261121T060000Z.txt",
         "latest.html",
     ]
-    assert Report.model_validate(json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))) == report
+    assert DriftReport.model_validate(json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))) == report
 
 
 def heading(hours_ago: int, summary: str = NASTY) -> ReportHeading:
@@ -179,4 +187,4 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
 
 def test_a_misspelt_field_of_a_report_is_refused() -> None:
     with pytest.raises(ValidationError):
-        Report.model_validate({**empty().model_dump(), "headlines": "x"})
+        DriftReport.model_validate({**empty().model_dump(), "headlines": "x"})

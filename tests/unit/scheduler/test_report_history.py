@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from alphaloop.measurements import DecodedJob, ProbeResult, Stream
-from scheduler.counts import Counts
-from scheduler.report.data_over_time import HistoryPoint
-from scheduler.report.history import task_history
+from scheduler.counts import RunCounts
+from scheduler.report.build import task_history
+from scheduler.report.data import Estimate, HistoryPoint
 from scheduler.report.history_plot import history_plot, stretches
-from scheduler.report.part import Estimate
 
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -24,8 +23,8 @@ def probe(at: datetime, *, draft: str = "draft-1", task: str = "code", accepts: 
     return ProbeResult(at, task, "v", 0, "p", "small", draft, "target-1", "engine-1", 3, (10,), (accepts,))
 
 
-def counts(streams: dict[Stream, list[DecodedJob]], probes: list[ProbeResult]) -> Counts:
-    return Counts(NOW - 10 * HOUR, NOW, streams, probes, {})
+def counts(streams: dict[Stream, list[DecodedJob]], probes: list[ProbeResult]) -> RunCounts:
+    return RunCounts(NOW - 10 * HOUR, NOW, streams, probes, {})
 
 
 def test_every_revision_is_in_it_and_marked_where_it_was_new() -> None:

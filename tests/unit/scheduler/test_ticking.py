@@ -11,8 +11,7 @@ import pytest
 from alphaloop.errors import FatalBrokerError, StoreUnavailable
 from alphaloop.liveness import Pulse
 from scheduler.metrics import SchedulerMetrics
-from scheduler.ticking import Ticker
-from scheduler.timetable import every
+from scheduler.timetable import Ticker, every
 
 NOW = datetime(2026, 1, 5, 12, 34, 56, tzinfo=UTC)
 WAIT_S = 10.0

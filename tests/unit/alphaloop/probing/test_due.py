@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.probing.due import Due, TaskTraffic, Why, find_due
-from alphaloop.probing.plan import PRIOR_JOB_DEVICE_S, SCORE_SHARE, make_plan
+from alphaloop.probe_plan import PRIOR_JOB_DEVICE_S, SCORE_SHARE, DueProbe, Why, find_due, make_plan
+from alphaloop.probes import TaskTraffic
 from tests.fixtures.probes import probe_set
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
@@ -29,7 +29,7 @@ def due(
     traffic: Sequence[TaskTraffic] = (),
     scorable: Collection[str] = (),
     incidents: Collection[tuple[str, str]] = (),
-) -> list[Due]:
+) -> list[DueProbe]:
     return find_due(
         [CODE, SQL],
         drafters or {"lookup": LONG_AGO, "tiny": LONG_AGO},
@@ -49,7 +49,7 @@ def measured(hours: float) -> dict[tuple[str, str], datetime]:
     return {(task, drafter): NOW - hours * HOUR for task in ("code", "sql") for drafter in ("lookup", "tiny")}
 
 
-def pairs(found: Sequence[Due]) -> list[tuple[str, str, Why]]:
+def pairs(found: Sequence[DueProbe]) -> list[tuple[str, str, Why]]:
     return [(one.task, one.drafter, one.why) for one in found]
 
 
@@ -104,7 +104,7 @@ def test_what_is_at_stake_is_unchecked_traffic() -> None:
 
 
 def test_only_what_is_merely_old_is_scored() -> None:
-    def scored(found: Sequence[Due]) -> set[tuple[str, str]]:
+    def scored(found: Sequence[DueProbe]) -> set[tuple[str, str]]:
         return {(one.task, one.drafter) for one in found if one.is_scored}
 
     both = ("lookup", "tiny")

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.causes import Cause, Incident, explain
+from scheduler.causes import Cause, SeenIncident, explain
 from scheduler.drift.watching import State
-from scheduler.probe_history import Setup
+from scheduler.probe_history import ProbeSetup
 from tests.fixtures.causes import FIRST, SUBJECT, day, evidence, history, jobs, measured
 
 HIGH, LOW = [16, 15, 17, 16, 15, 16], [8, 7, 9, 8, 7, 8]
@@ -48,10 +48,14 @@ def test_a_fall_of_four_prompts_that_is_not_significant_is_not_steady() -> None:
         (replace(FIRST, target_revision="target-2"), Cause.DRAFT_STALE, "changed from target-1 to target-2"),
         (replace(FIRST, draft_revision="draft-2"), Cause.BAD_DRAFT, "changed from draft-1 to draft-2"),
         (replace(FIRST, engine="engine-2"), Cause.SETUP_CHANGED, "changed from engine-1 to engine-2"),
-        (Setup("target-2", "draft-1", "engine-2"), Cause.TOO_LITTLE_EVIDENCE, "which of these is to blame is open"),
+        (
+            ProbeSetup("target-2", "draft-1", "engine-2"),
+            Cause.TOO_LITTLE_EVIDENCE,
+            "which of these is to blame is open",
+        ),
     ],
 )
-def test_what_changed_between_two_probes_names_the_cause(after: Setup, cause: Cause, told: str) -> None:
+def test_what_changed_between_two_probes_names_the_cause(after: ProbeSetup, cause: Cause, told: str) -> None:
     (finding,) = explain(evidence(probes=history(measured(1, HIGH), measured(2, LOW, after))))
     assert finding.cause is cause
     assert "6 probe prompts of code, small got 39% of its first tokens accepted" in finding.sentence
@@ -88,18 +92,18 @@ def test_a_fall_that_the_mean_hides_is_told() -> None:
 
 
 def test_an_incident_makes_the_engine_the_first_suspect() -> None:
-    seen = (Incident(day(8.8), "code", "small", "wrong_text"),)
+    seen = (SeenIncident(day(8.8), "code", "small", "wrong_text"),)
     (finding,) = explain(evidence(jobs(), probes=STEADY_PROBES, incidents=seen))
     assert finding.cause is Cause.FAULT
     assert "1 incident was recorded" in finding.sentence
-    older = (Incident(day(2), "code", "small", "wrong_text"),)
+    older = (SeenIncident(day(2), "code", "small", "wrong_text"),)
     (finding,) = explain(evidence(jobs(), probes=STEADY_PROBES, incidents=older))
     assert finding.cause is Cause.TRAFFIC_CHANGED
 
 
 def test_an_incident_beside_a_new_target_leaves_the_cause_open() -> None:
     probes = history(measured(1, HIGH), measured(2, LOW, replace(FIRST, target_revision="target-2")))
-    seen = (Incident(day(1.5), "code", "small", "wrong_text"),)
+    seen = (SeenIncident(day(1.5), "code", "small", "wrong_text"),)
     (finding,) = explain(evidence(probes=probes, incidents=seen))
     assert finding.cause is Cause.TOO_LITTLE_EVIDENCE
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from scheduler.drift.watching import State
-from scheduler.probe_history import Setup, differences
+from scheduler.probe_history import ProbeSetup, differences
 from tests.fixtures.causes import FIRST, day, history, measured
 
 TARGET_2 = replace(FIRST, target_revision="target-2")
@@ -64,7 +64,7 @@ def test_a_fall_under_a_former_setup_lasts_until_it_is_healed() -> None:
 
 
 def test_a_new_draft_is_compared_with_its_predecessor_under_the_same_target() -> None:
-    old, new = TARGET_2, Setup("target-2", "draft-2", "engine-1")
+    old, new = TARGET_2, ProbeSetup("target-2", "draft-2", "engine-1")
     found = history(measured(0, HIGH), measured(3, LOW, old), measured(5, LOW, new))
     step = found.steps()[-1]
     assert (step.across.before, step.across.state) == (old, State.STEADY)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from alphaloop.messages import Decoding, Purpose, encode_job
-from alphaloop.probing.due import Due
-from scheduler.probing.jobs import make_jobs
+from alphaloop.probe_plan import DueProbe
+from scheduler.probing import make_jobs
 from tests.fixtures.probes import probe_set
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
@@ -16,7 +16,7 @@ SQL = probe_set("sql", [{"messages": [{"role": "user", "content": "question"}]}]
 
 
 def test_every_probe_has_a_control_on_the_same_prompt() -> None:
-    chosen = [Due("code", "lookup", 5, None), Due("code", "tiny", 5, None)]
+    chosen = [DueProbe("code", "lookup", 5, None), DueProbe("code", "tiny", 5, None)]
     planned = make_jobs(chosen, {"code": CODE, "sql": SQL}, NOW, num_prompts=3, decoded_share=0.25, deadline=NOW + HOUR)
     assert [(p.position, p.job.purpose, p.job.probe_drafter) for p in planned[:3]] == [
         (0, Purpose.CONTROL, None),
@@ -35,7 +35,7 @@ def test_every_probe_has_a_control_on_the_same_prompt() -> None:
 
 
 def test_a_drafter_is_scored_on_the_controls_of_the_prompts_that_it_does_not_decode() -> None:
-    chosen = [Due("code", "lookup", 5, None, is_scored=True), Due("code", "tiny", 5, None)]
+    chosen = [DueProbe("code", "lookup", 5, None, is_scored=True), DueProbe("code", "tiny", 5, None)]
     decoded = set()
     for hours in range(40):
         planned = make_jobs(
@@ -53,7 +53,7 @@ def test_a_drafter_is_scored_on_the_controls_of_the_prompts_that_it_does_not_dec
 
 
 def test_the_same_run_makes_the_same_bytes() -> None:
-    chosen = [Due("sql", "lookup", 5, None, is_scored=True)]
+    chosen = [DueProbe("sql", "lookup", 5, None, is_scored=True)]
 
     def made() -> list[bytes]:
         planned = make_jobs(chosen, {"sql": SQL}, NOW, num_prompts=3, decoded_share=0.25, deadline=NOW + HOUR)
@@ -66,7 +66,7 @@ def test_long_names_still_make_an_identifier() -> None:
     task, drafter = "t" * 100, "d" * 100
     sets = {task: probe_set(task, [{"prompt": "question"}])}
     planned = make_jobs(
-        [Due(task, drafter, 3, None)], sets, NOW, num_prompts=1, decoded_share=0.25, deadline=NOW + HOUR
+        [DueProbe(task, drafter, 3, None)], sets, NOW, num_prompts=1, decoded_share=0.25, deadline=NOW + HOUR
     )
     assert all(len(p.job.job_id) <= 200 for p in planned)
     assert len({p.job.job_id for p in planned}) == 2

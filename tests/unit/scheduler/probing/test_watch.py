@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.near_ties import tolerance_of
-from alphaloop.probe_texts import DecodedText, ProbeText, TextPair
+from alphaloop.probes import DecodedText, ProbeText, TextPair
 from alphaloop.store.incidents import IncidentKind, OpenIncident
-from scheduler.probing.watch import disproved, examine, merged
+from scheduler.probing import disproved, examine, merged
 
 NOW = datetime(2026, 1, 5, tzinfo=UTC)
 TOKENS = (5, 6, 7, 8)

@@ -1,0 +1,163 @@
+"""The report as one self-contained page: no script, nothing fetched, everything from outside escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from markupsafe import Markup
+
+from alphaloop.as_decoded import at_load, drafted_by_load, percent, setting
+from alphaloop.errors import ConfigError
+from alphaloop.files import replace_file
+from alphaloop.pages.templates import environment
+from alphaloop.store.reports import ReportHeading
+from alphaloop.switchback.wording import computed, control, figure, load, ratio, why
+from alphaloop.wording import counted_apart, words
+from scheduler.report.alpha_plot import alpha_plot
+from scheduler.report.data import DriftReport
+from scheduler.report.expectation_plot import expectation_plot
+from scheduler.report.history_plot import history_plot
+from scheduler.report.wording import (
+    cost_of_all,
+    cost_saved,
+    costs,
+    freshness,
+    gap_lines,
+    moment,
+    money,
+    probe_spend,
+    saved,
+    told_changes,
+)
+
+
+def render_page(report: DriftReport) -> str:
+    """The report as HTML."""
+    plots = {
+        "alpha": alpha_plot(report.tasks),
+        "history": history_plot(report.history),
+        "expectations": expectation_plot(report.expectations),
+    }
+    page = environment("scheduler.report").get_template("page.html.j2")
+    return page.render(
+        report=report,
+        # Safe: this SVG is ours, its texts are paths and its label is escaped.
+        plots={name: Markup(svg) if svg else None for name, svg in plots.items()},  # noqa: S704
+        at_load=at_load,
+        drafted_by_load=drafted_by_load,
+        percent=percent,
+        setting=setting,
+        figure=figure,
+        load=load,
+        control=control,
+        computed=computed,
+        counted_apart=counted_apart,
+        ratio=ratio,
+        why=why,
+        words=words,
+        costs=costs,
+        told_changes=told_changes,
+        freshness=freshness,
+        saved=saved,
+        money=money,
+        cost_saved=cost_saved,
+        cost_of_all=cost_of_all,
+        probe_spend=probe_spend,
+        gap_lines=gap_lines,
+    )
+
+
+#: Reports that the index lists.
+MAX_ENTRIES: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    heading: ReportHeading
+    name: str  #: of the page's file
+
+
+def render_index(headings: Sequence[ReportHeading], pages: Collection[str]) -> str:
+    """The index as HTML: of `headings`, the newest first, those whose page is among the file names `pages`.
+
+    It lists at most MAX_ENTRIES and counts the other pages.
+    """
+    present = frozenset(pages)
+    by_name = {page_name(one.created_at): one for one in reversed(headings)}
+    entries = [_Entry(one, name) for name, one in reversed(by_name.items()) if name in present][:MAX_ENTRIES]
+    page = environment("scheduler.report").get_template("index.html.j2")
+    return page.render(entries=entries, num_others=len(present) - len(entries), moment=moment)
+
+
+#: The name of a report's files, of the time in UTC.
+STEM: Final = "drift-report-%Y%m%dT%H%M%SZ"
+
+
+def page_name(created_at: datetime) -> str:
+    """The name of the page of a report."""
+    return f"{created_at.astimezone(UTC).strftime(STEM)}.html"
+
+
+def write_report(folder: Path, report: DriftReport, text: str, html: str) -> Path:
+    """Write `drift-report-<UTC time>.{html,json,txt}` and `latest.html`; returns the page's path.
+
+    Each file appears whole or not at all. Raises ConfigError when the folder cannot be written.
+    """
+    page = folder / page_name(report.created_at)
+    stem = page.stem
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / f"{stem}.json", report.model_dump_json(indent=2) + "\n")
+        replace_file(folder / f"{stem}.txt", text)
+        replace_file(page, html)
+        replace_file(folder / "latest.html", html)
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    return page
+
+
+def write_index(folder: Path, render: Callable[[Collection[str]], str]) -> None:
+    """Write `index.html`; `render` makes it from the names of the pages of reports that are in the folder.
+
+    Raises ConfigError when the folder cannot be written.
+    """
+    try:
+        pages = [path.name for path in folder.glob("drift-report-*.html") if _made_at(path) is not None]
+        replace_file(folder / "index.html", render(pages))
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+
+
+def drop_reports(folder: Path, before: datetime) -> int:
+    """Delete the files of reports that were made before `before`; returns how many.
+
+    `latest.html` and `index.html` stay. Raises ConfigError when the folder cannot be written.
+    """
+    num_files = 0
+    try:
+        for path in sorted(folder.glob("drift-report-*")):
+            if (made := _made_at(path)) is not None and made < before:
+                path.unlink(missing_ok=True)
+                num_files += 1
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    return num_files
+
+
+def _made_at(path: Path) -> datetime | None:
+    """When a report was made, by its file's name; None for a name that is not a report's."""
+    try:
+        return datetime.strptime(path.stem, STEM).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+
+
+def _unwritable(folder: Path, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"expected a folder to write reports to, found {folder}: {error.strerror or error}",
+        hint="set scheduler.report_folder to a writable folder",
+    )
