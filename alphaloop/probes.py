@@ -1,8 +1,8 @@
 """Probes: the fixed prompts of a task, how long an answer they ask for, the k of their measurement, and their texts.
 
-A probe set is never changed. Other prompts, another output limit or another k make another version. Runs of two versions
-are compared over the prompts that both have, which `prompt_id` tells, as far as they were measured at the same k.
-"""
+A probe set is never changed. Other prompts, another output limit or another k make another version. Runs of two
+versions are compared over the prompts that both have, which `prompt_id` tells, as far as they were measured at the
+same k."""
 
 from __future__ import annotations
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from alphaloop import logs
-from alphaloop.claim_check.store import ContentStore
 from alphaloop.embedded.stack import with_running_stack
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.exit_codes import ExitCode
@@ -26,9 +25,8 @@ from alphaloop.settings import Settings, load_settings
 from alphaloop.store.clock import DatabaseClock
 from alphaloop.store.database import Database
 from alphaloop.store.leader_lease import LeaderLease
-from alphaloop.store.schedule import AdvisoryLock
 from alphaloop.store.terms import Term
-from scheduler.leadership import LeaderLock, stay
+from scheduler.leadership import stay
 from scheduler.loop import SCHEDULE_ID, Scheduler
 from scheduler.metrics import SchedulerMetrics
 from scheduler.notifying import Notifier
@@ -36,7 +34,7 @@ from scheduler.notifying import Notifier
 log = logging.getLogger("scheduler")
 
 MANUAL_SCHEDULE_ID: Final = "manual"
-#: Checks that a leader behind a pooler may miss before another process leads.
+#: Checks that a leader may miss before another process leads.
 _LEASE_CHECKS: Final = 6
 
 
@@ -82,10 +80,12 @@ def _measure(settings: Settings, *, stays: bool) -> ExitCode:
         def notify(term: Term, metrics: SchedulerMetrics) -> Notifier:
             return Notifier(database.guarded(term.check), sinks, settings.scheduler, metrics)
 
-        lock: LeaderLock = AdvisoryLock(settings.postgres.url, connect_timeout_s=timeout_s)
-        if not database.keeps_sessions:
-            lock = LeaderLease(database, _owner(), lease_s=_LEASE_CHECKS * settings.scheduler.leader_check_s)
-        return stay(settings, database, lock, lead, notify if sinks else None)
+        # A connection of its own: a run that uses all of the pool must not cost the lease.
+        with Database(
+            settings.postgres.url, pool_size=1, connect_timeout_s=timeout_s, limits=settings.postgres.limits()
+        ) as beside:
+            lease = LeaderLease(beside, _owner(), lease_s=_LEASE_CHECKS * settings.scheduler.leader_check_s)
+            return stay(settings, database, lease, lead, notify if sinks else None)
 
 
 def _measure_once(settings: Settings, database: Database, sinks: Sequence[Sink]) -> None:
@@ -113,16 +113,11 @@ def _scheduler(
     return Scheduler(
         database,
         producer,
-        settings.scheduler,
-        tasks=settings.tasks,
-        report_folder=settings.report_folder,
+        settings,
         owner=_owner(),
         metrics=metrics,
         message_retention=lambda: longest_job_retention(settings.kafka),
-        contents=ContentStore.of(settings.claim_check),
-        change_jobs=settings.policy.change_jobs,
         schedule_id=schedule_id,
-        prices=settings.report,
         next_jobs=lambda figures, now: next_jobs(database, settings, figures, now),
     )
 

@@ -9,7 +9,18 @@ from itertools import chain
 
 from alphaloop.measurements import DecodedJob, DriftSubject, ProbeResult, Stream
 from alphaloop.messages import Mode
-from scheduler.facts import SettingInForce
+
+
+@dataclass(frozen=True, slots=True)
+class SettingInForce:
+    """What a task's next job would do; else, with `running` None, how the task was decoded last."""
+
+    mode: str
+    drafter: str | None
+    num_draft_tokens: int
+    reason: str
+    explanation: str
+    running: int | None = None  #: the load at which the next job is decided: that of the last day
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from alphaloop.store.drafts import DraftStatus
 from alphaloop.store.drift_events import DriftEvent, EventChange, EventContent, EventState
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.causes import About, Cause, DriftFinding, Judged
+from scheduler.counts import SettingInForce
 from scheduler.drift.watching import State, TrafficVerdict
-from scheduler.facts import SettingInForce
 from scheduler.probe_history import (
     ProbeStep,
     ProbeVerdict,
@@ -34,6 +34,15 @@ from scheduler.probe_history import (
     has_recovered,
     shared_prompts,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Flagged:
+    """What a run changed."""
+
+    num_opened: int  #: reopened ones too
+    num_closed: int
+    num_status_changes: int
 
 
 def event_changes(

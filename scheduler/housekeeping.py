@@ -1,4 +1,4 @@
-"""Housekeeping: makes and drops partitions, sums up days, cleans up dead runs, deletes what is too old."""
+"""Retention: how long each kind of row and file is kept, and what keeps rows longer than the settings say."""
 
 from __future__ import annotations
 
@@ -12,48 +12,12 @@ from typing import Final
 
 from alphaloop.claim_check.contents import drop_prompts
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.errors import BrokerError, ContentError, StoreBusy
+from alphaloop.errors import BrokerError, ContentError
 from alphaloop.settings import SchedulerSettings
-from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.checkpoints import CheckpointStore
-from alphaloop.store.partitions import PartitionKeeper, utc_day
-from alphaloop.store.probes import ProbeStore
 from alphaloop.store.retention import Dropped, RetentionStore
-from alphaloop.store.rollups import RollupStore
 from scheduler.report.pages import drop_reports
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Housekeeper:
-    """Runs first, so that no later step lacks a partition."""
-
-    partitions: PartitionKeeper
-    rollups: RollupStore
-    probes: ProbeStore
-    state: AcceptanceStateStore
-    checkpoints: CheckpointStore
-    retention: Retention
-    settings: SchedulerSettings
-
-    def keep(self, now: datetime) -> None:
-        """One round of housekeeping; every step can be repeated."""
-        oldest = now - timedelta(days=self.settings.history_retention_days)
-        self.partitions.ensure(now, self.settings.partitions_ahead_days)
-        # Before retention, which deletes hours.
-        self.rollups.roll_up(now)
-        self.probes.settle_unsent(now - timedelta(seconds=self.settings.probe_deadline_s))
-        self.checkpoints.take(now)
-        self.state.drop_before(oldest)
-        self.checkpoints.drop_before(oldest)
-        # Behind `state.drop_before`, because choices of forgotten targets go too.
-        self.retention.keep(now)
-        try:
-            self.partitions.drop_before(utc_day(oldest))
-        except StoreBusy as error:
-            # A long query holds the table: the next run drops the partition.
-            log.warning("%s", error.message, extra={"action": "retention_postponed", "code": error.code})
 
 
 #: Jobs outlive the messages that are made from the same topics by at least this.

@@ -1,4 +1,7 @@
-"""A scheduler that stays: it waits for its servers, then leads or stands by until it is asked to stop."""
+"""Leadership: of several schedulers only the one that holds the lease in Postgres measures; the others stand by.
+
+`stay` is the process: it waits for its servers, then leads or stands by until it is asked to stop.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import FrameType
-from typing import Final, Protocol
+from typing import Final
 
 from alphaloop.console.server import ConsoleServer
 from alphaloop.endpoint import Endpoint
@@ -23,6 +26,7 @@ from alphaloop.start_wait import StartStopped, StartWait
 from alphaloop.starting import await_servers
 from alphaloop.store.clock import DatabaseClock
 from alphaloop.store.database import Database
+from alphaloop.store.leader_lease import LeaderLease
 from alphaloop.store.terms import Term
 from alphaloop.watchdog import Watchdog
 from scheduler.loop import Scheduler
@@ -38,15 +42,15 @@ MAX_CHECK_AGE_S: Final = 60.0
 def stay(
     settings: Settings,
     database: Database,
-    lock: LeaderLock,
+    lease: LeaderLease,
     lead: Callable[[Term, Producer, SchedulerMetrics], Scheduler],
     notify: Callable[[Term, SchedulerMetrics], Notifier] | None,
 ) -> ExitCode:
     """Measure at every interval while leading, until SIGTERM or SIGINT.
 
     Each time that this process becomes the leader, `lead` and `notify` make the scheduler and the notifier of that
-    term; `notify` is None where nobody is to be told. Returns FAILED when the
-    Kafka client died, so that a supervisor starts the process again. Raises the errors of await_servers.
+    term; `notify` is None where nobody is to be told. Returns FAILED when the Kafka client died, so that a supervisor
+    starts the process again. Raises the errors of await_servers.
     """
     stop = threading.Event()
 
@@ -93,7 +97,7 @@ def stay(
             liveness,
             metrics,
             clock,
-            lock,
+            lease,
             lambda term: lead(term, producer, metrics),
             None if notify is None else lambda term: notify(term, metrics),
         )
@@ -119,15 +123,15 @@ def _lead_in_turn(
     liveness: Liveness,
     metrics: SchedulerMetrics,
     clock: DatabaseClock,
-    lock: LeaderLock,
+    lease: LeaderLease,
     lead: Callable[[Term], Scheduler],
     notify: Callable[[Term], Notifier] | None,
 ) -> bool:
-    """Lead whenever the lock is free, until `stop`; returns whether the Kafka client died."""
+    """Lead whenever the lease is free, until `stop`; returns whether the Kafka client died."""
     died = threading.Event()
     ticker: Ticker | None = None
     notifying: NotifyingThread | None = None
-    checks = liveness.watch(Pulse("the check of the leader's lock"), MAX_CHECK_AGE_S + dials.leader_check_s)
+    checks = liveness.watch(Pulse("the check of the leader's lease"), MAX_CHECK_AGE_S + dials.leader_check_s)
     runs = liveness.watch(Pulse("the measurement run"), dials.max_run_s)
     table = timetable(dials)
     pause_s = table.longest_pause_s(clock.measure())
@@ -160,14 +164,14 @@ def _lead_in_turn(
 
     def demote() -> None:
         metrics.set_leader(False)
-        # A requested stop finishes the run under way first. A lost lock does not wait for it: whatever it still tries
+        # A requested stop finishes the run under way first. A lost lease does not wait for it: whatever it still tries
         # to write is refused, since its term has ended.
         if ticker is not None:
             ticker.stop(wait=stop.is_set())
         if notifying is not None:
             notifying.stop(wait=stop.is_set())
 
-    leadership = Leadership(lock, promote=promote, demote=demote)
+    leadership = Leadership(lease, promote=promote, demote=demote)
     try:
         with checks.expected():
             while not stop.is_set():
@@ -180,24 +184,15 @@ def _lead_in_turn(
     return died.is_set()
 
 
-class LeaderLock(Protocol):
-    """What is needed of alphaloop.store.schedule.AdvisoryLock and alphaloop.store.leader_lease.LeaderLease."""
-
-    def try_acquire(self) -> bool: ...
-    def begin_term(self) -> Term: ...
-    def is_held(self) -> bool: ...
-    def release(self) -> None: ...
-
-
 class Leadership:
-    """Takes the lock when it is free, and detects its loss. One thread uses it.
+    """Takes the lease when it is free, and detects its loss. One thread uses it.
 
-    `promote` is called after the lock was taken, with the term in which this process leads; `demote` after the lock was
+    `promote` is called after the lease was taken, with the term in which this process leads; `demote` after it was
     found lost or given up.
     """
 
-    def __init__(self, lock: LeaderLock, *, promote: Callable[[Term], None], demote: Callable[[], None]) -> None:
-        self._lock, self._promote, self._demote = lock, promote, demote
+    def __init__(self, lease: LeaderLease, *, promote: Callable[[Term], None], demote: Callable[[], None]) -> None:
+        self._lease, self._promote, self._demote = lease, promote, demote
         self._leads = False
 
     @property
@@ -208,7 +203,7 @@ class Leadership:
     def check(self) -> bool:
         """Ask the database once, and act on a change; returns whether this process leads.
 
-        A broken connection is a lost lock.
+        A database that does not answer is a lost lease.
         """
         if not self._leads:
             term = self._try()
@@ -216,22 +211,22 @@ class Leadership:
                 self._leads = True
                 log.info("leading", extra={"action": "leader_elected", "term": term.number})
                 self._promote(term)
-        elif not self._lock.is_held():
+        elif not self._lease.is_held():
             self._leads = False
-            log.warning("lost the leader's lock", extra={"action": "leader_lost"})
+            log.warning("lost the leader's lease", extra={"action": "leader_lost"})
             self._demote()
         return self._leads
 
     def resign(self) -> None:
-        """Stop leading, then release the lock, so that another process starts only after this one has stopped."""
+        """Stop leading, then give the lease up, so that another process starts only after this one has stopped."""
         if self._leads:
             self._leads = False
             self._demote()
-        self._lock.release()
+        self._lease.release()
 
     def _try(self) -> Term | None:
         try:
-            return self._lock.begin_term() if self._lock.try_acquire() else None
+            return self._lease.begin_term() if self._lease.try_acquire() else None
         except StoreError as error:
             log.warning("%s", error.message, extra={"action": "leader_check_failed", "code": error.code})
             return None

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from alphaloop.console.remembered import Remembered
 from alphaloop.store.incidents import IncidentKind
 from scheduler.causes import Cause
-from scheduler.facts import SentProbes
+from scheduler.probing import SentProbes
 from scheduler.report.data import DriftReport
 
 BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -60,7 +60,7 @@ class SchedulerMetrics:
         )
         self._last = Gauge(f"{prefix}_last_success_timestamp_seconds", "When the last run succeeded", registry=registry)
         self._pause = Gauge(f"{prefix}_longest_pause_seconds", "Longest time between two due runs", registry=registry)
-        self._leader = Gauge(f"{prefix}_is_leader", "1 while this process holds the lock", registry=registry)
+        self._leader = Gauge(f"{prefix}_is_leader", "1 while this process leads", registry=registry)
         self._missed = Counter(f"{prefix}_missed_ticks", "Ticks that came too late to run", registry=registry)
         self._probes = Counter(f"{prefix}_probe_jobs", "Probes and controls sent", ["task"], registry=registry)
         self._budget = Gauge(f"{prefix}_probe_budget_seconds", "Device time a run's probes may take", registry=registry)

@@ -1,31 +1,45 @@
-"""The jobs of a measurement.
+"""The jobs of probes, and the watch over exactness: each probe is compared with its control, token by token.
 
 A probe is an ordinary job on the task's topic, greedy, with the drafter that it names and the k of its probe set,
 whatever k is in force, because α_i moves a little with k. Its control is the same prompt decoded vanilla. In place of a
-probe, a drafter may be scored on the control's text (alphaloop.probe_plan). Drafters that are not in use are
-measured too, so that they can come back.
+probe, a drafter may be scored on the control's text (alphaloop.probe_plan). Drafters that are not in use are measured
+too, so that they can come back.
+
+Speculative decoding promises the target's own text. A greedy probe and its control are the same prompt, decoded with a
+drafter and without, so their tokens are equal. Passes of another width round differently. Where the target's two best
+choices are almost equal, rounding may swap them, and the texts part from there; both are right. A third choice may be
+as near as the second, and the engine tells only the second, so no difference at such a place proves anything. Every
+other difference is an incident: one is enough, no statistic is needed.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from alphaloop.messages import Body, Decoding, Job, Purpose, encode_job, payload_digest
-from alphaloop.messages.topics import jobs_topic
-from alphaloop.probe_plan import DueProbe, ProbePlanner, decoded_positions
+from alphaloop.messages import Body, Decoding, Job, Purpose
+from alphaloop.probe_plan import DueProbe, ProbePlan, decoded_positions
 from alphaloop.probes import DecodedText, ProbeSet, TextPair
-from alphaloop.settings import SchedulerSettings
 from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore, OpenIncident
 from alphaloop.store.probe_texts import ProbeTextStore
-from alphaloop.store.probes import ProbeRun, ProbeStore
-from scheduler.facts import SentProbes
 
 MAX_JOB_ID_CHARS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class SentProbes:
+    """The probes that were due and those that were sent."""
+
+    plan: ProbePlan = field(default_factory=ProbePlan)
+    num_jobs_by_task: Mapping[str, int] = field(default_factory=dict)  #: probes and controls
+
+    @property
+    def num_jobs(self) -> int:
+        """Probes and controls."""
+        return sum(self.num_jobs_by_task.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,25 +123,21 @@ class Watched:
     num_closed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ExactnessWatch:
-    """Compares what was decoded since the last run; opens incidents, and closes those that later probes disprove."""
+def compare_new(texts: ProbeTextStore, incidents: IncidentStore, now: datetime) -> Watched:
+    """Compare every pair once that was decoded since the last run. Opens incidents, closes those that are disproved.
 
-    texts: ProbeTextStore
-    incidents: IncidentStore
-
-    def compare_new(self, now: datetime) -> Watched:
-        """Compare every new pair once. An incident is over when its task and drafter are compared again without one."""
-        pairs = self.texts.uncompared(now - _LOOK_BACK)
-        found = [incident for pair in pairs for incident in examine(pair)]
-        over = disproved(self.incidents.open_incidents(), pairs, found)
-        self.incidents.close([one.id for one in over], now)
-        num_opened = self.incidents.open(merged(found), now)
-        self.texts.mark_compared([pair.probe.job_id for pair in pairs], now)
-        comparable = [pair for pair in pairs if pair.is_comparable]
-        num_equal = sum(pair.is_equal for pair in comparable)
-        num_wrong = sum(one.kind is IncidentKind.WRONG_TEXT for one in found)
-        return Watched(len(comparable), num_equal, len(comparable) - num_equal - num_wrong, num_opened, len(over))
+    An incident is over when its task and drafter are compared again without one.
+    """
+    pairs = texts.uncompared(now - _LOOK_BACK)
+    found = [incident for pair in pairs for incident in examine(pair)]
+    over = disproved(incidents.open_incidents(), pairs, found)
+    incidents.close([one.id for one in over], now)
+    num_opened = incidents.open(merged(found), now)
+    texts.mark_compared([pair.probe.job_id for pair in pairs], now)
+    comparable = [pair for pair in pairs if pair.is_comparable]
+    num_equal = sum(pair.is_equal for pair in comparable)
+    num_wrong = sum(one.kind is IncidentKind.WRONG_TEXT for one in found)
+    return Watched(len(comparable), num_equal, len(comparable) - num_equal - num_wrong, num_opened, len(over))
 
 
 def examine(pair: TextPair) -> list[Incident]:
@@ -209,74 +219,3 @@ def _incident(kind: IncidentKind, decoded: DecodedText, sentence: str, evidence:
         sentence,
         evidence,
     )
-
-
-HEADERS = (("content-type", b"application/json"),)
-
-
-class Sender(Protocol):
-    """The part of alphaloop.kafka.Producer that is used."""
-
-    def send(
-        self, topic: str, *, key: bytes | None, value: bytes | None, headers: Sequence[tuple[str, bytes]] = ...
-    ) -> None:
-        """Hand one message over."""
-
-    def flush(self, timeout_s: float) -> None:
-        """Wait until all are acknowledged; raises DeliveryFailed."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeSender:
-    """Sends what is planned."""
-
-    planner: ProbePlanner
-    probes: ProbeStore
-    sender: Sender
-    settings: SchedulerSettings
-    flush_timeout_s: float
-
-    def send_due(self, *, schedule_id: str, scheduled_for: datetime, now: datetime) -> SentProbes:
-        """Send one run's probes and controls. Raises DeliveryFailed with nothing marked as sent."""
-        settings = self.settings
-        sets = self.planner.sets()
-        plan = self.planner.plan(sets, now)
-        planned = make_jobs(
-            plan.chosen,
-            sets,
-            scheduled_for,
-            num_prompts=settings.probe_prompts,
-            decoded_share=settings.probe_decoded_share,
-            deadline=now + timedelta(seconds=settings.probe_deadline_s),
-        )
-        self._send(planned, schedule_id, scheduled_for, now)
-        return SentProbes(plan, Counter(p.job.task for p in planned))
-
-    def _send(self, planned: Sequence[PlannedJob], schedule_id: str, scheduled_for: datetime, now: datetime) -> None:
-        if not planned:
-            return
-        self.probes.record(
-            [
-                ProbeRun(
-                    job_id=p.job.job_id,
-                    schedule_id=schedule_id,
-                    scheduled_for=scheduled_for,
-                    task=p.job.task,
-                    probe_set=p.probe_set,
-                    position=p.position,
-                    prompt_id=p.prompt_id,
-                    purpose=p.job.purpose.value,
-                    drafter=p.job.probe_drafter,
-                    num_draft_tokens=p.job.probe_num_draft_tokens,
-                    scored_drafters=p.job.scored_drafters,
-                    payload_sha256=payload_digest(p.job),
-                )
-                for p in planned
-            ]
-        )
-        for p in planned:
-            self.sender.send(
-                jobs_topic(p.job.task), key=p.job.job_id.encode(), value=encode_job(p.job), headers=HEADERS
-            )
-        self.sender.flush(self.flush_timeout_s)
-        self.probes.mark_sent([p.job.job_id for p in planned], now)

@@ -53,7 +53,7 @@ def register(
     _put_in_use(settings, task, bodies, num_draft_tokens, max_tokens, ProbeSource.FILE)
 
 
-def draw_prompts(
+def draw(
     context: typer.Context,
     task: str = typer.Option(help="The task whose jobs are drawn from."),
     prompts: int = typer.Option(40, min=2, help="How many prompts to draw."),

@@ -12,7 +12,6 @@ from typing import Final
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import percent
 from alphaloop.clustered_share import consecutive_runs, share_interval
-from alphaloop.deciding.decision import NOT_A_CHOICE
 from alphaloop.measurements import DecodedJob, ProbeResult, TaskSpend
 from alphaloop.probe_plan import Measurement
 from alphaloop.settings.report import ReportSettings
@@ -25,11 +24,10 @@ from alphaloop.switchback.reliability import by_drafter, reliability
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.causes import Cause
-from scheduler.counts import RunCounts
-from scheduler.facts import SentProbes, SettingInForce
-from scheduler.flagging import Flagged
+from scheduler.counts import RunCounts, SettingInForce
+from scheduler.events import Flagged
 from scheduler.probe_history import ProbeSetup, differences
-from scheduler.probing import Watched
+from scheduler.probing import SentProbes, Watched
 from scheduler.report.data import (
     CostLine,
     DecodedLine,
@@ -152,7 +150,6 @@ def _task_line(
     counts: RunCounts, figures: TaskFigures, choice: SettingInForce | None, measured: TaskSpeedup | None
 ) -> TaskLine:
     task = figures.task
-    choice = choice or _choice_seen(counts, task)
     drafter = choice.drafter if choice and choice.drafter else _most_tried(counts, task)
     line = TaskLine(
         task=task,
@@ -201,22 +198,6 @@ def _of_probes(counts: RunCounts, task: str, drafter: str) -> dict[str, object]:
         "alpha": Estimate.of(found.alpha) if found.alpha else None,
         "alpha_num_draft_tokens": tuple(sorted({probe.num_draft_tokens for probe in probes})),
     }
-
-
-def _choice_seen(counts: RunCounts, task: str) -> SettingInForce | None:
-    """The setting of the newest job of a task, for tasks without a logged decision."""
-    seen = [
-        (job, stream)
-        for stream, jobs in counts.streams.items()
-        if stream.task == task
-        for job in jobs[-1:]
-        if job.reason not in NOT_A_CHOICE
-    ]
-    if not seen:
-        return None
-    job, stream = max(seen, key=lambda s: s[0].decoded_at)
-    mode = "speculative" if stream.drafter else "vanilla"
-    return SettingInForce(mode, stream.drafter or None, job.num_draft_tokens, job.reason, "")
 
 
 def _most_tried(counts: RunCounts, task: str) -> str | None:

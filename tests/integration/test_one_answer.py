@@ -17,7 +17,7 @@ from sqlalchemy import text
 from alphaloop.acceptance import Interval
 from alphaloop.demo.display import final_table
 from alphaloop.explaining.explanation import next_jobs
-from alphaloop.settings import SchedulerSettings, TaskSettings, load_settings
+from alphaloop.settings import PolicySettings, SchedulerSettings, Settings, TaskSettings, load_settings
 from alphaloop.store.database import Database
 from alphaloop.store.overview import Overview, TaskNow
 from alphaloop.store.reports import ReportStore
@@ -60,13 +60,14 @@ class Asked:
         Scheduler(
             self.database,
             Broker(),
-            SchedulerSettings(),
-            tasks={task: TaskSettings() for task in NUM_JOBS},
-            report_folder=self._folder,
+            Settings(
+                tasks={task: TaskSettings() for task in NUM_JOBS},
+                scheduler=SchedulerSettings(report_folder=self._folder),
+                policy=PolicySettings(change_jobs=1000.0),
+            ),
             owner="test",
             metrics=self.metrics,
             message_retention=lambda: timedelta(days=7),
-            change_jobs=1000.0,
             next_jobs=lambda figures, now: next_jobs(self.database, load_settings(None), figures, now),
         ).run_once(datetime.now(UTC))
 

@@ -18,7 +18,7 @@ from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Mode, Purpose, parse_job
 from alphaloop.messages.dead_letter import Origin
 from alphaloop.probe_plan import ProbePlanner, Why
-from alphaloop.settings import PolicySettings, ReportSettings, SchedulerSettings, TaskSettings
+from alphaloop.settings import PolicySettings, ReportSettings, SchedulerSettings, Settings, TaskSettings
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
@@ -82,14 +82,15 @@ def make(database: Database, outbox: Outbox, tmp_path: Path) -> Make:
         return Scheduler(
             database,
             outbox,
-            SchedulerSettings.model_validate(settings),
-            tasks=tasks or {"code": TaskSettings(), "sql": TaskSettings()},
-            report_folder=tmp_path / "reports",
+            Settings(
+                data_dir=tmp_path,
+                tasks=tasks or {"code": TaskSettings(), "sql": TaskSettings()},
+                scheduler=SchedulerSettings.model_validate(settings),
+                report=prices or ReportSettings(),
+            ),
             owner="test",
             metrics=metrics or SchedulerMetrics(),
             message_retention=lambda: timedelta(days=7),
-            change_jobs=PolicySettings().change_jobs,
-            prices=prices,
         )
 
     return build

@@ -24,8 +24,8 @@ from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.expectation import Expected
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from alphaloop.switchback.wording import figure, load, reason_word, sentence
-from scheduler.facts import SentProbes
 from scheduler.metrics import EXPECTATION, SPEEDUP, SchedulerMetrics
+from scheduler.probing import SentProbes
 from scheduler.report.build import expectation_lines
 from scheduler.report.data import DriftReport, MeasuredLine, TaskLine
 from scheduler.report.pages import render_page

@@ -20,7 +20,7 @@ from alphaloop.deciding.goodput import Alternative
 from alphaloop.demo.display import final_table
 from alphaloop.explaining.explanation import next_jobs, tasks_now
 from alphaloop.messages import Mode
-from alphaloop.settings import SchedulerSettings, Settings, TaskSettings, load_settings
+from alphaloop.settings import PolicySettings, SchedulerSettings, Settings, TaskSettings, load_settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
@@ -71,13 +71,14 @@ def report_line(database: Database, settings: Settings, folder: Path) -> dict[st
     Scheduler(
         database,
         Broker(),
-        SchedulerSettings(),
-        tasks={"chat": TaskSettings()},
-        report_folder=folder,
+        Settings(
+            tasks={"chat": TaskSettings()},
+            scheduler=SchedulerSettings(report_folder=folder),
+            policy=PolicySettings(change_jobs=1000.0),
+        ),
         owner="test",
         metrics=SchedulerMetrics(),
         message_retention=lambda: timedelta(days=7),
-        change_jobs=1000.0,
         next_jobs=lambda figures, now: next_jobs(database, settings, figures, now),
     ).run_once(datetime.now(UTC))
     with database.begin() as connection:

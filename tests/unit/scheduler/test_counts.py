@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from alphaloop.measurements import DecodedJob, Stream
-from scheduler.counts import RunCounts
-from scheduler.facts import SettingInForce
+from scheduler.counts import RunCounts, SettingInForce
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 FORCED = Stream("code", "target", "engine", "greedy", "lookup", "r1")

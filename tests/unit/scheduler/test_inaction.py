@@ -11,9 +11,9 @@ from alphaloop.acceptance import Interval
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import Subject, TaskSpeedup
 from scheduler.causes import Cause, DriftFinding
+from scheduler.counts import SettingInForce
 from scheduler.drift.watching import State
 from scheduler.events import TaskPace, lost_tokens_per_s
-from scheduler.facts import SettingInForce
 from tests.fixtures.causes import SUBJECT, day, jobs
 
 FELL = DriftFinding(SUBJECT, Cause.FAULT, "It fell.", "Look.", day(8), day(9), jobs(), None, None)

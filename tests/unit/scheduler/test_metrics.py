@@ -6,8 +6,8 @@ import math
 from datetime import timedelta
 from typing import Final
 
-from scheduler.facts import SentProbes
 from scheduler.metrics import SchedulerMetrics
+from scheduler.probing import SentProbes
 from scheduler.report.data import DriftReport
 from tests.fixtures.reports import AT, empty, full
 
