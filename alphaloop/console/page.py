@@ -12,8 +12,9 @@ from pydantic_core import to_jsonable_python
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from alphaloop.console import drawing, wording
+from alphaloop.console import wording
 from alphaloop.errors import AlphaloopError
+from alphaloop.pages import drawing
 from alphaloop.pages.templates import environment
 from alphaloop.wording import json_text
 

@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from alphaloop.console import drawing, wording
+from alphaloop.console import wording
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Failure, Result, Status
+from alphaloop.pages import drawing
 from alphaloop.pages.templates import environment
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database

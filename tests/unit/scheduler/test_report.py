@@ -68,7 +68,8 @@ def test_the_page_is_whole_and_self_contained(report: DriftReport) -> None:
 def test_plots_are_light_or_dark_with_their_page() -> None:
     html = render_page(full())
     plots = "".join(re.findall(r"<svg.*?</svg>", html, re.DOTALL))
-    assert set(re.findall(r"(?:fill|stroke): ([^;\"]+)", plots)) <= {
+    assert not re.findall(r"(?:fill|stroke|style)\b", plots), "their colours are the style's"
+    assert set(re.findall(r"\.plot[^{]*\{[^}]*?(?:fill|stroke): ([^;]+);", html)) <= {
         "none",
         *(f"var(--{name})" for name in ("ink", "muted", "line", "blue", "green", "grey", "paper")),
     }
@@ -94,15 +95,6 @@ def test_plots_have_a_text_for_those_who_cannot_see_them() -> None:
     assert "code: traffic 0.50 to 0.50, probes 0.50 to 0.50, target, draft changed 2026-11-21 11:00 UTC" in labels[1]
     assert labels[2] is not None
     assert "code 0.90, 1 of 2 held" in labels[2]
-
-
-def test_the_ids_of_two_plots_do_not_clash() -> None:
-    ids = [attrs["id"] for _, attrs in Page(render_page(full())).tags if attrs.get("id")]
-    assert len(ids) > 50
-    assert len(ids) == len(set(ids))
-    referred = set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", render_page(full())))
-    assert referred
-    assert referred <= set(ids)
 
 
 @pytest.mark.parametrize("report", [full(), empty()], ids=["full", "empty"])
