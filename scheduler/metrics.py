@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import time
-from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -155,7 +155,7 @@ class SchedulerMetrics:
         self._last.set(report.created_at.timestamp())
         self._budget.set(report.probe_budget_device_s)
         self._stale.set(sum(1 for draft in report.drafts if draft.status == "stale"))
-        found = Tally((line.cause, line.acknowledged_by is not None) for line in report.drift)
+        found = collections.Counter((line.cause, line.acknowledged_by is not None) for line in report.drift)
         for cause in Cause:
             self._drift.labels(cause.value, "no").set(found[cause, False])
             self._drift.labels(cause.value, "yes").set(found[cause, True])
@@ -169,7 +169,7 @@ class SchedulerMetrics:
         self._set_figures(report)
         self._set_speedups(report)
         self._set_expectations(report)
-        incidents_by_kind = Tally(line.kind for line in report.incidents)
+        incidents_by_kind = collections.Counter(line.kind for line in report.incidents)
         for kind in IncidentKind:
             self._incidents.labels(kind.value).set(incidents_by_kind[kind])
 

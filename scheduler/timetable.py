@@ -1,4 +1,7 @@
-"""When runs are due: at every interval, or by a cron expression. UTC, the same times for every scheduler."""
+"""When runs are due, and what calls them then: APScheduler, in memory.
+
+At every interval, or by a cron expression; in UTC, the same times for every scheduler.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""From counts, choices and findings to the report."""
+"""From counts, choices and findings to the report as data. Pure.
+
+Besides the lines of tasks, events, probes and drafts: acceptance over time and when the revisions behind it changed,
+expected beside measured speed-ups, what speculation saved, what jobs cost, and when nothing was measured.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +51,10 @@ from scheduler.report.data import (
     TaskHistory,
     TaskLine,
 )
+
+STEPS: Final = tuple(timedelta(minutes=m) for m in (1, 5, 15, 60, 360, 1440))
+MAX_POINTS: Final = 24
+_HOUR_S: Final = 3600.0
 
 
 def build_report(
@@ -209,15 +217,6 @@ def _most_tried(counts: RunCounts, task: str) -> str | None:
     return max(sorted(tried), key=lambda drafter: tried[drafter], default=None)
 
 
-def _history(counts: RunCounts) -> dict[str, TaskHistory]:
-    found: dict[str, TaskHistory] = {}
-    for task in counts.tasks:
-        drafter = _most_tried(counts, task)
-        if drafter and (history := task_history(counts, task, drafter)):
-            found[task] = history
-    return found
-
-
 def _headline(
     tasks: Sequence[TaskLine],
     drift: Sequence[DriftLine],
@@ -244,8 +243,16 @@ def _headline(
     return f"{sentence}; drift is open on {', '.join(moved)}."
 
 
-STEPS: Final = tuple(timedelta(minutes=m) for m in (1, 5, 15, 60, 360, 1440))
-MAX_POINTS: Final = 24
+# Over time
+
+
+def _history(counts: RunCounts) -> dict[str, TaskHistory]:
+    found: dict[str, TaskHistory] = {}
+    for task in counts.tasks:
+        drafter = _most_tried(counts, task)
+        if drafter and (history := task_history(counts, task, drafter)):
+            found[task] = history
+    return found
 
 
 def task_history(counts: RunCounts, task: str, drafter: str) -> TaskHistory | None:
@@ -302,33 +309,6 @@ def _marks(seen: Iterable[tuple[datetime, ProbeSetup]]) -> Iterable[RevisionMark
         known.append(setup)
 
 
-@dataclass(frozen=True, slots=True)
-class Acceptance:
-    """Acceptance of a set of jobs; None where nothing was tested."""
-
-    num_jobs: int
-    alpha_1: Interval | None
-    alpha: Interval | None
-
-
-@dataclass(frozen=True, slots=True)
-class AlphaAt:
-    """α of one stretch of time."""
-
-    start: datetime
-    num_jobs: int
-    alpha: Interval
-
-
-def acceptance(jobs: Sequence[DecodedJob] | Sequence[ProbeResult]) -> Acceptance:
-    """Pooled over `jobs`, which are in the order of their decoding; runs of consecutive jobs are the clusters."""
-    return Acceptance(
-        num_jobs=len(jobs),
-        alpha_1=share_interval(consecutive_runs([(job.accepts[0], job.trials[0]) for job in jobs if job.trials])),
-        alpha=share_interval(consecutive_runs([(sum(job.accepts), sum(job.trials)) for job in jobs])),
-    )
-
-
 def alpha_over_time(jobs: Sequence[DecodedJob], step: timedelta) -> list[AlphaAt]:
     """α of position 1 by stretches of `step`, oldest first; stretches without a trial are left out."""
     by_start: dict[int, list[DecodedJob]] = {}
@@ -343,6 +323,55 @@ def alpha_over_time(jobs: Sequence[DecodedJob], step: timedelta) -> list[AlphaAt
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class AlphaAt:
+    """α of one stretch of time."""
+
+    start: datetime
+    num_jobs: int
+    alpha: Interval
+
+
+def acceptance(jobs: Sequence[DecodedJob] | Sequence[ProbeResult]) -> PooledAcceptance:
+    """Pooled over `jobs`, which are in the order of their decoding; runs of consecutive jobs are the clusters."""
+    return PooledAcceptance(
+        num_jobs=len(jobs),
+        alpha_1=share_interval(consecutive_runs([(job.accepts[0], job.trials[0]) for job in jobs if job.trials])),
+        alpha=share_interval(consecutive_runs([(sum(job.accepts), sum(job.trials)) for job in jobs])),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PooledAcceptance:
+    """Acceptance of a set of jobs; None where nothing was tested."""
+
+    num_jobs: int
+    alpha_1: Interval | None
+    alpha: Interval | None
+
+
+# Expectations, savings, costs, gaps
+
+
+def expectation_lines(pairs: Iterable[ExpectationPair]) -> tuple[ExpectationLine, ...]:
+    """A line for each task and drafter, in order of their names."""
+    return tuple(_line(its) for its in by_drafter(pairs).values())
+
+
+def _line(pairs: Sequence[ExpectationPair]) -> ExpectationLine:
+    points = tuple(
+        ExpectationPoint(
+            expected=Estimate.of(pair.expected),
+            measured=Estimate.of(pair.measured),
+            is_held=pair.is_held,
+            covers_from=pair.covers_from,
+            covers_to=pair.covers_to,
+        )
+        for pair in pairs
+    )
+    return ExpectationLine(**asdict(reliability(pairs)), points=points)
+
+
 def saved_device_s(measured: TaskSpeedup | None) -> Estimate | None:
     """Device seconds that speculation saved a task in the slices of its speed-up; below 0 they were lost.
 
@@ -355,20 +384,6 @@ def saved_device_s(measured: TaskSpeedup | None) -> Estimate | None:
         return None
     spent_s, found = measured.sequence_s / measured.mean_running, measured.speedup
     return Estimate(mean=spent_s * (found.mean - 1), low=spent_s * (found.low - 1), high=spent_s * (found.high - 1))
-
-
-def gaps(runs: Sequence[datetime], now: datetime, longest_pause: timedelta) -> tuple[GapLine, ...]:
-    """Times without a run that are longer than `longest_pause`, oldest first. `runs` are starts, oldest first."""
-    return tuple(_longer(pairwise((*runs, now)), longest_pause))
-
-
-def _longer(pairs: Iterable[tuple[datetime, datetime]], longest_pause: timedelta) -> Iterable[GapLine]:
-    for before, after in pairs:
-        if after - before > longest_pause:
-            yield GapLine(begins=before, ends=after)
-
-
-_HOUR_S: Final = 3600.0
 
 
 def cost_line(spent: TaskSpend, saved_device_s: Estimate | None, prices: ReportSettings) -> CostLine:
@@ -396,20 +411,12 @@ def _per(cost: float | None, num: int, of: int) -> float | None:
     return cost / num * of if cost is not None and num else None
 
 
-def expectation_lines(pairs: Iterable[ExpectationPair]) -> tuple[ExpectationLine, ...]:
-    """A line for each task and drafter, in order of their names."""
-    return tuple(_line(its) for its in by_drafter(pairs).values())
+def gaps(runs: Sequence[datetime], now: datetime, longest_pause: timedelta) -> tuple[GapLine, ...]:
+    """Times without a run that are longer than `longest_pause`, oldest first. `runs` are starts, oldest first."""
+    return tuple(_longer(pairwise((*runs, now)), longest_pause))
 
 
-def _line(pairs: Sequence[ExpectationPair]) -> ExpectationLine:
-    points = tuple(
-        ExpectationPoint(
-            expected=Estimate.of(pair.expected),
-            measured=Estimate.of(pair.measured),
-            is_held=pair.is_held,
-            covers_from=pair.covers_from,
-            covers_to=pair.covers_to,
-        )
-        for pair in pairs
-    )
-    return ExpectationLine(**asdict(reliability(pairs)), points=points)
+def _longer(pairs: Iterable[tuple[datetime, datetime]], longest_pause: timedelta) -> Iterable[GapLine]:
+    for before, after in pairs:
+        if after - before > longest_pause:
+            yield GapLine(begins=before, ends=after)

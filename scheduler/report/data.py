@@ -1,4 +1,4 @@
-"""What every part of the report is built on: a frozen model, and a figure with its interval."""
+"""The report as data: what goes to `drift-reports` and into Postgres. docs/reference/report.md explains it."""
 
 from __future__ import annotations
 

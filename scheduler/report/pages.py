@@ -1,4 +1,7 @@
-"""The report as one self-contained page: no script, nothing fetched, everything from outside escaped."""
+"""The report as one self-contained page, and the folder of reports: three files a run, `latest.html` and `index.html`.
+
+A page has no script and fetches nothing; everything from outside is escaped.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,11 @@ from scheduler.report.wording import (
     told_changes,
 )
 
+#: Reports that the index lists.
+MAX_ENTRIES: Final = 200
+#: The name of a report's files, of the time in UTC.
+STEM: Final = "drift-report-%Y%m%dT%H%M%SZ"
+
 
 def render_page(report: DriftReport) -> str:
     """The report as HTML."""
@@ -68,16 +76,6 @@ def render_page(report: DriftReport) -> str:
         probe_spend=probe_spend,
         gap_lines=gap_lines,
     )
-
-
-#: Reports that the index lists.
-MAX_ENTRIES: Final = 200
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    heading: ReportHeading
-    name: str  #: of the page's file
 
 
 def _alpha_bars(tasks: Sequence[TaskLine]) -> list[AlphaBar]:
@@ -116,6 +114,12 @@ def _reliability_plot(lines: Sequence[ExpectationLine]) -> Markup | None:
     return ratios_by_task(bars, axis, f"Measured over expected speed-up by task: {told}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    heading: ReportHeading
+    name: str  #: of the page's file
+
+
 def render_index(headings: Sequence[ReportHeading], pages: Collection[str]) -> str:
     """The index as HTML: of `headings`, the newest first, those whose page is among the file names `pages`.
 
@@ -126,10 +130,6 @@ def render_index(headings: Sequence[ReportHeading], pages: Collection[str]) -> s
     entries = [_Entry(one, name) for name, one in reversed(by_name.items()) if name in present][:MAX_ENTRIES]
     page = environment("scheduler.report").get_template("index.html.j2")
     return page.render(entries=entries, num_others=len(present) - len(entries), moment=moment)
-
-
-#: The name of a report's files, of the time in UTC.
-STEM: Final = "drift-report-%Y%m%dT%H%M%SZ"
 
 
 def page_name(created_at: datetime) -> str:

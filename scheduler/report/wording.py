@@ -1,4 +1,4 @@
-"""The report's words, the same in the terminal and on the page."""
+"""The report's sentences, the same in the terminal and on the page; and what changed between two reports. Pure."""
 
 from __future__ import annotations
 
