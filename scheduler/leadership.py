@@ -171,7 +171,7 @@ def _lead_in_turn(
         if notifying is not None:
             notifying.stop(wait=stop.is_set())
 
-    leadership = Leadership(lease, promote=promote, demote=demote)
+    leadership = Leadership(lease, promote=promote, demote=demote, check_s=dials.leader_check_s)
     try:
         with checks.expected():
             while not stop.is_set():
@@ -191,8 +191,16 @@ class Leadership:
     found lost or given up.
     """
 
-    def __init__(self, lease: LeaderLease, *, promote: Callable[[Term], None], demote: Callable[[], None]) -> None:
-        self._lease, self._promote, self._demote = lease, promote, demote
+    def __init__(
+        self,
+        lease: LeaderLease,
+        *,
+        promote: Callable[[Term], None],
+        demote: Callable[[], None],
+        check_s: float = 5.0,
+    ) -> None:
+        """`check_s`: between two renewals of the lease while this process stops leading."""
+        self._lease, self._promote, self._demote, self._check_s = lease, promote, demote, check_s
         self._leads = False
 
     @property
@@ -218,10 +226,17 @@ class Leadership:
         return self._leads
 
     def resign(self) -> None:
-        """Stop leading, then give the lease up, so that another process starts only after this one has stopped."""
+        """Stop leading, then give the lease up, so that another process starts only after this one has stopped.
+
+        To stop takes as long as the run under way. The lease is renewed meanwhile, else that run could not be recorded.
+        """
         if self._leads:
             self._leads = False
-            self._demote()
+            stopping = threading.Thread(target=self._demote, name="resigning")
+            stopping.start()
+            while stopping.is_alive():
+                stopping.join(self._check_s)
+                self._lease.is_held()
         self._lease.release()
 
     def _try(self) -> Term | None:

@@ -295,6 +295,3 @@ def _diamond(point: Point, radius: float, name: str) -> Markup:
 
 def _text(points: Sequence[Point]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-
-
-FOR_TEMPLATES: Final[Mapping[str, Callable[..., Any]]] = {"sparkline": sparkline, "alpha_over_time": alpha_over_time}

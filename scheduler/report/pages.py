@@ -15,14 +15,11 @@ from typing import Final
 
 from markupsafe import Markup
 
-from alphaloop.as_decoded import at_load, drafted_by_load, percent, setting
 from alphaloop.errors import ConfigError
 from alphaloop.files import replace_file
 from alphaloop.pages.drawing import AlphaBar, RatioBar, alpha_by_task, alpha_of_tasks, ratios_by_task
 from alphaloop.pages.templates import environment
 from alphaloop.store.reports import ReportHeading
-from alphaloop.switchback.wording import computed, control, figure, load, ratio, why
-from alphaloop.wording import counted_apart, words
 from scheduler.report.data import DriftReport, ExpectationLine, TaskLine
 from scheduler.report.wording import (
     cost_of_all,
@@ -54,18 +51,6 @@ def render_page(report: DriftReport) -> str:
     return page.render(
         report=report,
         plots=plots,
-        at_load=at_load,
-        drafted_by_load=drafted_by_load,
-        percent=percent,
-        setting=setting,
-        figure=figure,
-        load=load,
-        control=control,
-        computed=computed,
-        counted_apart=counted_apart,
-        ratio=ratio,
-        why=why,
-        words=words,
         costs=costs,
         told_changes=told_changes,
         freshness=freshness,

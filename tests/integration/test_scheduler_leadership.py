@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
@@ -59,6 +60,24 @@ def test_a_resigning_leader_stops_before_the_next_starts(two: tuple[Process, Pro
     first.leadership.check()
     first.leadership.resign()
     assert first.told == ["promoted", "demoted"]
+    assert second.leadership.check()
+
+
+def test_a_run_that_is_finished_at_a_stop_keeps_the_lease(database: Database) -> None:
+    """The stop takes longer than the lease, which is renewed until the run has ended."""
+    second = Process(database, "second")
+    seen: list[bool] = []
+
+    def finish() -> None:
+        for _ in range(8):
+            time.sleep(0.25)
+            seen.append(second.leadership.check())
+
+    lease = LeaderLease(database, "first", lease_s=1.0)
+    first = Leadership(lease, promote=lambda term: None, demote=finish, check_s=0.1)
+    assert first.check()
+    first.resign()
+    assert seen == [False] * 8
     assert second.leadership.check()
 
 
