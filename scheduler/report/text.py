@@ -113,8 +113,12 @@ def _next_jobs(report: DriftReport) -> list[str]:
         if its is not None:
             told += f" {at_load(its)}, {why(line.reason or None, line.drafter, line.measured)}"
         told += f". In the last day {', '.join(found)} running drafted." if found else ""
-        lines += textwrap.wrap(told, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        lines += _item(told)
     return lines
+
+
+def _item(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
 def _fit(cell: str, width: int) -> str:
@@ -127,39 +131,24 @@ def _measured(report: DriftReport) -> list[str]:
         line
         for task in report.tasks
         if task.measured is not None
-        for line in textwrap.wrap(
-            f"{task.task}: {sentence(task.measured.drafter, task.measured)}",
-            WIDTH,
-            initial_indent="  ",
-            subsequent_indent="    ",
-        )
+        for line in _item(f"{task.task}: {sentence(task.measured.drafter, task.measured)}")
     ]
     return lines or ["  no verdict yet: no slice of the switchback experiment was recorded in the last day"]
 
 
 def _expectations(report: DriftReport) -> list[str]:
-    return [
-        line
-        for one in report.expectations
-        for line in textwrap.wrap(
-            f"{one.task}: {expectations(one)}", WIDTH, initial_indent="  ", subsequent_indent="    "
-        )
-    ]
+    return [line for one in report.expectations for line in _item(f"{one.task}: {expectations(one)}")]
 
 
 def _saved(report: DriftReport) -> list[str]:
-    return [
-        line
-        for task in report.tasks
-        for line in textwrap.wrap(f"{task.task}: {saved(task)}", WIDTH, initial_indent="  ", subsequent_indent="    ")
-    ]
+    return [line for task in report.tasks for line in _item(f"{task.task}: {saved(task)}")]
 
 
 def _cost(report: DriftReport) -> list[str]:
     told = [cost_of_all(report)]
     if report.device_cost_per_hour is not None:
         told += [f"{task.task}: {cost_of_jobs(task, report.currency)}" for task in report.tasks]
-    return [line for one in told for line in textwrap.wrap(one, WIDTH, initial_indent="  ", subsequent_indent="    ")]
+    return [line for one in told for line in _item(one)]
 
 
 def _drift(report: DriftReport) -> list[str]:
@@ -172,7 +161,7 @@ def _drift(report: DriftReport) -> list[str]:
             f"{line.id}. {line.task}, {line.drafter}: {words(line.cause)}, {line.state}, "
             f"since {line.opened_at:%Y-%m-%d %H:%M} UTC; {costs(line)}"
         )
-        lines += textwrap.wrap(head, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        lines += _item(head)
         for told in (line.verdict, line.action):
             lines += textwrap.wrap(told, WIDTH, initial_indent="    ", subsequent_indent="    ")
     return [*lines, changed]
@@ -183,7 +172,7 @@ def _incidents(report: DriftReport) -> list[str]:
     for one in report.incidents:
         since = f"since {one.opened_at:%Y-%m-%d %H:%M} UTC, {one.num_jobs} jobs"
         told = f"{one.kind.replace('_', ' ')}, {since}: {one.sentence}"
-        lines += textwrap.wrap(told, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        lines += _item(told)
     return lines
 
 
@@ -200,9 +189,7 @@ def _probes(report: DriftReport) -> list[str]:
     if report.probes_waiting:
         waiting = ", ".join(f"{line.task} {line.drafter}" for line in report.probes_waiting)
         budget = f"of {report.probe_budget_device_s:.0f} device seconds"
-        lines += textwrap.wrap(
-            f"Held back by the budget {budget}: {waiting}.", WIDTH, initial_indent="  ", subsequent_indent="    "
-        )
+        lines += _item(f"Held back by the budget {budget}: {waiting}.")
     return [
         *(lines or ["  None was due: every drafter of a task with a probe set has fresh evidence."]),
         f"  {probe_spend(report)}",
@@ -214,5 +201,5 @@ def _drafts(report: DriftReport) -> list[str]:
     for d in report.drafts:
         why = f": {d.status_reason}" if d.status_reason else ""
         draft_line = f"{d.drafter} {d.draft_revision} for target {d.target_revision}: {d.status}{why}"
-        lines += textwrap.wrap(draft_line, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        lines += _item(draft_line)
     return lines or ["  No worker has registered one."]

@@ -1,4 +1,4 @@
-"""Events open, are explained and confirmed, close by evidence, and come back."""
+"""What becomes of drift events and drafts, and what a fall costs while nobody acts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+import pytest
+
+from alphaloop.acceptance import Interval
 from alphaloop.measurements import DriftSubject
+from alphaloop.store.drafts import DraftStatus
 from alphaloop.store.drift_events import DriftEvent, EventChange, EventState
-from scheduler.causes import DrafterEvidence, Judged, explain
+from alphaloop.switchback.speedup import Verdict
+from alphaloop.switchback.task_speedup import Subject, TaskSpeedup
+from scheduler.causes import Cause, DrafterEvidence, DriftFinding, Judged, explain
+from scheduler.counts import SettingInForce
 from scheduler.drift.watching import State, TrafficVerdict
-from scheduler.events import event_changes
-from scheduler.probe_history import ProbeHistory
-from tests.fixtures.causes import FIRST, day, evidence, history, jobs, measured
+from scheduler.events import TaskPace, event_changes, lost_tokens_per_s, status_changes
+from scheduler.probe_history import ProbeHistory, ProbeSetup
+from tests.fixtures.causes import FIRST, MARGIN, SUBJECT, day, evidence, history, jobs, measured
 
 HIGH, LOW = [16, 15, 17, 16, 15, 16], [8, 7, 9, 8, 7, 8]
 TARGET_2 = replace(FIRST, target_revision="target-2")
@@ -163,3 +170,126 @@ def test_what_was_found_of_a_level_that_is_accepted_meanwhile_opens_nothing() ->
     assert ledger.run(fallen, day(2)) == [], "the run began before"
     assert ledger.run(fallen, day(4)) == [EventState.OPENED], "a finding after it is another event"
     assert [event.num_reopened for event in ledger.events] == [0, 0]
+
+
+FELL = DriftFinding(SUBJECT, Cause.FAULT, "It fell.", "Look.", day(8), day(9), jobs(), None, None)
+SPECULATIVE = SettingInForce("speculative", "small", 3, "faster", "")
+VANILLA = SettingInForce("vanilla", None, 0, "not_faster", "")
+
+
+def speedup(mean: float, since: datetime, drafter: str = "small") -> TaskSpeedup:
+    subject = Subject("code", "greedy", "target-1", "engine-1", "host", "cpu", drafter, "draft-1")
+    bounds = Interval(mean, mean - 0.1, mean + 0.1)
+    return TaskSpeedup(
+        subject,
+        min_num_draft_tokens=3,
+        max_num_draft_tokens=3,
+        mean_running=4.0,
+        mean_context=200.0,
+        num_tokens=1000,
+        sequence_s=10.0,
+        num_blocks=12,
+        num_control_rounds=100,
+        control_share=0.05,
+        speedup=bounds,
+        verdict=Verdict.FASTER,
+        covers_from=since,
+        covers_to=since,
+        computed_at=since,
+    )
+
+
+def test_measured_speed_ups_are_taken_where_both_are_known() -> None:
+    pace = TaskPace(100.0, SPECULATIVE, speedup(1.8, day(7)), speedup(1.2, day(9.5)))
+    assert lost_tokens_per_s(FELL, pace) == pytest.approx(50.0)
+
+
+def test_a_task_that_is_vanilla_now_loses_the_whole_speed_up() -> None:
+    assert lost_tokens_per_s(FELL, TaskPace(100.0, VANILLA, speedup(1.8, day(7)), None)) == pytest.approx(80.0)
+
+
+@pytest.mark.parametrize("now", [None, speedup(1.2, day(8.5)), speedup(1.2, day(9.5), "lookup")])
+def test_the_expected_speed_ups_stand_in_for_one_that_was_not_measured_since(now: TaskSpeedup | None) -> None:
+    before, after = (sum(alpha**i for i in range(4)) for alpha in (0.7, 0.5))
+    found = lost_tokens_per_s(FELL, TaskPace(100.0, SPECULATIVE, speedup(1.8, day(7)), now))
+    assert found == pytest.approx(100 * (before / after - 1))
+
+
+@pytest.mark.parametrize(
+    "pace",
+    [
+        TaskPace(0.0, SPECULATIVE, None, None),
+        TaskPace(100.0, None, None, None),
+        TaskPace(100.0, VANILLA, None, None),
+        TaskPace(100.0, replace(SPECULATIVE, drafter="lookup"), speedup(1.8, day(7), "lookup"), None),
+    ],
+)
+def test_thin_evidence_is_not_known(pace: TaskPace) -> None:
+    assert lost_tokens_per_s(FELL, pace) is None
+
+
+def test_a_rise_costs_nothing() -> None:
+    rose = replace(FELL, traffic=jobs(State.ROSE, (0.2, 0.15, 0.25)))
+    assert lost_tokens_per_s(rose, TaskPace(100.0, SPECULATIVE, None, None)) == 0.0
+
+
+STATUS_2 = ("small", "draft-1", "target-2")
+
+
+def judged(probes: ProbeHistory) -> Judged:
+    found = evidence(probes=probes)
+    subject = replace(found.subject, task=probes.task)
+    return Judged(replace(found, subject=subject), (), (), tuple(probes.steps()))
+
+
+@pytest.mark.parametrize(
+    ("status", "accepts", "becomes"),
+    [
+        (DraftStatus.ACTIVE, LOW, DraftStatus.STALE),
+        (DraftStatus.ACTIVE, [15, 14, 16, 15, 14, 15], None),  # a flag, but no reason to do without it
+        (DraftStatus.STALE, LOW, None),
+        (DraftStatus.STALE, [10, 16, 11, 16, 15, 14], None),  # not shown to be back
+        (DraftStatus.STALE, HIGH, DraftStatus.ACTIVE),
+        (DraftStatus.RETIRED, LOW, None),
+    ],
+)
+def test_a_status_changes_by_evidence(status: DraftStatus, accepts: list[int], becomes: DraftStatus | None) -> None:
+    one = judged(history(measured(0, HIGH), measured(1, LOW, TARGET_2), measured(2, accepts, TARGET_2)))
+    found = status_changes([one], {STATUS_2: status}, 0.1)
+    assert [change.status for change in found] == ([becomes] if becomes else [])
+
+
+def test_a_worse_new_draft_is_stale_from_its_first_probes() -> None:
+    new = ProbeSetup("target-1", "draft-2", "engine-1")
+    one = judged(history(measured(0, HIGH), measured(1, LOW, new)))
+    (change,) = status_changes([one], {("small", "draft-2", "target-1"): DraftStatus.ACTIVE}, 0.1)
+    assert (change.draft_revision, change.status) == ("draft-2", DraftStatus.STALE)
+    assert change.reason == "alpha_1 fell by 0.40 (0.40 to 0.40) on 6 probe prompts of 1 task"
+
+
+@pytest.mark.parametrize(
+    "after", [FIRST, replace(FIRST, engine="engine-2"), ProbeSetup("target-2", "draft-1", "engine-2")]
+)
+def test_a_fault_or_another_engine_makes_no_draft_stale(after: ProbeSetup) -> None:
+    one = judged(history(measured(0, HIGH), measured(1, LOW, after)))
+    draft = ("small", after.draft_revision, after.target_revision)
+    assert status_changes([one], {draft: DraftStatus.ACTIVE}, 0.1) == []
+
+
+def test_a_status_is_judged_over_all_tasks() -> None:
+    def task(name: str, accepts: list[int]) -> Judged:
+        return judged(history(measured(0, HIGH, task=name), measured(1, accepts, TARGET_2, task=name), task=name))
+
+    statuses = {STATUS_2: DraftStatus.ACTIVE}
+    many = [task("code", [12] * 6), *(task(name, HIGH) for name in ("sql", "rag", "math", "chat"))]
+    assert status_changes(many, statuses, 0.1) == []
+    assert len(status_changes(many[:1], statuses, 0.1)) == 1
+
+
+def test_nothing_is_known_of_a_draft_that_was_measured_once() -> None:
+    assert (
+        status_changes(
+            [judged(history(measured(0, LOW)))], {("small", "draft-1", "target-1"): DraftStatus.ACTIVE}, MARGIN
+        )
+        == []
+    )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from alphaloop.acceptance import Interval
 from scheduler.drift.watching import State
-from scheduler.probe_history import ProbeSetup, differences
-from tests.fixtures.causes import FIRST, day, history, measured
+from scheduler.probe_history import ProbeSetup, PromptPair, alpha_change, compare, differences, state_of
+from tests.fixtures.causes import FIRST, MARGIN, day, history, measured
 
 TARGET_2 = replace(FIRST, target_revision="target-2")
 HIGH, LOW = [16, 15, 17, 16, 15, 16], [8, 7, 9, 8, 7, 8]
@@ -107,3 +111,94 @@ def test_nothing_tested_is_no_measurement() -> None:
     silent = [replace(result, trials=(), accepts=()) for result in measured(3, HIGH)]
     assert len(history(measured(0, HIGH), silent).measurements) == 1
     assert history(silent).newest is None
+
+
+changes = st.floats(-1, 1).flatmap(
+    lambda mean: st.tuples(st.just(mean), st.floats(-1, mean), st.floats(mean, 1)).map(lambda t: Interval(*t))
+)
+
+
+@given(changes)
+def test_a_verdict_is_never_bolder_than_its_interval(change: Interval) -> None:
+    state = state_of(change, MARGIN)
+    if state is State.STEADY:
+        assert -MARGIN <= change.low <= change.high <= MARGIN
+    if state is State.FELL:
+        assert change.high < 0
+        assert change.mean < -MARGIN
+    mirrored = state_of(Interval(-change.mean, -change.high, -change.low), MARGIN)
+    assert (state is State.FELL) == (mirrored is State.ROSE)
+    assert (state is State.STEADY) == (mirrored is State.STEADY)
+
+
+@pytest.mark.parametrize(
+    ("change", "state"),
+    [
+        ((-0.088, -0.127, -0.048), State.FELL),  # a review found it told as steady
+        ((-0.21, -0.5, 0.08), State.TOO_LITTLE),  # .80 then, .59 now, over four prompts
+        ((0.0, -0.03, 0.03), State.STEADY),
+        ((-0.03, -0.055, -0.005), State.TOO_LITTLE),
+        ((0.2, 0.1, 0.3), State.ROSE),
+    ],
+)
+def test_verdicts(change: tuple[float, float, float], state: State) -> None:
+    assert state_of(Interval(*change), MARGIN) is state
+
+
+def test_only_shared_prompts_at_the_same_k_are_compared() -> None:
+    found = history(
+        measured(0, [16, 16, 16]), measured(1, [16, 4], first_prompt=2), measured(2, [4] * 3, num_draft_tokens=5)
+    )
+    first, second, third = found.measurements
+    over = compare("code", "small", first, second, MARGIN)
+    assert (over.num_prompts, over.state) == (1, State.TOO_LITTLE)
+    none = compare("code", "small", first, third, MARGIN)
+    assert (none.num_prompts, none.change, none.state) == (0, None, State.TOO_LITTLE)
+
+
+def test_the_same_counts_again_are_steady() -> None:
+    one, two = history(measured(0, [16, 9, 12, 20]), measured(1, [16, 9, 12, 20])).measurements
+    assert compare("code", "small", one, two, MARGIN).state is State.STEADY
+
+
+def test_the_same_fall_on_every_prompt_has_no_spread() -> None:
+    change = alpha_change([PromptPair(10, 8, 10, 5)] * 4)
+    assert change is not None
+    assert change.mean == pytest.approx(-0.3)
+    assert (change.low, change.high) == (pytest.approx(-0.3), pytest.approx(-0.3))
+
+
+def test_one_prompt_says_nothing_about_the_spread() -> None:
+    change = alpha_change([PromptPair(10, 8, 10, 5)])
+    assert change is not None
+    assert (change.low, change.high) == (-1.0, 1.0)
+
+
+def test_without_trials_there_is_no_change() -> None:
+    assert alpha_change([]) is None
+    assert alpha_change([PromptPair(5, 4, 0, 0)]) is None
+
+
+def test_two_prompts_by_hand() -> None:
+    # Changes -.02 and -.04 with equal trials: mean -.03, standard error .01, Student's t(1) is 12.7062.
+    change = alpha_change([PromptPair(100, 80, 100, 78), PromptPair(100, 80, 100, 76)])
+    assert change is not None
+    assert change.mean == pytest.approx(-0.03)
+    assert change.high == pytest.approx(-0.03 + 0.127062, rel=1e-5)
+    assert change.low == pytest.approx(-0.03 - 0.127062, rel=1e-5)
+
+
+def test_the_interval_covers_the_true_change(rng: random.Random, seed: int) -> None:
+    covered, repeats = 0, 400
+    for _ in range(repeats):
+        pairs = []
+        for _ in range(8):
+            alpha = rng.uniform(0.5, 0.9)
+            before = sum(rng.random() < alpha for _ in range(20))
+            after = sum(rng.random() < alpha - 0.1 for _ in range(20))
+            pairs.append(PromptPair(20, before, 20, after))
+        change = alpha_change(pairs)
+        assert change is not None
+        covered += change.low <= -0.1 <= change.high
+    print(f"seed {seed}: {covered / repeats:.1%} of 95 % intervals hold the true change")
+    assert covered / repeats > 0.90
