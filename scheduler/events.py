@@ -209,11 +209,7 @@ def _traffic(verdict: TrafficVerdict) -> dict[str, Any]:
         "segment": verdict.segment,
         "num_jobs_before": verdict.num_jobs_before,
         "num_jobs_after": verdict.num_jobs_after,
-        "trials_before": verdict.trials_before,
-        "accepts_before": verdict.accepts_before,
-        "trials_after": verdict.trials_after,
-        "accepts_after": verdict.accepts_after,
-        "change": _interval(verdict.change),
+        **_counts(verdict),
     }
 
 
@@ -222,6 +218,12 @@ def _probes(verdict: ProbeVerdict) -> dict[str, Any]:
         "num_prompts": verdict.num_prompts,
         "measured_before": verdict.measured_before.isoformat(),
         "measured_after": verdict.measured_after.isoformat(),
+        **_counts(verdict),
+    }
+
+
+def _counts(verdict: TrafficVerdict | ProbeVerdict) -> dict[str, Any]:
+    return {
         "trials_before": verdict.trials_before,
         "accepts_before": verdict.accepts_before,
         "trials_after": verdict.trials_after,

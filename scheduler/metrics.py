@@ -196,20 +196,20 @@ class SchedulerMetrics:
         for gauge in self._speedup.values():
             gauge.clear()
         for line in report.tasks:
-            its = line.measured
-            if its is None:
+            measured = line.measured
+            if measured is None:
                 continue
             found = {
-                "blocks": its.num_blocks,
-                "min_draft_tokens": its.min_num_draft_tokens,
-                "max_draft_tokens": its.max_num_draft_tokens,
-                "mean_running": its.mean_running,
-                "control_share": its.control_share,
+                "blocks": measured.num_blocks,
+                "min_draft_tokens": measured.min_num_draft_tokens,
+                "max_draft_tokens": measured.max_num_draft_tokens,
+                "mean_running": measured.mean_running,
+                "control_share": measured.control_share,
             }
-            if its.speedup is not None:
-                found |= {"ratio": its.speedup.mean, "low": its.speedup.low, "high": its.speedup.high}
+            if measured.speedup is not None:
+                found |= {"ratio": measured.speedup.mean, "low": measured.speedup.low, "high": measured.speedup.high}
             for name, value in found.items():
-                self._speedup[name].labels(line.task, its.drafter).set(value)
+                self._speedup[name].labels(line.task, measured.drafter).set(value)
 
     def _set_expectations(self, report: DriftReport) -> None:
         for gauge in self._expectation.values():

@@ -154,9 +154,9 @@ class ProbeHistory:
         if not earlier or not later:
             return None
         was = _sum([m for m in earlier if m.setup == earlier[-1].setup][-_ADDED_UP:])
-        its = [m for m in later if m.setup == later[-1].setup]
-        first, last = self._compare(was, its[0]), self._compare(was, _sum(its[-_ADDED_UP:]))
-        has_healed = last.state is not State.FELL or has_recovered(self._compare(was, its[-1]), self.margin)
+        since = [m for m in later if m.setup == later[-1].setup]
+        first, last = self._compare(was, since[0]), self._compare(was, _sum(since[-_ADDED_UP:]))
+        has_healed = last.state is not State.FELL or has_recovered(self._compare(was, since[-1]), self.margin)
         return first if first.state is State.FELL and has_healed else last
 
     def _predecessor(self, setup: ProbeSetup, earlier: Sequence[Side]) -> ProbeSetup:

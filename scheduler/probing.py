@@ -68,11 +68,11 @@ def make_jobs(
     planned = []
     for task in dict.fromkeys(due.task for due in chosen):
         probe_set = sets[task]
-        its = [due for due in chosen if due.task == task]
+        of_task = [due for due in chosen if due.task == task]
         prompts = dict(sorted(probe_set.prompts.items())[:num_prompts])
-        decoded = {due.drafter: decoded_positions(due, prompts, scheduled_for, decoded_share) for due in its}
+        decoded = {due.drafter: decoded_positions(due, prompts, scheduled_for, decoded_share) for due in of_task}
         for position, prompt in prompts.items():
-            scored = tuple(due.drafter for due in its if position not in decoded[due.drafter])
+            scored = tuple(due.drafter for due in of_task if position not in decoded[due.drafter])
             common: dict[str, Any] = {
                 "task": task,
                 "body": Body.model_validate(prompt.body),
@@ -87,7 +87,7 @@ def make_jobs(
                 **common,
             )
             planned.append(PlannedJob(control, probe_set.version, position, prompt.prompt_id))
-            for due in its:
+            for due in of_task:
                 if due.drafter not in scored:
                     probe = Job(
                         job_id=_job_id("probe", task, scheduled_for, position, due.drafter),

@@ -140,7 +140,7 @@ def to_document(memory: Memory | JobTally) -> dict[str, Any]:
 def from_document(document: Any) -> Memory:
     """The inverse of `to_document`. Raises StoreError for anything else."""
     return Memory._make(
-        JobTally._make(_array(_part(document, name), its, like) for its, like in part._asdict().items())
+        JobTally._make(_array(_part(document, name), field, like) for field, like in part._asdict().items())
         if isinstance(part, JobTally)
         else _array(document, name, part)
         for name, part in empty_memory()._asdict().items()

@@ -295,10 +295,10 @@ def count_first(tally: JobTally, segment: int, trials: float, accepts: float, re
     first[ACCEPTS] += accepts
     first[RESIDUALS] += residual
     first[SQUARES] += residual * residual
-    its = tally.segments[segment]
-    its[0] += 1
-    its[1] += trials
-    its[2] += residual
+    counts = tally.segments[segment]
+    counts[0] += 1
+    counts[1] += trials
+    counts[2] += residual
 
 
 def merge(into: JobTally, added: JobTally) -> None:
@@ -340,8 +340,8 @@ def settle(memory: Memory) -> None:
         per_token = reference.trials[row].sum() / reference.mass[row, 0] if reference.mass[row, 0] > 0 else 0.0
         memory.shape[row, 0] = trust * per_token + (1 - trust) * reference.trials.sum() / tokens
         overall = variance / information
-        its = trust**2 * variance / reference.mass[row, 1] if reference.mass[row, 1] > 0 else 0.0
-        memory.shape[row, 1] = max(overall, its + (1 - trust) ** 2 * (LENGTH_DEVIATION**2 + overall))
+        own_variance = trust**2 * variance / reference.mass[row, 1] if reference.mass[row, 1] > 0 else 0.0
+        memory.shape[row, 1] = max(overall, own_variance + (1 - trust) ** 2 * (LENGTH_DEVIATION**2 + overall))
     memory.centre[:] = reference.features / information
 
 

@@ -143,7 +143,7 @@ def _follow(
     `norms` says by drafter when its level was accepted: what was learned of jobs until then is forgotten.
     """
     stored = store.load(task)
-    outdated = {stream for stream, its in stored.memories.items() if its.norm_since != norms.get(stream.drafter)}
+    outdated = {stream for stream, memory in stored.memories.items() if memory.norm_since != norms.get(stream.drafter)}
     streams = {
         stream: (SegmentedStream() if stream in outdated else _restored(stream, memory), memory.last_decoded_at)
         for stream, memory in stored.memories.items()
@@ -151,11 +151,11 @@ def _follow(
     position = stored.position or Position(oldest, 0)
     num_read = 0
     while num_read < MOST_JOBS and (jobs := store.page(task, position, until, PAGE_JOBS)):
-        for stream, its in _by_stream(jobs).items():
+        for stream, new in _by_stream(jobs).items():
             watched = streams[stream][0] if stream in streams else SegmentedStream()
             norm_since = norms.get(stream.drafter)
-            watched.add([job for job in its if norm_since is None or job.decoded_at > norm_since], rates)
-            streams[stream] = watched, its[-1].decoded_at
+            watched.add([job for job in new if norm_since is None or job.decoded_at > norm_since], rates)
+            streams[stream] = watched, new[-1].decoded_at
         position = Position(jobs[-1].decoded_at, jobs[-1].ledger_id)
         num_read += len(jobs)
     if num_read or outdated:
@@ -195,12 +195,12 @@ def _of_current(streams: dict[Stream, tuple[SegmentedStream, datetime]], margin:
         subject = subject_of(stream)
         if newest[stream.drafter][1] != subject:
             continue
-        its = watched.verdicts(subject, margin)
-        has_moved = any(verdict.state in (State.FELL, State.ROSE) for verdict in its)
-        rank = (has_moved, its[0].state is State.STEADY, watched.num_jobs)
+        found = watched.verdicts(subject, margin)
+        has_moved = any(verdict.state in (State.FELL, State.ROSE) for verdict in found)
+        rank = (has_moved, found[0].state is State.STEADY, watched.num_jobs)
         if subject not in clearest or rank > clearest[subject][0]:
-            clearest[subject] = rank, its
-    return [verdict for _, its in clearest.values() for verdict in its]
+            clearest[subject] = rank, found
+    return [verdict for _, found in clearest.values() for verdict in found]
 
 
 # The memory of a stream
@@ -299,9 +299,9 @@ class SegmentedStream:
         by_segment: dict[str, list[WatchedJob]] = {}
         for job in jobs[num_alone:]:
             by_segment.setdefault(job.segment, []).append(job)
-        for segment, its in by_segment.items():
+        for segment, part in by_segment.items():
             if segment in self.parts or len(self.parts) < MOST_SEGMENTS:
-                self.parts.setdefault(segment, WatchedStream()).add(its, rates.shared)
+                self.parts.setdefault(segment, WatchedStream()).add(part, rates.shared)
 
     def verdicts(self, subject: DriftSubject, margin: float) -> list[TrafficVerdict]:
         """Of all segments together first; then of each, where there are two or more.
@@ -312,9 +312,9 @@ class SegmentedStream:
         own = {name or WITHOUT_SEGMENT: verdicts(subject, part, margin)[0] for name, part in self.parts.items()}
         found = [overall]
         for verdict in segments:
-            its = own.get(verdict.segment)
-            if its is not None and its.state in _MOVED:
-                found.append(replace(its, segment=verdict.segment))
+            alone = own.get(verdict.segment)
+            if alone is not None and alone.state in _MOVED:
+                found.append(replace(alone, segment=verdict.segment))
             elif {verdict.state, overall.state} == {State.FELL, State.ROSE}:
                 # Alone, an interval of the alarm of all does not show that a segment moved against all.
                 found.append(replace(verdict, state=State.TOO_LITTLE, changed_after=None, changed_before=None))
@@ -438,11 +438,11 @@ def _dispersion(reference: JobTally, later: JobTally) -> float:
 
     Inside: the squares without those of the segments' means, as in an analysis of variance.
     """
-    its = later.segments[later.segments[:, 1] > 0]
+    segments = later.segments[later.segments[:, 1] > 0]
     num_jobs = float(later.first[JOBS])
-    between = float((its[:, 2] ** 2 / its[:, 0]).sum())
-    inside = max(float(later.first[SQUARES]) - between, 0.0) * num_jobs / max(num_jobs - len(its), 1.0)
-    return inside / float(_binomial(reference, its).sum())
+    between = float((segments[:, 2] ** 2 / segments[:, 0]).sum())
+    inside = max(float(later.first[SQUARES]) - between, 0.0) * num_jobs / max(num_jobs - len(segments), 1.0)
+    return inside / float(_binomial(reference, segments).sum())
 
 
 def _binomial(reference: JobTally, segments: Floats) -> Floats:

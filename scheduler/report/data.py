@@ -216,8 +216,8 @@ class TaskLine(ReportPart):
             return None
         drafter = self.drafter if self.mode == "speculative" else None
         bucket = "" if self.decoded is None else self.decoded.sampling_bucket
-        its = self.mode, drafter, self.num_draft_tokens, self.reason, self.explanation, self.next_running, bucket
-        return NextJob(*its)
+        fields = self.mode, drafter, self.num_draft_tokens, self.reason, self.explanation, self.next_running, bucket
+        return NextJob(*fields)
 
 
 class DriftLine(ReportPart):

@@ -108,10 +108,10 @@ def _next_jobs(report: DriftReport) -> list[str]:
     """What the next job of each task would do; where load made a difference, what was done at each."""
     lines = []
     for line in report.tasks:
-        its, found = line.next_job, drafted_by_load(line.done)
-        told = f"{line.task}: {setting(its)}"
-        if its is not None:
-            told += f" {at_load(its)}, {why(line.reason or None, line.drafter, line.measured)}"
+        next_job, found = line.next_job, drafted_by_load(line.done)
+        told = f"{line.task}: {setting(next_job)}"
+        if next_job is not None:
+            told += f" {at_load(next_job)}, {why(line.reason or None, line.drafter, line.measured)}"
         told += f". In the last day {', '.join(found)} running drafted." if found else ""
         lines += _item(told)
     return lines

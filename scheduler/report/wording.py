@@ -70,20 +70,20 @@ def money(amount: float, currency: str) -> str:
 
 def cost_of_jobs(line: TaskLine, currency: str) -> str:
     """What jobs of a task cost, and what speculation saved."""
-    its = line.cost
-    if its is None or its.per_1000_jobs is None or its.per_million_tokens is None:
+    cost = line.cost
+    if cost is None or cost.per_1000_jobs is None or cost.per_million_tokens is None:
         return "no job in the last day"
-    jobs, tokens = money(its.per_1000_jobs, currency), money(its.per_million_tokens, currency)
+    jobs, tokens = money(cost.per_1000_jobs, currency), money(cost.per_million_tokens, currency)
     return f"{jobs} per 1,000 jobs, {tokens} per million tokens; {cost_saved(line, currency)}"
 
 
 def cost_saved(line: TaskLine, currency: str) -> str:
     """What speculation saved a task in the last day, in money."""
-    its = line.cost.saved if line.cost is not None else None
-    if its is None:
+    saved_money = line.cost.saved if line.cost is not None else None
+    if saved_money is None:
         return "saved: not known"
-    low, high = (money(bound, "") for bound in (its.low, its.high))
-    return f"saved {money(its.mean, currency)} [{low} {high}] in the last day"
+    low, high = (money(bound, "") for bound in (saved_money.low, saved_money.high))
+    return f"saved {money(saved_money.mean, currency)} [{low} {high}] in the last day"
 
 
 def cost_of_all(report: DriftReport) -> str:
