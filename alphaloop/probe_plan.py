@@ -27,7 +27,7 @@ from math import ceil
 from typing import Final
 
 from alphaloop.probes import ProbeSet, TaskTraffic
-from alphaloop.settings import SchedulerSettings, TaskSettings
+from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
 from alphaloop.store.drift_events import DriftEventStore
@@ -102,14 +102,12 @@ class ProbePlan:
 class ProbePlanner:
     """Plans a run of the scheduler; `alphaloop probes plan` shows the same plan before."""
 
-    def __init__(
-        self, database: Database, settings: SchedulerSettings, tasks: Mapping[str, TaskSettings], change_jobs: float
-    ) -> None:
-        """`tasks` are those that workers know: a probe of any other would become a dead letter."""
+    def __init__(self, database: Database, settings: Settings) -> None:
+        """A probe of a task that is not in `settings.tasks` would become a dead letter, so none is planned."""
         self._sets, self._probes = ProbeSetStore(database), ProbeStore(database)
         self._drafts, self._engines = DraftRegistry(database), EngineStore(database)
         self._drift, self._incidents = DriftEventStore(database), IncidentStore(database)
-        self._settings, self._tasks, self._change_jobs = settings, tasks, change_jobs
+        self._settings, self._tasks, self._change_jobs = settings.scheduler, settings.tasks, settings.policy.change_jobs
 
     def sets(self) -> dict[str, ProbeSet]:
         """The probe sets in use, of tasks that workers know."""

@@ -127,7 +127,7 @@ class Scheduler:
         self._drafts, self._decisions = DraftRegistry(database), DecisionLog(database)
         self._switchback, self._expectations = SwitchbackStore(database), ExpectationStore(database)
         self._probes, self._probe_texts = ProbeStore(database), ProbeTextStore(database)
-        self._planner = ProbePlanner(database, dials, settings.tasks, settings.policy.change_jobs)
+        self._planner = ProbePlanner(database, settings)
         self._servers = ServerIdentityStore(database)
 
     def run_once(self, now: datetime, scheduled_for: datetime | None = None) -> RunSummary:

@@ -121,7 +121,7 @@ def plan(
     """Show which probes the scheduler's next run would send, why, in which order, and what the budget holds back."""
     settings = connected_settings(context, broker=False)
     with open_database(settings) as database:
-        planner = ProbePlanner(database, settings.scheduler, settings.tasks, settings.policy.change_jobs)
+        planner = ProbePlanner(database, settings)
         found = planner.plan(planner.sets(), DatabaseClock(database).measure())
     if as_json:
         print_json(screens.plan_as_json(found))
