@@ -36,6 +36,8 @@ log = logging.getLogger("scheduler")
 MANUAL_SCHEDULE_ID: Final = "manual"
 #: Checks that a leader may miss before another process leads.
 _LEASE_CHECKS: Final = 6
+#: A process on a busy machine stands still for seconds.
+_SHORTEST_LEASE_S: Final = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,7 +86,8 @@ def _measure(settings: Settings, *, stays: bool) -> ExitCode:
         with Database(
             settings.postgres.url, pool_size=1, connect_timeout_s=timeout_s, limits=settings.postgres.limits()
         ) as beside:
-            lease = LeaderLease(beside, _owner(), lease_s=_LEASE_CHECKS * settings.scheduler.leader_check_s)
+            lease_s = max(_SHORTEST_LEASE_S, _LEASE_CHECKS * settings.scheduler.leader_check_s)
+            lease = LeaderLease(beside, _owner(), lease_s=lease_s)
             return stay(settings, database, lease, lead, notify if sinks else None)
 
 
