@@ -1,43 +1,46 @@
 """`python -m scheduler run`: measure at every interval while leading, until SIGTERM. `once`: one run now."""
 
 from __future__ import annotations
-
+from alphaloop import logs
+from alphaloop.embedded.stack import with_running_stack
+from alphaloop.errors import AlphaloopError
+from alphaloop.errors import ConfigError
+from alphaloop.explaining.explanation import next_jobs
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import ensure_topics
+from alphaloop.kafka.topics import longest_job_retention
+from alphaloop.liveness import ExitCode
+from alphaloop.notifying import Sink
+from alphaloop.notifying import open_sinks
+from alphaloop.settings import Settings
+from alphaloop.settings import load_settings
+from alphaloop.store.clock import DatabaseClock
+from alphaloop.store.database import Database
+from alphaloop.store.leader_lease import LeaderLease
+from alphaloop.store.terms import Term
+from collections.abc import Sequence
+from pathlib import Path
+from scheduler.leadership import stay
+from scheduler.loop import SCHEDULE_ID
+from scheduler.loop import Scheduler
+from scheduler.metrics import SchedulerMetrics
+from scheduler.notifying import Notifier
+from typing import Final
 import argparse
 import logging
 import os
 import socket
 import sys
 import uuid
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Final
 
-from alphaloop import logs
-from alphaloop.claim_check.store import ContentStore
-from alphaloop.embedded.stack import with_running_stack
-from alphaloop.errors import AlphaloopError, ConfigError
-from alphaloop.explaining.explanation import next_jobs
-from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import ensure_topics, longest_job_retention
-from alphaloop.liveness import ExitCode
-from alphaloop.notifying.sinks import Sink, open_sinks
-from alphaloop.settings import Settings, load_settings
-from alphaloop.store.clock import DatabaseClock
-from alphaloop.store.database import Database
-from alphaloop.store.leader_lease import LeaderLease
-from alphaloop.store.schedule import AdvisoryLock
-from alphaloop.store.terms import Term
-from scheduler.leadership import LeaderLock
-from scheduler.loop import SCHEDULE_ID, Scheduler
-from scheduler.metrics import SchedulerMetrics
-from scheduler.notifying import Notifier
-from scheduler.staying import stay
 
 log = logging.getLogger("scheduler")
 
 MANUAL_SCHEDULE_ID: Final = "manual"
-#: Checks that a leader behind a pooler may miss before another process leads.
+#: Checks that a leader may miss before another process leads.
 _LEASE_CHECKS: Final = 6
+#: A process on a busy machine stands still for seconds.
+_SHORTEST_LEASE_S: Final = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,10 +85,13 @@ def _measure(settings: Settings, *, stays: bool) -> ExitCode:
         def notify(term: Term, metrics: SchedulerMetrics) -> Notifier:
             return Notifier(database.guarded(term.check), sinks, settings.scheduler, metrics)
 
-        lock: LeaderLock = AdvisoryLock(settings.postgres.url, connect_timeout_s=timeout_s)
-        if not database.keeps_sessions:
-            lock = LeaderLease(database, _owner(), lease_s=_LEASE_CHECKS * settings.scheduler.leader_check_s)
-        return stay(settings, database, lock, lead, notify if sinks else None)
+        # A connection of its own: a run that uses all of the pool must not cost the lease.
+        with Database(
+            settings.postgres.url, pool_size=1, connect_timeout_s=timeout_s, limits=settings.postgres.limits()
+        ) as beside:
+            lease_s = max(_SHORTEST_LEASE_S, _LEASE_CHECKS * settings.scheduler.leader_check_s)
+            lease = LeaderLease(beside, _owner(), lease_s=lease_s)
+            return stay(settings, database, lease, lead, notify if sinks else None)
 
 
 def _measure_once(settings: Settings, database: Database, sinks: Sequence[Sink]) -> None:
@@ -113,16 +119,11 @@ def _scheduler(
     return Scheduler(
         database,
         producer,
-        settings.scheduler,
-        tasks=settings.tasks,
-        report_folder=settings.report_folder,
+        settings,
         owner=_owner(),
         metrics=metrics,
         message_retention=lambda: longest_job_retention(settings.kafka),
-        contents=ContentStore.of(settings.claim_check),
-        change_jobs=settings.policy.change_jobs,
         schedule_id=schedule_id,
-        prices=settings.report,
         next_jobs=lambda figures, now: next_jobs(database, settings, figures, now),
     )
 

@@ -9,11 +9,22 @@ from itertools import chain
 
 from alphaloop.measurements import DecodedJob, DriftSubject, ProbeResult, Stream
 from alphaloop.messages import Mode
-from scheduler.facts import SettingInForce
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class SettingInForce:
+    """What a task's next job would do; else, with `running` None, how the task was decoded last."""
+
+    mode: str
+    drafter: str | None
+    num_draft_tokens: int
+    reason: str
+    explanation: str
+    running: int | None = None  #: the load at which the next job is decided: that of the last day
+
+
+@dataclass(frozen=True, slots=True)
+class RunCounts:
     """The inputs of estimates and tests, read at `now`."""
 
     since: datetime

@@ -1,49 +1,111 @@
-"""Housekeeping: makes and drops partitions, sums up days, cleans up dead runs, deletes what is too old."""
+"""Retention: how long each kind of row and file is kept, and what keeps rows longer than the settings say."""
 
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Final
 
-from alphaloop.errors import StoreBusy
+from alphaloop.claim_check.contents import drop_prompts
+from alphaloop.claim_check.store import ContentStore
+from alphaloop.errors import BrokerError, ContentError
 from alphaloop.settings import SchedulerSettings
-from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.checkpoints import CheckpointStore
-from alphaloop.store.partitions import PartitionKeeper, utc_day
-from alphaloop.store.probes import ProbeStore
-from alphaloop.store.rollups import RollupStore
-from scheduler.retention import Retention
+from alphaloop.store.retention import Dropped, RetentionStore
+from scheduler.report.pages import drop_reports
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Housekeeper:
-    """Runs first, so that no later step lacks a partition."""
+#: Jobs outlive the messages that are made from the same topics by at least this.
+MARGIN: Final = timedelta(days=1)
+#: How long a message of a jobs topic may still be read; None: without limit. Raises BrokerError.
+MessageRetention = Callable[[], timedelta | None]
 
-    partitions: PartitionKeeper
-    rollups: RollupStore
-    probes: ProbeStore
-    state: AcceptanceStateStore
-    checkpoints: CheckpointStore
-    retention: Retention
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Deletes what is too old, for at most `scheduler.retention_max_s` a run; the next run goes on."""
+
+    store: RetentionStore
     settings: SchedulerSettings
+    report_folder: Path
+    message_retention: MessageRetention
+    contents: ContentStore | None = None  #: of texts and prompts outside Kafka and Postgres
+    clock: Callable[[], float] = time.monotonic
 
     def keep(self, now: datetime) -> None:
-        """One round of housekeeping; every step can be repeated."""
-        oldest = now - timedelta(days=self.settings.history_retention_days)
-        self.partitions.ensure(now, self.settings.partitions_ahead_days)
-        # Before retention, which deletes hours.
-        self.rollups.roll_up(now)
-        self.probes.settle_unsent(now - timedelta(seconds=self.settings.probe_deadline_s))
-        self.checkpoints.take(now)
-        self.state.drop_before(oldest)
-        self.checkpoints.drop_before(oldest)
-        # Behind `state.drop_before`, because choices of forgotten targets go too.
-        self.retention.keep(now)
+        """Delete rows and report files. Raises StoreError, and ConfigError for a folder that cannot be written."""
+        until = self.clock() + self.settings.retention_max_s
+
+        def time_is_up() -> bool:
+            return self.clock() >= until
+
+        history = now - timedelta(days=self.settings.history_retention_days)
+        hours = now - timedelta(days=self.settings.hourly_retention_days)
+        days = now - timedelta(days=self.settings.daily_retention_days)
+        drop_reports(self.report_folder, history)
+        for table in ("decisions", "expectation_pairs", "probe_runs", "probe_texts", "schedule_runs", "reports"):
+            _tell(table, self.store.drop(table, history, time_is_up))
+        _tell("acceptance_hourly", self.store.drop("acceptance_hourly", hours, time_is_up))
+        for table in ("acceptance_daily", "drift_events", "incidents", "notifications"):
+            _tell(table, self.store.drop(table, days, time_is_up))
+        ended = self._jobs_before(now)
+        if ended is not None:
+            for table in ("cancellations", "redrives"):
+                _tell(table, self.store.drop(table, ended, time_is_up))
+            _tell("jobs", self.store.drop_jobs(ended, time_is_up))
+            # A dead letter that was sent again refers to the prompt of the first message, and is kept as long anew.
+            self._drop_contents(ended, ended - (now - ended), time_is_up)
+
+    def _drop_contents(self, texts_before: datetime, prompts_before: datetime, time_is_up: Callable[[], bool]) -> None:
+        """Delete what lies in the store of contents; a store that is away only postpones that."""
+        if self.contents is None:
+            return
         try:
-            self.partitions.drop_before(utc_day(oldest))
-        except StoreBusy as error:
-            # A long query holds the table: the next run drops the partition.
-            log.warning("%s", error.message, extra={"action": "retention_postponed", "code": error.code})
+            _tell("stored_texts", self.store.drop_texts(texts_before, time_is_up, self.contents.delete))
+            _tell("bodies", Dropped(*drop_prompts(self.contents, prompts_before, time_is_up)))
+        except ContentError as error:
+            told = {"action": "retention_postponed", "code": error.code, "hint": error.hint or ""}
+            log.warning("texts and prompts were not deleted: %s", error.message, extra=told)
+
+    def _jobs_before(self, now: datetime) -> datetime | None:
+        """Before when jobs must have ended to be deleted; None: no job may be deleted.
+
+        A row of `jobs` tells a redelivery from a new job, so it must outlive every message that may be read again.
+        """
+        wanted = timedelta(days=self.settings.jobs_retention_days)
+        try:
+            readable = self.message_retention()
+        except BrokerError as error:
+            log.warning(
+                "no job deleted: %s", error.message, extra={"action": "retention_postponed", "code": error.code}
+            )
+            return None
+        if readable is None:
+            log.warning(
+                "no job deleted: a jobs topic keeps its messages without limit",
+                extra={"action": "retention_postponed", "hint": "set retention.ms on every jobs topic"},
+            )
+            return None
+        if readable + MARGIN > wanted:
+            log.warning(
+                "jobs are kept for %s instead of %s, because their topics keep messages so long",
+                readable + MARGIN,
+                wanted,
+                extra={"action": "retention_extended"},
+            )
+        return now - max(wanted, readable + MARGIN)
+
+
+def _tell(table: str, dropped: Dropped) -> None:
+    if dropped.num_rows or not dropped.is_all:
+        log.info(
+            "deleted %d of %s",
+            dropped.num_rows,
+            table,
+            extra={"action": "retention", "table": table, "num_rows": dropped.num_rows, "is_all": dropped.is_all},
+        )

@@ -1,35 +1,206 @@
-"""Leadership: of several processes only the one that holds the lock measures."""
+"""Leadership: of several schedulers only the one that holds the lease in Postgres measures; the others stand by.
+
+`stay` is the process: it waits for its servers, then leads or stands by until it is asked to stop.
+"""
 
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 from collections.abc import Callable
-from typing import Protocol
+from contextlib import ExitStack
+from types import FrameType
+from typing import Final
 
-from alphaloop.errors import StoreError
+from alphaloop.console.server import ConsoleServer
+from alphaloop.endpoint import Endpoint
+from alphaloop.errors import ConfigError, StoreError
+from alphaloop.exit_codes import ExitCode
+from alphaloop.kafka.backlog import unfinished
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import ensure_topics
+from alphaloop.liveness import Liveness, Pulse
+from alphaloop.settings import SchedulerSettings, Settings
+from alphaloop.start_wait import StartStopped, StartWait
+from alphaloop.starting import await_servers
+from alphaloop.store.clock import DatabaseClock
+from alphaloop.store.database import Database
+from alphaloop.store.leader_lease import LeaderLease
 from alphaloop.store.terms import Term
+from alphaloop.watchdog import Watchdog
+from scheduler.loop import Scheduler
+from scheduler.metrics import KafkaLag, SchedulerMetrics
+from scheduler.notifying import Notifier, NotifyingThread
+from scheduler.timetable import Ticker, timetable
 
 log = logging.getLogger(__name__)
 
+MAX_CHECK_AGE_S: Final = 60.0
 
-class LeaderLock(Protocol):
-    """What is needed of alphaloop.store.schedule.AdvisoryLock and alphaloop.store.leader_lease.LeaderLease."""
 
-    def try_acquire(self) -> bool: ...
-    def begin_term(self) -> Term: ...
-    def is_held(self) -> bool: ...
-    def release(self) -> None: ...
+def stay(
+    settings: Settings,
+    database: Database,
+    lease: LeaderLease,
+    lead: Callable[[Term, Producer, SchedulerMetrics], Scheduler],
+    notify: Callable[[Term, SchedulerMetrics], Notifier] | None,
+) -> ExitCode:
+    """Measure at every interval while leading, until SIGTERM or SIGINT.
+
+    Each time that this process becomes the leader, `lead` and `notify` make the scheduler and the notifier of that
+    term; `notify` is None where nobody is to be told. Returns FAILED when the Kafka client died, so that a supervisor
+    starts the process again. Raises the errors of await_servers.
+    """
+    stop = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+    start_wait = StartWait(stop, settings.startup.server_wait_s)
+    metrics, liveness, dials = SchedulerMetrics(), Liveness(), settings.scheduler
+    with ExitStack() as exits:
+        # A standby is as ready as a leader: both wait for the next tick.
+        endpoint = Endpoint(
+            dials.http_host,
+            dials.http_port,
+            metrics.registry,
+            healthy=liveness.hung,
+            ready=lambda: start_wait.reason or liveness.hung(),
+            username=dials.metrics_username,
+            password=dials.metrics_password,
+        )
+        exits.callback(endpoint.close)
+        console = _console(settings, exits)
+        log.info("starting", extra={"action": "scheduler_starting", "metrics": endpoint.url, "console": console})
+        try:
+            await_servers(settings, database, start_wait)
+        except StartStopped:
+            log.info("stopped while it waited for a server", extra={"action": "scheduler_stopped"})
+            return ExitCode.STOPPED
+        ensure_topics(settings.kafka, settings.tasks)
+        lag = KafkaLag(lambda: {task: left.num_messages for task, left in unfinished(settings.kafka).items()})
+        exits.callback(lag.close)
+        metrics.registry.register(lag)
+        producer = Producer(settings.kafka, client_id="alphaloop-scheduler")
+        exits.callback(producer.close)
+        clock = DatabaseClock(database)
+        watchdog = Watchdog(liveness)
+        exits.callback(watchdog.close)
+        watchdog.start()
+        log.info("measuring", extra={"action": "scheduler_ready", "metrics": endpoint.url, "console": console})
+        died = _lead_in_turn(
+            dials,
+            stop,
+            liveness,
+            metrics,
+            clock,
+            lease,
+            lambda term: lead(term, producer, metrics),
+            None if notify is None else lambda term: notify(term, metrics),
+        )
+    log.info("stopped", extra={"action": "scheduler_stopped"})
+    return ExitCode.FAILED if died else ExitCode.STOPPED
+
+
+def _console(settings: Settings, exits: ExitStack) -> str:
+    """Serve the console until `exits` ends; returns its address, `-` where it is off or cannot listen."""
+    if not settings.console.is_on:
+        return "-"
+    try:
+        return exits.enter_context(ConsoleServer(settings)).url
+    except ConfigError as error:
+        # Measuring goes on without it: another scheduler of this machine may serve it already.
+        log.warning("no console: %s", error.message, extra={"action": "console_not_served", "hint": error.hint or ""})
+        return "-"
+
+
+def _lead_in_turn(
+    dials: SchedulerSettings,
+    stop: threading.Event,
+    liveness: Liveness,
+    metrics: SchedulerMetrics,
+    clock: DatabaseClock,
+    lease: LeaderLease,
+    lead: Callable[[Term], Scheduler],
+    notify: Callable[[Term], Notifier] | None,
+) -> bool:
+    """Lead whenever the lease is free, until `stop`; returns whether the Kafka client died."""
+    died = threading.Event()
+    ticker: Ticker | None = None
+    notifying: NotifyingThread | None = None
+    checks = liveness.watch(Pulse("the check of the leader's lease"), MAX_CHECK_AGE_S + dials.leader_check_s)
+    runs = liveness.watch(Pulse("the measurement run"), dials.max_run_s)
+    table = timetable(dials)
+    pause_s = table.longest_pause_s(clock.measure())
+    metrics.set_longest_pause(pause_s)
+    longest_tick_s = pause_s + dials.misfire_grace_s + dials.max_run_s
+    ticks = liveness.watch(Pulse("the timer of measurement runs"), longest_tick_s)
+
+    def fatal() -> None:
+        died.set()
+        stop.set()
+
+    def promote(term: Term) -> None:
+        nonlocal ticker, notifying
+        metrics.set_leader(True)
+        if notify is not None:
+            # Before the first run, so that what it finds is not older than what is told.
+            notifying = NotifyingThread(notify(term), clock.measure, dials.notify_check_s)
+            notifying.start()
+        ticker = Ticker(
+            lead(term).run_once,
+            table=table,
+            misfire_grace_s=dials.misfire_grace_s,
+            clock=clock.measure,
+            metrics=metrics,
+            fatal=fatal,
+            run_pulse=runs,
+            tick_pulse=ticks,
+        )
+        ticker.start()
+
+    def demote() -> None:
+        metrics.set_leader(False)
+        # A requested stop finishes the run under way first. A lost lease does not wait for it: whatever it still tries
+        # to write is refused, since its term has ended.
+        if ticker is not None:
+            ticker.stop(wait=stop.is_set())
+        if notifying is not None:
+            notifying.stop(wait=stop.is_set())
+
+    leadership = Leadership(lease, promote=promote, demote=demote, check_s=dials.leader_check_s)
+    try:
+        with checks.expected():
+            while not stop.is_set():
+                checks.beat()
+                leadership.check()
+                stop.wait(dials.leader_check_s)
+    finally:
+        stop.set()
+        leadership.resign()
+    return died.is_set()
 
 
 class Leadership:
-    """Takes the lock when it is free, and detects its loss. One thread uses it.
+    """Takes the lease when it is free, and detects its loss. One thread uses it.
 
-    `promote` is called after the lock was taken, with the term in which this process leads; `demote` after the lock was
+    `promote` is called after the lease was taken, with the term in which this process leads; `demote` after it was
     found lost or given up.
     """
 
-    def __init__(self, lock: LeaderLock, *, promote: Callable[[Term], None], demote: Callable[[], None]) -> None:
-        self._lock, self._promote, self._demote = lock, promote, demote
+    def __init__(
+        self,
+        lease: LeaderLease,
+        *,
+        promote: Callable[[Term], None],
+        demote: Callable[[], None],
+        check_s: float = 5.0,
+    ) -> None:
+        """`check_s`: between two renewals of the lease while this process stops leading."""
+        self._lease, self._promote, self._demote, self._check_s = lease, promote, demote, check_s
         self._leads = False
 
     @property
@@ -40,7 +211,7 @@ class Leadership:
     def check(self) -> bool:
         """Ask the database once, and act on a change; returns whether this process leads.
 
-        A broken connection is a lost lock.
+        A database that does not answer is a lost lease.
         """
         if not self._leads:
             term = self._try()
@@ -48,22 +219,29 @@ class Leadership:
                 self._leads = True
                 log.info("leading", extra={"action": "leader_elected", "term": term.number})
                 self._promote(term)
-        elif not self._lock.is_held():
+        elif not self._lease.is_held():
             self._leads = False
-            log.warning("lost the leader's lock", extra={"action": "leader_lost"})
+            log.warning("lost the leader's lease", extra={"action": "leader_lost"})
             self._demote()
         return self._leads
 
     def resign(self) -> None:
-        """Stop leading, then release the lock, so that another process starts only after this one has stopped."""
+        """Stop leading, then give the lease up, so that another process starts only after this one has stopped.
+
+        To stop takes as long as the run under way. The lease is renewed meanwhile, else that run could not be recorded.
+        """
         if self._leads:
             self._leads = False
-            self._demote()
-        self._lock.release()
+            stopping = threading.Thread(target=self._demote, name="resigning")
+            stopping.start()
+            while stopping.is_alive():
+                stopping.join(self._check_s)
+                self._lease.is_held()
+        self._lease.release()
 
     def _try(self) -> Term | None:
         try:
-            return self._lock.begin_term() if self._lock.try_acquire() else None
+            return self._lease.begin_term() if self._lease.try_acquire() else None
         except StoreError as error:
             log.warning("%s", error.message, extra={"action": "leader_check_failed", "code": error.code})
             return None

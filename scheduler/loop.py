@@ -1,8 +1,9 @@
-"""One measurement run, top to bottom: `Scheduler.run_once(now)`."""
+"""One measurement run, top to bottom: `Scheduler.run_once(now)`. It reads and writes; the other modules compute."""
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -10,45 +11,59 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from alphaloop.as_decoded import NextJob
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.errors import AlphaloopError, StoreError
-from alphaloop.probing.planning import ProbePlanner
-from alphaloop.settings import ReportSettings, SchedulerSettings, TaskSettings
+from alphaloop.errors import AlphaloopError, StoreBusy, StoreError
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import DRIFT_REPORTS
+from alphaloop.messages import encode_job, payload_digest
+from alphaloop.messages.topics import jobs_topic
+from alphaloop.probe_plan import ProbePlanner
+from alphaloop.settings import Settings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.checkpoints import CheckpointStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import DriftStore
-from alphaloop.store.drift_events import DriftEventStore
+from alphaloop.store.drift_events import DriftEventStore, EventState
 from alphaloop.store.drift_memory import DriftMemoryStore
-from alphaloop.store.incidents import IncidentStore, OpenIncident
-from alphaloop.store.partitions import PartitionKeeper
+from alphaloop.store.expectations import ExpectationStore
+from alphaloop.store.incidents import IncidentStore
+from alphaloop.store.partitions import PartitionKeeper, utc_day
 from alphaloop.store.probe_texts import ProbeTextStore
-from alphaloop.store.probes import ProbeStore
+from alphaloop.store.probes import MEASURED, ProbeRun, ProbeStore
+from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.retention import RetentionStore
 from alphaloop.store.rollups import RollupStore
 from alphaloop.store.schedule import ScheduleStore
+from alphaloop.store.server_identities import ServerIdentityStore
 from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.task_figures import TaskFigures, task_figures
-from scheduler.causes.cause import Incident
-from scheduler.causes.probe_history import probe_histories
-from scheduler.counts import Counts
-from scheduler.drift import watch_traffic
-from scheduler.facts import SettingInForce
-from scheduler.flagging import Flagger
-from scheduler.housekeeping import Housekeeper
-from scheduler.judging import About, Judged, judge
+from alphaloop.store.task_figures import TaskFigures, begin_of, task_figures
+from alphaloop.switchback.task_speedup import TaskSpeedup
+from scheduler.causes import About, DriftFinding, Judged, SeenIncident, judge
+from scheduler.counts import RunCounts, SettingInForce
+from scheduler.drift.watching import watch_traffic
+from scheduler.events import Flagged, TaskPace, event_changes, lost_tokens_per_s, status_changes
+from scheduler.housekeeping import MessageRetention, Retention
 from scheduler.metrics import SchedulerMetrics
-from scheduler.probing.sending import ProbeSender, Sender
-from scheduler.probing.watch import ExactnessWatch
-from scheduler.reporting import Reporter
-from scheduler.retention import MessageRetention, Retention
+from scheduler.probe_history import probe_histories
+from scheduler.probing import PlannedJob, SentProbes, Watched, compare_new, make_jobs
+from scheduler.report.build import build_report, cost_line, expectation_lines, gaps, saved_device_s
+from scheduler.report.data import DriftReport, TaskLine
+from scheduler.report.pages import MAX_ENTRIES, render_index, render_page, write_index, write_report
+from scheduler.report.text import render_text
+from scheduler.report.wording import changes_between
+from scheduler.timetable import timetable
 
 log = logging.getLogger(__name__)
 
 SCHEDULE_ID: Final = "measure"
+_HEADERS: Final = (("content-type", b"application/json"),)
+_FLUSH_TIMEOUT_S: Final = 30.0
+_DAY: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,64 +97,41 @@ class Scheduler:
     def __init__(
         self,
         database: Database,
-        sender: Sender,
-        settings: SchedulerSettings,
+        producer: Producer,
+        settings: Settings,
         *,
-        tasks: Mapping[str, TaskSettings],
-        report_folder: Path,
         owner: str,
         metrics: SchedulerMetrics,
         message_retention: MessageRetention,
-        contents: ContentStore | None = None,
-        flush_timeout_s: float = 30.0,
-        change_jobs: float,
         schedule_id: str = SCHEDULE_ID,
-        prices: ReportSettings | None = None,
         next_jobs: NextJobs | None = None,
     ) -> None:
-        """`tasks` are those that workers know; `change_jobs` is the policy's prior for the jobs between two changes.
+        """`database` refuses a process that does not lead any more.
 
-        `next_jobs` decides as a worker would, by task; without it, choices are those of the log.
-
-        `message_retention` asks the broker how long a message of a jobs topic may still be read. `contents`
-        holds texts and prompts outside Postgres; None where no store is configured. Without `prices` no cost is shown.
+        `message_retention` asks the broker how long a message of a jobs topic may still be read. `next_jobs` decides as
+        a worker would, by task; without it, choices are those of the log.
         """
-        self._settings, self._metrics = settings, metrics
-        self._owner, self._schedule_id = owner, schedule_id
-        self._schedule = ScheduleStore(database)
-        self._drift, self._drafts, self._decisions = (
-            DriftStore(database),
-            DraftRegistry(database),
-            DecisionLog(database),
+        dials = settings.scheduler
+        self._database, self._producer, self._settings, self._dials = database, producer, settings, dials
+        self._owner, self._metrics, self._schedule_id, self._next_jobs = owner, metrics, schedule_id, next_jobs
+        self._timetable = timetable(dials)
+        self._schedule, self._reports = ScheduleStore(database), ReportStore(database)
+        self._partitions, self._rollups = PartitionKeeper(database), RollupStore(database)
+        self._state, self._checkpoints = AcceptanceStateStore(database), CheckpointStore(database)
+        contents = ContentStore.of(settings.claim_check)
+        self._retention = Retention(
+            RetentionStore(database), dials, settings.report_folder, message_retention, contents
         )
-        self._probes = ProbeStore(database)
-        self._switchback = SwitchbackStore(database)
-        self._flagger = Flagger(database, settings)
-        self._drift_memory, self._drift_events = DriftMemoryStore(database), DriftEventStore(database)
-        self._incidents = IncidentStore(database)
-        self._watch = ExactnessWatch(ProbeTextStore(database), self._incidents)
-        self._housekeeper = Housekeeper(
-            PartitionKeeper(database),
-            RollupStore(database),
-            self._probes,
-            AcceptanceStateStore(database),
-            CheckpointStore(database),
-            Retention(RetentionStore(database), settings, report_folder, message_retention, contents),
-            settings,
-        )
-        self._next_jobs, self._database = next_jobs, database
-        self._reporter = Reporter(
-            database, sender, settings, report_folder, schedule_id, flush_timeout_s, prices or ReportSettings()
-        )
-        self._probe_sender = ProbeSender(
-            ProbePlanner(database, settings, tasks, change_jobs), self._probes, sender, settings, flush_timeout_s
-        )
+        self._drift, self._drift_memory = DriftStore(database), DriftMemoryStore(database)
+        self._events, self._incidents = DriftEventStore(database), IncidentStore(database)
+        self._drafts, self._decisions = DraftRegistry(database), DecisionLog(database)
+        self._switchback, self._expectations = SwitchbackStore(database), ExpectationStore(database)
+        self._probes, self._probe_texts = ProbeStore(database), ProbeTextStore(database)
+        self._planner = ProbePlanner(database, settings)
+        self._servers = ServerIdentityStore(database)
 
     def run_once(self, now: datetime, scheduled_for: datetime | None = None) -> RunSummary:
         """Run what was due at `scheduled_for` (`now`, if left out), with everything decoded until `now`.
-
-        1. claim the run   2. housekeeping, speed-ups   3. read counts   4. compare texts of probes
-        5. test for drift, name causes   6. set or clear flags   7. send due probes   8. report
 
         A run happens once: the second caller for the same time gets `claimed=False`. A failure is recorded with the
         run and raised (StoreError, BrokerError, ConfigError); the next run does the remaining work.
@@ -150,16 +142,17 @@ class Scheduler:
             return RunSummary(due, claimed=False)
         try:
             with self._metrics.time_run():
-                self._housekeeper.keep(now)
+                self._keep_house(now)
                 self._switchback.refresh(now)
                 counts = self._read_counts(now)
                 figures = task_figures(self._database, now)
                 choices = self._choices(counts, figures)
-                watched = self._watch.compare_new(now)
-                judged = self._judge(counts, self._incidents.open_incidents())
-                flagged = self._flagger.flag(judged, choices, now)
-                sent = self._probe_sender.send_due(schedule_id=self._schedule_id, scheduled_for=due, now=now)
-                report, page = self._reporter.publish(counts, figures, choices, sent, watched, flagged)
+                watched = compare_new(self._probe_texts, self._incidents, now)
+                judged = self._judge(counts)
+                flagged = self._flag(judged, choices, now)
+                sent = self._send_probes(due, now)
+                report = self._make_report(counts, figures, choices, sent, watched, flagged)
+                page = self._publish(report)
         except Exception as error:
             self._metrics.run_failed()
             self._note_failure(due, error, now)
@@ -178,28 +171,36 @@ class Scheduler:
         )
         self._schedule.finish(self._schedule_id, due, summary.outcome(), now)
         self._metrics.run_succeeded(report, sent)
-        log.info("%s", report.headline, extra={"action": "run_finished", "page": str(page), **_logged(summary)})
+        numbers = {name: value for name, value in summary.outcome().items() if name.startswith("num_")}
+        log.info("%s", report.headline, extra={"action": "run_finished", "page": str(page), **numbers})
         return summary
 
-    def _show_last(self) -> None:
-        """Show in the metrics what the last run found: this process may lead since a moment ago."""
-        report = self._reporter.last()
-        if report is not None:
-            self._metrics.show(report)
+    def _keep_house(self, now: datetime) -> None:
+        """Make and drop partitions, sum up days, clean up dead runs, delete what is too old.
 
-    def _note_failure(self, due: datetime, error: Exception, now: datetime) -> None:
-        outcome = {"error": type(error).__name__}
-        if isinstance(error, AlphaloopError):
-            outcome = {"error": error.code, "message": error.message}
-        # The database may be what failed; the first error is the one to raise.
-        with suppress(StoreError):
-            self._schedule.finish(self._schedule_id, due, outcome, now)
+        It comes first, so that no later step lacks a partition. Every step can be repeated.
+        """
+        oldest = now - timedelta(days=self._dials.history_retention_days)
+        self._partitions.ensure(now, self._dials.partitions_ahead_days)
+        # Before retention, which deletes hours.
+        self._rollups.roll_up(now)
+        self._probes.settle_unsent(now - timedelta(seconds=self._dials.probe_deadline_s))
+        self._checkpoints.take(now)
+        self._state.drop_before(oldest)
+        self._checkpoints.drop_before(oldest)
+        # After `state.drop_before`, because choices of forgotten targets go too.
+        self._retention.keep(now)
+        try:
+            self._partitions.drop_before(utc_day(oldest))
+        except StoreBusy as error:
+            # A long query holds the table: the next run drops the partition.
+            log.warning("%s", error.message, extra={"action": "retention_postponed", "code": error.code})
 
-    def _read_counts(self, now: datetime) -> Counts:
-        since = now - timedelta(days=self._settings.drift_window_days)
+    def _read_counts(self, now: datetime) -> RunCounts:
+        since = now - timedelta(days=self._dials.drift_window_days)
         # A draft is compared with its first probes, which are older than the window.
-        probed_since = now - timedelta(days=self._settings.history_retention_days)
-        return Counts(
+        probed_since = now - timedelta(days=self._dials.history_retention_days)
+        return RunCounts(
             since,
             now,
             self._drift.streams(since, now),
@@ -207,24 +208,7 @@ class Scheduler:
             self._drift.num_jobs(since, now),
         )
 
-    def _judge(self, counts: Counts, incidents: Sequence[OpenIncident]) -> dict[About, Judged]:
-        margin = self._settings.alpha_margin
-        accepted = self._drift_events.accepted_levels(counts.now)
-        parents = {
-            (d.drafter, d.draft_revision): d.parent_revision
-            for d in self._drafts.all()
-            if d.parent_revision is not None
-        }
-        return judge(
-            watch_traffic(self._drift_memory, self._settings, counts.now, accepted),
-            probe_histories(counts.probes, margin, parents),
-            [Incident(i.opened_at, i.found.task, i.found.drafter, i.found.kind) for i in incidents],
-            counts.in_use(),
-            margin,
-            accepted,
-        )
-
-    def _choices(self, counts: Counts, figures: Mapping[str, TaskFigures]) -> dict[str, SettingInForce]:
+    def _choices(self, counts: RunCounts, figures: Mapping[str, TaskFigures]) -> dict[str, SettingInForce]:
         """What the next job would do, by task; where nobody can say, the last choice logged or setting used."""
         found = {}
         for task in counts.tasks:
@@ -238,12 +222,224 @@ class Scheduler:
                 )
         if self._next_jobs is not None:
             asked = [figures.get(task) or TaskFigures(task) for task in sorted({*counts.tasks, *figures})]
-            for task, its in self._next_jobs(asked, counts.now).items():
+            for task, job in self._next_jobs(asked, counts.now).items():
                 found[task] = SettingInForce(
-                    its.mode, its.drafter, its.num_draft_tokens, its.reason, its.explanation, its.running
+                    job.mode, job.drafter, job.num_draft_tokens, job.reason, job.explanation, job.running
                 )
         return found
 
+    def _judge(self, counts: RunCounts) -> dict[About, Judged]:
+        """Test the traffic for drift, compare the probes, and name causes."""
+        margin = self._dials.alpha_margin
+        accepted = self._events.accepted_levels(counts.now)
+        parents = {
+            (d.drafter, d.draft_revision): d.parent_revision
+            for d in self._drafts.all()
+            if d.parent_revision is not None
+        }
+        incidents = [
+            SeenIncident(one.opened_at, one.found.task, one.found.drafter, one.found.kind)
+            for one in self._incidents.open_incidents()
+        ]
+        return judge(
+            watch_traffic(self._drift_memory, self._dials, counts.now, accepted),
+            probe_histories(counts.probes, margin, parents),
+            incidents,
+            counts.in_use(),
+            margin,
+            accepted,
+        )
 
-def _logged(summary: RunSummary) -> dict[str, Any]:
-    return {name: value for name, value in summary.outcome().items() if name.startswith("num_")}
+    def _flag(self, judged: Mapping[About, Judged], choices: Mapping[str, SettingInForce], now: datetime) -> Flagged:
+        """Open, confirm and close drift events; make drafts stale or active."""
+        made = event_changes(
+            judged,
+            self._events.since(now - timedelta(days=self._dials.drift_reopen_days)),
+            lambda finding: self._cost_of_inaction(finding, choices, now),
+            now,
+            forget_after=timedelta(days=self._dials.history_retention_days),
+        )
+        self._events.write(made, now)
+        statuses = {(d.drafter, d.draft_revision, d.target_revision): d.status for d in self._drafts.all()}
+        found = status_changes(judged.values(), statuses, self._dials.stale_drop)
+        for one in found:
+            self._drafts.set_status(one.drafter, one.draft_revision, one.target_revision, one.status, one.reason)
+        states = Counter(change.state for change in made)
+        return Flagged(states[EventState.OPENED] + states[EventState.REOPENED], states[EventState.CLOSED], len(found))
+
+    def _cost_of_inaction(
+        self, finding: DriftFinding, choices: Mapping[str, SettingInForce], now: datetime
+    ) -> float | None:
+        task, began = finding.subject.task, finding.began_after
+        pace = TaskPace(
+            tokens_per_s=self._drift.num_tokens(task, now - _DAY, now) / _DAY.total_seconds(),
+            setting=choices.get(task),
+            measured_before=None if began is None else self._switchback.at(task, began),
+            measured_now=self._switchback.shown(now).get(task),
+        )
+        return lost_tokens_per_s(finding, pace)
+
+    def _send_probes(self, due: datetime, now: datetime) -> SentProbes:
+        """Send the probes and controls that are due. Raises DeliveryFailed with nothing marked as sent."""
+        dials = self._dials
+        sets = self._planner.sets()
+        plan = self._planner.plan(sets, now)
+        planned = make_jobs(
+            plan.chosen,
+            sets,
+            due,
+            num_prompts=dials.probe_prompts,
+            decoded_share=dials.probe_decoded_share,
+            deadline=now + timedelta(seconds=dials.probe_deadline_s),
+        )
+        if planned:
+            # Recorded first, marked as sent when Kafka has acknowledged them.
+            self._probes.record([self._probe_run(one, due) for one in planned])
+            for one in planned:
+                job = one.job
+                self._producer.send(
+                    jobs_topic(job.task), key=job.job_id.encode(), value=encode_job(job), headers=_HEADERS
+                )
+            self._producer.flush(_FLUSH_TIMEOUT_S)
+            self._probes.mark_sent([one.job.job_id for one in planned], now)
+        return SentProbes(plan, Counter(one.job.task for one in planned))
+
+    def _probe_run(self, planned: PlannedJob, due: datetime) -> ProbeRun:
+        job = planned.job
+        return ProbeRun(
+            job_id=job.job_id,
+            schedule_id=self._schedule_id,
+            scheduled_for=due,
+            task=job.task,
+            probe_set=planned.probe_set,
+            position=planned.position,
+            prompt_id=planned.prompt_id,
+            purpose=job.purpose.value,
+            drafter=job.probe_drafter,
+            num_draft_tokens=job.probe_num_draft_tokens,
+            scored_drafters=job.scored_drafters,
+            payload_sha256=payload_digest(job),
+        )
+
+    def _make_report(
+        self,
+        counts: RunCounts,
+        figures: Mapping[str, TaskFigures],
+        choices: Mapping[str, SettingInForce],
+        sent: SentProbes,
+        watched: Watched,
+        flagged: Flagged,
+    ) -> DriftReport:
+        """The report of a run, with what changed since the last one."""
+        now = counts.now
+        measured = self._switchback.shown(now)
+        report = build_report(
+            counts,
+            figures,
+            choices,
+            self._drafts.all(),
+            self._events.open_events(),
+            sent,
+            measured,
+            self._incidents.open_incidents(),
+            watched,
+            flagged,
+        )
+        before_day = begin_of(now) - timedelta.resolution
+        # Longer than this is a gap: one run may be skipped, because another one took too long.
+        longest_pause = 2 * timedelta(seconds=self._timetable.longest_pause_s(now))
+        report = report.model_copy(
+            update={
+                "device_s": round(self._probes.device_s(before_day, now), 3),
+                "probe_spent_device_s": round(self._probes.device_s(before_day, now, purposes=MEASURED), 3),
+                "tasks": self._with_savings(report.tasks, measured, before_day, now),
+                "device_cost_per_hour": self._settings.report.device_cost_per_hour,
+                "currency": self._settings.report.currency,
+                "expectations": expectation_lines(self._expectations.shown(now)),
+                "gaps": gaps(self._schedule.succeeded(counts.since, now), now, longest_pause),
+                "last_decoded_at": counts.last_decoded_at or self._drift.last_decoded_at(now),
+                "next_due": self._timetable.next_due(now),
+            }
+        )
+        before = self._last_report()
+        if before is None:
+            return report
+        since = before.created_at
+        changes = changes_between(
+            before,
+            report,
+            self._events.states_since(since),
+            self._incidents.closed_since(since),
+            self._servers.changed_since(since),
+        )
+        return report.model_copy(update={"changes": changes})
+
+    def _with_savings(
+        self, tasks: Sequence[TaskLine], measured: Mapping[str, TaskSpeedup], before_day: datetime, now: datetime
+    ) -> tuple[TaskLine, ...]:
+        passes = self._drift.saved_passes(before_day, now)
+        spent = self._drift.spent(before_day, now)
+        lines = []
+        for line in tasks:
+            saved, cost = saved_device_s(measured.get(line.task)), spent.get(line.task)
+            update = {
+                "saved_device_s": saved,
+                "num_saved_passes": passes.get(line.task, 0),
+                "cost": None if cost is None else cost_line(cost, saved, self._settings.report),
+            }
+            lines.append(line.model_copy(update=update))
+        return tuple(lines)
+
+    def _publish(self, report: DriftReport) -> Path:
+        """Put the report where people look: Postgres, the folder and the topic. Returns the page's path."""
+        text, html = render_text(report), render_page(report)
+        self._reports.save(
+            StoredReport(
+                report.created_at,
+                report.covers_from,
+                report.covers_to,
+                report.headline,
+                report.model_dump(mode="json"),
+                text,
+                html,
+            )
+        )
+        folder = self._settings.report_folder
+        page = write_report(folder, report, text, html)
+        headings = self._reports.headings(MAX_ENTRIES)
+        write_index(folder, lambda pages: render_index(headings, pages))
+        self._producer.send(
+            DRIFT_REPORTS, key=self._schedule_id.encode(), value=report.model_dump_json().encode(), headers=_HEADERS
+        )
+        self._producer.flush(_FLUSH_TIMEOUT_S)
+        return page
+
+    def _last_report(self) -> DriftReport | None:
+        """The newest report; None before the first, and where another version of alphaloop wrote it otherwise."""
+        stored = self._reports.latest()
+        if stored is None:
+            return None
+        try:
+            return DriftReport.model_validate(stored.content)
+        except ValidationError as error:
+            log.warning(
+                "the report of %s was made by another version and is not compared with: %d fields differ",
+                stored.created_at,
+                error.error_count(),
+                extra={"action": "report_not_compared"},
+            )
+            return None
+
+    def _show_last(self) -> None:
+        """Show in the metrics what the last run found: this process may lead since a moment ago."""
+        report = self._last_report()
+        if report is not None:
+            self._metrics.show(report)
+
+    def _note_failure(self, due: datetime, error: Exception, now: datetime) -> None:
+        outcome = {"error": type(error).__name__}
+        if isinstance(error, AlphaloopError):
+            outcome = {"error": error.code, "message": error.message}
+        # The database may be what failed; the first error is the one to raise.
+        with suppress(StoreError):
+            self._schedule.finish(self._schedule_id, due, outcome, now)

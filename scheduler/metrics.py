@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import math
 import time
-from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
@@ -15,9 +15,9 @@ from prometheus_client.registry import Collector
 
 from alphaloop.console.remembered import Remembered
 from alphaloop.store.incidents import IncidentKind
-from scheduler.causes.cause import Cause
-from scheduler.facts import SentProbes
-from scheduler.report.data import Report
+from scheduler.causes import Cause
+from scheduler.probing import SentProbes
+from scheduler.report.data import DriftReport
 
 BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 #: Of the measured speed-up of a task; the first three are missing until there is one.
@@ -60,7 +60,7 @@ class SchedulerMetrics:
         )
         self._last = Gauge(f"{prefix}_last_success_timestamp_seconds", "When the last run succeeded", registry=registry)
         self._pause = Gauge(f"{prefix}_longest_pause_seconds", "Longest time between two due runs", registry=registry)
-        self._leader = Gauge(f"{prefix}_is_leader", "1 while this process holds the lock", registry=registry)
+        self._leader = Gauge(f"{prefix}_is_leader", "1 while this process leads", registry=registry)
         self._missed = Counter(f"{prefix}_missed_ticks", "Ticks that came too late to run", registry=registry)
         self._probes = Counter(f"{prefix}_probe_jobs", "Probes and controls sent", ["task"], registry=registry)
         self._budget = Gauge(f"{prefix}_probe_budget_seconds", "Device time a run's probes may take", registry=registry)
@@ -134,7 +134,7 @@ class SchedulerMetrics:
         """Count a run that raised."""
         self._runs.labels("failed").inc()
 
-    def run_succeeded(self, report: Report, sent: SentProbes) -> None:
+    def run_succeeded(self, report: DriftReport, sent: SentProbes) -> None:
         """Count a run and what it did, and show what it found."""
         self._runs.labels("succeeded").inc()
         self._reports.inc()
@@ -150,12 +150,12 @@ class SchedulerMetrics:
             self._probes.labels(task).inc(number)
         self.show(report)
 
-    def show(self, report: Report) -> None:
+    def show(self, report: DriftReport) -> None:
         """Show what a run found: one of this process, or the last one of the leader before it."""
         self._last.set(report.created_at.timestamp())
         self._budget.set(report.probe_budget_device_s)
         self._stale.set(sum(1 for draft in report.drafts if draft.status == "stale"))
-        found = Tally((line.cause, line.acknowledged_by is not None) for line in report.drift)
+        found = collections.Counter((line.cause, line.acknowledged_by is not None) for line in report.drift)
         for cause in Cause:
             self._drift.labels(cause.value, "no").set(found[cause, False])
             self._drift.labels(cause.value, "yes").set(found[cause, True])
@@ -169,18 +169,18 @@ class SchedulerMetrics:
         self._set_figures(report)
         self._set_speedups(report)
         self._set_expectations(report)
-        incidents_by_kind = Tally(line.kind for line in report.incidents)
+        incidents_by_kind = collections.Counter(line.kind for line in report.incidents)
         for kind in IncidentKind:
             self._incidents.labels(kind.value).set(incidents_by_kind[kind])
 
-    def _set_due(self, report: Report) -> None:
+    def _set_due(self, report: DriftReport) -> None:
         due = {(line.task, line.drafter) for line in (*report.probes, *report.probes_waiting)}
         self._num_runs_due = {pair: self._num_runs_due.get(pair, 0) + 1 for pair in due}
         self._due_runs.clear()
         for pair, num_runs in self._num_runs_due.items():
             self._due_runs.labels(*pair).set(num_runs)
 
-    def _set_figures(self, report: Report) -> None:
+    def _set_figures(self, report: DriftReport) -> None:
         self._jobs.clear()
         for gauge in self._alpha_1.values():
             gauge.clear()
@@ -192,26 +192,26 @@ class SchedulerMetrics:
                 for name, value in line.alpha_1.model_dump().items():
                     self._alpha_1[name].labels(line.task, line.acceptance_drafter).set(value)
 
-    def _set_speedups(self, report: Report) -> None:
+    def _set_speedups(self, report: DriftReport) -> None:
         for gauge in self._speedup.values():
             gauge.clear()
         for line in report.tasks:
-            its = line.measured
-            if its is None:
+            measured = line.measured
+            if measured is None:
                 continue
             found = {
-                "blocks": its.num_blocks,
-                "min_draft_tokens": its.min_num_draft_tokens,
-                "max_draft_tokens": its.max_num_draft_tokens,
-                "mean_running": its.mean_running,
-                "control_share": its.control_share,
+                "blocks": measured.num_blocks,
+                "min_draft_tokens": measured.min_num_draft_tokens,
+                "max_draft_tokens": measured.max_num_draft_tokens,
+                "mean_running": measured.mean_running,
+                "control_share": measured.control_share,
             }
-            if its.speedup is not None:
-                found |= {"ratio": its.speedup.mean, "low": its.speedup.low, "high": its.speedup.high}
+            if measured.speedup is not None:
+                found |= {"ratio": measured.speedup.mean, "low": measured.speedup.low, "high": measured.speedup.high}
             for name, value in found.items():
-                self._speedup[name].labels(line.task, its.drafter).set(value)
+                self._speedup[name].labels(line.task, measured.drafter).set(value)
 
-    def _set_expectations(self, report: Report) -> None:
+    def _set_expectations(self, report: DriftReport) -> None:
         for gauge in self._expectation.values():
             gauge.clear()
         for line in report.expectations:

@@ -13,8 +13,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from alphaloop.errors import AlphaloopError, NotificationFailed, reason_of
-from alphaloop.notifying.news import NewsKind
-from alphaloop.notifying.sinks import Sink
+from alphaloop.notifying import NewsKind, Sink
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.database import Database
 from alphaloop.store.notifications import NotificationStore, Pending

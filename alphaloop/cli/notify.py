@@ -13,8 +13,7 @@ from alphaloop.cli.options import connected_settings, global_options
 from alphaloop.cli.screen import note as tell
 from alphaloop.cli.screen import out, print_json, table
 from alphaloop.errors import ConfigError, NotificationFailed
-from alphaloop.notifying.news import Gravity, Message
-from alphaloop.notifying.sinks import open_sinks
+from alphaloop.notifying import Gravity, NotificationText, open_sinks
 from alphaloop.store.notifications import Attempted, NotificationStore
 
 TEST_EXAMPLE: Final = "ALPHALOOP_SCHEDULER__NOTIFY_URLS='[\"json://localhost:8000/hook\"]' alphaloop notify test"
@@ -26,7 +25,9 @@ def test(context: typer.Context) -> None:
     sinks = open_sinks(global_options(context).settings().scheduler.notify_urls)
     if not sinks:
         raise ConfigError("scheduler.notify_urls: expected at least one address, found none", hint=TEST_EXAMPLE)
-    told = Message("alphaloop: a test", f"Sent by `alphaloop notify test` on {socket.gethostname()}.", Gravity.INFO)
+    told = NotificationText(
+        "alphaloop: a test", f"Sent by `alphaloop notify test` on {socket.gethostname()}.", Gravity.INFO
+    )
     num_failed = 0
     for sink in sinks:
         try:

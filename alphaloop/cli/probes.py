@@ -16,9 +16,8 @@ from alphaloop.cli.probing.prompts import bodies_of, read_file, read_traffic
 from alphaloop.cli.screen import note, out, print_json
 from alphaloop.errors import AlphaloopError
 from alphaloop.messages.topics import jobs_topic
-from alphaloop.probe_sets import ProbeSet, ProbeSource, new_probe_set
-from alphaloop.probing.drawing import draw as draw_prompts
-from alphaloop.probing.planning import ProbePlanner
+from alphaloop.probe_plan import ProbePlanner
+from alphaloop.probes import ProbeSet, ProbeSource, draw_prompts, new_probe_set
 from alphaloop.settings import Settings
 from alphaloop.store.clock import DatabaseClock
 from alphaloop.store.probe_sets import ProbeSetStore
@@ -122,7 +121,7 @@ def plan(
     """Show which probes the scheduler's next run would send, why, in which order, and what the budget holds back."""
     settings = connected_settings(context, broker=False)
     with open_database(settings) as database:
-        planner = ProbePlanner(database, settings.scheduler, settings.tasks, settings.policy.change_jobs)
+        planner = ProbePlanner(database, settings)
         found = planner.plan(planner.sets(), DatabaseClock(database).measure())
     if as_json:
         print_json(screens.plan_as_json(found))

@@ -12,7 +12,7 @@ from pydantic_core import to_jsonable_python
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from alphaloop.console import drawing, wording
+from alphaloop.console import wording
 from alphaloop.errors import AlphaloopError
 from alphaloop.pages.templates import environment
 from alphaloop.wording import json_text
@@ -77,5 +77,5 @@ def _json_url(request: Request) -> str:
 @cache
 def _environment() -> Environment:
     made = environment("alphaloop.console", "templates")
-    made.globals.update({**wording.FOR_TEMPLATES, **drawing.FOR_TEMPLATES})
+    made.globals.update(wording.FOR_TEMPLATES)
     return made

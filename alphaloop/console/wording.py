@@ -1,4 +1,4 @@
-"""What templates write with: the words of every other screen, and times relative to now."""
+"""What the console's templates write with beyond the words of every page: names and times, relative to now."""
 
 from __future__ import annotations
 
@@ -8,20 +8,7 @@ from typing import Any, Final
 
 from markupsafe import Markup, escape
 
-from alphaloop.as_decoded import at_load, drafted_by_load, drafted_sentence, percent, setting
-from alphaloop.switchback.wording import control, draft_lengths, figure, load, why, why_then
-from alphaloop.wording import (
-    acceptance_of,
-    counted_apart,
-    counts,
-    harmless,
-    named,
-    rate,
-    sentence,
-    share,
-    share_with_interval,
-    words,
-)
+from alphaloop.wording import harmless
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 
@@ -65,29 +52,4 @@ def _time(at: datetime, told: str) -> Markup:
     return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(iso, f"{at.astimezone(UTC):%F %T}", told)
 
 
-FOR_TEMPLATES: Final[Mapping[str, Callable[..., Any]]] = {
-    "acceptance_of": acceptance_of,
-    "ago": ago,
-    "at_load": at_load,
-    "breaks": breaks,
-    "control": control,
-    "counted_apart": counted_apart,
-    "counts": counts,
-    "draft_lengths": draft_lengths,
-    "drafted_by_load": drafted_by_load,
-    "drafted_sentence": drafted_sentence,
-    "figure": figure,
-    "load": load,
-    "named": named,
-    "percent": percent,
-    "rate": rate,
-    "sentence": sentence,
-    "setting": setting,
-    "share": share,
-    "share_with_interval": share_with_interval,
-    "span": span,
-    "stamp": stamp,
-    "why": why,
-    "why_then": why_then,
-    "words": words,
-}
+FOR_TEMPLATES: Final[Mapping[str, Callable[..., Any]]] = {"ago": ago, "breaks": breaks, "span": span, "stamp": stamp}

@@ -1,4 +1,4 @@
-"""Leadership by a row with a time limit: for a pooler in transaction mode, where no session keeps a lock."""
+"""Leadership by a row with a time limit. It needs no session, so it holds behind a pooler in transaction mode too."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GIVE_UP: Final = text("DELETE FROM leader_leases WHERE role = :role AND owner =
 
 
 class LeaderLease:
-    """What `AdvisoryLock` does, with a row that the leader renews at each check. One thread uses it.
+    """The lease that makes one process of several the leader, which renews it at each check. One thread uses it.
 
     A leader that died is followed after `lease_s`. One that was only slow writes nothing any more: its term has ended.
     """

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.errors import StoreError
-from alphaloop.probe_texts import ProbeText
+from alphaloop.probes import ProbeText
 from alphaloop.store.acceptance_state import StateRow
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun

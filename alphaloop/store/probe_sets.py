@@ -9,7 +9,7 @@ from itertools import groupby
 from sqlalchemy import ColumnElement, and_, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from alphaloop.probe_sets import ProbePrompt, ProbeSet, ProbeSource
+from alphaloop.probes import ProbePrompt, ProbeSet, ProbeSource
 from alphaloop.store.database import Database
 from alphaloop.tables import probe_prompts, probe_sets
 

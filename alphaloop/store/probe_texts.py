@@ -9,7 +9,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, text, update
 from sqlalchemy.dialects.postgresql import insert
 
-from alphaloop.probe_texts import DecodedText, ProbeText, TextPair
+from alphaloop.probes import DecodedText, ProbeText, TextPair
 from alphaloop.store.database import Database
 from alphaloop.store.probes import LONGEST_LIFE
 from alphaloop.tables import probe_runs, probe_texts

@@ -25,7 +25,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.measurements import ProbeResult
 from alphaloop.messages import Purpose
-from alphaloop.probing.due import TaskTraffic
+from alphaloop.probes import TaskTraffic
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import Source
 from alphaloop.store.hourly_sums import SHADOW

@@ -1,33 +1,16 @@
-"""Scheduled runs, each once, and the lock that makes one process of several the leader."""
+"""Scheduled runs, each once."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
-import psycopg
-from psycopg.conninfo import make_conninfo
-from pydantic import SecretStr
 from sqlalchemy import select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from alphaloop.errors import StoreUnavailable
-from alphaloop.store.database import Database, parse_url, redacted
-from alphaloop.store.refusals import store_error
-from alphaloop.store.terms import Term, begin_term
+from alphaloop.store.database import Database
 from alphaloop.tables import schedule_runs
-
-#: Any fixed number: every scheduler of this database takes the same lock.
-LEADER_LOCK: Final = 0x616C7068616D65
-# A leader without a network must notice it soon, because another one takes over: the connection ends after about 20 s.
-_KEEPALIVE: Final[dict[str, int]] = {
-    "keepalives": 1,
-    "keepalives_idle": 5,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 20_000,
-}
 
 
 class ScheduleStore:
@@ -88,81 +71,3 @@ class ScheduleStore:
         )
         with self._database.begin() as connection:
             return list(connection.execute(query).scalars())
-
-
-class AdvisoryLock:
-    """A lock tied to a connection outside the pool: it ends with this process.
-
-    One thread uses it. Only `try_acquire` and `begin_term` raise: a broken connection is a lost lock.
-    """
-
-    def __init__(
-        self, url: SecretStr, key: int = LEADER_LOCK, *, connect_timeout_s: int = 10, term_timeout_s: float = 5.0
-    ) -> None:
-        """`term_timeout_s`: how long `begin_term` waits for a transaction of the leader before."""
-        parsed = parse_url(url)
-        self._where = redacted(parsed)
-        self._conninfo = SecretStr(parsed.set(drivername="postgresql").render_as_string(hide_password=False))
-        self._connect_timeout_s = connect_timeout_s
-        self._lock_timeout = f"{term_timeout_s * 1000:.0f}ms"
-        self._key = key
-        self._connection: psycopg.Connection[Any] | None = None
-
-    def try_acquire(self) -> bool:
-        """Take the lock if it is free, without waiting. Raises StoreUnavailable, StoreError."""
-        try:
-            if self._connection is None:
-                self._connection = self._connect()
-            row = self._connection.execute("SELECT pg_try_advisory_lock(%s)", (self._key,)).fetchone()
-        except psycopg.Error as error:
-            self.release()
-            raise store_error(error, self._where) from None
-        if not row or not row[0]:
-            self.release()
-            return False
-        return True
-
-    def begin_term(self) -> Term:
-        """Number this leadership, so that what the leader before still tries to write is refused.
-
-        Raises StoreUnavailable, and StoreError while a transaction of that leader goes on; the lock is then released.
-        """
-        if self._connection is None:
-            raise StoreUnavailable(f"no connection to {self._where} holds the leader's lock")
-        try:
-            self._connection.execute("SELECT set_config('lock_timeout', %s, false)", (self._lock_timeout,))
-            return begin_term(self._connection)
-        except psycopg.Error as error:
-            self.release()
-            raise store_error(error, self._where) from None
-
-    def is_held(self) -> bool:
-        """Ask the server whether this connection still holds the lock."""
-        if self._connection is None:
-            return False
-        try:
-            row = self._connection.execute(
-                "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = pg_backend_pid()"
-                " AND (classid::bigint << 32) | objid::bigint = %s",
-                (self._key,),
-            ).fetchone()
-        except psycopg.Error:
-            self.release()
-            return False
-        return bool(row and row[0])
-
-    def release(self) -> None:
-        """Release the lock by closing its connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-
-    @property
-    def backend_pid(self) -> int | None:
-        """The server process behind the lock, as in pg_stat_activity; None without a connection."""
-        return self._connection.info.backend_pid if self._connection is not None else None
-
-    def _connect(self) -> psycopg.Connection[Any]:
-        settings: dict[str, str | int] = {"connect_timeout": self._connect_timeout_s, **_KEEPALIVE}
-        settings["application_name"] = "alphaloop-leader"
-        return psycopg.connect(make_conninfo(self._conninfo.get_secret_value(), **settings), autocommit=True)

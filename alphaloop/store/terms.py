@@ -1,6 +1,6 @@
 """Terms of leadership: each leader has a number, and writes nothing once there is a later one.
 
-The lock alone does not do this: a leader whose connection was cut finds out only when it looks.
+The lease alone does not do this: a leader that stood still finds out that it ran out only when it looks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Term:
 
 
 def begin_term(driver: psycopg.Connection[Any], role: str = SCHEDULER) -> Term:
-    """Begin the next term, on the connection that holds the leader's lock. Raises psycopg.Error.
+    """Begin the next term, on the connection of the one that holds the leader's lease. Raises psycopg.Error.
 
     Waits for transactions of the term before, at most as long as the connection's `lock_timeout`.
     """

@@ -16,8 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cause.scenarios import KINDS, Scenario, scenarios
-from scheduler.causes.cause import Cause
-from scheduler.causes.naming import explain
+from scheduler.causes import Cause, explain
 
 console = Console(stderr=True, width=150)
 _NOTHING: Final = "none"

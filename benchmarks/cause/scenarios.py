@@ -13,8 +13,7 @@ from typing import Final
 
 from benchmarks.cause.histories import faults, jobs, setups, thin
 from benchmarks.cause.histories.draw import Draw
-from scheduler.causes.cause import Cause
-from scheduler.causes.naming import Evidence
+from scheduler.causes import Cause, DrafterEvidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class Scenario:
 
     kind: str
     expected: frozenset[Cause]
-    evidence: Evidence
+    evidence: DrafterEvidence
 
 
 def scenarios(kinds: Sequence[str], per_kind: int, first: int = 0) -> list[Scenario]:
@@ -45,7 +44,7 @@ _JOBS, _MIX, _STALE, _BAD = (
     (Cause.BAD_DRAFT,),
 )
 _SETUP, _FAULT, _THIN = (Cause.SETUP_CHANGED,), (Cause.FAULT,), (Cause.TOO_LITTLE_EVIDENCE,)
-Kind = tuple[tuple[Cause, ...], Callable[[Draw], Evidence]]
+Kind = tuple[tuple[Cause, ...], Callable[[Draw], DrafterEvidence]]
 #: By name; the kinds without a cause are the last ones.
 KINDS: Final[dict[str, Kind]] = {
     "other jobs": (_JOBS, jobs.other_jobs),

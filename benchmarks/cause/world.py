@@ -15,8 +15,8 @@ from datetime import UTC, datetime, timedelta
 
 from alphaloop.measurements import ProbeResult, Stream, WatchedJob
 from scheduler.counts import subject_of
-from scheduler.drift.segmented import Rates, SegmentedStream
-from scheduler.verdicts import Setup, TrafficVerdict
+from scheduler.drift.watching import Rates, SegmentedStream, TrafficVerdict
+from scheduler.probe_history import ProbeSetup
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DRAFTER = "draft"
@@ -49,11 +49,13 @@ class World:
 
     seed: str
     task: str = "code"
-    setups: list[tuple[float, Setup]] = field(default_factory=lambda: [(0.0, Setup("target-1", "draft-1", "engine-1"))])
+    setups: list[tuple[float, ProbeSetup]] = field(
+        default_factory=lambda: [(0.0, ProbeSetup("target-1", "draft-1", "engine-1"))]
+    )
     levels: list[Level] = field(default_factory=lambda: [Level(0.0, 0.75)])
     dips: Mapping[int, float] = field(default_factory=dict)  #: loss of a single prompt at the last level
 
-    def setup(self, day: float) -> Setup:
+    def setup(self, day: float) -> ProbeSetup:
         """What decodes on a day."""
         return [setup for since, setup in self.setups if since <= day][-1]
 

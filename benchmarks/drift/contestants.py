@@ -15,8 +15,8 @@ from river import drift
 from alphaloop.settings import SchedulerSettings
 from benchmarks.drift.rivals import hddm_a, hddm_w, kswin, page_hinkley
 from benchmarks.drift.streams import LONGEST_DELAY, Fork
-from scheduler.drift.memory import Floats, Memory, Tally, empty_memory
-from scheduler.drift.phases import Jobs, Rules
+from scheduler.drift.memory import Floats, JobTally, Memory, empty_memory
+from scheduler.drift.phases import DriftRules, Jobs
 
 OURS: Final = "alphaloop"
 REFERENCE_JOBS: Final = SchedulerSettings().drift_reference_jobs
@@ -68,7 +68,7 @@ class Ours:
 
     def _alarms(self, memory: Memory, stream: Jobs, strength: float, most: int) -> Alarms:
         found = np.zeros(MOST_ALARMS, dtype=np.int64)
-        rules = Rules(math.exp(strength), REFERENCE_JOBS, MARGIN)
+        rules = DriftRules(math.exp(strength), REFERENCE_JOBS, MARGIN)
         return found[: self.compiled(memory, rules, stream, found, most)]
 
 
@@ -131,5 +131,5 @@ def _adwin(values: Floats, bound: float) -> Alarms:
 
 def _copied(memory: Memory) -> Memory:
     return Memory._make(
-        Tally._make(its.copy() for its in part) if isinstance(part, Tally) else part.copy() for part in memory
+        JobTally._make(its.copy() for its in part) if isinstance(part, JobTally) else part.copy() for part in memory
     )

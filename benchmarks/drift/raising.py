@@ -6,10 +6,10 @@ from numpy import int64
 from numpy.typing import NDArray
 
 from scheduler.drift.memory import NUM_ALARMS, Memory
-from scheduler.drift.phases import LEAST_TRIALS, Jobs, Rules, follow
+from scheduler.drift.phases import LEAST_TRIALS, DriftRules, Jobs, follow
 
 
-def alarms(memory: Memory, rules: Rules, jobs: Jobs, found: NDArray[int64], most: int) -> int:
+def alarms(memory: Memory, rules: DriftRules, jobs: Jobs, found: NDArray[int64], most: int) -> int:
     """Follow the jobs as `scheduler.drift.phases.fold` does.
 
     The indices of those that raise an alarm go to `found`. Returns how many there are; stops after `most`.

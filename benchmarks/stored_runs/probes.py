@@ -6,7 +6,7 @@ from typing import Final
 
 import psycopg
 
-from alphaloop.probe_sets import new_probe_set
+from alphaloop.probes import new_probe_set
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.probe_sets import ProbeSetStore

@@ -17,6 +17,7 @@ from typing import Any, Final
 from pydantic import SecretStr
 from sqlalchemy import Engine, event
 
+from alphaloop.kafka.producer import Producer
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.database import Database
 from alphaloop.store.session_limits import UNLIMITED
@@ -72,10 +73,13 @@ class Runs:
         return self.rss_peak - self.rss_before
 
 
-class NoSender:
+class NoProducer(Producer):
     """Takes messages and sends none: the runs are about reading."""
 
-    def send(self, topic: str, *, key: bytes | None, value: bytes | None, headers: Any = ()) -> None:
+    def __init__(self) -> None:
+        """Without a broker."""
+
+    def send(self, topic: str, **_: Any) -> None:
         """Nothing."""
 
     def flush(self, timeout_s: float) -> None:
@@ -93,7 +97,6 @@ def _run(url: str, num_runs: int) -> Runs:
     from scheduler.loop import Scheduler
     from scheduler.metrics import SchedulerMetrics
 
-    settings = Settings().scheduler
     found: dict[str, Statement] = {}
     times: list[float] = []
     cpu: list[float] = []
@@ -101,14 +104,11 @@ def _run(url: str, num_runs: int) -> Runs:
     with tempfile.TemporaryDirectory() as folder, Database(SecretStr(url), limits=UNLIMITED) as database:
         scheduler = Scheduler(
             database,
-            NoSender(),
-            settings,
-            tasks={task: TaskSettings() for task in TASKS},
-            report_folder=Path(folder),
+            NoProducer(),
+            Settings(data_dir=Path(folder), tasks={task: TaskSettings() for task in TASKS}),
             owner="benchmark",
             metrics=SchedulerMetrics(),
             message_retention=lambda: timedelta(days=7),
-            change_jobs=Settings().policy.change_jobs,
             schedule_id="benchmark",
         )
         database.check_revision()

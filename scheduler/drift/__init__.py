@@ -1,10 +1,1 @@
-"""The drift test of traffic: sequential, two-sided, with a memory that is stored between two runs.
-
-`watch_traffic` is a run over all streams. docs/concepts/drift.md explains the test.
-"""
-
-from __future__ import annotations
-
-from scheduler.drift.watching import watch_traffic
-
-__all__ = ["watch_traffic"]
+"""The drift test of traffic: its memory, its mathematics, its life from job to job, and a run over all streams."""

@@ -31,13 +31,13 @@ Floats = NDArray[np.float64]
 NUM_WINDOWED, PHASE, NUM_ALARMS, NUM_JOBS = 0, 1, 2, 3
 # Phases
 LEARNING, WATCHING = 0, 1
-# Indices into Tally.first: jobs, and of position 1 trials, accepts, residuals and squared residuals
+# Indices into JobTally.first: jobs, and of position 1 trials, accepts, residuals and squared residuals
 JOBS, TRIALS, ACCEPTS, RESIDUALS, SQUARES = 0, 1, 2, 3, 4
 # Indices into Memory.alarm
 DIRECTION, RAISED_AT, CHANGED_AFTER, CHANGED_BEFORE, MOVED_AFTER, MOVED_BEFORE = 0, 1, 2, 3, 4, 5
 
 
-class Tally(NamedTuple):
+class JobTally(NamedTuple):
     """Counts of a stretch of jobs."""
 
     trials: Floats  #: [ROWS, POSITIONS]
@@ -59,12 +59,12 @@ class Memory(NamedTuple):
     current_spread: Floats  #: the same of the running period
     base: Floats  #: [1]: variance of one job a unit of information, before its own says
     variance: Floats  #: [SCALES]: variance of sums over 2ʲ jobs, a unit of information
-    reference: Tally  #: the level that jobs are compared with
-    pending: Tally  #: the last whole period, not yet in the reference
-    current: Tally  #: the running period
-    norm: Tally  #: of an open event: the reference before it
-    earlier: Tally  #: of an open event: jobs since its last alarm beside the norm, all whole periods
-    latest: Tally  #: and the running period
+    reference: JobTally  #: the level that jobs are compared with
+    pending: JobTally  #: the last whole period, not yet in the reference
+    current: JobTally  #: the running period
+    norm: JobTally  #: of an open event: the reference before it
+    earlier: JobTally  #: of an open event: jobs since its last alarm beside the norm, all whole periods
+    latest: JobTally  #: and the running period
     norm_alpha: Floats  #: [ROWS]: expected α_1 before the event
     norm_centre: Floats  #: [FEATURES]: mean feature of the norm
     alpha: Floats  #: [ROWS, POSITIONS]: expected α
@@ -80,9 +80,9 @@ class Memory(NamedTuple):
     #: beginning and around the last change
 
 
-def empty_tally() -> Tally:
+def empty_tally() -> JobTally:
     """No jobs."""
-    return Tally(
+    return JobTally(
         np.zeros((ROWS, POSITIONS)),
         np.zeros((ROWS, POSITIONS)),
         np.zeros((ROWS, 2)),
@@ -129,18 +129,19 @@ def is_open(memory: Memory) -> bool:
     return bool(memory.alarm[DIRECTION] != 0)
 
 
-def to_document(memory: Memory | Tally) -> dict[str, Any]:
+def to_document(memory: Memory | JobTally) -> dict[str, Any]:
     """As JSON keeps it: numbers in nested lists."""
     return {
-        name: to_document(part) if isinstance(part, Tally) else part.tolist() for name, part in memory._asdict().items()
+        name: to_document(part) if isinstance(part, JobTally) else part.tolist()
+        for name, part in memory._asdict().items()
     }
 
 
 def from_document(document: Any) -> Memory:
     """The inverse of `to_document`. Raises StoreError for anything else."""
     return Memory._make(
-        Tally._make(_array(_part(document, name), its, like) for its, like in part._asdict().items())
-        if isinstance(part, Tally)
+        JobTally._make(_array(_part(document, name), field, like) for field, like in part._asdict().items())
+        if isinstance(part, JobTally)
         else _array(document, name, part)
         for name, part in empty_memory()._asdict().items()
     )

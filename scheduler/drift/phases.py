@@ -6,7 +6,7 @@
 * An alarm opens an event. What was the reference is the norm now; the stream is learned anew, and watched at its new
   level, so that a further change raises an alarm of its own. It belongs to the same event.
 
-`scheduler.drift.events` compares the new level with the norm and ends the event.
+The jobs of an open event are compared with the norm, which is the level before it. The event ends by equivalence.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 from numpy import int64
 from numpy.typing import NDArray
 
-from scheduler.drift.events import is_like_norm, judge, raise_alarm, recall, turn_round
 from scheduler.drift.memory import (
     ACCEPTS,
+    DIRECTION,
     JOBS,
     LEARNING,
     NUM_JOBS,
@@ -32,11 +32,31 @@ from scheduler.drift.memory import (
     Memory,
     is_open,
 )
-from scheduler.drift.precision import is_fine
-from scheduler.drift.reference import clear, count, count_first, merge, settle, weight
-from scheduler.drift.rhythm import features, learn, solve, wave
-from scheduler.drift.scales import advance, clear_windows, estimate_variances, forget_blocks, join_blocks
-from scheduler.drift.shifts import find_noise, weigh
+from scheduler.drift.statistics import (
+    CLOSING,
+    advance,
+    begin_event,
+    clear,
+    clear_windows,
+    count,
+    count_first,
+    estimate_variances,
+    features,
+    find_noise,
+    forget_blocks,
+    is_fine,
+    join_blocks,
+    learn,
+    merge,
+    note,
+    reference_error,
+    settle,
+    solve,
+    standard_error,
+    wave,
+    weigh,
+    weight,
+)
 
 WINSOR: Final = 3.5  # residuals of short jobs are skewed; one job alone must not raise an alarm
 BETWEEN_LOOKS: Final = 32  # jobs between two fits of the rhythm, and two looks at a period
@@ -55,7 +75,7 @@ class Jobs(NamedTuple):
     segments: NDArray[int64]  #: segment, as a row of the tallies
 
 
-class Rules(NamedTuple):
+class DriftRules(NamedTuple):
     """The settings of the test."""
 
     run_length: float  #: jobs between two false alarms
@@ -63,14 +83,14 @@ class Rules(NamedTuple):
     margin: float  #: in α: the smallest change that matters
 
 
-def fold(memory: Memory, rules: Rules, jobs: Jobs) -> None:
+def fold(memory: Memory, rules: DriftRules, jobs: Jobs) -> None:
     """Add jobs to the memory, one after the other. Jobs without a trial say nothing and are passed over."""
     for index in range(len(jobs.tokens)):
         if jobs.trials[index, 0] >= LEAST_TRIALS:
             follow(memory, rules, jobs, index)
 
 
-def follow(memory: Memory, rules: Rules, jobs: Jobs, index: int) -> None:
+def follow(memory: Memory, rules: DriftRules, jobs: Jobs, index: int) -> None:
     """Add one job."""
     memory.clock[NUM_JOBS] += 1
     if is_open(memory):
@@ -88,7 +108,7 @@ def follow(memory: Memory, rules: Rules, jobs: Jobs, index: int) -> None:
         look_back(memory, rules, jobs.at[index])
 
 
-def look_back(memory: Memory, rules: Rules, at: float) -> None:
+def look_back(memory: Memory, rules: DriftRules, at: float) -> None:
     """Look at the running period as a whole."""
     solve(memory)
     if is_open(memory) and judge(memory, rules.margin):
@@ -109,7 +129,7 @@ def study(memory: Memory, jobs: Jobs, index: int) -> None:
     count_first(memory.current, jobs.segments[index], trials[0], accepts[0], accepts[0])
 
 
-def begin(memory: Memory, rules: Rules, at: float) -> None:
+def begin(memory: Memory, rules: DriftRules, at: float) -> None:
     """Make the studied jobs the reference, and begin to watch."""
     level = memory.current.accepts.sum() / memory.current.trials.sum()
     base = max(level * (1 - level), 0.01)
@@ -130,7 +150,7 @@ def begin(memory: Memory, rules: Rules, at: float) -> None:
         turn_round(memory)
 
 
-def watch(memory: Memory, rules: Rules, at: float) -> None:
+def watch(memory: Memory, rules: DriftRules, at: float) -> None:
     """Watch from here on, beside the reference as it is."""
     settle(memory)
     find_noise(memory, rules.run_length, rules.margin)
@@ -147,7 +167,7 @@ def learn_anew(memory: Memory) -> None:
     memory.clock[PHASE] = LEARNING
 
 
-def compare(memory: Memory, rules: Rules, jobs: Jobs, index: int) -> bool:
+def compare(memory: Memory, rules: DriftRules, jobs: Jobs, index: int) -> bool:
     """Count a job beside what the reference expects, and test. Whether that is an alarm."""
     row, trials, accepts = jobs.rows[index], jobs.trials[index], jobs.accepts[index]
     mass = jobs.tokens[index] * memory.shape[row, 0]
@@ -170,7 +190,7 @@ def compare(memory: Memory, rules: Rules, jobs: Jobs, index: int) -> bool:
     return weigh(memory, rules.run_length, rules.margin, rest, information, error)
 
 
-def turn(memory: Memory, rules: Rules) -> None:
+def turn(memory: Memory, rules: DriftRules) -> None:
     """End a period: the period before it joins the reference."""
     merge(memory.reference, memory.pending)
     clear(memory.pending)
@@ -181,10 +201,73 @@ def turn(memory: Memory, rules: Rules) -> None:
     find_noise(memory, rules.run_length, rules.margin)
 
 
-def is_over(memory: Memory, rules: Rules) -> bool:
+def is_over(memory: Memory, rules: DriftRules) -> bool:
     """Whether the running period is over.
 
     It is as long as a short reference, which has to keep up with the day, or long enough for the margin.
     """
     num_jobs = memory.current.first[JOBS]
     return bool(num_jobs >= memory.reference.first[JOBS] or is_fine(memory, memory.current, rules.margin))
+
+
+FEWEST_JUDGED: Final = 64  # jobs
+REALLY: Final = 2.0  # standard errors of another level
+
+
+def raise_alarm(memory: Memory, at: float) -> None:
+    """Open an event, or note a further change in the open one: what it does is estimated on later jobs."""
+    if not is_open(memory):
+        clear(memory.norm)
+        merge(memory.norm, memory.reference)
+        memory.norm_alpha[:] = memory.alpha[:, 0]
+        memory.norm_centre[:] = memory.centre
+    clear(memory.earlier)
+    clear(memory.latest)
+    note(memory, at)
+
+
+def recall(
+    memory: Memory, row: int, trials: Floats, accepts: Floats, tokens: float, waves: Floats, segment: int
+) -> None:
+    """Count a job beside the norm."""
+    shift, _ = wave(memory, waves - memory.norm_centre)
+    tested = trials.sum()
+    count(memory.latest, row, trials, accepts, tokens, tested * weight(tested), waves)
+    residual = accepts[0] - trials[0] * (memory.norm_alpha[row] + shift)
+    count_first(memory.latest, segment, trials[0], accepts[0], residual)
+
+
+def is_like_norm(memory: Memory) -> bool:
+    """Whether the latest jobs of the event do not really differ from the norm."""
+    latest = memory.latest
+    change = abs(latest.first[RESIDUALS] / latest.first[TRIALS])
+    error, doubt = standard_error(memory, latest), reference_error(memory, memory.norm, latest)
+    return bool(change <= REALLY * math.sqrt(error**2 + doubt**2))
+
+
+def turn_round(memory: Memory) -> None:
+    """Let a fall become a rise, or a rise a fall, where the last change led to the other side of the norm."""
+    change = memory.latest.first[RESIDUALS] / memory.latest.first[TRIALS]
+    if change * memory.alarm[DIRECTION] < -REALLY * standard_error(memory, memory.latest):
+        begin_event(memory, -memory.alarm[DIRECTION])
+
+
+def judge(memory: Memory, margin: float) -> bool:
+    """End the event if its latest jobs show the level of the norm; begin a new period if they show another.
+
+    Whether the norm is the reference again: where it is longer than what was learned since, and not really different.
+    """
+    latest = memory.latest
+    if latest.first[JOBS] < FEWEST_JUDGED:
+        return False
+    returns = memory.norm.first[JOBS] > memory.reference.first[JOBS] and is_like_norm(memory)
+    if returns:
+        clear(memory.reference)
+        merge(memory.reference, memory.norm)
+    change, error = abs(latest.first[RESIDUALS] / latest.first[TRIALS]), standard_error(memory, latest)
+    if change + CLOSING * error <= max(margin, CLOSING * reference_error(memory, memory.norm, latest)):
+        memory.alarm[DIRECTION] = 0.0
+    elif change - CLOSING * error > margin or is_fine(memory, latest, margin):
+        merge(memory.earlier, latest)
+        clear(latest)
+    return bool(returns)

@@ -1,26 +1,103 @@
-"""A run of the test over all streams: read what is new, add it to the memories, store them, give the verdicts."""
+"""The drift test of traffic: sequential, two-sided, with a memory that is stored between two runs.
+
+`watch_traffic` is a run over all streams: it reads what is new, adds it to the memories, stores them, gives the
+verdicts. A verdict knows four states. "Steady" is a finding: the interval of the change lies within a margin
+(equivalence). "No change was found" is not enough for it.
+
+A stream whose jobs come from several segments has one test of all of them, and one of each. A mean over segments can
+stay while every segment moves (Simpson 1951), and a small segment moves the mean too little to be seen. So each segment
+has windows and a reference of its own, from the moment on at which the stream has two. Every job is then in two tests.
+Each of them gets half of the job's share of false alarms, so that the stated rate holds for all tests together
+(Bonferroni).
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
-from typing import Final
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final, Self, TypeVar
 
+import numpy as np
+
+from alphaloop.acceptance import Z95, Interval
+from alphaloop.errors import StoreError
 from alphaloop.measurements import AcceptedLevel, DriftSubject, Stream, WatchedJob
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.drift_memory import DriftMemoryStore, Position, StoredMemory
 from scheduler.counts import subject_of
-from scheduler.drift.memory import VERSION
-from scheduler.drift.segmented import Rates, SegmentedStream
-from scheduler.verdicts import State, TrafficVerdict
+from scheduler.drift.memory import (
+    ACCEPTS,
+    CHANGED_AFTER,
+    CHANGED_BEFORE,
+    DIRECTION,
+    JOBS,
+    LEARNING,
+    NUM_JOBS,
+    PHASE,
+    POSITIONS,
+    RESIDUALS,
+    ROWS,
+    SCALES,
+    SEGMENTS,
+    SQUARES,
+    TRIALS,
+    VERSION,
+    Floats,
+    JobTally,
+    Memory,
+    empty_memory,
+    empty_tally,
+    from_document,
+    is_open,
+    to_document,
+)
+from scheduler.drift.phases import DriftRules, Jobs, fold
+from scheduler.drift.statistics import inflation, merge, reference_error, standard_error
 
 log = logging.getLogger(__name__)
-
 MONTH: Final = timedelta(days=30)
 PAGE_JOBS: Final = 5_000  # read at once: some 5 MB
 MOST_JOBS: Final = 100_000  # of a task in one run; the next run goes on from there
 LEAST_RUN_LENGTH: Final = 1_000.0  # jobs: a stated rate is not used up where there are hardly any jobs
+#: Segments with a test of their own; later ones are in the test of all. A memory takes some 26 kB as JSON.
+MOST_SEGMENTS: Final = 8
+LEAST_JOBS: Final = 8  # fewer later jobs give no interval
+LEAST_OF_SEGMENT: Final = 3  # on either side: its variance is that of all segments
+WITHOUT_SEGMENT: Final = "(none)"  #: how jobs without a segment are called beside those with one
+
+
+class State(StrEnum):
+    """What is known of a change of acceptance."""
+
+    TOO_LITTLE = "too_little"  #: neither a change nor steadiness can be shown
+    STEADY = "steady"  #: the interval of the change lies within the margin
+    FELL = "fell"
+    ROSE = "rose"
+
+
+_MOVED: Final = (State.FELL, State.ROSE)
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficVerdict:
+    """What the jobs of a subject show. `segment` is empty for all of a task's segments together."""
+
+    subject: DriftSubject
+    segment: str
+    state: State
+    change: Interval | None  #: of α_1, estimated on jobs after the alarm; None without one
+    changed_after: datetime | None  #: the change lies between these two moments; None without one
+    changed_before: datetime | None
+    num_jobs_before: int
+    num_jobs_after: int
+    trials_before: int
+    accepts_before: int
+    trials_after: int
+    accepts_after: int
 
 
 def watch_traffic(
@@ -66,7 +143,7 @@ def _follow(
     `norms` says by drafter when its level was accepted: what was learned of jobs until then is forgotten.
     """
     stored = store.load(task)
-    outdated = {stream for stream, its in stored.memories.items() if its.norm_since != norms.get(stream.drafter)}
+    outdated = {stream for stream, memory in stored.memories.items() if memory.norm_since != norms.get(stream.drafter)}
     streams = {
         stream: (SegmentedStream() if stream in outdated else _restored(stream, memory), memory.last_decoded_at)
         for stream, memory in stored.memories.items()
@@ -74,11 +151,11 @@ def _follow(
     position = stored.position or Position(oldest, 0)
     num_read = 0
     while num_read < MOST_JOBS and (jobs := store.page(task, position, until, PAGE_JOBS)):
-        for stream, its in _by_stream(jobs).items():
+        for stream, new in _by_stream(jobs).items():
             watched = streams[stream][0] if stream in streams else SegmentedStream()
             norm_since = norms.get(stream.drafter)
-            watched.add([job for job in its if norm_since is None or job.decoded_at > norm_since], rates)
-            streams[stream] = watched, its[-1].decoded_at
+            watched.add([job for job in new if norm_since is None or job.decoded_at > norm_since], rates)
+            streams[stream] = watched, new[-1].decoded_at
         position = Position(jobs[-1].decoded_at, jobs[-1].ledger_id)
         num_read += len(jobs)
     if num_read or outdated:
@@ -118,9 +195,303 @@ def _of_current(streams: dict[Stream, tuple[SegmentedStream, datetime]], margin:
         subject = subject_of(stream)
         if newest[stream.drafter][1] != subject:
             continue
-        its = watched.verdicts(subject, margin)
-        has_moved = any(verdict.state in (State.FELL, State.ROSE) for verdict in its)
-        rank = (has_moved, its[0].state is State.STEADY, watched.num_jobs)
+        found = watched.verdicts(subject, margin)
+        has_moved = any(verdict.state in (State.FELL, State.ROSE) for verdict in found)
+        rank = (has_moved, found[0].state is State.STEADY, watched.num_jobs)
         if subject not in clearest or rank > clearest[subject][0]:
-            clearest[subject] = rank, its
-    return [verdict for _, its in clearest.values() for verdict in its]
+            clearest[subject] = rank, found
+    return [verdict for _, found in clearest.values() for verdict in found]
+
+
+# The memory of a stream
+
+Name = TypeVar("Name", int, str)
+
+
+@dataclass(slots=True)
+class WatchedStream:
+    """The memory of a stream and the names of its rows; later names share the last row."""
+
+    memory: Memory = field(default_factory=empty_memory)
+    draft_lengths: list[int] = field(default_factory=list)  #: k, by row
+    segments: list[str] = field(default_factory=list)  #: by row; empty is the jobs without one
+
+    def add(self, jobs: Sequence[WatchedJob], rules: DriftRules) -> None:
+        """Add jobs in the order in which they were decoded. In how many calls they come changes nothing."""
+        fold(self.memory, rules, self._page(jobs))
+
+    def document(self) -> dict[str, Any]:
+        """As JSON keeps it."""
+        return {
+            "draft_lengths": self.draft_lengths,
+            "segments": self.segments,
+            "memory": to_document(self.memory),
+        }
+
+    @classmethod
+    def of(cls, document: Any) -> Self:
+        """The inverse of `document`. Raises StoreError for anything else."""
+        try:
+            lengths, segments = document["draft_lengths"], document["segments"]
+            found = cls(from_document(document["memory"]), [int(k) for k in lengths], [str(name) for name in segments])
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError("memory of a drift test: expected draft_lengths, segments and memory") from error
+        if len(found.draft_lengths) > ROWS or len(found.segments) > SEGMENTS:
+            raise StoreError(f"memory of a drift test: expected at most {ROWS} draft lengths and {SEGMENTS} segments")
+        return found
+
+    def _page(self, jobs: Sequence[WatchedJob]) -> Jobs:
+        trials, accepts = np.zeros((len(jobs), POSITIONS)), np.zeros((len(jobs), POSITIONS))
+        for index, job in enumerate(jobs):
+            width = min(len(job.trials), POSITIONS)
+            trials[index, :width] = job.trials[:width]
+            accepts[index, :width] = job.accepts[:width]
+        return Jobs(
+            rows=np.array([_row(self.draft_lengths, job.num_draft_tokens, ROWS) for job in jobs], dtype=np.int64),
+            trials=trials,
+            accepts=accepts,
+            tokens=np.array([job.num_tokens for job in jobs], dtype=np.float64),
+            at=np.array([job.decoded_at.timestamp() for job in jobs], dtype=np.float64),
+            segments=np.array([_row(self.segments, job.segment, SEGMENTS) for job in jobs], dtype=np.int64),
+        )
+
+
+def _row(names: list[Name], name: Name, most: int) -> int:
+    """The row of a name; a new name gets a new one while there are some."""
+    if name in names:
+        return names.index(name)
+    if len(names) < most - 1:
+        names.append(name)
+        return len(names) - 1
+    return most - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """The rules of a test whose jobs are in no other, and of one of two tests that share their jobs."""
+
+    alone: DriftRules
+    shared: DriftRules
+
+    @classmethod
+    def of(cls, false_alarm_jobs: float, reference_jobs: int, margin: float) -> Self:
+        """Rules under which all tests together raise one false alarm in `false_alarm_jobs` jobs."""
+        return cls(*(DriftRules(number * false_alarm_jobs, reference_jobs, margin) for number in (1, 2)))
+
+
+@dataclass(slots=True)
+class SegmentedStream:
+    """The memories of a stream."""
+
+    whole: WatchedStream = field(default_factory=WatchedStream)
+    parts: dict[str, WatchedStream] = field(default_factory=dict)  #: by segment; empty while there is only one
+
+    @property
+    def num_jobs(self) -> int:
+        """Jobs that were added and tested a draft."""
+        return int(self.whole.memory.clock[NUM_JOBS])
+
+    def add(self, jobs: Sequence[WatchedJob], rates: Rates) -> None:
+        """Add jobs in the order in which they were decoded. In how many calls they come changes nothing."""
+        num_alone = self._num_alone(jobs)
+        self.whole.add(jobs[:num_alone], rates.alone)
+        self.whole.add(jobs[num_alone:], rates.shared)
+        by_segment: dict[str, list[WatchedJob]] = {}
+        for job in jobs[num_alone:]:
+            by_segment.setdefault(job.segment, []).append(job)
+        for segment, part in by_segment.items():
+            if segment in self.parts or len(self.parts) < MOST_SEGMENTS:
+                self.parts.setdefault(segment, WatchedStream()).add(part, rates.shared)
+
+    def verdicts(self, subject: DriftSubject, margin: float) -> list[TrafficVerdict]:
+        """Of all segments together first; then of each, where there are two or more.
+
+        A segment whose own test is in alarm is told by that test, the others by what the alarm of all shows of them.
+        """
+        overall, *segments = verdicts(subject, self.whole, margin)
+        own = {name or WITHOUT_SEGMENT: verdicts(subject, part, margin)[0] for name, part in self.parts.items()}
+        found = [overall]
+        for verdict in segments:
+            alone = own.get(verdict.segment)
+            if alone is not None and alone.state in _MOVED:
+                found.append(replace(alone, segment=verdict.segment))
+            elif {verdict.state, overall.state} == {State.FELL, State.ROSE}:
+                # Alone, an interval of the alarm of all does not show that a segment moved against all.
+                found.append(replace(verdict, state=State.TOO_LITTLE, changed_after=None, changed_before=None))
+            else:
+                found.append(verdict)
+        return found
+
+    def document(self) -> dict[str, Any]:
+        """As JSON keeps it."""
+        return {**self.whole.document(), "parts": {name: part.document() for name, part in self.parts.items()}}
+
+    @classmethod
+    def of(cls, document: Any) -> Self:
+        """The inverse of `document`. Raises StoreError for anything else."""
+        parts = document.get("parts", {}) if isinstance(document, Mapping) else None
+        if not isinstance(parts, Mapping):
+            raise StoreError("memory of a drift test: expected parts by segment")
+        return cls(WatchedStream.of(document), {str(name): WatchedStream.of(part) for name, part in parts.items()})
+
+    def _num_alone(self, jobs: Sequence[WatchedJob]) -> int:
+        """How many of the first jobs come before the stream has two segments."""
+        seen = set(self.whole.segments)
+        for number, job in enumerate(jobs):
+            seen.add(job.segment)
+            if len(seen) > 1:
+                return number
+        return len(jobs)
+
+
+# What a memory says
+
+
+def verdicts(subject: DriftSubject, stream: WatchedStream, margin: float) -> list[TrafficVerdict]:
+    """Of all segments together first; then of each, where there are two or more.
+
+    The change is estimated on jobs that were decoded after the alarm. Jobs that raised an alarm look worse than the
+    change is, because the alarm chose them.
+    """
+    memory = stream.memory
+    before, later = _sides(memory)
+    found = [_overall(subject, memory, before, later, margin)]
+    if len(stream.segments) > 1:
+        found += [
+            _segment(subject, name or WITHOUT_SEGMENT, memory, before, later, row, margin)
+            for row, name in enumerate(stream.segments)
+        ]
+    return found
+
+
+def _sides(memory: Memory) -> tuple[JobTally, JobTally]:
+    """What is compared: the jobs since the last alarm with the norm, or the last periods with the reference."""
+    later = empty_tally()
+    if is_open(memory):
+        merge(later, memory.earlier)
+        merge(later, memory.latest)
+        return memory.norm, later
+    if memory.clock[PHASE] == LEARNING:
+        return memory.current, later
+    merge(later, memory.pending)
+    merge(later, memory.current)
+    return memory.reference, later
+
+
+def _overall(subject: DriftSubject, memory: Memory, before: JobTally, later: JobTally, margin: float) -> TrafficVerdict:
+    difference = None
+    if later.first[JOBS] >= LEAST_JOBS:
+        error = math.hypot(standard_error(memory, later), reference_error(memory, before, later))
+        difference = Difference(float(later.first[RESIDUALS] / later.first[TRIALS]), error)
+    state = State.TOO_LITTLE
+    if is_open(memory):
+        state = State.FELL if memory.alarm[DIRECTION] < 0 else State.ROSE
+    elif difference is not None and difference.interval.is_within(margin):
+        state = State.STEADY
+    counts = _of_first(before.first), _of_first(later.first)
+    return _verdict(subject, "", state, difference, memory, counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The later jobs beside the reference, in α_1."""
+
+    change: float
+    error: float  #: standard error
+
+    @property
+    def interval(self) -> Interval:
+        """With 95 % bounds."""
+        return Interval(self.change, self.change - Z95 * self.error, self.change + Z95 * self.error)
+
+
+def _segment(
+    subject: DriftSubject, name: str, memory: Memory, reference: JobTally, later: JobTally, row: int, margin: float
+) -> TrafficVerdict:
+    before, after = reference.segments[row], later.segments[row]
+    difference = None
+    if min(before[0], after[0]) >= LEAST_OF_SEGMENT and later.first[JOBS] >= LEAST_JOBS and later.first[SQUARES]:
+        difference = Difference(
+            float(after[2] / after[1] - before[2] / before[1]),
+            math.hypot(*(_mean_error(memory, reference, later, side) for side in (after, before))),
+        )
+    state = State.TOO_LITTLE
+    if difference is not None:
+        if difference.interval.is_within(margin):
+            state = State.STEADY
+        elif is_open(memory) and difference.interval.high < 0 and difference.change < -margin:
+            state = State.FELL
+        elif is_open(memory) and difference.interval.low > 0 and difference.change > margin:
+            state = State.ROSE
+    return _verdict(subject, name, state, difference, memory, (_counts(reference, before), _counts(reference, after)))
+
+
+def _mean_error(memory: Memory, reference: JobTally, later: JobTally, segment: Floats) -> float:
+    """Of a segment's mean residual: a binomial variance, times the dispersion that all segments share."""
+    scale = min(SCALES - 1, int(math.log2(segment[0])))
+    sum_of_squares = _dispersion(reference, later) * float(_binomial(reference, segment[None])[0])
+    return math.sqrt(sum_of_squares * inflation(memory, scale)) / float(segment[1])
+
+
+def _dispersion(reference: JobTally, later: JobTally) -> float:
+    """How much more residuals vary inside segments than binomial counts do (quasi-likelihood, Wedderburn 1974).
+
+    Inside: the squares without those of the segments' means, as in an analysis of variance.
+    """
+    segments = later.segments[later.segments[:, 1] > 0]
+    num_jobs = float(later.first[JOBS])
+    between = float((segments[:, 2] ** 2 / segments[:, 0]).sum())
+    inside = max(float(later.first[SQUARES]) - between, 0.0) * num_jobs / max(num_jobs - len(segments), 1.0)
+    return inside / float(_binomial(reference, segments).sum())
+
+
+def _binomial(reference: JobTally, segments: Floats) -> Floats:
+    """Trials · α · (1 - α) of each segment; no α is taken to be surer than .05 or .95."""
+    alpha = np.clip(_level(reference) + segments[:, 2] / segments[:, 1], 0.05, 0.95)
+    variance: Floats = segments[:, 1] * alpha * (1 - alpha)
+    return variance
+
+
+def _level(reference: JobTally) -> float:
+    """Its α_1."""
+    first = reference.first
+    return float(first[ACCEPTS] / first[TRIALS]) if first[TRIALS] else 0.0
+
+
+def _of_first(first: Floats) -> Sequence[float]:
+    return first[JOBS], first[TRIALS], first[ACCEPTS]
+
+
+def _counts(reference: JobTally, segment: Floats) -> Sequence[float]:
+    """Jobs, trials and accepts of a segment; the accepts follow from the residuals and the level of the reference."""
+    return segment[0], segment[1], max(0.0, segment[2] + _level(reference) * segment[1])
+
+
+def _verdict(
+    subject: DriftSubject,
+    segment: str,
+    state: State,
+    difference: Difference | None,
+    memory: Memory,
+    counts: tuple[Sequence[float], Sequence[float]],
+) -> TrafficVerdict:
+    moved = state in (State.FELL, State.ROSE)
+    before, after = ([round(number) for number in side] for side in counts)
+    return TrafficVerdict(
+        subject=subject,
+        segment=segment,
+        state=state,
+        change=difference.interval if difference is not None else None,
+        changed_after=_moment(memory.alarm[CHANGED_AFTER]) if moved else None,
+        changed_before=_moment(memory.alarm[CHANGED_BEFORE]) if moved else None,
+        num_jobs_before=before[0],
+        num_jobs_after=after[0],
+        trials_before=before[1],
+        accepts_before=before[2],
+        trials_after=after[1],
+        accepts_after=after[2],
+    )
+
+
+def _moment(at: float) -> datetime:
+    return datetime.fromtimestamp(at, UTC)

@@ -1,43 +1,64 @@
-"""From counts, choices and findings to the report."""
+"""From counts, choices and findings to the report as data. Pure.
+
+Besides the lines of tasks, events, probes and drafts: acceptance over time and when the revisions behind it changed,
+expected beside measured speed-ups, what speculation saved, what jobs cost, and when nothing was measured.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import chain, groupby, pairwise
+from typing import Final
 
+from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import percent
-from alphaloop.deciding.decision import NOT_A_CHOICE
-from alphaloop.probing.plan import Measurement
+from alphaloop.clustered_share import consecutive_runs, share_interval
+from alphaloop.measurements import DecodedJob, ProbeResult, TaskSpend
+from alphaloop.probe_plan import Measurement
+from alphaloop.settings.report import ReportSettings
 from alphaloop.store.drafts import DraftRevision
 from alphaloop.store.drift_events import DriftEvent
 from alphaloop.store.incidents import OpenIncident
 from alphaloop.store.task_figures import TaskFigures
+from alphaloop.switchback.expectation import ExpectationPair
+from alphaloop.switchback.reliability import by_drafter, reliability
+from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import TaskSpeedup
-from scheduler.causes.cause import Cause
-from scheduler.counts import Counts
-from scheduler.estimates import acceptance
-from scheduler.facts import SentProbes, SettingInForce
-from scheduler.flagging import Flagged
-from scheduler.probing.watch import Watched
+from scheduler.causes import Cause
+from scheduler.counts import RunCounts, SettingInForce
+from scheduler.events import Flagged
+from scheduler.probe_history import ProbeSetup, differences
+from scheduler.probing import SentProbes, Watched
 from scheduler.report.data import (
+    CostLine,
     DecodedLine,
     DraftLine,
     DriftLine,
+    DriftReport,
+    Estimate,
     ExactnessLine,
+    ExpectationLine,
+    ExpectationPoint,
+    GapLine,
+    HistoryPoint,
     IncidentLine,
     MeasuredLine,
     ProbeLine,
-    Report,
+    RevisionMark,
+    TaskHistory,
     TaskLine,
 )
-from scheduler.report.data_over_time import TaskHistory
-from scheduler.report.history import task_history
-from scheduler.report.part import Estimate
+
+STEPS: Final = tuple(timedelta(minutes=m) for m in (1, 5, 15, 60, 360, 1440))
+MAX_POINTS: Final = 24
+_HOUR_S: Final = 3600.0
 
 
 def build_report(
-    counts: Counts,
+    counts: RunCounts,
     figures: Mapping[str, TaskFigures],
     choices: Mapping[str, SettingInForce],
     drafts: Sequence[DraftRevision],
@@ -47,7 +68,7 @@ def build_report(
     incidents: Sequence[OpenIncident],
     watched: Watched,
     flagged: Flagged,
-) -> Report:
+) -> DriftReport:
     """The report of one run.
 
     `figures` are those of the last day, which every screen shows; `events` is the drift that is open after the run,
@@ -85,7 +106,7 @@ def build_report(
         )
         for d in drafts
     )
-    return Report(
+    return DriftReport(
         created_at=counts.now,
         covers_from=counts.since,
         covers_to=counts.now,
@@ -134,10 +155,9 @@ def _probe_line(one: Measurement) -> ProbeLine:
 
 
 def _task_line(
-    counts: Counts, figures: TaskFigures, choice: SettingInForce | None, measured: TaskSpeedup | None
+    counts: RunCounts, figures: TaskFigures, choice: SettingInForce | None, measured: TaskSpeedup | None
 ) -> TaskLine:
     task = figures.task
-    choice = choice or _choice_seen(counts, task)
     drafter = choice.drafter if choice and choice.drafter else _most_tried(counts, task)
     line = TaskLine(
         task=task,
@@ -171,7 +191,7 @@ def _of_traffic(figures: TaskFigures) -> dict[str, object]:
     }
 
 
-def _of_probes(counts: Counts, task: str, drafter: str) -> dict[str, object]:
+def _of_probes(counts: RunCounts, task: str, drafter: str) -> dict[str, object]:
     """Without traffic, what the last probes showed."""
     probes = counts.latest_probes(task, drafter)
     found = acceptance(probes)
@@ -188,38 +208,13 @@ def _of_probes(counts: Counts, task: str, drafter: str) -> dict[str, object]:
     }
 
 
-def _choice_seen(counts: Counts, task: str) -> SettingInForce | None:
-    """The setting of the newest job of a task, for tasks without a logged decision."""
-    seen = [
-        (job, stream)
-        for stream, jobs in counts.streams.items()
-        if stream.task == task
-        for job in jobs[-1:]
-        if job.reason not in NOT_A_CHOICE
-    ]
-    if not seen:
-        return None
-    job, stream = max(seen, key=lambda s: s[0].decoded_at)
-    mode = "speculative" if stream.drafter else "vanilla"
-    return SettingInForce(mode, stream.drafter or None, job.num_draft_tokens, job.reason, "")
-
-
-def _most_tried(counts: Counts, task: str) -> str | None:
+def _most_tried(counts: RunCounts, task: str) -> str | None:
     tried: Counter[str] = Counter()
     for stream, jobs in counts.current_streams().items():
         if stream.task == task:
             tried[stream.drafter] += len(jobs)
     tried.update(probe.drafter for probe in counts.probes if probe.task == task)
     return max(sorted(tried), key=lambda drafter: tried[drafter], default=None)
-
-
-def _history(counts: Counts) -> dict[str, TaskHistory]:
-    found: dict[str, TaskHistory] = {}
-    for task in counts.tasks:
-        drafter = _most_tried(counts, task)
-        if drafter and (history := task_history(counts, task, drafter)):
-            found[task] = history
-    return found
 
 
 def _headline(
@@ -246,3 +241,182 @@ def _headline(
         return f"{sentence}; no drift is open."
     moved = sorted({line.task for line in drift})
     return f"{sentence}; drift is open on {', '.join(moved)}."
+
+
+# Over time
+
+
+def _history(counts: RunCounts) -> dict[str, TaskHistory]:
+    found: dict[str, TaskHistory] = {}
+    for task in counts.tasks:
+        drafter = _most_tried(counts, task)
+        if drafter and (history := task_history(counts, task, drafter)):
+            found[task] = history
+    return found
+
+
+def task_history(counts: RunCounts, task: str, drafter: str) -> TaskHistory | None:
+    """The history of a task with a drafter, under every revision; None where nothing was tested."""
+    streams = {s: jobs for s, jobs in counts.streams.items() if (s.task, s.drafter) == (task, drafter)}
+    jobs = sorted(chain.from_iterable(streams.values()), key=lambda job: job.decoded_at)
+    probes = sorted(
+        (p for p in counts.probes if (p.task, p.drafter) == (task, drafter) and p.scheduled_for >= counts.since),
+        key=lambda probe: probe.scheduled_for,
+    )
+    step = _step(jobs)
+    traffic = tuple(
+        HistoryPoint(start=p.start, num_jobs=p.num_jobs, alpha_1=Estimate.of(p.alpha))
+        for p in alpha_over_time(jobs, step)
+    )
+    probed = tuple(_probe_points(probes))
+    if not traffic and not probed:
+        return None
+    seen = [
+        (jobs[0].decoded_at, ProbeSetup(s.target_revision, s.draft_revision, s.engine)) for s, jobs in streams.items()
+    ]
+    seen += [(p.scheduled_for, ProbeSetup(p.target_revision, p.draft_revision, p.engine)) for p in probes]
+    return TaskHistory(
+        drafter=drafter,
+        step_s=step.total_seconds(),
+        traffic=traffic,
+        probes=probed,
+        revisions=tuple(_marks(seen)),
+    )
+
+
+def _step(jobs: Sequence[DecodedJob]) -> timedelta:
+    span = jobs[-1].decoded_at - jobs[0].decoded_at if jobs else timedelta()
+    return next((step for step in STEPS if span / step <= MAX_POINTS), STEPS[-1])
+
+
+def _probe_points(probes: Sequence[ProbeResult]) -> Iterable[HistoryPoint]:
+    """A point for every run whose probes were decoded."""
+    for scheduled_for, group in groupby(probes, key=lambda probe: probe.scheduled_for):
+        results = list(group)
+        found = acceptance(results).alpha_1
+        if found is not None:
+            yield HistoryPoint(start=scheduled_for, num_jobs=len(results), alpha_1=Estimate.of(found))
+
+
+def _marks(seen: Iterable[tuple[datetime, ProbeSetup]]) -> Iterable[RevisionMark]:
+    """When each setup was seen first, and how it differs from the one that was new before it."""
+    known: list[ProbeSetup] = []
+    for at, setup in sorted(seen, key=lambda one: one[0]):
+        if setup in known:
+            continue
+        if known:
+            yield RevisionMark(at=at, changed=differences(known[-1], setup))
+        known.append(setup)
+
+
+def alpha_over_time(jobs: Sequence[DecodedJob], step: timedelta) -> list[AlphaAt]:
+    """α of position 1 by stretches of `step`, oldest first; stretches without a trial are left out."""
+    by_start: dict[int, list[DecodedJob]] = {}
+    for job in jobs:
+        by_start.setdefault(int(job.decoded_at.timestamp() // step.total_seconds()), []).append(job)
+    found = []
+    for index, group in sorted(by_start.items()):
+        alpha = acceptance(group).alpha_1
+        if alpha is not None:
+            start = datetime.fromtimestamp(index * step.total_seconds(), UTC)
+            found.append(AlphaAt(start, len(group), alpha))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class AlphaAt:
+    """α of one stretch of time."""
+
+    start: datetime
+    num_jobs: int
+    alpha: Interval
+
+
+def acceptance(jobs: Sequence[DecodedJob] | Sequence[ProbeResult]) -> PooledAcceptance:
+    """Pooled over `jobs`, which are in the order of their decoding; runs of consecutive jobs are the clusters."""
+    return PooledAcceptance(
+        num_jobs=len(jobs),
+        alpha_1=share_interval(consecutive_runs([(job.accepts[0], job.trials[0]) for job in jobs if job.trials])),
+        alpha=share_interval(consecutive_runs([(sum(job.accepts), sum(job.trials)) for job in jobs])),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PooledAcceptance:
+    """Acceptance of a set of jobs; None where nothing was tested."""
+
+    num_jobs: int
+    alpha_1: Interval | None
+    alpha: Interval | None
+
+
+# Expectations, savings, costs, gaps
+
+
+def expectation_lines(pairs: Iterable[ExpectationPair]) -> tuple[ExpectationLine, ...]:
+    """A line for each task and drafter, in order of their names."""
+    return tuple(_line(its) for its in by_drafter(pairs).values())
+
+
+def _line(pairs: Sequence[ExpectationPair]) -> ExpectationLine:
+    points = tuple(
+        ExpectationPoint(
+            expected=Estimate.of(pair.expected),
+            measured=Estimate.of(pair.measured),
+            is_held=pair.is_held,
+            covers_from=pair.covers_from,
+            covers_to=pair.covers_to,
+        )
+        for pair in pairs
+    )
+    return ExpectationLine(**asdict(reliability(pairs)), points=points)
+
+
+def saved_device_s(measured: TaskSpeedup | None) -> Estimate | None:
+    """Device seconds that speculation saved a task in the slices of its speed-up; below 0 they were lost.
+
+    The speculative rounds took their share of the device's time, seconds times sequences over the sequences of a
+    round; vanilla they would have taken the speed-up times as long. None without a verdict.
+    """
+    if measured is None or measured.speedup is None or measured.verdict is Verdict.NO_VERDICT_YET:
+        return None
+    if measured.mean_running <= 0:
+        return None
+    spent_s, found = measured.sequence_s / measured.mean_running, measured.speedup
+    return Estimate(mean=spent_s * (found.mean - 1), low=spent_s * (found.low - 1), high=spent_s * (found.high - 1))
+
+
+def cost_line(spent: TaskSpend, saved_device_s: Estimate | None, prices: ReportSettings) -> CostLine:
+    """The cost of a task's traffic. Amounts are null without a price, and where nothing was decoded."""
+    price_per_s = None if prices.device_cost_per_hour is None else prices.device_cost_per_hour / _HOUR_S
+    cost = None if price_per_s is None else spent.device_s * price_per_s
+    saved = None
+    if price_per_s is not None and saved_device_s is not None:
+        saved = Estimate(
+            mean=saved_device_s.mean * price_per_s,
+            low=saved_device_s.low * price_per_s,
+            high=saved_device_s.high * price_per_s,
+        )
+    return CostLine(
+        num_jobs=spent.num_jobs,
+        num_tokens=spent.num_tokens,
+        device_s=round(spent.device_s, 3),
+        per_1000_jobs=_per(cost, spent.num_jobs, 1_000),
+        per_million_tokens=_per(cost, spent.num_tokens, 1_000_000),
+        saved=saved,
+    )
+
+
+def _per(cost: float | None, num: int, of: int) -> float | None:
+    return cost / num * of if cost is not None and num else None
+
+
+def gaps(runs: Sequence[datetime], now: datetime, longest_pause: timedelta) -> tuple[GapLine, ...]:
+    """Times without a run that are longer than `longest_pause`, oldest first. `runs` are starts, oldest first."""
+    return tuple(_longer(pairwise((*runs, now)), longest_pause))
+
+
+def _longer(pairs: Iterable[tuple[datetime, datetime]], longest_pause: timedelta) -> Iterable[GapLine]:
+    for before, after in pairs:
+        if after - before > longest_pause:
+            yield GapLine(begins=before, ends=after)

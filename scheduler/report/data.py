@@ -5,20 +5,88 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal, Self
 
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import Decoded, NextJob
-from alphaloop.probing.due import Why
+from alphaloop.probe_plan import Why
 from alphaloop.store.drift_events import EventState
 from alphaloop.store.incidents import IncidentKind
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import TaskSpeedup
-from scheduler.causes.cause import Cause
-from scheduler.report.data_over_time import ExpectationLine, TaskHistory
-from scheduler.report.part import Estimate, Part
+from scheduler.causes import Cause
 
 
-class MeasuredLine(Part):
+class ReportPart(BaseModel):
+    """Part of the report."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Estimate(ReportPart):
+    """A figure with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, interval: Interval) -> Self:
+        """An interval as it is published."""
+        return cls(mean=interval.mean, low=interval.low, high=interval.high)
+
+
+class ExpectationPoint(ReportPart):
+    """An expected speed-up, and the one that was measured over the same rounds."""
+
+    expected: Estimate = Field(description="As it was shown and decided on: mean over the rounds.")
+    measured: Estimate
+    is_held: bool = Field(description="Whether the expected interval holds the measured speed-up.")
+    covers_from: AwareDatetime = Field(description="When the first slice began.")
+    covers_to: AwareDatetime = Field(description="When the last slice began.")
+
+
+class ExpectationLine(ReportPart):
+    """How reliable expected speed-ups of a drafter in a task were in the last 7 days: a row of expectation_now."""
+
+    task: str
+    drafter: str
+    num_pairs: int = Field(description="Expectations that were compared with a measured speed-up, at most 32.")
+    num_held: int = Field(description="Of these, intervals that hold it; 95 % of them should.")
+    ratio: float = Field(description="Measured over expected, geometric mean; below 1, expectations are too good.")
+    ratio_bounds: tuple[float, float] | None = Field(description="Its 95 % bounds; null with one pair.")
+    min_num_draft_tokens: int = Field(description="Smallest k that was used.")
+    max_num_draft_tokens: int = Field(description="Largest k that was used.")
+    mean_running: float = Field(description="The load: sequences of all tasks in a round.")
+    points: tuple[ExpectationPoint, ...] = Field(description="Oldest first.")
+
+
+class HistoryPoint(ReportPart):
+    """α_1 over one stretch of time, or of the probes of one run."""
+
+    start: AwareDatetime
+    num_jobs: int = Field(description="Jobs of traffic, or probes.")
+    alpha_1: Estimate
+
+
+class RevisionMark(ReportPart):
+    """When something behind the acceptance of a task was new."""
+
+    at: AwareDatetime = Field(description="The first job or probe under it.")
+    changed: tuple[str, ...] = Field(description="What differs from before: target, draft, engine.")
+
+
+class TaskHistory(ReportPart):
+    """α_1 of a task with one drafter over time, under every revision."""
+
+    drafter: str
+    step_s: float = Field(description="Length of a stretch of traffic; a stretch without a job has no point.")
+    traffic: tuple[HistoryPoint, ...] = Field((), description="Oldest first.")
+    probes: tuple[HistoryPoint, ...] = Field((), description="A point a run, oldest first.")
+    revisions: tuple[RevisionMark, ...] = Field((), description="Oldest first.")
+
+
+class MeasuredLine(ReportPart):
     """The measured speed-up of a task, by the switchback experiment: a row of the view task_speedup_now."""
 
     drafter: str = Field(description="The drafter that decoded most of the task's speculated text.")
@@ -59,7 +127,7 @@ class MeasuredLine(Part):
         )
 
 
-class LoadLine(Part):
+class LoadLine(ReportPart):
     """Rounds of traffic at a load."""
 
     least_running: int = Field(description="Fewest sequences that ran at this load.")
@@ -68,7 +136,7 @@ class LoadLine(Part):
     num_drafted_rounds: int = Field(description="Of them, those in which a drafter was asked for a token.")
 
 
-class DecodedLine(Part):
+class DecodedLine(ReportPart):
     """How the traffic of a task was decoded in the last day."""
 
     num_jobs: int = Field(description="Jobs that were decoded.")
@@ -91,7 +159,7 @@ class DecodedLine(Part):
         return Decoded.of_json(self.model_dump())
 
 
-class CostLine(Part):
+class CostLine(ReportPart):
     """What the traffic of a task took in the last day, and what that costs."""
 
     num_jobs: int = Field(description="Jobs that were decoded in the last day.")
@@ -102,7 +170,7 @@ class CostLine(Part):
     saved: Estimate | None = Field(description="Cost of saved_device_s; null without a price or a verdict.")
 
 
-class TaskLine(Part):
+class TaskLine(ReportPart):
     """One task: how it was decoded, what its next job would do and why, and what that brings."""
 
     task: str
@@ -148,11 +216,11 @@ class TaskLine(Part):
             return None
         drafter = self.drafter if self.mode == "speculative" else None
         bucket = "" if self.decoded is None else self.decoded.sampling_bucket
-        its = self.mode, drafter, self.num_draft_tokens, self.reason, self.explanation, self.next_running, bucket
-        return NextJob(*its)
+        fields = self.mode, drafter, self.num_draft_tokens, self.reason, self.explanation, self.next_running, bucket
+        return NextJob(*fields)
 
 
-class DriftLine(Part):
+class DriftLine(ReportPart):
     """Drift that is not over."""
 
     id: int = Field(description="Number of the event, for `alphaloop drift`.")
@@ -169,7 +237,7 @@ class DriftLine(Part):
     acknowledged_by: str | None = None
 
 
-class DraftLine(Part):
+class DraftLine(ReportPart):
     """A draft revision and whether it is fit to serve."""
 
     drafter: str
@@ -180,7 +248,7 @@ class DraftLine(Part):
     status_changed_at: AwareDatetime
 
 
-class ProbeLine(Part):
+class ProbeLine(ReportPart):
     """Probes of a task and drafter."""
 
     task: str
@@ -194,7 +262,7 @@ class ProbeLine(Part):
     at_stake_device_s: float = Field(description="Expected device seconds of traffic since a change nobody checked.")
 
 
-class IncidentLine(Part):
+class IncidentLine(ReportPart):
     """An incident that is not over: the engine did not do what it promises."""
 
     kind: IncidentKind
@@ -206,7 +274,7 @@ class IncidentLine(Part):
     opened_at: AwareDatetime
 
 
-class ExactnessLine(Part):
+class ExactnessLine(ReportPart):
     """Probes that this run compared with their controls, token by token."""
 
     num_pairs: int = 0
@@ -227,7 +295,7 @@ class ChangeKind(StrEnum):
     SPEEDUP = "speedup"  #: a measured speed-up became known, is no longer known, or has another verdict
 
 
-class ChangeLine(Part):
+class ChangeLine(ReportPart):
     """One change since the last report."""
 
     kind: ChangeKind
@@ -235,21 +303,21 @@ class ChangeLine(Part):
     sentence: str
 
 
-class Changes(Part):
+class Changes(ReportPart):
     """What changed since the last report."""
 
     since: AwareDatetime | None = Field(None, description="When that was made; null without one to compare with.")
     lines: tuple[ChangeLine, ...] = Field((), description="The most serious kind first.")
 
 
-class GapLine(Part):
+class GapLine(ReportPart):
     """A time in which no run ended well, so that nothing was tested and no probe was sent."""
 
     begins: AwareDatetime = Field(description="The start of the run before.")
     ends: AwareDatetime = Field(description="The start of the run after.")
 
 
-class Report(Part):
+class DriftReport(ReportPart):
     """What one run of the scheduler found."""
 
     object: Literal["alphaloop.report"] = "alphaloop.report"

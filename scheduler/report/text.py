@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from alphaloop.as_decoded import at_load, drafted_by_load, percent, setting
-from alphaloop.probing.due import Why
+from alphaloop.probe_plan import Why
 from alphaloop.switchback.wording import expectations, sentence, why
 from alphaloop.wording import share, words
-from scheduler.report.changes import told_changes
-from scheduler.report.data import Report, TaskLine
+from scheduler.report.data import DriftReport, TaskLine
 from scheduler.report.wording import (
     apart_from_traffic,
     cost_of_all,
@@ -23,6 +22,7 @@ from scheduler.report.wording import (
     measured_with,
     probe_spend,
     saved,
+    told_changes,
 )
 
 WIDTH: Final = 80
@@ -37,7 +37,7 @@ _LEGEND: Final = (
 RIGHT: Final = frozenset({1, 2})
 
 
-def render_text(report: Report) -> str:
+def render_text(report: DriftReport) -> str:
     """The report as plain text, ending with a newline."""
     parts = [
         f"alphaloop report, {report.created_at:%Y-%m-%d %H:%M} UTC",
@@ -69,7 +69,7 @@ def render_text(report: Report) -> str:
     return "\n".join(line.rstrip() for line in parts) + "\n"
 
 
-def _changes(report: Report) -> list[str]:
+def _changes(report: DriftReport) -> list[str]:
     lines = [f"  {told_changes(report.changes)}"]
     for line in report.changes.lines:
         lines += textwrap.wrap(line.sentence, WIDTH, initial_indent="  - ", subsequent_indent="    ")
@@ -104,65 +104,54 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     return lines
 
 
-def _next_jobs(report: Report) -> list[str]:
+def _next_jobs(report: DriftReport) -> list[str]:
     """What the next job of each task would do; where load made a difference, what was done at each."""
     lines = []
     for line in report.tasks:
-        its, found = line.next_job, drafted_by_load(line.done)
-        told = f"{line.task}: {setting(its)}"
-        if its is not None:
-            told += f" {at_load(its)}, {why(line.reason or None, line.drafter, line.measured)}"
+        next_job, found = line.next_job, drafted_by_load(line.done)
+        told = f"{line.task}: {setting(next_job)}"
+        if next_job is not None:
+            told += f" {at_load(next_job)}, {why(line.reason or None, line.drafter, line.measured)}"
         told += f". In the last day {', '.join(found)} running drafted." if found else ""
-        lines += textwrap.wrap(told, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        lines += _item(told)
     return lines
+
+
+def _item(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
 def _fit(cell: str, width: int) -> str:
     return cell if len(cell) <= width else cell[: width - 1] + "…"
 
 
-def _measured(report: Report) -> list[str]:
+def _measured(report: DriftReport) -> list[str]:
     """The speed-ups measured by the switchback experiment in the last day."""
     lines = [
         line
         for task in report.tasks
         if task.measured is not None
-        for line in textwrap.wrap(
-            f"{task.task}: {sentence(task.measured.drafter, task.measured)}",
-            WIDTH,
-            initial_indent="  ",
-            subsequent_indent="    ",
-        )
+        for line in _item(f"{task.task}: {sentence(task.measured.drafter, task.measured)}")
     ]
     return lines or ["  no verdict yet: no slice of the switchback experiment was recorded in the last day"]
 
 
-def _expectations(report: Report) -> list[str]:
-    return [
-        line
-        for one in report.expectations
-        for line in textwrap.wrap(
-            f"{one.task}: {expectations(one)}", WIDTH, initial_indent="  ", subsequent_indent="    "
-        )
-    ]
+def _expectations(report: DriftReport) -> list[str]:
+    return [line for one in report.expectations for line in _item(f"{one.task}: {expectations(one)}")]
 
 
-def _saved(report: Report) -> list[str]:
-    return [
-        line
-        for task in report.tasks
-        for line in textwrap.wrap(f"{task.task}: {saved(task)}", WIDTH, initial_indent="  ", subsequent_indent="    ")
-    ]
+def _saved(report: DriftReport) -> list[str]:
+    return [line for task in report.tasks for line in _item(f"{task.task}: {saved(task)}")]
 
 
-def _cost(report: Report) -> list[str]:
+def _cost(report: DriftReport) -> list[str]:
     told = [cost_of_all(report)]
     if report.device_cost_per_hour is not None:
         told += [f"{task.task}: {cost_of_jobs(task, report.currency)}" for task in report.tasks]
-    return [line for one in told for line in textwrap.wrap(one, WIDTH, initial_indent="  ", subsequent_indent="    ")]
+    return [line for one in told for line in _item(one)]
 
 
-def _drift(report: Report) -> list[str]:
+def _drift(report: DriftReport) -> list[str]:
     changed = f"  {report.opened} opened and {report.closed} closed by this run."
     if not report.drift:
         return ["  None is open.", changed]
@@ -172,22 +161,22 @@ def _drift(report: Report) -> list[str]:
             f"{line.id}. {line.task}, {line.drafter}: {words(line.cause)}, {line.state}, "
             f"since {line.opened_at:%Y-%m-%d %H:%M} UTC; {costs(line)}"
         )
-        lines += textwrap.wrap(head, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        lines += _item(head)
         for told in (line.verdict, line.action):
             lines += textwrap.wrap(told, WIDTH, initial_indent="    ", subsequent_indent="    ")
     return [*lines, changed]
 
 
-def _incidents(report: Report) -> list[str]:
+def _incidents(report: DriftReport) -> list[str]:
     lines = []
     for one in report.incidents:
         since = f"since {one.opened_at:%Y-%m-%d %H:%M} UTC, {one.num_jobs} jobs"
         told = f"{one.kind.replace('_', ' ')}, {since}: {one.sentence}"
-        lines += textwrap.wrap(told, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        lines += _item(told)
     return lines
 
 
-def _probes(report: Report) -> list[str]:
+def _probes(report: DriftReport) -> list[str]:
     if not report.num_probe_sets:
         return ["  No task has a probe set, so a stale draft cannot be distinguished from changed traffic."]
     lines = [
@@ -200,19 +189,17 @@ def _probes(report: Report) -> list[str]:
     if report.probes_waiting:
         waiting = ", ".join(f"{line.task} {line.drafter}" for line in report.probes_waiting)
         budget = f"of {report.probe_budget_device_s:.0f} device seconds"
-        lines += textwrap.wrap(
-            f"Held back by the budget {budget}: {waiting}.", WIDTH, initial_indent="  ", subsequent_indent="    "
-        )
+        lines += _item(f"Held back by the budget {budget}: {waiting}.")
     return [
         *(lines or ["  None was due: every drafter of a task with a probe set has fresh evidence."]),
         f"  {probe_spend(report)}",
     ]
 
 
-def _drafts(report: Report) -> list[str]:
+def _drafts(report: DriftReport) -> list[str]:
     lines = []
     for d in report.drafts:
         why = f": {d.status_reason}" if d.status_reason else ""
         draft_line = f"{d.drafter} {d.draft_revision} for target {d.target_revision}: {d.status}{why}"
-        lines += textwrap.wrap(draft_line, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        lines += _item(draft_line)
     return lines or ["  No worker has registered one."]

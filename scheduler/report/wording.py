@@ -1,14 +1,20 @@
-"""The report's words, the same in the terminal and on the page."""
+"""The report's sentences, the same in the terminal and on the page; and what changed between two reports. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from alphaloop.switchback.wording import draft_lengths
-from alphaloop.wording import acceptance_of, counted_apart, share
-from scheduler.report.data import DriftLine, Report, TaskLine
-from scheduler.report.part import Estimate
+from alphaloop.as_decoded import at_load
+from alphaloop.measurements import DriftSubject
+from alphaloop.store.drift_events import EventState, PastState
+from alphaloop.store.incidents import ClosedIncident
+from alphaloop.store.server_identities import ServerLife
+from alphaloop.switchback.speedup import Verdict
+from alphaloop.switchback.wording import draft_lengths, figure
+from alphaloop.wording import acceptance_of, counted_apart, share, words
+from scheduler.report.data import ChangeKind, ChangeLine, Changes, DraftLine, DriftLine, DriftReport, Estimate, TaskLine
 
 #: A system without a job for so long is called idle.
 IDLE: Final = timedelta(hours=1)
@@ -29,7 +35,7 @@ def measured_with(line: TaskLine) -> str:
     return source + acceptance_of(line.acceptance_drafter, line.drafter, draft_lengths(line.alpha_num_draft_tokens))
 
 
-def apart_from_traffic(report: Report) -> str:
+def apart_from_traffic(report: DriftReport) -> str:
     """Probes and controls of the last day, which are in no figure of traffic."""
     probes, controls = (sum(getattr(line, name) for line in report.tasks) for name in ("num_probes", "num_controls"))
     return f"Apart from them: {counted_apart(probes, controls) or 'no probe'}."
@@ -64,23 +70,23 @@ def money(amount: float, currency: str) -> str:
 
 def cost_of_jobs(line: TaskLine, currency: str) -> str:
     """What jobs of a task cost, and what speculation saved."""
-    its = line.cost
-    if its is None or its.per_1000_jobs is None or its.per_million_tokens is None:
+    cost = line.cost
+    if cost is None or cost.per_1000_jobs is None or cost.per_million_tokens is None:
         return "no job in the last day"
-    jobs, tokens = money(its.per_1000_jobs, currency), money(its.per_million_tokens, currency)
+    jobs, tokens = money(cost.per_1000_jobs, currency), money(cost.per_million_tokens, currency)
     return f"{jobs} per 1,000 jobs, {tokens} per million tokens; {cost_saved(line, currency)}"
 
 
 def cost_saved(line: TaskLine, currency: str) -> str:
     """What speculation saved a task in the last day, in money."""
-    its = line.cost.saved if line.cost is not None else None
-    if its is None:
+    saved_money = line.cost.saved if line.cost is not None else None
+    if saved_money is None:
         return "saved: not known"
-    low, high = (money(bound, "") for bound in (its.low, its.high))
-    return f"saved {money(its.mean, currency)} [{low} {high}] in the last day"
+    low, high = (money(bound, "") for bound in (saved_money.low, saved_money.high))
+    return f"saved {money(saved_money.mean, currency)} [{low} {high}] in the last day"
 
 
-def cost_of_all(report: Report) -> str:
+def cost_of_all(report: DriftReport) -> str:
     """What all jobs of the last day cost, or why that is not known."""
     price, currency = report.device_cost_per_hour, report.currency
     if price is None:
@@ -92,18 +98,18 @@ def cost_of_all(report: Report) -> str:
     )
 
 
-def probe_spend(report: Report) -> str:
+def probe_spend(report: DriftReport) -> str:
     """What probes took of the device."""
     told = f"In the last day probes took {report.probe_spent_device_s:,.0f} of {report.device_s:,.0f} device seconds"
     return f"{told} ({report.probe_spent_device_s / report.device_s:.1%})." if report.device_s > 0 else f"{told}."
 
 
-def gap_lines(report: Report) -> tuple[str, ...]:
+def gap_lines(report: DriftReport) -> tuple[str, ...]:
     """When nobody measured: the newest gaps, the newest first."""
     return tuple(f"{moment(gap.begins)} to {moment(gap.ends)}" for gap in report.gaps[: -MAX_GAPS - 1 : -1])
 
 
-def freshness(report: Report) -> tuple[str, ...]:
+def freshness(report: DriftReport) -> tuple[str, ...]:
     """How old the newest job is, and until when the report is the newest one."""
     last = report.last_decoded_at
     if last is None:
@@ -120,3 +126,127 @@ def freshness(report: Report) -> tuple[str, ...]:
 def _span(length: timedelta) -> str:
     hours = int(length.total_seconds() // 3600)
     return f"{hours // 24} days" if hours >= 48 else f"{hours} hour{'' if hours == 1 else 's'}"
+
+
+def changes_between(
+    before: DriftReport | None,
+    now: DriftReport,
+    states: Sequence[tuple[DriftSubject, PastState]],
+    closed: Sequence[ClosedIncident],
+    servers: Sequence[ServerLife],
+) -> Changes:
+    """Changes since the report `before`. `states` and `closed` are what became of flags and incidents since then.
+
+    Flags and incidents come from their tables and not from the two reports, because one of them may have come and gone
+    in a run that failed before its report. `servers` are lives of inference servers that began since then.
+    """
+    if before is None:
+        return Changes()
+    lines = [
+        *_incidents(before.created_at, now, closed),
+        *_flags(states),
+        *_servers(servers),
+        *_drafts(before.drafts, now.drafts),
+        *_choices(before.tasks, now.tasks),
+        *_speedups(before.tasks, now.tasks),
+    ]
+    return Changes(since=before.created_at, lines=tuple(lines))
+
+
+def _incidents(since: datetime, now: DriftReport, closed: Sequence[ClosedIncident]) -> Iterable[ChangeLine]:
+    for line in now.incidents:
+        if line.opened_at > since:
+            told = f"{line.task}: incident opened, {words(line.kind)}: {line.sentence}"
+            yield ChangeLine(kind=ChangeKind.INCIDENT, about=line.task, sentence=told)
+    for one in closed:
+        what = "opened and closed" if one.opened_at > since else "closed"
+        told = f"{one.found.task}: incident {what}, {words(one.found.kind)}, because later probes were right."
+        yield ChangeLine(kind=ChangeKind.INCIDENT, about=one.found.task, sentence=told)
+
+
+def _flags(states: Sequence[tuple[DriftSubject, PastState]]) -> Iterable[ChangeLine]:
+    """One line a flag, with every state that it went through."""
+    by_event: dict[int, list[tuple[DriftSubject, PastState]]] = {}
+    for subject, state in states:
+        by_event.setdefault(state.event_id, []).append((subject, state))
+    for event_id, passed in by_event.items():
+        subject, last = passed[-1]
+        steps = ", then ".join(dict.fromkeys(state.state.value for _, state in passed))
+        told = f"{subject.task}, {subject.drafter}: flag {event_id} ({words(last.cause)}) was {steps}"
+        if last.state is EventState.CLOSED:
+            told += f": {last.sentence}"
+        elif last.state is EventState.ACKNOWLEDGED:
+            told += f" by {last.actor}"
+        yield ChangeLine(kind=ChangeKind.FLAG, about=subject.task, sentence=_ended(told))
+
+
+def _servers(lives: Sequence[ServerLife]) -> Iterable[ChangeLine]:
+    for life in lives:
+        told = f"endpoint {life.endpoint}: {life.changed}"
+        yield ChangeLine(kind=ChangeKind.SERVER, about=life.endpoint, sentence=_ended(told))
+
+
+def _drafts(before: Sequence[DraftLine], now: Sequence[DraftLine]) -> Iterable[ChangeLine]:
+    statuses = {_draft(line): line.status for line in before}
+    for line in now:
+        earlier = statuses.get(_draft(line))
+        if line.status == earlier:
+            continue
+        name = f"{line.drafter} {line.draft_revision} for target {line.target_revision}"
+        told = f"{name} is {line.status}, was {earlier}" if earlier else f"{name} is new and {line.status}"
+        if line.status_reason:
+            told += f": {line.status_reason}"
+        yield ChangeLine(kind=ChangeKind.DRAFT, about=line.drafter, sentence=_ended(told))
+
+
+def _choices(before: Sequence[TaskLine], now: Sequence[TaskLine]) -> Iterable[ChangeLine]:
+    earlier = {line.task: line for line in before}
+    for line in now:
+        past = earlier.get(line.task)
+        if past is not None and _setting(past) == _setting(line):
+            continue
+        if line.next_running is None:
+            told = f"{line.task} was last decided to be decoded {_setting(line)}, "
+        else:
+            told = f"The next job of {line.task} would be decoded {_setting(line)} {at_load(line.next_job)}, "
+        told += f"before {_setting(past)}." if past is not None else "and the task was not in the last report."
+        yield ChangeLine(kind=ChangeKind.CHOICE, about=line.task, sentence=told)
+
+
+def _speedups(before: Sequence[TaskLine], now: Sequence[TaskLine]) -> Iterable[ChangeLine]:
+    earlier = {line.task: _verdict(line) for line in before}
+    for line in now:
+        past, verdict = earlier.get(line.task, Verdict.NO_VERDICT_YET), _verdict(line)
+        if past == verdict:
+            continue
+        told = f"{line.task}: measured speed-up {figure(line.measured)}, {words(verdict)}; before {words(past)}."
+        if verdict is Verdict.NO_VERDICT_YET:
+            told = f"{line.task}: the measured speed-up is not known any more; before {words(past)}."
+        yield ChangeLine(kind=ChangeKind.SPEEDUP, about=line.task, sentence=told)
+
+
+def _verdict(line: TaskLine) -> Verdict:
+    return line.measured.verdict if line.measured else Verdict.NO_VERDICT_YET
+
+
+def _setting(line: TaskLine) -> str:
+    if line.mode is None:
+        return "in a way that is not known"
+    return f"with {line.drafter} k={line.num_draft_tokens}" if line.mode == "speculative" else line.mode
+
+
+def _draft(line: DraftLine) -> tuple[str, str, str]:
+    return line.drafter, line.draft_revision, line.target_revision
+
+
+def _ended(sentence: str) -> str:
+    return sentence if sentence.endswith(".") else f"{sentence}."
+
+
+def told_changes(changes: Changes) -> str:
+    """What stands above the list of changes, or in its place."""
+    if changes.since is None:
+        return "This is the first report, or the first of this version: there is none to compare with."
+    if not changes.lines:
+        return f"Nothing changed since the report of {moment(changes.since)}."
+    return f"Since the report of {moment(changes.since)}:"

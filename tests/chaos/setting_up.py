@@ -108,6 +108,7 @@ def schedulers(size: Size, folder: Path, servers: Servers) -> Fleet:
     environment = {
         **_environment(size, folder, servers),
         "ALPHALOOP_SCHEDULER__INTERVAL_S": str(size.measure_every_s),
+        "ALPHALOOP_SCHEDULER__LEADER_CHECK_S": "1",  # the lease of one that was killed runs out after six of them
         "ALPHALOOP_DATA_DIR": str(folder / "data"),
     }
     return Fleet(

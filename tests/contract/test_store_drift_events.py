@@ -13,7 +13,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.drift_events import DriftEventStore, EventChange, EventContent, EventState, NoSuchEvent
 from alphaloop.store.retention import RetentionStore
 from alphaloop.tables.drift import CAUSES, STATES
-from scheduler.causes.cause import Cause
+from scheduler.causes import Cause
 from tests.fixtures.drift_events import content
 
 pytestmark = pytest.mark.postgres

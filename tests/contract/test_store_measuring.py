@@ -6,12 +6,10 @@ import random
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-import psycopg
 import pytest
-from pydantic import SecretStr
 from sqlalchemy import func, select, update
 
-from alphaloop.errors import StoreUnavailable, StoreValueRefused
+from alphaloop.errors import StoreValueRefused
 from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftStore
 from alphaloop.store.probe_sets import ProbeSetStore
@@ -19,7 +17,7 @@ from alphaloop.store.probes import ProbeRun, ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.retention import RetentionStore
 from alphaloop.store.rollups import RollupStore
-from alphaloop.store.schedule import AdvisoryLock, ScheduleStore
+from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.settled_sums import sums_between
 from alphaloop.tables import acceptance_daily, acceptance_hourly, probe_runs, probe_sets
 from tests.fixtures.history import ENGINE, History, decoded, drawn_counts
@@ -223,36 +221,6 @@ class TestSchedule:
         assert store.last_finished("measure") is None
         store.finish("measure", NOW, {"num_jobs": 3}, NOW + MINUTE)
         assert store.last_finished("measure") == (NOW, {"num_jobs": 3})
-
-    def test_one_holds_the_lock(self, database_url: SecretStr) -> None:
-        first, second = AdvisoryLock(database_url), AdvisoryLock(database_url)
-        try:
-            assert first.try_acquire()
-            assert first.is_held()
-            assert not second.try_acquire()
-            assert not second.is_held()
-            assert second.backend_pid is None, "a loser keeps no connection"
-            first.release()
-            assert not first.is_held()
-            assert second.try_acquire()
-        finally:
-            first.release()
-            second.release()
-
-    def test_a_killed_backend_is_a_lost_lock(self, database_url: SecretStr) -> None:
-        lock = AdvisoryLock(database_url)
-        assert lock.try_acquire()
-        with psycopg.connect(database_url.get_secret_value(), autocommit=True) as killer:
-            killer.execute("SELECT pg_terminate_backend(%s, 30000)", (lock.backend_pid,))
-        assert not lock.is_held()
-        assert lock.try_acquire()
-        lock.release()
-
-    def test_nobody_at_home(self) -> None:
-        lock = AdvisoryLock(SecretStr("postgresql://u:secret@127.0.0.1:1/x?sslpassword=secret"), connect_timeout_s=2)
-        with pytest.raises(StoreUnavailable) as caught:
-            lock.try_acquire()
-        assert "secret" not in str(caught.value)
 
 
 class TestRollups:

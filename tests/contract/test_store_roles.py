@@ -13,15 +13,15 @@ from pydantic import SecretStr
 from sqlalchemy import text
 
 from alphaloop.embedded.postgres import EmbeddedPostgres
-from alphaloop.notifying.sinks import open_sinks
-from alphaloop.settings import PolicySettings, SchedulerSettings, TaskSettings
+from alphaloop.notifying import open_sinks
+from alphaloop.settings import SchedulerSettings, Settings, TaskSettings
 from alphaloop.store import schema
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.jobs import JobStore
+from alphaloop.store.leader_lease import LeaderLease
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.partitions import PartitionKeeper
-from alphaloop.store.schedule import AdvisoryLock
 from alphaloop.tables import metadata
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
@@ -68,20 +68,17 @@ def test_the_scheduler_leads_and_measures_with_its_role(
 ) -> None:
     PartitionKeeper(filled).ensure(NOW - timedelta(days=100), 0)
     url = as_member(postgres_server, database_url, "alphaloop_scheduler")
-    lock = AdvisoryLock(url)
     with Database(url) as database:
+        lease = LeaderLease(database, "test", lease_s=600.0)
         assert database.check_revision()
-        assert lock.try_acquire()
+        assert lease.try_acquire()
         scheduler = Scheduler(
-            database.guarded(lock.begin_term().check),
+            database.guarded(lease.begin_term().check),
             Broker(),
-            SchedulerSettings(),
-            tasks={"code": TaskSettings()},
-            report_folder=tmp_path,
+            Settings(data_dir=tmp_path, tasks={"code": TaskSettings()}),
             owner="test",
             metrics=SchedulerMetrics(),
             message_retention=lambda: timedelta(days=7),
-            change_jobs=PolicySettings().change_jobs,
         )
         summary = scheduler.run_once(NOW)
         with running_hook() as hook:
@@ -89,7 +86,8 @@ def test_the_scheduler_leads_and_measures_with_its_role(
             notifier = Notifier(database, open_sinks([hook.url]), dials, SchedulerMetrics())
             notifier.add_sinks(NOW)
             assert notifier.send_due(NOW) == 1
-        lock.release()
+        assert lease.is_held()
+        lease.release()
     assert (summary.num_jobs, summary.num_probes_sent) == (20, 2)
     assert JobStore(filled).outcomes(["old"]) == {}, "deleted unread"
     assert PartitionKeeper(filled).days()[0] > (NOW - timedelta(days=91)).date()

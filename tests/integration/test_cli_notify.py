@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from alphaloop.measurements import DriftSubject
-from alphaloop.notifying.sinks import open_sinks
+from alphaloop.notifying import open_sinks
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState

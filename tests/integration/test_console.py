@@ -39,7 +39,7 @@ from alphaloop.switchback.wording import figure
 from alphaloop.wording import share_with_interval
 from benchmarks.console.filling import fill
 from benchmarks.console.plans import plans
-from scheduler.report import render_page
+from scheduler.report.pages import render_page
 from tests.fixtures import reports
 from tests.fixtures.console import PASSWORD, WAIT_S, Visitor, console
 from tests.fixtures.drift_events import content

@@ -17,7 +17,7 @@ from alphaloop.store.reports import ReportStore, StoredReport
 from benchmarks.console.filling import fill
 from benchmarks.console.pictures import settle
 from benchmarks.console.plans import plans
-from scheduler.report import render_page
+from scheduler.report.pages import render_page
 from tests.fixtures import reports
 from tests.fixtures.browser import WAIT_MS, opened, overhang
 from tests.fixtures.console import PASSWORD, Visitor, console

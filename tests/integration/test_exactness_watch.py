@@ -17,7 +17,7 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probe_texts import ProbeTextStore
 from alphaloop.store.probes import ProbeRun, ProbeStore
-from scheduler.probing.watch import ExactnessWatch, Watched
+from scheduler.probing import Watched, compare_new
 from tests.fixtures.claimed import delivery, validation
 from tests.fixtures.models import VANILLA, lookup_decision
 from tests.fixtures.runs import claim_request
@@ -56,9 +56,8 @@ def _with_a_token_lost(one: Generation) -> Generation:
     return replace(one, token_ids=one.token_ids[:middle] + one.token_ids[middle + 1 :]) if one.drafted else one
 
 
-@pytest.fixture
-def watch(database: Database) -> ExactnessWatch:
-    return ExactnessWatch(ProbeTextStore(database), IncidentStore(database))
+def compared(database: Database, now: datetime) -> Watched:
+    return compare_new(ProbeTextStore(database), IncidentStore(database), now)
 
 
 def decode(engine: Any, claimed: ClaimedJob, decision: Decision) -> Generation:
@@ -88,15 +87,15 @@ def probe(database: Database, engine: Any, at: datetime) -> None:
 
 
 def test_a_dropped_token_opens_an_incident_that_a_right_run_closes(
-    database: Database, watch: ExactnessWatch, tiny_engine: Callable[..., TransformersEngine]
+    database: Database, tiny_engine: Callable[..., TransformersEngine]
 ) -> None:
     engine = tiny_engine("llama")
     probe(database, engine, NOW - 3 * HOUR)
-    assert watch.compare_new(NOW - 2 * HOUR) == Watched(num_pairs=3, num_equal=3)
-    assert watch.compare_new(NOW - 2 * HOUR) == Watched(), "each pair is compared once"
+    assert compared(database, NOW - 2 * HOUR) == Watched(num_pairs=3, num_equal=3)
+    assert compared(database, NOW - 2 * HOUR) == Watched(), "each pair is compared once"
 
     probe(database, DroppingEngine(engine), NOW - 2 * HOUR)
-    found = watch.compare_new(NOW - HOUR)
+    found = compared(database, NOW - HOUR)
     assert (found.num_pairs, found.num_equal, found.num_near_ties) == (3, 0, 0)
     incidents = {one.found.kind: one.found for one in IncidentStore(database).open_incidents()}
     assert {IncidentKind.WRONG_TEXT, IncidentKind.WRONG_COUNTS} <= incidents.keys()
@@ -105,7 +104,7 @@ def test_a_dropped_token_opens_an_incident_that_a_right_run_closes(
     assert found.num_opened == len(incidents)
 
     probe(database, engine, NOW - HOUR)
-    assert watch.compare_new(NOW) == Watched(3, 3, 0, 0, len(incidents))
+    assert compared(database, NOW) == Watched(3, 3, 0, 0, len(incidents))
     assert IncidentStore(database).open_incidents() == []
     closed = IncidentStore(database).closed_since(NOW - HOUR)
     assert {one.found.kind: one.found for one in closed} == incidents

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from alphaloop.console import drawing, wording
+from alphaloop.console import wording
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.measurements import DriftSubject
@@ -200,7 +200,7 @@ def test_a_pipe_gets_a_text_as_it_is(screen: Screen, sent: None, where: str) -> 
 
 def test_the_console_writes_it_out() -> None:
     pages = environment("alphaloop.console", "templates")
-    pages.globals.update({**wording.FOR_TEMPLATES, **drawing.FOR_TEMPLATES})
+    pages.globals.update(wording.FOR_TEMPLATES)
     shown = pages.from_string("<p>{{ name }}</p>{{ breaks(name) }}").render(name=f"<b>{HOSTILE}")
     assert not ACTS.search(shown)
     assert "<b>" not in shown

@@ -12,8 +12,7 @@ from sqlalchemy import select
 
 from alphaloop.errors import LeadershipLost, StoreUnavailable
 from alphaloop.measurements import DriftSubject
-from alphaloop.notifying.news import NewsKind
-from alphaloop.notifying.sinks import open_sinks
+from alphaloop.notifying import NewsKind, open_sinks
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState

@@ -1,4 +1,4 @@
-"""A scheduler that lost the leader's lock writes nothing any more, however far its run had come."""
+"""A scheduler that lost the leader's lease writes nothing any more, however far its run had come."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import psycopg
 import pytest
 from pydantic import SecretStr
 from sqlalchemy import select, text
 
 from alphaloop.errors import LeadershipLost
-from alphaloop.settings import PolicySettings, SchedulerSettings, TaskSettings
+from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.leader_lease import LeaderLease
 from alphaloop.store.probe_sets import ProbeSetStore
-from alphaloop.store.schedule import AdvisoryLock
+from alphaloop.store.session_limits import SessionLimits
 from alphaloop.store.terms import Term
 from alphaloop.tables import probe_runs, reports, schedule_runs
 from scheduler.leadership import Leadership
 from scheduler.loop import RunSummary, Scheduler
 from scheduler.metrics import SchedulerMetrics
 from tests.fixtures.probes import register_probe_set
-from tests.fixtures.worker import until
 
 pytestmark = pytest.mark.postgres
 
@@ -50,9 +49,9 @@ class Broker:
 class Process:
     """A scheduler as `python -m scheduler run` puts it together, without the clock that calls it."""
 
-    def __init__(self, url: SecretStr, database: Database, folder: Path, name: str) -> None:
+    def __init__(self, beside: Database, database: Database, folder: Path, name: str) -> None:
         self.broker = Broker()
-        self.lock = AdvisoryLock(url, term_timeout_s=0.05)
+        self.lease = LeaderLease(beside, name, lease_s=600.0)
         self.terms: list[int] = []
         self.guarded: Database | None = None
         self._scheduler: Scheduler | None = None
@@ -63,16 +62,13 @@ class Process:
             self._scheduler = Scheduler(
                 self.guarded,
                 self.broker,
-                SchedulerSettings(),
-                tasks={"code": TaskSettings()},
-                report_folder=folder / name,
+                Settings(data_dir=folder / name, tasks={"code": TaskSettings()}),
                 owner=name,
                 metrics=SchedulerMetrics(),
                 message_retention=lambda: timedelta(days=7),
-                change_jobs=PolicySettings().change_jobs,
             )
 
-        self.leadership = Leadership(self.lock, promote=promote, demote=lambda: None)
+        self.leadership = Leadership(self.lease, promote=promote, demote=lambda: None)
 
     def run(self, now: datetime) -> RunSummary:
         assert self._scheduler is not None
@@ -83,32 +79,30 @@ class Process:
 def two(database_url: SecretStr, database: Database, tmp_path: Path) -> Iterator[tuple[Process, Process]]:
     DraftRegistry(database).register("lookup", "draft", "target")
     register_probe_set(database, "code", [{"prompt": "one"}], NOW)
-    processes = tuple(Process(database_url, database, tmp_path, name) for name in ("first", "second"))
-    yield processes[0], processes[1]
-    for process in processes:
-        process.lock.release()
+    with Database(database_url, limits=SessionLimits(lock_s=0.05)) as beside:
+        yield Process(beside, database, tmp_path, "first"), Process(beside, database, tmp_path, "second")
 
 
-def cut(process: Process, url: SecretStr) -> None:
-    """End the connection that holds the lock, as a network would."""
-    with psycopg.connect(url.get_secret_value(), autocommit=True) as killer:
-        killer.execute("SELECT pg_terminate_backend(%s, 5000)", (process.lock.backend_pid,))
+def run_out(database: Database) -> None:
+    """Let the lease run out, as it does for a leader that stands still."""
+    with database.begin() as connection:
+        connection.execute(text("UPDATE leader_leases SET expires_at = now()"))
 
 
 def test_a_run_that_outlives_its_leadership_writes_nothing_more(
-    two: tuple[Process, Process], database_url: SecretStr, database: Database, tmp_path: Path
+    two: tuple[Process, Process], database: Database, tmp_path: Path
 ) -> None:
     first, second = two
     assert first.leadership.check()
 
-    def lose_the_lock() -> None:
-        """The first has recorded its probes and waits for Kafka; it has not looked at its lock since."""
-        cut(first, database_url)
+    def lose_the_lease() -> None:
+        """The first has recorded its probes and waits for Kafka; it has not looked at its lease since."""
+        run_out(database)
         assert second.leadership.check()
         assert first.leadership.leads
         assert second.run(NOW + HOUR).claimed
 
-    first.broker.at_flush = lose_the_lock
+    first.broker.at_flush = lose_the_lease
     with pytest.raises(LeadershipLost, match="term 1 of the scheduler has ended, term 2 has begun"):
         first.run(NOW)
     with database.begin() as connection:
@@ -122,20 +116,17 @@ def test_a_run_that_outlives_its_leadership_writes_nothing_more(
     assert "drift-reports" not in first.broker.sent
 
 
-def test_one_that_leads_again_leads_in_another_term(
-    two: tuple[Process, Process], database_url: SecretStr, database: Database
-) -> None:
+def test_one_that_leads_again_leads_in_another_term(two: tuple[Process, Process], database: Database) -> None:
     """The run of its first term is still fenced, although the process leads."""
     first, second = two
     first.leadership.check()
     of_first_term = first.guarded
     assert of_first_term is not None
-    cut(first, database_url)
+    run_out(database)
     assert second.leadership.check()
     second.leadership.resign()
     assert not first.leadership.check()
-    # The server frees a lock a moment after its connection was closed.
-    until(first.leadership.check, "the first leads again")
+    assert first.leadership.check(), "the first leads again"
     assert (first.terms, second.terms) == ([1, 3], [2])
     with pytest.raises(LeadershipLost), of_first_term.begin() as connection:
         connection.execute(text("DELETE FROM probe_sets"))
@@ -143,7 +134,7 @@ def test_one_that_leads_again_leads_in_another_term(
 
 
 def test_the_next_leader_waits_for_a_transaction_of_the_one_before(
-    two: tuple[Process, Process], database_url: SecretStr, database: Database
+    two: tuple[Process, Process], database: Database
 ) -> None:
     """What began in a term is committed in it, or never."""
     first, second = two
@@ -151,16 +142,16 @@ def test_the_next_leader_waits_for_a_transaction_of_the_one_before(
     assert first.guarded is not None
     with first.guarded.begin() as connection:
         connection.execute(text("UPDATE probe_sets SET is_active = false"))
-        cut(first, database_url)
+        run_out(database)
         assert not second.leadership.check(), "the transaction goes on"
     assert second.leadership.check()
     assert ProbeSetStore(database).active() == {}
 
 
-def test_a_single_statement_is_guarded_too(two: tuple[Process, Process], database_url: SecretStr) -> None:
+def test_a_single_statement_is_guarded_too(two: tuple[Process, Process], database: Database) -> None:
     first, second = two
     first.leadership.check()
-    cut(first, database_url)
+    run_out(database)
     second.leadership.check()
     assert first.guarded is not None
     with pytest.raises(LeadershipLost), first.guarded.single() as connection:

@@ -1,21 +1,21 @@
-"""Two schedulers on one database: one leads; when it loses its connection the other takes over."""
+"""Two schedulers on one database: one leads; when its lease runs out the other takes over."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
-import psycopg
 import pytest
 from pydantic import SecretStr
+from sqlalchemy import text
 
 from alphaloop.store.database import Database
-from alphaloop.store.schedule import AdvisoryLock, ScheduleStore
+from alphaloop.store.leader_lease import LeaderLease
+from alphaloop.store.schedule import ScheduleStore
 from scheduler.leadership import Leadership
 from scheduler.timetable import every
-from tests.fixtures.worker import until
 
 pytestmark = pytest.mark.postgres
 
@@ -23,20 +23,18 @@ pytestmark = pytest.mark.postgres
 class Process:
     """One scheduler's leadership, and what it was told."""
 
-    def __init__(self, url: SecretStr) -> None:
+    def __init__(self, database: Database, name: str) -> None:
         self.told: list[str] = []
-        self.lock = AdvisoryLock(url)
         self.leadership = Leadership(
-            self.lock, promote=lambda term: self.told.append("promoted"), demote=lambda: self.told.append("demoted")
+            LeaderLease(database, name, lease_s=600.0),
+            promote=lambda term: self.told.append("promoted"),
+            demote=lambda: self.told.append("demoted"),
         )
 
 
 @pytest.fixture
-def two(database_url: SecretStr) -> Iterator[tuple[Process, Process]]:
-    processes = Process(database_url), Process(database_url)
-    yield processes
-    for process in processes:
-        process.lock.release()
+def two(database: Database) -> tuple[Process, Process]:
+    return Process(database, "first"), Process(database, "second")
 
 
 def test_one_leads(two: tuple[Process, Process]) -> None:
@@ -45,11 +43,11 @@ def test_one_leads(two: tuple[Process, Process]) -> None:
     assert (first.told, second.told) == (["promoted"], [])
 
 
-def test_a_killed_leader_is_followed(two: tuple[Process, Process], database_url: SecretStr) -> None:
+def test_a_leader_whose_lease_ran_out_is_followed(two: tuple[Process, Process], database: Database) -> None:
     first, second = two
     first.leadership.check()
-    with psycopg.connect(database_url.get_secret_value(), autocommit=True) as killer:
-        killer.execute("SELECT pg_terminate_backend(%s, 5000)", (first.lock.backend_pid,))
+    with database.begin() as connection:
+        connection.execute(text("UPDATE leader_leases SET expires_at = now()"))
     assert second.leadership.check()
     assert first.leadership.leads, "it has not looked yet"
     assert not first.leadership.check()
@@ -62,13 +60,31 @@ def test_a_resigning_leader_stops_before_the_next_starts(two: tuple[Process, Pro
     first.leadership.check()
     first.leadership.resign()
     assert first.told == ["promoted", "demoted"]
-    # The server frees a lock a moment after its connection was closed.
-    until(second.leadership.check, "the second leads")
+    assert second.leadership.check()
+
+
+def test_a_run_that_is_finished_at_a_stop_keeps_the_lease(database: Database) -> None:
+    """The stop takes longer than the lease, which is renewed until the run has ended."""
+    second = Process(database, "second")
+    seen: list[bool] = []
+
+    def finish() -> None:
+        for _ in range(8):
+            time.sleep(0.25)
+            seen.append(second.leadership.check())
+
+    lease = LeaderLease(database, "first", lease_s=1.0)
+    first = Leadership(lease, promote=lambda term: None, demote=finish, check_s=0.1)
+    assert first.check()
+    first.resign()
+    assert seen == [False] * 8
+    assert second.leadership.check()
 
 
 def test_an_unreachable_database_elects_nobody() -> None:
-    alone = Process(SecretStr("postgresql://nobody@127.0.0.1:1/none"))
-    assert not alone.leadership.check()
+    with Database(SecretStr("postgresql://nobody@127.0.0.1:1/none"), connect_timeout_s=2) as nowhere:
+        alone = Process(nowhere, "alone")
+        assert not alone.leadership.check()
     assert alone.told == []
 
 

@@ -17,9 +17,8 @@ from alphaloop.errors import DeliveryFailed
 from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Mode, Purpose, parse_job
 from alphaloop.messages.dead_letter import Origin
-from alphaloop.probing.due import Why
-from alphaloop.probing.planning import ProbePlanner
-from alphaloop.settings import PolicySettings, ReportSettings, SchedulerSettings, TaskSettings
+from alphaloop.probe_plan import ProbePlanner, Why
+from alphaloop.settings import ReportSettings, SchedulerSettings, Settings, TaskSettings
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
@@ -83,14 +82,15 @@ def make(database: Database, outbox: Outbox, tmp_path: Path) -> Make:
         return Scheduler(
             database,
             outbox,
-            SchedulerSettings.model_validate(settings),
-            tasks=tasks or {"code": TaskSettings(), "sql": TaskSettings()},
-            report_folder=tmp_path / "reports",
+            Settings(
+                data_dir=tmp_path,
+                tasks=tasks or {"code": TaskSettings(), "sql": TaskSettings()},
+                scheduler=SchedulerSettings.model_validate(settings),
+                report=prices or ReportSettings(),
+            ),
             owner="test",
             metrics=metrics or SchedulerMetrics(),
             message_retention=lambda: timedelta(days=7),
-            change_jobs=PolicySettings().change_jobs,
-            prices=prices,
         )
 
     return build
@@ -418,7 +418,7 @@ def test_an_old_probe_is_repeated_by_scores_and_an_alarm_by_decoding(
     subject = DriftSubject("code", "lookup", DRAFT, TARGET)
     opened = EventChange(None, EventState.OPENED, content(subject, "fault"), "It fell.")
     DriftEventStore(database).write([opened], start + 26 * HOUR)
-    planner = ProbePlanner(database, SchedulerSettings(), {"code": TaskSettings()}, PolicySettings().change_jobs)
+    planner = ProbePlanner(database, Settings(tasks={"code": TaskSettings()}))
     (planned,) = planner.plan(planner.sets(), start + 27 * HOUR).measurements
     assert (planned.due.why, planned.num_decoded) == (Why.ALARM, 4)
     (planned,) = planner.plan(planner.sets(), start + 60 * HOUR).measurements
@@ -459,7 +459,7 @@ def test_a_new_target_and_an_alarm_are_measured_at_once(
     subject = DriftSubject("code", "lookup", DRAFT, "target-2")
     opened = EventChange(None, EventState.OPENED, content(subject, "fault"), "It fell.")
     DriftEventStore(database).write([opened], start + 4 * HOUR)
-    planner = ProbePlanner(database, SchedulerSettings(), {"code": TaskSettings()}, PolicySettings().change_jobs)
+    planner = ProbePlanner(database, Settings(tasks={"code": TaskSettings()}))
     (due,) = planner.plan(planner.sets(), start + 5 * HOUR).chosen
     assert (due.task, due.drafter, due.why) == ("code", "lookup", Why.ALARM)
 

@@ -13,7 +13,7 @@ from sqlalchemy import text
 from alphaloop.deciding.policy import Decision
 from alphaloop.measurements import ProbeResult
 from alphaloop.messages import Decoding
-from alphaloop.probing.due import Due
+from alphaloop.probe_plan import DueProbe
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
@@ -21,7 +21,7 @@ from alphaloop.store.ledger import LedgerStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probe_texts import ProbeTextStore
 from alphaloop.store.probes import ProbeRun, ProbeStore
-from scheduler.probing.jobs import PlannedJob, make_jobs
+from scheduler.probing import PlannedJob, make_jobs
 from tests.fixtures.claimed import delivery, validation
 from tests.fixtures.models import VANILLA, lookup_decision
 from tests.fixtures.probes import register_probe_set
@@ -77,7 +77,7 @@ def run(
     probe_set = register_probe_set(
         database, "code", [{"prompt": prompt, "max_tokens": 24, "temperature": 0.0} for prompt in PROMPTS], NOW
     )
-    due = Due("code", drafter, probe_set.num_draft_tokens, None, is_scored=is_scored)
+    due = DueProbe("code", drafter, probe_set.num_draft_tokens, None, is_scored=is_scored)
     for planned in make_jobs([due], {"code": probe_set}, at, num_prompts=4, decoded_share=0.25, deadline=NOW + DAY):
         carry_out(database, engine, planned, at)
     return [one for one in ProbeStore(database).results(NOW - DAY) if one.scheduled_for == at]

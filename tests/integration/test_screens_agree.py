@@ -24,11 +24,11 @@ from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.expectation import Expected
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from alphaloop.switchback.wording import figure, load, reason_word, sentence
-from scheduler.facts import SentProbes
 from scheduler.metrics import EXPECTATION, SPEEDUP, SchedulerMetrics
-from scheduler.report.data import MeasuredLine, Report, TaskLine
-from scheduler.report.expectation_lines import expectation_lines
-from scheduler.report.page import render_page
+from scheduler.probing import SentProbes
+from scheduler.report.build import expectation_lines
+from scheduler.report.data import DriftReport, MeasuredLine, TaskLine
+from scheduler.report.pages import render_page
 from scheduler.report.text import render_text
 from tests.fixtures.cli import Cli
 from tests.fixtures.decoded_jobs import choose
@@ -86,7 +86,7 @@ def test_five_screens_agree_about_the_measured_speed_up(cli: Cli, cli_environmen
     assert "No verdict yet (lookup, k 4, 4.0 running; 3 blocks of control rounds, 5.3% of the time)" in told
 
 
-def report_of(task: str, measured: TaskSpeedup) -> Report:
+def report_of(task: str, measured: TaskSpeedup) -> DriftReport:
     line = TaskLine(
         task=task,
         num_jobs=12,
@@ -98,7 +98,7 @@ def report_of(task: str, measured: TaskSpeedup) -> Report:
         measured=MeasuredLine.of(measured),
     )
     at = measured.computed_at
-    return Report(created_at=at, covers_from=at, covers_to=at, headline="", tasks=(line,))
+    return DriftReport(created_at=at, covers_from=at, covers_to=at, headline="", tasks=(line,))
 
 
 def test_without_a_verdict_all_screens_say_what_is_missing(

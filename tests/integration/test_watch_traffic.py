@@ -15,10 +15,8 @@ from alphaloop.settings import SchedulerSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drift_memory import DriftMemoryStore, Position, TaskMemory
 from alphaloop.tables import drift_memories
-from scheduler.drift import watch_traffic
 from scheduler.drift.memory import NUM_JOBS
-from scheduler.drift.stream import WatchedStream
-from scheduler.verdicts import State, TrafficVerdict
+from scheduler.drift.watching import State, TrafficVerdict, WatchedStream, watch_traffic
 from tests.fixtures.history import History
 
 pytestmark = pytest.mark.postgres

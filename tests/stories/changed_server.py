@@ -42,7 +42,7 @@ from benchmarks.engines.options import VLLM_PYTHON
 from benchmarks.engines.serve import draft_model
 from benchmarks.engines.server import MODEL_NAME, Server, running, vllm
 from benchmarks.engines.weights import dense_folder
-from scheduler.causes.cause import Cause
+from scheduler.causes import Cause
 from tests.stories.asking import Asking
 from tests.stories.configs import PROFILE, write_configs
 from tests.stories.deployment import Deployment

@@ -9,7 +9,7 @@ from typing import Any, Final
 from alphaloop.store.drafts import DraftRevision, DraftStatus
 from alphaloop.store.drift_events import DriftEvent
 from alphaloop.store.incidents import OpenIncident
-from scheduler.causes.cause import Cause
+from scheduler.causes import Cause
 from tests.stories.prompts import CHANGED, DRAFTED, DROPPED, WORN
 
 LOOKUP, SMALL = "lookup", "small"

@@ -14,7 +14,7 @@ from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Failure, Job, Purpose, Result, Status
 from alphaloop.messages.result import encode_fields
 from alphaloop.near_ties import tolerance_of
-from alphaloop.probe_texts import ProbeText
+from alphaloop.probes import ProbeText
 from alphaloop.store.outcomes import DecodeRun, Outcome, ShadowRun
 from worker.engine import EngineIdentity, Generation, ShadowCounts
 from worker.jobs.claiming import ClaimedJob

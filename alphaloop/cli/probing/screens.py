@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alphaloop.cli.screen import FittedTable, table
-from alphaloop.probe_sets import ProbeSet
-from alphaloop.probing.plan import Measurement, ProbePlan
+from alphaloop.probe_plan import Measurement, ProbePlan
+from alphaloop.probes import ProbeSet
 from alphaloop.store.probe_sets import ProbeSetVersion
 
 

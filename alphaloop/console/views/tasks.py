@@ -8,10 +8,10 @@ from typing import Final
 
 from starlette.requests import Request
 
-from alphaloop.console import drawing
 from alphaloop.console.page import Page
 from alphaloop.console.sources import Sources
 from alphaloop.console.views.asked import text
+from alphaloop.pages import drawing
 from alphaloop.store.overview import with_waiting
 from alphaloop.store.task_pages import TaskPages
 

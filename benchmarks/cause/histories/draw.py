@@ -9,12 +9,11 @@ from typing import Final
 
 from alphaloop.measurements import DriftSubject, ProbeResult
 from benchmarks.cause.world import DRAFTER, MARGIN, Level, Segment, World, traffic
-from scheduler.causes.cause import Incident
-from scheduler.causes.naming import Evidence
-from scheduler.causes.probe_history import ProbeHistory
-from scheduler.verdicts import Setup, TrafficVerdict
+from scheduler.causes import DrafterEvidence, SeenIncident
+from scheduler.drift.watching import TrafficVerdict
+from scheduler.probe_history import ProbeHistory, ProbeSetup
 
-FIRST: Final = Setup("target-1", "draft-1", "engine-1")
+FIRST: Final = ProbeSetup("target-1", "draft-1", "engine-1")
 DAYS: Final = range(13)
 
 
@@ -48,12 +47,12 @@ def evidence(
     verdicts: tuple[TrafficVerdict, ...] = (),
     *,
     elsewhere: Sequence[tuple[World, Sequence[ProbeResult]]] = (),
-    incidents: tuple[Incident, ...] = (),
+    incidents: tuple[SeenIncident, ...] = (),
     parents: dict[str, str] | None = None,
-) -> Evidence:
+) -> DrafterEvidence:
     """What the naming of causes is given. `elsewhere` are other tasks with their probes, `parents` drafts by draft."""
     setup = world.setup(99)
-    return Evidence(
+    return DrafterEvidence(
         DriftSubject(world.task, DRAFTER, setup.draft_revision, setup.target_revision),
         verdicts,
         ProbeHistory.of(world.task, DRAFTER, results, MARGIN, parents or {}),

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 from benchmarks.cause.histories.draw import DAYS, FIRST, Draw, evidence
 from benchmarks.cause.world import DRAFTER, Level, Segment, at, traffic
-from scheduler.causes.cause import Incident
-from scheduler.causes.naming import Evidence
+from scheduler.causes import DrafterEvidence, SeenIncident
 
 
-def fault(draw: Draw) -> Evidence:
+def fault(draw: Draw) -> DrafterEvidence:
     """Jobs and probes fall, nothing changed."""
     world = draw.world()
     level = world.alpha(0)
@@ -18,7 +17,7 @@ def fault(draw: Draw) -> Evidence:
     return evidence(world, world.probes(DAYS, draw.prompts()), draw.moved(world, level, world.alpha(9), 8.5, 9.5))
 
 
-def small_fault(draw: Draw) -> Evidence:
+def small_fault(draw: Draw) -> DrafterEvidence:
     """The review's fall of .088, which was told as steady."""
     world = draw.world()
     level = world.alpha(0)
@@ -26,7 +25,7 @@ def small_fault(draw: Draw) -> Evidence:
     return evidence(world, world.probes(DAYS, range(40)), draw.moved(world, level, level - 0.088, 8.5, 9.5))
 
 
-def simpson_fault(draw: Draw) -> Evidence:
+def simpson_fault(draw: Draw) -> DrafterEvidence:
     """Every segment falls while the mean stays, because easy jobs come instead of hard ones; so do the probes."""
     world = draw.world()
     world.levels += [Level(8.3, world.alpha(0) - 0.2)]
@@ -34,7 +33,7 @@ def simpson_fault(draw: Draw) -> Evidence:
     return evidence(world, world.probes(DAYS, draw.prompts()), traffic(draw.rng, world, segments, 8.3, 9.5))
 
 
-def harmless_target_and_a_later_fault(draw: Draw) -> Evidence:
+def harmless_target_and_a_later_fault(draw: Draw) -> DrafterEvidence:
     """A harmless new target on day 3, a fault on day 9."""
     world = draw.world()
     level = world.alpha(0)
@@ -43,7 +42,7 @@ def harmless_target_and_a_later_fault(draw: Draw) -> Evidence:
     return evidence(world, world.probes(DAYS, draw.prompts()), draw.moved(world, level, world.alpha(9), 8.9, 9.9))
 
 
-def slow_fault(draw: Draw) -> Evidence:
+def slow_fault(draw: Draw) -> DrafterEvidence:
     """A fault that grows over five days."""
     world = draw.world()
     level, fall = world.alpha(0), draw.fall()
@@ -51,7 +50,7 @@ def slow_fault(draw: Draw) -> Evidence:
     return evidence(world, world.probes(DAYS, draw.prompts()), draw.moved(world, level, level - fall, 8.5, 9.5))
 
 
-def fault_after_the_last_probe_and_one_at_once(draw: Draw) -> Evidence:
+def fault_after_the_last_probe_and_one_at_once(draw: Draw) -> DrafterEvidence:
     """A fault after the daily probe, and a probe because of the alarm."""
     world = draw.world()
     level = world.alpha(0)
@@ -60,23 +59,23 @@ def fault_after_the_last_probe_and_one_at_once(draw: Draw) -> Evidence:
     return evidence(world, results, draw.moved(world, level, world.alpha(9.5), 9.3, 9.7))
 
 
-def fault_and_registered_again(draw: Draw) -> Evidence:
+def fault_and_registered_again(draw: Draw) -> DrafterEvidence:
     """A fault, and later another version of the probe set."""
     world = draw.world()
     world.levels += [Level(6.5, world.alpha(0) - draw.fall())]
     return evidence(world, world.probes(range(9), range(32)) + world.probes(range(9, 13), range(8, 40), "set-2"))
 
 
-def fault_seen_as_an_incident(draw: Draw) -> Evidence:
+def fault_seen_as_an_incident(draw: Draw) -> DrafterEvidence:
     """Jobs fall after the last probe, and the engine was seen to err."""
     world = draw.world()
     level = world.alpha(0)
     verdicts = draw.moved(world, level, level - draw.fall(), 9.3, 9.8)
-    seen = (Incident(at(9.6), "code", DRAFTER, "wrong_text"),)
+    seen = (SeenIncident(at(9.6), "code", DRAFTER, "wrong_text"),)
     return evidence(world, world.probes(range(10), draw.prompts()), verdicts, incidents=seen)
 
 
-def fault_seen_in_other_tasks(draw: Draw) -> Evidence:
+def fault_seen_in_other_tasks(draw: Draw) -> DrafterEvidence:
     """Jobs of a task without probes fall, and the probes of another one."""
     world, other = draw.world(), draw.world("chat")
     level, fall = world.alpha(0), draw.fall()

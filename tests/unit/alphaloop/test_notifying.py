@@ -11,13 +11,14 @@ from pydantic import SecretStr
 
 from alphaloop.errors import ConfigError, NotificationFailed
 from alphaloop.measurements import DriftSubject
-from alphaloop.notifying.news import Gravity, Message, drift_news, report_news
-from alphaloop.notifying.sinks import open_sinks
+from alphaloop.notifying import Gravity, NotificationText, drift_news, open_sinks, report_news
 from alphaloop.store.drift_events import EventState, PastState
 from tests.fixtures.hook import running_hook
 
 AT = datetime(2026, 11, 23, 6, tzinfo=UTC)
-TOLD = Message("alphaloop: code, tiny: drift opened (fault)", "α_1 fell.\n<b>Look</b> at $HOME.", Gravity.WARNING)
+TOLD = NotificationText(
+    "alphaloop: code, tiny: drift opened (fault)", "α_1 fell.\n<b>Look</b> at $HOME.", Gravity.WARNING
+)
 SECRETS = ("PASSWORD", "TOKEN", "ada")
 
 
@@ -33,7 +34,7 @@ def test_a_service_takes_a_message_as_it_is() -> None:
 def test_every_gravity_is_known_to_apprise(gravity: Gravity) -> None:
     with running_hook() as hook:
         (sink,) = open_sinks([hook.url])
-        sink.send(Message("title", "body", gravity))
+        sink.send(NotificationText("title", "body", gravity))
     assert [message["type"] for message in hook.taken] == [gravity.value]
 
 
@@ -98,7 +99,6 @@ def test_an_address_that_is_none_is_refused_by_its_place(url: str) -> None:
 
 
 def test_without_addresses_apprise_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "alphaloop.notifying.apprise_sink", raising=False)
     monkeypatch.setitem(sys.modules, "apprise", None)
     assert open_sinks([]) == ()
     with pytest.raises(ConfigError, match="the package apprise is not installed") as refused:
@@ -109,11 +109,11 @@ def test_without_addresses_apprise_is_not_needed(monkeypatch: pytest.MonkeyPatch
 def test_the_end_of_drift_proposes_nothing() -> None:
     subject = DriftSubject("code", "tiny", "draft-1", "target-1")
 
-    def told(state: EventState) -> Message:
+    def told(state: EventState) -> NotificationText:
         past = PastState(7, AT, state, "draft_stale", "It is so.", "scheduler", None)
         return drift_news(3, subject, past, "Train it.").message
 
-    assert told(EventState.OPENED) == Message(
+    assert told(EventState.OPENED) == NotificationText(
         "alphaloop: code, tiny: drift opened (draft stale)",
         "It is so.\nTrain it.\nalphaloop drift show 7",
         Gravity.WARNING,

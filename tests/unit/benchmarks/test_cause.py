@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.cause.__main__ import WITH_CAUSE, WITHOUT, outcomes
 from benchmarks.cause.scenarios import KINDS, make, scenarios
-from scheduler.causes.cause import Cause
+from scheduler.causes import Cause
 
 
 def test_the_cause_is_named_rightly_in_most_scenarios() -> None:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from alphaloop.measurements import DecodedJob, Stream
-from scheduler.counts import Counts
-from scheduler.facts import SettingInForce
+from scheduler.counts import RunCounts, SettingInForce
 
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
 FORCED = Stream("code", "target", "engine", "greedy", "lookup", "r1")
@@ -22,8 +21,8 @@ def jobs(minutes_ago: int, num_draft_tokens: int, reason: str) -> list[DecodedJo
     ]
 
 
-def counts(streams: dict[Stream, Sequence[DecodedJob]]) -> Counts:
-    return Counts(NOW - timedelta(days=14), NOW, streams, [], {})
+def counts(streams: dict[Stream, Sequence[DecodedJob]]) -> RunCounts:
+    return RunCounts(NOW - timedelta(days=14), NOW, streams, [], {})
 
 
 def test_a_task_that_is_forced_to_speculate_is_told_by_its_newest_job() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from alphaloop.clustered_share import wilson
 from alphaloop.measurements import DecodedJob
-from scheduler.estimates import acceptance, alpha_over_time
+from scheduler.report.build import acceptance, alpha_over_time
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -6,9 +6,9 @@ import math
 from datetime import timedelta
 from typing import Final
 
-from scheduler.facts import SentProbes
 from scheduler.metrics import SchedulerMetrics
-from scheduler.report import Report
+from scheduler.probing import SentProbes
+from scheduler.report.data import DriftReport
 from tests.fixtures.reports import AT, empty, full
 
 PREFIX: Final = "alphaloop_scheduler_"
@@ -24,7 +24,7 @@ def due(metrics: SchedulerMetrics) -> dict[str, float]:
     return {sample.labels["drafter"]: sample.value for sample in family.samples}
 
 
-def report_due(*, sent: tuple[str, ...] = (), waiting: tuple[str, ...] = ()) -> Report:
+def report_due(*, sent: tuple[str, ...] = (), waiting: tuple[str, ...] = ()) -> DriftReport:
     (line,) = full().probes
     lines = {name: line.model_copy(update={"drafter": name}) for name in (*sent, *waiting)}
     update = {"probes": tuple(lines[n] for n in sent), "probes_waiting": tuple(lines[n] for n in waiting)}

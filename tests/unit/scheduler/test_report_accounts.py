@@ -12,10 +12,10 @@ from alphaloop.measurements import TaskSpend
 from alphaloop.settings import ReportSettings
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import Subject, TaskSpeedup
-from scheduler.report import render_page, render_text
-from scheduler.report.accounts import gaps, saved_device_s
-from scheduler.report.cost import cost_line
-from scheduler.report.part import Estimate
+from scheduler.report.build import cost_line, gaps, saved_device_s
+from scheduler.report.data import Estimate
+from scheduler.report.pages import render_page
+from scheduler.report.text import render_text
 from scheduler.report.wording import MAX_GAPS, cost_of_all, cost_of_jobs, gap_lines, money, probe_spend, saved
 from tests.fixtures.reports import empty, full, task_line
 

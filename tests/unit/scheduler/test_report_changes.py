@@ -13,11 +13,8 @@ from alphaloop.store.drift_events import EventState, PastState
 from alphaloop.store.incidents import ClosedIncident, Incident, IncidentKind
 from alphaloop.store.server_identities import ServerLife
 from alphaloop.switchback.speedup import Verdict
-from scheduler.report import Report, changes_between
-from scheduler.report.changes import told_changes
-from scheduler.report.data import ChangeKind, TaskLine
-from scheduler.report.part import Estimate
-from scheduler.report.wording import freshness
+from scheduler.report.data import ChangeKind, DriftReport, Estimate, TaskLine
+from scheduler.report.wording import changes_between, freshness, told_changes
 from tests.fixtures.reports import AT, empty, full, task_line
 
 HOUR = timedelta(hours=1)
@@ -28,15 +25,15 @@ def past(state: EventState, at: datetime, sentence: str = "It fell.", event_id: 
     return PastState(event_id, at, state, "draft_stale", sentence, "Ada", None)
 
 
-def told(before: Report | None, now: Report) -> list[tuple[ChangeKind, str]]:
+def told(before: DriftReport | None, now: DriftReport) -> list[tuple[ChangeKind, str]]:
     return [(line.kind, line.sentence) for line in changes_between(before, now, [], [], []).lines]
 
 
-def with_task(**update: object) -> Report:
+def with_task(**update: object) -> DriftReport:
     return later(full(("code",)), tasks=(task_line("code").model_copy(update=update),))
 
 
-def later(report: Report, **update: object) -> Report:
+def later(report: DriftReport, **update: object) -> DriftReport:
     return report.model_copy(update={"created_at": AT + HOUR, **update})
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from alphaloop.measurements import DecodedJob, ProbeResult, Stream
-from scheduler.counts import Counts
-from scheduler.report.data_over_time import HistoryPoint
-from scheduler.report.history import task_history
-from scheduler.report.history_plot import history_plot, stretches
-from scheduler.report.part import Estimate
+from alphaloop.pages.drawing import alpha_of_tasks
+from scheduler.counts import RunCounts
+from scheduler.report.build import task_history
+from scheduler.report.data import Estimate, HistoryPoint, TaskHistory
 
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -24,8 +23,8 @@ def probe(at: datetime, *, draft: str = "draft-1", task: str = "code", accepts: 
     return ProbeResult(at, task, "v", 0, "p", "small", draft, "target-1", "engine-1", 3, (10,), (accepts,))
 
 
-def counts(streams: dict[Stream, list[DecodedJob]], probes: list[ProbeResult]) -> Counts:
-    return Counts(NOW - 10 * HOUR, NOW, streams, probes, {})
+def counts(streams: dict[Stream, list[DecodedJob]], probes: list[ProbeResult]) -> RunCounts:
+    return RunCounts(NOW - 10 * HOUR, NOW, streams, probes, {})
 
 
 def test_every_revision_is_in_it_and_marked_where_it_was_new() -> None:
@@ -61,20 +60,24 @@ def test_probes_of_the_window_have_a_point_a_run() -> None:
         (NOW - HOUR, 1, 0.6),
     ]
     assert [(mark.at, mark.changed) for mark in found.revisions] == [(NOW - HOUR, ("draft",))]
-    plot = history_plot({"code": found})
+    plot = alpha_of_tasks({"code": found.model_dump(mode="json")})
     assert plot is not None
     assert "probes 0.60 to 0.60, draft changed 2026-11-21 05:00 UTC" in plot
 
 
 def test_nothing_tested_is_no_history() -> None:
     assert task_history(counts({}, [probe(NOW - 20 * HOUR)]), "code", "small") is None
-    assert history_plot({}) is None
+    assert alpha_of_tasks({}) is None
 
 
 def test_a_time_without_jobs_is_a_gap() -> None:
-    points = [
+    points = tuple(
         HistoryPoint(start=NOW + i * HOUR, num_jobs=1, alpha_1=Estimate(mean=0.5, low=0.4, high=0.6))
         for i in (0, 1, 4, 5, 6, 9)
-    ]
-    assert [len(stretch) for stretch in stretches(points, HOUR)] == [2, 3, 1]
-    assert stretches([], HOUR) == []
+    )
+    history = TaskHistory(drafter="small", step_s=HOUR.total_seconds(), traffic=points)
+    plot = alpha_of_tasks({"code": history.model_dump(mode="json")})
+    assert plot is not None
+    assert (plot.count('class="band"'), plot.count('class="whisker"')) == (2, 1), (
+        "three stretches, one of a single point"
+    )

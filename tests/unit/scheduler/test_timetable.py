@@ -1,16 +1,20 @@
-"""When runs are due and begun."""
+"""When runs are due, and ticks: at once, at every interval, never two at a time, and what failures lead to."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.errors import ConfigError
+from alphaloop.errors import ConfigError, FatalBrokerError, StoreUnavailable
+from alphaloop.liveness import Pulse
 from alphaloop.settings import SchedulerSettings
-from scheduler.timetable import EPOCH, Beginnings, by_cron, every, timetable
+from scheduler.metrics import SchedulerMetrics
+from scheduler.timetable import EPOCH, Beginnings, Ticker, by_cron, every, timetable
 
 NOW = datetime(2026, 1, 5, 12, 34, 56, tzinfo=UTC)
 moments = st.datetimes(datetime(2000, 1, 1), datetime(2100, 1, 1)).map(lambda at: at.replace(tzinfo=UTC))
@@ -65,3 +69,140 @@ def test_every_scheduler_draws_the_same_delay() -> None:
     first, second = every(3600, 600), every(3600, 600)
     assert first.begins_at(NOW) == second.begins_at(NOW) != NOW
     assert every(3600).begins_at(NOW) == NOW
+
+
+WAIT_S = 10.0
+
+
+def ticker(
+    run: Callable[[datetime, datetime], object],
+    *,
+    interval_s: float = 3600.0,
+    fatal: Callable[[], None] = lambda: None,
+    clock: Callable[[], datetime] = lambda: NOW,
+) -> Ticker:
+    return Ticker(
+        run, table=every(interval_s), misfire_grace_s=60, clock=clock, metrics=SchedulerMetrics(), fatal=fatal
+    )
+
+
+def test_the_first_run_comes_at_once_and_knows_what_it_was_due_for() -> None:
+    ran, seen = threading.Event(), []
+
+    def run(now: datetime, due: datetime) -> None:
+        seen.append((now, due))
+        ran.set()
+
+    ticking = ticker(run)
+    ticking.start()
+    ticking.start()
+    assert ran.wait(WAIT_S)
+    ticking.stop(wait=True)
+    assert seen == [(NOW, NOW.replace(minute=0, second=0))]
+    assert not ticking.is_running
+
+
+def test_it_goes_on_after_a_failed_run() -> None:
+    second, calls = threading.Event(), []
+
+    def run(now: datetime, due: datetime) -> None:
+        calls.append(now)
+        if len(calls) >= 3:
+            second.set()
+        raise StoreUnavailable("gone")
+
+    ticking = ticker(run, interval_s=0.2)
+    ticking.start()
+    assert second.wait(WAIT_S)
+    ticking.stop(wait=True)
+
+
+def test_runs_never_overlap() -> None:
+    inside, most, enough = 0, 0, threading.Event()
+    lock, hold = threading.Lock(), threading.Event()
+    calls = []
+
+    def run(now: datetime, due: datetime) -> None:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        hold.wait(0.15)
+        with lock:
+            inside -= 1
+        calls.append(now)
+        if len(calls) >= 4:
+            enough.set()
+
+    ticking = ticker(run, interval_s=0.05)
+    ticking.start()
+    assert enough.wait(WAIT_S)
+    ticking.stop(wait=True)
+    assert most == 1
+
+
+def test_a_dead_client_ends_the_process() -> None:
+    died = threading.Event()
+
+    def run(now: datetime, due: datetime) -> None:
+        raise FatalBrokerError("dead")
+
+    ticking = ticker(run, fatal=died.set)
+    ticking.start()
+    assert died.wait(WAIT_S)
+    ticking.stop(wait=True)
+
+
+def test_a_crash_is_logged_and_does_not_end_the_ticks(caplog: pytest.LogCaptureFixture) -> None:
+    twice, calls = threading.Event(), []
+
+    def run(now: datetime, due: datetime) -> None:
+        calls.append(now)
+        if len(calls) >= 2:
+            twice.set()
+        raise ZeroDivisionError
+
+    ticking = ticker(run, interval_s=0.2)
+    ticking.start()
+    assert twice.wait(WAIT_S)
+    ticking.stop(wait=True)
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_run_that_hangs_and_a_timer_that_stands_still_are_seen_while_this_process_leads() -> None:
+    began, may_end, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def run(now: datetime, due: datetime) -> None:
+        began.set()
+        assert may_end.wait(WAIT_S)
+        ended.set()
+
+    seconds = [0.0]
+    runs, ticks = (Pulse(name, lambda: seconds[0]) for name in ("run", "ticks"))
+    ticking = Ticker(
+        run,
+        table=every(3600.0),
+        misfire_grace_s=60,
+        clock=lambda: NOW,
+        metrics=SchedulerMetrics(),
+        fatal=lambda: None,
+        run_pulse=runs,
+        tick_pulse=ticks,
+    )
+    assert (runs.silence_s, ticks.silence_s) == (0.0, 0.0)
+    ticking.start()
+    assert began.wait(WAIT_S)
+    seconds[0] = 5.0
+    assert (runs.silence_s, ticks.silence_s) == (5.0, 5.0)
+    may_end.set()
+    assert ended.wait(WAIT_S)
+    ticking.stop(wait=True)
+    assert (runs.silence_s, ticks.silence_s) == (0.0, 0.0), "a standby runs nothing"
+
+
+def test_what_came_due_during_a_long_run_is_caught_up_once() -> None:
+    """The run at noon takes three hours: the one due at three follows, those of one and two are left out."""
+    moments = iter([NOW, NOW + timedelta(hours=3), NOW + timedelta(hours=3), NOW + timedelta(hours=9)])
+    ran: list[datetime] = []
+    ticker(lambda now, due: ran.append(due), clock=lambda: next(moments)).tick()
+    assert [due.hour for due in ran] == [12, 15]

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 
 from alphaloop.measurements import WatchedJob
 from scheduler.drift.memory import DIRECTION, NUM_ALARMS, PHASE, WATCHING, is_open
-from scheduler.drift.phases import Rules
-from scheduler.drift.stream import WatchedStream
+from scheduler.drift.phases import DriftRules
+from scheduler.drift.watching import WatchedStream
 from tests.fixtures.watched import START, STREAM, watched_jobs
 
 STEP = timedelta(minutes=10)  # 300 jobs are two days
-RULES = Rules(run_length=50_000.0, reference_jobs=32, margin=0.03)
+RULES = DriftRules(run_length=50_000.0, reference_jobs=32, margin=0.03)
 
 
-def watched(jobs: list[WatchedJob], rules: Rules = RULES) -> WatchedStream:
+def watched(jobs: list[WatchedJob], rules: DriftRules = RULES) -> WatchedStream:
     stream = WatchedStream()
     stream.add(jobs, rules)
     return stream

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from alphaloop.errors import StoreError
-from scheduler.drift.stream import WatchedStream
+from scheduler.drift.watching import WatchedStream
 from tests.fixtures.watched import watched_jobs
 from tests.unit.scheduler.drift.test_fold import RULES
 

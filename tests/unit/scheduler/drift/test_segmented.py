@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from alphaloop.errors import StoreError
 from alphaloop.measurements import WatchedJob
 from scheduler.counts import subject_of
-from scheduler.drift.segmented import MOST_SEGMENTS, Rates, SegmentedStream
-from scheduler.drift.verdict import WITHOUT_SEGMENT
-from scheduler.verdicts import State, TrafficVerdict
+from scheduler.drift.watching import MOST_SEGMENTS, WITHOUT_SEGMENT, Rates, SegmentedStream, State, TrafficVerdict
 from tests.fixtures.watched import STREAM, watched_jobs
 from tests.unit.scheduler.drift.test_fold import STEP
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from scheduler.drift.memory import SIZES, Memory, empty_memory
-from scheduler.drift.shifts import find_noise, share, weigh
+from scheduler.drift.statistics import find_noise, share, weigh
 
 MARGIN = 0.05
 NEVER = 1e300

@@ -7,9 +7,7 @@ import random
 import pytest
 
 from scheduler.counts import subject_of
-from scheduler.drift.stream import WatchedStream
-from scheduler.drift.verdict import WITHOUT_SEGMENT, verdicts
-from scheduler.verdicts import State, TrafficVerdict
+from scheduler.drift.watching import WITHOUT_SEGMENT, State, TrafficVerdict, WatchedStream, verdicts
 from tests.fixtures.watched import STREAM, watched_jobs
 from tests.unit.scheduler.drift.test_fold import RULES, STEP, watched
 

@@ -1,0 +1,182 @@
+"""What people are told without asking, how it is worded, and the services that carry it to them.
+
+Names, counts and sentences of the scheduler: no text of a job. The only module that imports apprise, when it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from pydantic import SecretStr
+
+from alphaloop.errors import ConfigError, NotificationFailed
+from alphaloop.measurements import DriftSubject
+from alphaloop.store.drift_events import EventState, PastState
+from alphaloop.store.incidents import Incident
+
+if TYPE_CHECKING:
+    from apprise.result import AppriseResult
+
+
+#: Changes of a report that its notification lists.
+MAX_CHANGES: Final = 20
+
+
+class NewsKind(StrEnum):
+    """What a notification is about: a row of one table."""
+
+    DRIFT = "drift"  #: of drift_event_states
+    INCIDENT_OPENED = "incident_opened"  #: of incidents
+    INCIDENT_CLOSED = "incident_closed"  #: of incidents
+    REPORT = "report"  #: of reports
+
+
+class Gravity(StrEnum):
+    """How grave it is. The values are apprise's."""
+
+    INFO = "info"
+    SUCCESS = "success"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+@dataclass(frozen=True, slots=True)
+class NotificationText:
+    """A notification as a person reads it."""
+
+    title: str
+    body: str
+    gravity: Gravity
+
+
+@dataclass(frozen=True, slots=True)
+class Notification:
+    """A notification with the row that it tells of."""
+
+    kind: NewsKind
+    source_id: int
+    message: NotificationText
+    is_change: bool = True  #: False: a report that found everything as it was
+
+
+def drift_news(state_id: int, subject: DriftSubject, state: PastState, action: str) -> Notification:
+    """An event has a new state; `action` is what may be done now."""
+    is_over = state.state is EventState.CLOSED
+    cause = state.cause.replace("_", " ")
+    title = f"alphaloop: {subject.task}, {subject.drafter}: drift {state.state.value} ({cause})"
+    told = [state.sentence] if is_over else [state.sentence, action]
+    body = "\n".join((*told, f"alphaloop drift show {state.event_id}"))
+    return Notification(
+        NewsKind.DRIFT, state_id, NotificationText(title, body, Gravity.SUCCESS if is_over else Gravity.WARNING)
+    )
+
+
+def incident_opened_news(incident_id: int, found: Incident) -> Notification:
+    """An engine was proven wrong."""
+    body = f"{found.sentence}\nEngine: {found.engine}. Results of the same engine and drafter may be wrong too."
+    message = NotificationText(f"alphaloop: {found.task}: incident opened ({_words(found)})", body, Gravity.FAILURE)
+    return Notification(NewsKind.INCIDENT_OPENED, incident_id, message)
+
+
+def incident_closed_news(incident_id: int, found: Incident) -> Notification:
+    """Later probes were right."""
+    title = f"alphaloop: {found.task}: incident closed ({_words(found)})"
+    return Notification(
+        NewsKind.INCIDENT_CLOSED,
+        incident_id,
+        NotificationText(title, "Later probes of it were right.", Gravity.SUCCESS),
+    )
+
+
+def report_news(report_id: int, created_at: datetime, headline: str, changes: Sequence[str]) -> Notification:
+    """A report was made."""
+    lines = [headline, *(f"- {change}" for change in changes[:MAX_CHANGES])]
+    if len(changes) > MAX_CHANGES:
+        lines.append(f"and {len(changes) - MAX_CHANGES} more changes")
+    title = f"alphaloop report, {created_at:%Y-%m-%d %H:%M} UTC"
+    return Notification(
+        NewsKind.REPORT, report_id, NotificationText(title, "\n".join(lines), Gravity.INFO), is_change=bool(changes)
+    )
+
+
+def _words(found: Incident) -> str:
+    return found.kind.value.replace("_", " ")
+
+
+_LONGEST_S: Final = 30.0
+_HTTP_STATUS: Final = re.compile(r"\berror=(\d{3})\b")
+
+
+class Sink:
+    """One address of one service, behind apprise, which knows the services."""
+
+    def __init__(self, url: SecretStr, setting: str) -> None:
+        """`setting` is named where the address is none. Raises ConfigError, and ImportError without apprise."""
+        from apprise import Apprise, AppriseAsset
+
+        asset = AppriseAsset(app_id="alphaloop", app_desc="alphaloop", secure_logging=True, service_timeout=_LONGEST_S)
+        service = Apprise.instantiate(url.get_secret_value(), asset=asset)
+        if service is None:
+            raise ConfigError(
+                f"{setting}: expected an address that apprise knows, found another one (not shown, it may be secret)",
+                hint="json://host:port/path, mailtos://user:password@host, slack://…: docs/guides/notifications.md",
+            )
+        self._apprise = Apprise(asset=asset)
+        self._apprise.add(service)
+        #: The service and a hash of the address: the same in every process, and no secret.
+        self.name: Final = f"{service.service_name} {_fingerprint(url)}"
+
+    def send(self, message: NotificationText) -> None:
+        """Hand a message over, within a minute at most. Raises NotificationFailed."""
+        from apprise import NotifyFormat, NotifyType
+
+        try:
+            result = self._apprise.notify(
+                title=message.title,
+                body=message.body,
+                notify_type=NotifyType(message.gravity.value),
+                body_format=NotifyFormat.TEXT,
+            )
+        except Exception as error:
+            raise NotificationFailed(f"{self.name}: {type(error).__name__}") from None
+        if not result:
+            raise NotificationFailed(f"{self.name}: {_reason(result)}")
+
+
+def open_sinks(urls: Sequence[SecretStr]) -> tuple[Sink, ...]:
+    """A sink for each address, connected at its first message. Raises ConfigError for an address that is none."""
+    # What they log may hold the path of an address, which is a secret of many services.
+    logging.getLogger("apprise").propagate = False
+    # A refusal's status is read from what apprise logs as a warning, also where a process logs errors alone.
+    logging.getLogger("apprise").setLevel(logging.WARNING)
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.WARNING)
+    try:
+        return tuple(Sink(url, f"scheduler.notify_urls[{i}]") for i, url in enumerate(urls))
+    except ImportError as error:
+        raise ConfigError(
+            f"scheduler.notify_urls: set, and the package {error.name} is not installed",
+            hint="pip install 'alphaloop[notify]', or unset ALPHALOOP_SCHEDULER__NOTIFY_URLS",
+        ) from None
+
+
+def _reason(result: AppriseResult) -> str:
+    """Why it failed. Of what apprise logged only the status of HTTP: the rest may quote the address."""
+    from apprise.result import AppriseResultStatus
+
+    if result.status is AppriseResultStatus.TIMEOUT:
+        return f"no answer within {_LONGEST_S:.0f} s"
+    found = [match[1] for entry in result.logs() if (match := _HTTP_STATUS.search(entry.message))]
+    return f"HTTP status {found[-1]}" if found else "refused, or not reachable"
+
+
+def _fingerprint(url: SecretStr) -> str:
+    """Tells two addresses apart. Slow to compute, so that a short password cannot be found by trying."""
+    digest = hashlib.scrypt(url.get_secret_value().encode(), salt=b"alphaloop sink", n=2**14, r=8, p=1, dklen=4)
+    return digest.hex()

@@ -1,0 +1,168 @@
+"""Probes: the fixed prompts of a task, how long an answer they ask for, the k of their measurement, and their texts.
+
+A probe set is never changed. Other prompts, another output limit or another k make another version. Runs of two
+versions are compared over the prompts that both have, which `prompt_id` tells, as far as they were measured at the
+same k."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from itertools import pairwise, zip_longest
+from typing import Any, Final
+
+from alphaloop.messages import Job, Purpose
+
+_NUM_ID_CHARS: Final = 16
+
+
+class ProbeSource(StrEnum):
+    """Where the prompts of a set come from."""
+
+    FILE = "file"  #: a person chose them
+    TRAFFIC = "traffic"  #: drawn from jobs, with the task's consent
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePrompt:
+    """One prompt of a set. `body` is the body of its jobs in OpenAI's form; `prompt_id` is a hash of it."""
+
+    prompt_id: str
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSet:
+    """The probe set of a task; `prompts` by position, from 0."""
+
+    task: str
+    version: str
+    num_draft_tokens: int  #: k of its probes, whatever k is in force
+    prompts: Mapping[int, ProbePrompt]
+    source: ProbeSource = ProbeSource.FILE
+
+
+def new_probe_set(
+    task: str,
+    bodies: Sequence[Mapping[str, Any]],
+    *,
+    num_draft_tokens: int,
+    max_tokens: int,
+    source: ProbeSource = ProbeSource.FILE,
+) -> ProbeSet:
+    """The set that asks these prompts greedily for at most `max_tokens` tokens. The same arguments give the same set.
+
+    A prompt that occurs twice is kept once, because it would be measured twice for nothing. The prompts are put into an
+    order in which the quarters by length take turns, because a run sends the first ones only: they are short ones and
+    long ones alike. Raises ValueError without any prompt.
+    """
+    if not bodies:
+        raise ValueError(f"a probe set of {task} without a prompt")
+    asked = (
+        {name: value for name, value in body.items() if name not in ("stream", "seed")}
+        | {"temperature": 0.0, "max_tokens": max_tokens}
+        for body in bodies
+    )
+    by_id = {_hash(body): body for body in asked}
+    by_length = sorted(by_id, key=lambda prompt_id: (len(_canonical(by_id[prompt_id])), prompt_id))
+    ordered = _take_turns(_quarters(by_length))
+    prompts = {i: ProbePrompt(prompt_id, by_id[prompt_id]) for i, prompt_id in enumerate(ordered)}
+    return ProbeSet(task, _hash([num_draft_tokens, *ordered]), num_draft_tokens, prompts, source)
+
+
+def draw_prompts(jobs: Sequence[Job], num_prompts: int, seed: int) -> list[Mapping[str, Any]]:
+    """The bodies of `num_prompts` different prompts of traffic, fewer where there are fewer.
+
+    The task must have consented (`probes_from_traffic`), because a probe set keeps prompts for good.
+    The quarters of the prompts by length take turns, each with prompts drawn by lot. The same jobs and seed draw the
+    same.
+    """
+    bodies = {job.body.model_dump_json(): job.body for job in jobs if job.purpose is Purpose.TRAFFIC}
+    strata = _quarters(sorted(bodies, key=lambda body: (len(body), body)))
+    rng = random.Random(seed)
+    for stratum in strata:
+        rng.shuffle(stratum)
+    drawn = _take_turns(strata)[:num_prompts]
+    return [bodies[one].model_dump(mode="json", exclude_defaults=True, exclude_none=True) for one in drawn]
+
+
+def _quarters(ordered: Sequence[str]) -> list[list[str]]:
+    """Four parts of equal size, as nearly as can be."""
+    cuts = [len(ordered) * part // 4 for part in range(5)]
+    return [list(ordered[begin:end]) for begin, end in pairwise(cuts)]
+
+
+def _take_turns(parts: Sequence[Sequence[str]]) -> list[str]:
+    """The first of each part, then the second of each, until all are taken."""
+    return [one for turn in zip_longest(*parts) for one in turn if one is not None]
+
+
+def _hash(value: object) -> str:
+    return hashlib.sha256(_canonical(value).encode()).hexdigest()[:_NUM_ID_CHARS]
+
+
+def _canonical(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeText:
+    """The tokens that a probe or control generated greedily.
+
+    `second_ids` and `gaps` are the target's second choice at each token and how far its logit lies behind; empty where
+    the engine does not tell. Rounding may swap two choices whose gap is at most `near_tie`.
+    """
+
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    max_tokens: int
+    near_tie: float
+    second_ids: tuple[int, ...] = ()
+    gaps: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedText:
+    """A text and what decoded it. `num_tokens` is what its counts say. Vanilla has an empty drafter and revision."""
+
+    job_id: str
+    task: str
+    drafter: str
+    draft_revision: str
+    target_revision: str
+    engine: str
+    num_tokens: int
+    text: ProbeText
+
+
+@dataclass(frozen=True, slots=True)
+class TextPair:
+    """A prompt decoded vanilla and with a drafter."""
+
+    control: DecodedText
+    probe: DecodedText
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether the same target and engine decoded both, so that they promise the same text."""
+        return (self.control.target_revision, self.control.engine) == (self.probe.target_revision, self.probe.engine)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the tokens are the same."""
+        return self.control.text.token_ids == self.probe.text.token_ids
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTraffic:
+    """Traffic of a task in one hour, or in one day that is long over: jobs, and device time in seconds."""
+
+    task: str
+    start: datetime
+    num_jobs: int
+    device_s: float

@@ -1,0 +1,489 @@
+"""Names the cause of drift from the evidence. `judge` is a run; `explain(evidence)` is one drafter in one task. Pure.
+
+The probes are asked first, because their prompts never change. What happened between the two probe runs around a fall
+names the cause: a new target, a new draft, another engine, or nothing on record. Traffic is asked next: where it moved
+and the probes are shown to be steady across that very time, the jobs have changed. Probes from before the change cannot
+show that. Where two things changed at once, or the probes are too few or too old, this is said instead of a guess.
+
+A mean over segments can move while no segment does (a shift of the mix), and stay while every segment moves (Simpson
+1951). So the segments are looked at before the mean is believed.
+
+Findings are sentences that their owner can act on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Final
+
+from alphaloop.acceptance import Z95, Interval
+from alphaloop.measurements import AcceptedLevel, DriftSubject
+from scheduler.drift.watching import State, TrafficVerdict
+from scheduler.probe_history import ProbeHistory, ProbeSetup, ProbeStep, ProbeVerdict, Side, differences, state_of
+
+
+class Cause(StrEnum):
+    """Why acceptance moved: a word for SQL and metrics."""
+
+    TRAFFIC_CHANGED = "traffic_changed"  #: other prompts; the draft is as good as before
+    MIX_SHIFT = "mix_shift"  #: other shares of the segments; each segment is steady
+    DRAFT_STALE = "draft_stale"  #: a new target, which the draft does not match
+    BAD_DRAFT = "bad_draft"  #: a new draft, worse than its predecessor under the same target
+    SETUP_CHANGED = "setup_changed"  #: another engine, engine version, dtype or setting
+    FAULT = "fault"  #: the engine or its environment: nothing changed on record
+    TOO_LITTLE_EVIDENCE = "too_little_evidence"
+
+
+_BY_DIFFERENCE = {
+    (): Cause.FAULT,
+    ("target",): Cause.DRAFT_STALE,
+    ("draft",): Cause.BAD_DRAFT,
+    ("engine",): Cause.SETUP_CHANGED,
+}
+#: Task and drafter.
+About = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SeenIncident:
+    """Something that must not happen, whatever acceptance is: an engine gave another text than it should have."""
+
+    at: datetime
+    task: str
+    drafter: str  #: empty where vanilla decoding was wrong
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class DriftFinding:
+    """A move of acceptance with its cause; becomes a drift event while it lasts."""
+
+    subject: DriftSubject
+    cause: Cause
+    sentence: str
+    action: str  #: what the owner may do
+    began_after: datetime | None  #: it began between these two moments
+    began_before: datetime | None
+    traffic: TrafficVerdict | None
+    probes: ProbeVerdict | None  #: across the change
+    left: ProbeVerdict | None  #: from before the change until the newest probes; None where only traffic moved
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterEvidence:
+    """All that is known of a drafter in a task."""
+
+    subject: DriftSubject  #: with the revisions in use
+    traffic: tuple[TrafficVerdict, ...]  #: of all segments together, and by segment
+    probes: ProbeHistory
+    elsewhere: tuple[ProbeHistory, ...]  #: of the same drafter in other tasks
+    incidents: tuple[SeenIncident, ...]  #: of this drafter in this task
+    margin: float  #: change of α_1 that does not matter
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One drafter in one task."""
+
+    evidence: DrafterEvidence
+    steps: tuple[ProbeStep, ...]
+    findings: tuple[DriftFinding, ...]
+    all_steps: tuple[ProbeStep, ...]  #: also from before a level was accepted: what a draft's status rests on
+
+    @property
+    def subject(self) -> DriftSubject:
+        """With the revisions in use."""
+        return self.evidence.subject
+
+
+def judge(
+    traffic: Sequence[TrafficVerdict],
+    probes: Sequence[ProbeHistory],
+    incidents: Sequence[SeenIncident],
+    in_use: Mapping[About, DriftSubject],
+    margin: float,
+    accepted: Mapping[About, AcceptedLevel],
+) -> dict[About, Judged]:
+    """Judge everything that was decoded or probed. `traffic` is of the revisions `in_use`.
+
+    Where a level was accepted, nothing from before the change to it is compared with.
+    """
+    whole = {(history.task, history.drafter): history for history in probes}
+    histories = {about: history.since(accepted.get(about)) for about, history in whole.items()}
+    verdicts: dict[About, list[TrafficVerdict]] = {}
+    for verdict in traffic:
+        verdicts.setdefault((verdict.subject.task, verdict.subject.drafter), []).append(verdict)
+    found = {}
+    for about in sorted(histories.keys() | verdicts.keys()):
+        task, drafter = about
+        history = histories.get(about) or ProbeHistory(task, drafter, (), margin, {})
+        evidence = DrafterEvidence(
+            subject=in_use[about],
+            traffic=tuple(verdicts.get(about, ())),
+            probes=history,
+            elsewhere=tuple(h for (other, name), h in histories.items() if name == drafter and other != task),
+            incidents=tuple(i for i in incidents if i.task == task and i.drafter in ("", drafter)),
+            margin=margin,
+        )
+        all_steps = tuple(whole.get(about, history).steps())
+        found[about] = Judged(evidence, tuple(history.steps()), tuple(explain(evidence)), all_steps)
+    return found
+
+
+def explain(evidence: DrafterEvidence) -> list[DriftFinding]:
+    """What is wrong: at most one finding a cause.
+
+    A rise that the probes share is no finding: something was repaired.
+    """
+    findings = [_from_step(step, evidence) for step in evidence.probes.falls()]
+    move = move_of(evidence.traffic, evidence.margin)
+    if move is not None:
+        own = evidence.probes.across(move.changed_after, move.changed_before)
+        explaining = [f for f in findings if _explains(f, move, own)]
+        if explaining:
+            findings = [replace(f, traffic=move.told) if f is explaining[-1] else f for f in findings]
+        else:
+            findings += _from_traffic(move, own, evidence)
+    found: dict[Cause, DriftFinding] = {}
+    for finding in findings:
+        # The first has the oldest reference: it is over last.
+        found.setdefault(finding.cause, finding)
+    return list(found.values())
+
+
+def _from_step(step: ProbeStep, evidence: DrafterEvidence) -> DriftFinding:
+    return DriftFinding(
+        subject=step.left.subject,
+        cause=_cause_across(step.across, evidence.incidents),
+        sentence=_say_probes_fell(step.across, evidence.incidents),
+        action=_action_after(step.across, _cause_across(step.across, evidence.incidents)),
+        began_after=step.began_after,
+        began_before=step.began_before,
+        traffic=None,
+        probes=step.across,
+        left=step.left,
+    )
+
+
+def _explains(finding: DriftFinding, move: Move, own: ProbeVerdict | None) -> bool:
+    """Whether a fall of the probes and a fall of traffic are the same.
+
+    They are if the probes had not fallen wholly before, or if they may have fallen further across that time.
+    """
+    if move.state is not State.FELL or move.mix is not None or finding.began_before is None:
+        return False
+    return finding.began_before >= move.changed_after or (own is not None and own.state is State.TOO_LITTLE)
+
+
+def _from_traffic(move: Move, own: ProbeVerdict | None, evidence: DrafterEvidence) -> list[DriftFinding]:
+    """What traffic alone has shown, judged by `own`: its probes on both sides of the change."""
+    if move.mix is not None:
+        return [_finding(move, Cause.MIX_SHIFT, _say_mix_shifted(move, move.mix), _MIX_ACTION, evidence)]
+    seen = [incident for incident in evidence.incidents if incident.at >= move.changed_after]
+    if seen:
+        return [_finding(move, Cause.FAULT, _say_engine_erred(move, seen), _FAULT_ACTION, evidence, own)]
+    if own is None or own.state is State.TOO_LITTLE:
+        return [_with_other_tasks(move, own, evidence)]
+    if own.state is not move.state:
+        return [_finding(move, Cause.TRAFFIC_CHANGED, _say_jobs_changed(move, own), _JOBS_ACTION, evidence, own)]
+    if own.state is State.ROSE:
+        return []
+    cause = _cause_across(own, evidence.incidents)
+    sentence = _say_probes_fell(own, evidence.incidents)
+    return [_finding(move, cause, sentence, _action_after(own, cause), evidence, own)]
+
+
+def _with_other_tasks(move: Move, own: ProbeVerdict | None, evidence: DrafterEvidence) -> DriftFinding:
+    """The drafter's own probes say nothing of the change. Where its probes in other tasks fell, theirs is the cause."""
+    across = (history.across(move.changed_after, move.changed_before) for history in evidence.elsewhere)
+    fallen = [verdict for verdict in across if verdict is not None and verdict.state is State.FELL]
+    causes = {_cause_across(verdict, ()) for verdict in fallen}
+    if move.state is State.FELL and len(causes) == 1:
+        cause = causes.pop()
+        return _finding(move, cause, _say_fell_elsewhere(move, fallen), _action_after(fallen[0], cause), evidence, own)
+    newest = evidence.probes.newest
+    sentence = _say_too_little(move, own, newest.measured_at if newest else None)
+    return _finding(
+        move, Cause.TOO_LITTLE_EVIDENCE, sentence, _what_would_tell(own, newest, evidence.margin), evidence, own
+    )
+
+
+def _cause_across(verdict: ProbeVerdict, incidents: Sequence[SeenIncident]) -> Cause:
+    changed = differences(verdict.before, verdict.after)
+    if changed not in ((), ("engine",)) and any(i.at >= verdict.measured_before for i in incidents):
+        return Cause.TOO_LITTLE_EVIDENCE  # the engine gave wrong tokens meanwhile: that alone lowers acceptance
+    return _BY_DIFFERENCE.get(changed, Cause.TOO_LITTLE_EVIDENCE)
+
+
+def _finding(
+    move: Move, cause: Cause, sentence: str, action: str, evidence: DrafterEvidence, probes: ProbeVerdict | None = None
+) -> DriftFinding:
+    return DriftFinding(
+        evidence.subject, cause, sentence, action, move.changed_after, move.changed_before, move.told, probes, None
+    )
+
+
+# Whether a task's traffic moved
+
+_MOVED: Final = (State.FELL, State.ROSE)
+#: Share of the trials after a change that segments with an estimate must have, to speak for all.
+MOST: Final = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A change of a task's traffic."""
+
+    told: TrafficVerdict  #: of all segments together; of the clearest segment where only segments moved
+    state: State  #: FELL or ROSE
+    changed_after: datetime
+    changed_before: datetime
+    mix: Interval | None  #: what happened inside segments, where it is the mix that moved
+    is_hidden: bool  #: all segments together do not show it
+    segments: tuple[TrafficVerdict, ...]  #: that moved this way, the clearest first
+
+
+def move_of(verdicts: Sequence[TrafficVerdict], margin: float) -> Move | None:
+    """The move that the verdicts about a (task, drafter) show, or None.
+
+    The verdict without a segment is that of all segments together.
+    """
+    overall = next((v for v in verdicts if not v.segment), None)
+    segments = [v for v in verdicts if v.segment]
+    by_state = {state: [v for v in segments if v.state is state] for state in _MOVED}
+    if overall is None or overall.state not in _MOVED:
+        return _hidden(by_state[State.FELL] or by_state[State.ROSE])
+    against = by_state[State.ROSE if overall.state is State.FELL else State.FELL]
+    if _is_most(against, segments):
+        return _hidden(against)
+    within = within_change(segments) if len(segments) > 1 else None
+    if _is_mix(overall, within, margin):
+        return _move(overall, overall.state, mix=within)
+    return _move(overall, overall.state, by_state[overall.state])
+
+
+def within_change(segments: Sequence[TrafficVerdict]) -> Interval | None:
+    """What of the change happened inside segments: Σ share after · change. None where too few have an estimate.
+
+    Direct standardisation with the shares after the change. The rest of the change of the mean is the mix's. Segments
+    without an estimate, because they are new or thin, are left out while the others have most of the trials.
+    """
+    told = [v for v in segments if v.change is not None]
+    total = sum(v.trials_after for v in told)
+    if not total or total < MOST * sum(v.trials_after for v in segments):
+        return None
+    mean = variance = 0.0
+    for verdict in told:
+        if verdict.change is not None:
+            share = verdict.trials_after / total
+            mean += share * verdict.change.mean
+            variance += (share * (verdict.change.high - verdict.change.low) / 2 / Z95) ** 2
+    half = Z95 * math.sqrt(variance)
+    return Interval(mean, mean - half, mean + half)
+
+
+def _is_mix(overall: TrafficVerdict, within: Interval | None, margin: float) -> bool:
+    """Whether the shares of the segments explain the move.
+
+    It is excluded that all of it happened inside segments, by the best estimate less than half of it did, and it is not
+    shown that any did. Thin segments, of which none alone could be shown to be steady, are enough for this.
+    """
+    if within is None or overall.change is None:
+        return False
+    sign = -1 if overall.state is State.FELL else 1
+    whole = sign * overall.change.mean
+    most = max(sign * within.low, sign * within.high)
+    is_small = most < whole and sign * within.mean < whole / 2
+    return is_small and state_of(within, margin) is not overall.state
+
+
+def _is_most(moved: Sequence[TrafficVerdict], segments: Sequence[TrafficVerdict]) -> bool:
+    """Whether these segments have most of the trials after the change."""
+    return 2 * sum(v.trials_after for v in moved) > sum(v.trials_after for v in segments)
+
+
+def _hidden(moved: Sequence[TrafficVerdict]) -> Move | None:
+    """A move that all segments together do not show."""
+    told = max(moved, key=_size, default=None)
+    return None if told is None else _move(told, told.state, moved, is_hidden=True)
+
+
+def _size(verdict: TrafficVerdict) -> float:
+    return abs(verdict.change.mean) * verdict.trials_after if verdict.change is not None else 0.0
+
+
+def _move(
+    told: TrafficVerdict,
+    state: State,
+    segments: Sequence[TrafficVerdict] = (),
+    *,
+    mix: Interval | None = None,
+    is_hidden: bool = False,
+) -> Move | None:
+    """The move, or None where no verdict says when it was."""
+    timed = [
+        (v.changed_after, v.changed_before)
+        for v in (told, *segments)
+        if v.changed_after is not None and v.changed_before is not None
+    ]
+    if not timed:
+        return None
+    first, last = min(after for after, _ in timed), max(before for _, before in timed)
+    clearest = tuple(sorted(segments, key=_size, reverse=True))
+    return Move(told, state, first, last, mix, is_hidden, clearest)
+
+
+# Sentences
+
+_JOBS_ACTION: Final = (
+    "Nothing is broken, and decisions adapt. Ask the senders what changed. If the change stays, train a draft on the "
+    "new jobs or try another drafter."
+)
+_MIX_ACTION: Final = "Nothing is broken, and decisions adapt: other segments send more of the jobs than before."
+_FAULT_ACTION: Final = (
+    "Look at the engine: restart one worker and probe again. If the restart heals it, report the engine, and restart "
+    "the workers until it is repaired."
+)
+_ACTIONS: Final = {
+    Cause.FAULT: _FAULT_ACTION,
+    Cause.DRAFT_STALE: "Train the draft on the new target (`alphaloop draft train`) or name another drafter.",
+    Cause.BAD_DRAFT: "Serve the former draft {before} again, or train the new one further.",
+    Cause.SETUP_CHANGED: "Compare what the change brings with what the fall costs; to undo it, go back to {before}.",
+    Cause.TOO_LITTLE_EVIDENCE: "Change one thing at a time: undo one of these changes, and probe again.",
+}
+_CHANGES: Final = {
+    "target": "the target model changed from {0.target_revision:.12} to {1.target_revision:.12}",
+    "draft": "the draft changed from {0.draft_revision:.12} to {1.draft_revision:.12}",
+    "engine": "the engine changed from {0.engine} to {1.engine}",
+}
+
+
+def _say_probes_fell(probes: ProbeVerdict, incidents: Sequence[SeenIncident]) -> str:
+    """`On the same 8 probe prompts … Between these two measurements the target model changed …`."""
+    seen = [i for i in incidents if i.at >= probes.measured_before]
+    return f"{_probes(probes)} {_what_changed(probes.before, probes.after)}{_incidents(seen)}"
+
+
+def _say_jobs_changed(move: Move, probes: ProbeVerdict) -> str:
+    """The jobs have changed, and the probes show that the draft has not."""
+    how = "steady" if probes.state is State.STEADY else "better"
+    return (
+        f"{_traffic(move)} On {probes.num_prompts} fixed probe prompts the draft was {how} across that time "
+        f"({_change(probes.change)}): the jobs have changed, not the draft."
+    )
+
+
+def _say_mix_shifted(move: Move, within: Interval) -> str:
+    """The segments have other shares."""
+    return (
+        f"{_traffic(move)} Inside the segments, by their shares now, the change is {_change(within)}: most of it is "
+        "their shares of the jobs."
+    )
+
+
+def _say_engine_erred(move: Move, seen: Sequence[SeenIncident]) -> str:
+    """The engine was seen to err."""
+    return f"{_traffic(move)}{_incidents(seen)} So the engine is the first suspect, whatever the probes say."
+
+
+def _say_fell_elsewhere(move: Move, fallen: Sequence[ProbeVerdict]) -> str:
+    """Other tasks' probes fell at the same time."""
+    tasks = ", ".join(sorted(v.subject.task for v in fallen))
+    return (
+        f"{_traffic(move)} Its own probes do not reach across that time, but those of {tasks} fell too. "
+        f"{_what_changed(fallen[0].before, fallen[0].after)}"
+    )
+
+
+def _say_too_little(move: Move, probes: ProbeVerdict | None, newest: datetime | None) -> str:
+    """Whether the jobs or the draft changed is open."""
+    if probes is not None:
+        why = f"The probes do not tell: on {probes.num_prompts} prompts the change was {_change(probes.change)}."
+    elif newest is None:
+        why = "This task was never probed with this drafter."
+    elif newest < move.changed_before:
+        why = f"The newest probes, of {_time(newest)}, were measured before the change, and say nothing about it."
+    else:
+        why = "The first probes were measured after the change began, so there is nothing to compare them with."
+    return f"{_traffic(move)} {why} Whether the jobs or the draft changed is open."
+
+
+def _what_would_tell(probes: ProbeVerdict | None, newest: Side | None, margin: float) -> str:
+    """The measurement that would decide."""
+    if newest is None:
+        return "Register a probe set for the task: `alphaloop probes add`."
+    if probes is None:
+        return "Wait for the probes that are due: they are sent at once."
+    if probes.change is None or probes.num_prompts < 2:
+        return "Register a probe set whose prompts stay: the two measurements share too few."
+    half = (probes.change.high - probes.change.low) / 2
+    needed = max(probes.num_prompts + 1, math.ceil(probes.num_prompts * (half / margin) ** 2))
+    return f"Register more probe prompts: about {needed} would show a change of {margin:.2f}."
+
+
+def _action_after(probes: ProbeVerdict, cause: Cause) -> str:
+    """What may be done about a fall of the probes."""
+    before = probes.before.engine if cause is Cause.SETUP_CHANGED else f"{probes.before.draft_revision:.12}"
+    return _ACTIONS[cause].format(before=before)
+
+
+def _probes(probes: ProbeVerdict) -> str:
+    before, after = probes.accepts_before / probes.trials_before, probes.accepts_after / probes.trials_after
+    return (
+        f"On the same {probes.num_prompts} probe prompts of {probes.subject.task}, {probes.subject.drafter} got "
+        f"{after:.0%} of its first tokens accepted at {_time(probes.measured_after)}, instead of {before:.0%} at "
+        f"{_time(probes.measured_before)} (change {_change(probes.change)})."
+    )
+
+
+def _what_changed(before: ProbeSetup, after: ProbeSetup) -> str:
+    changed = [_CHANGES[name].format(before, after) for name in differences(before, after)]
+    if not changed:
+        return "Neither the models nor the engine changed on record in between: suspect the engine or the machine."
+    told = f"In between {' and '.join(changed)}"
+    return f"{told}." if len(changed) == 1 else f"{told}, so which of these is to blame is open."
+
+
+def _traffic(move: Move) -> str:
+    told = move.told
+    verb = "fell" if move.state is State.FELL else "rose"
+    where = f"{told.subject.drafter} on {told.subject.task}{f' ({_segments(move.segments)})' if move.segments else ''}"
+    when = f"between {_time(move.changed_after)} and {_time(move.changed_before)}"
+    text = f"Acceptance of {where} {verb}{_from_to(told)} {when}."
+    return f"{text} The mean over all segments hides it." if move.is_hidden else text
+
+
+def _from_to(told: TrafficVerdict) -> str:
+    if not told.trials_before or not told.trials_after:
+        return ""
+    before, after = told.accepts_before / told.trials_before, told.accepts_after / told.trials_after
+    return f" from {before:.0%} to {after:.0%}, change {_change(told.change)},"
+
+
+def _segments(moved: Sequence[TrafficVerdict]) -> str:
+    named = ", ".join(v.segment for v in moved[:3])
+    return f"segments {named}{' and others' if len(moved) > 3 else ''}" if len(moved) > 1 else f"segment {named}"
+
+
+def _incidents(seen: Sequence[SeenIncident]) -> str:
+    if not seen:
+        return ""
+    first = min(seen)
+    return (
+        f" {len(seen)} incident{'s were' if len(seen) > 1 else ' was'} recorded since {_time(first.at)} ({first.kind})."
+    )
+
+
+def _change(change: Interval | None) -> str:
+    if change is None:
+        return "unknown"
+    mean, low, high = (f"{round(value, 2) + 0.0:+.2f}" for value in (change.mean, change.low, change.high))
+    return f"{mean} [{low}, {high}]"
+
+
+def _time(at: datetime) -> str:
+    return f"{at:%Y-%m-%d %H:%M} UTC"

@@ -1,1 +1,0 @@
-"""Probes: their jobs, and how they are sent."""
