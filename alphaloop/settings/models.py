@@ -43,7 +43,17 @@ class TargetSettings(Section):
         False  #: jobs take temperature, top_p … of the model's generation_config.json where neither they nor their task
         #: set them; else they are greedy
     )
-    gpu_kernels: bool = False  #: on a GPU, short passes as recorded kernels (decision 9); not yet run on one
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_gpu_kernels(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "gpu_kernels" in given:
+            raise PydanticCustomError(
+                "no_gpu_kernels",
+                "gpu_kernels is no longer a setting: on a GPU the worker computes with torch alone. Leave it out; for "
+                'speed on a GPU set engine = "server" and let vLLM decode (docs/guides/gpus.md)',
+            )
+        return given
 
 
 class LookupDrafterSettings(Section):

@@ -22,15 +22,13 @@ from torch import Tensor
 from worker.decoding.memory import available_bytes
 from worker.decoding.network.compiled_operations import CompiledOperations, can_compile
 from worker.decoding.network.compiled_pass import CompiledPass, DecoderParts
-from worker.decoding.network.gpu import gpu_operations
 from worker.decoding.network.kernels.tiles import attends_in_tiles
 from worker.decoding.network.kv_shape import KvShape
 from worker.decoding.network.layers import Layer, Norm, weights_of
-from worker.decoding.network.operations import ACTIVATIONS, Attention, Operations, StaticOperations
+from worker.decoding.network.operations import ACTIVATIONS, Attention, Operations
 from worker.decoding.network.packed import PackedLinear
 from worker.decoding.network.passes import Pass
 from worker.decoding.network.slots import SlotCache
-from worker.decoding.network.static_inputs import StaticInputs
 from worker.decoding.network.torch_operations import TorchOperations
 from worker.decoding.text_facts import text_facts
 
@@ -51,7 +49,7 @@ def can_fuse(config: Any) -> bool:
 class FusedDecoder:
     """Takes over a transformers model's weights, and empties its layers one by one so that no weight is held twice."""
 
-    def __init__(self, model: Any, num_positions: int, *, gpu_kernels: bool = False) -> None:
+    def __init__(self, model: Any, num_positions: int) -> None:
         config, inner = model.config, model.model
         facts = text_facts(config)
         self.window = facts.window
@@ -61,7 +59,7 @@ class FusedDecoder:
         self._scale = None if scale is None else scale.to(self._embeddings.dtype)
         self._rotations = {kind: _rotations(inner, config, kind, num_positions) for kind in set(facts.kinds)}
         shape = KvShape.of(config, self._embeddings.dtype)
-        self._operations = _operations(self._embeddings, shape.head_dim, gpu_kernels)
+        self._operations = _operations(self._embeddings)
         is_compiled = isinstance(self._operations, CompiledOperations)
         self.kv_shape = replace(shape, is_paired=is_compiled and attends_in_tiles(shape.dtype, shape.head_dim))
         self.num_outputs: int = model.lm_head.weight.shape[0]
@@ -91,18 +89,6 @@ class FusedDecoder:
         self.window = window
         self._compiled = self._compiled_pass()
 
-    @property
-    def is_recordable(self) -> bool:
-        """Whether `compute_static` can be used."""
-        return isinstance(self._operations, StaticOperations)
-
-    def compute_static(self, inputs: StaticInputs) -> Tensor:
-        """Logits [tokens, vocabulary], by the same calls over the same memory whatever the inputs hold."""
-        if not isinstance(self._operations, StaticOperations):
-            raise TypeError(f"{type(self._operations).__name__} cannot be recorded")
-        attention = self._operations.static_attention(inputs, self._rotations, self.window)
-        return self._head(self._norm(self._read(inputs.token_ids, inputs.addresses.view(-1, 1).unbind(), attention)))
-
     def _read(
         self, token_ids: Tensor, held: Sequence[Tensor], attention: Attention, wanted: Tensor | None = None
     ) -> Tensor:
@@ -131,11 +117,8 @@ def _fits_twice(model: Any) -> bool:
     return model.device.type == "cpu" and num_bytes <= TWICE_SHARE * available_bytes(model.device)
 
 
-def _operations(weight: Tensor, head_dim: int, gpu_kernels: bool) -> Operations:
-    if can_compile(weight.device, weight.dtype):
-        return CompiledOperations(weight.dtype)
-    found = gpu_operations(weight.device, weight.dtype, head_dim) if gpu_kernels else None
-    return found or TorchOperations()
+def _operations(weight: Tensor) -> Operations:
+    return CompiledOperations(weight.dtype) if can_compile(weight.device, weight.dtype) else TorchOperations()
 
 
 def _rotations(inner: Any, config: Any, kind: str, num_positions: int) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
@@ -14,14 +13,10 @@ from worker.decoding.network.fused import FusedDecoder, can_fuse
 from worker.decoding.network.groups import Read
 from worker.decoding.network.kv_shape import KvShape
 from worker.decoding.network.passes import Pass, plan_pass
-from worker.decoding.network.recorded import RecordedPasses
-from worker.decoding.network.recording import CudaRecorder
 from worker.decoding.network.self_check import NUM_HELD, NUM_READ, mask_error, reference, rotation_error, some_tokens
 from worker.decoding.network.slots import SlotCache
 from worker.decoding.network.unfused import UnfusedDecoder
 from worker.decoding.text_facts import text_facts
-
-log = logging.getLogger(__name__)
 
 #: Tokens of a prompt that one pass reads where nothing else waits for it.
 PREFILL_CHUNK: Final = 512
@@ -52,11 +47,8 @@ class LanguageModel:
     that the config names, where a pass would take too long, masks and rotations alone are compared.
     """
 
-    def __init__(self, model: Any, num_positions: int, *, gpu_kernels: bool = False) -> None:
-        """Takes over `model`. If the model can be fused, its layers are emptied. Raises UnsupportedModel.
-
-        `gpu_kernels`: on a GPU, short passes by kernels of our own, recorded as graphs.
-        """
+    def __init__(self, model: Any, num_positions: int) -> None:
+        """Takes over `model`. If the model can be fused, its layers are emptied. Raises UnsupportedModel."""
         self.config = model.config
         self._num_positions = num_positions
         self.device: torch.device = model.device
@@ -69,19 +61,11 @@ class LanguageModel:
         expected = reference(model, facts)
         self._network: Network
         if self.is_fused:
-            self._network = FusedDecoder(model, num_positions, gpu_kernels=gpu_kernels)
+            self._network = FusedDecoder(model, num_positions)
         else:
             self._network = UnfusedDecoder(model)
-        self._recorded: RecordedPasses | None = None
         if (error := self._error(expected)) is not None:
             raise UnsupportedModel(error)
-        if isinstance(self._network, FusedDecoder) and self._network.is_recordable:
-            self._record(RecordedPasses(self._network, CudaRecorder(self.device), self.device), expected)
-
-    @property
-    def is_recorded(self) -> bool:
-        """Whether short passes are recorded."""
-        return self._recorded is not None
 
     @property
     def kv_shape(self) -> KvShape:
@@ -98,14 +82,7 @@ class LanguageModel:
 
         Returns the logits wanted, [sum of num_logits, vocabulary], in the order of `reads`.
         """
-        if self._recorded is not None and (logits := self._recorded.read(cache, reads)) is not None:
-            return logits
         return self._network(cache, plan_pass(cache, reads, self._network.window))
-
-    def give_back(self) -> None:
-        """Release the device memory of recorded passes. They are recorded again at their next use."""
-        if self._recorded is not None:
-            self._recorded.forget()
 
     def prefill(self, cache: SlotCache, slot: int, token_ids: Sequence[int]) -> Tensor:
         """Read a text into a slot, behind its content. Returns the logits behind the last token, [1, vocabulary]."""
@@ -117,18 +94,6 @@ class LanguageModel:
             if is_last:
                 return logits
         raise ValueError("expected at least one token")
-
-    def _record(self, recorded: RecordedPasses, expected: tuple[int | None, Tensor]) -> None:
-        """From now on run short passes with `recorded`, if its results agree too."""
-        self._recorded = recorded
-        try:
-            error = self._error(expected)
-        except Exception as failure:  # CUDA's or Triton's
-            error = str(failure)
-        if error is not None:
-            log.warning("passes are not recorded: %s", error, extra={"action": "passes_not_recorded"})
-            self.give_back()
-            self._recorded = None
 
     @torch.inference_mode()
     def _error(self, expected: tuple[int | None, Tensor]) -> str | None:
@@ -145,8 +110,6 @@ class LanguageModel:
             return self._difference(logits)
         finally:
             self._network.set_window(window)
-            if shortened != window:
-                self.give_back()  # a recording keeps the window that it was made with
 
     def _difference(self, expected: Tensor) -> str | None:
         token_ids = some_tokens(self.num_rows).tolist()

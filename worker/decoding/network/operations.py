@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol
 
 from torch import Tensor
 
 from worker.decoding.network.passes import Pass
-from worker.decoding.network.static_inputs import StaticInputs
 
 SILU: Final = "silu"
 GELU_TANH: Final = "gelu_pytorch_tanh"
@@ -52,14 +51,3 @@ class Operations(Protocol):
 
     def attention(self, plan: Pass, rotations: Mapping[str, Tensor], window: int | None) -> Attention:
         """Attention of a pass; rotations by kind, complex [positions, head_dim / 2]."""
-
-
-@runtime_checkable
-class StaticOperations(Operations, Protocol):
-    """Operations whose passes can be recorded."""
-
-    def static_attention(self, inputs: StaticInputs, rotations: Mapping[str, Tensor], window: int | None) -> Attention:
-        """Attention from a block of inputs. Only kernels read the contents of the block.
-
-        `held` is then the address of a layer's memory, int64 [1].
-        """

@@ -68,7 +68,7 @@ def plan_pass(cache: SlotCache, reads: Sequence[Read], window: int | None) -> Pa
     """Lay out `reads`, at most one a slot, and reserve the cache's memory. `window` is that of sliding layers."""
     short = sorted((read for read in reads if len(read.token_ids) <= WIDEST_SHARED), key=lambda read: read.slot)
     long = [read for read in reads if len(read.token_ids) > WIDEST_SHARED]
-    reserve_for(cache, reads)
+    cache.reserve({read.slot: cache.lengths[read.slot] + len(read.token_ids) for read in reads})
     first = 0
     placed: list[Placed] = []
     for read in (*short, *long):
@@ -89,8 +89,3 @@ def plan_pass(cache: SlotCache, reads: Sequence[Read], window: int | None) -> Pa
         capacity=cache.capacity,
         wanted=None if wanted == list(range(first)) else torch.tensor(wanted, dtype=torch.long, device=cache.device),
     )
-
-
-def reserve_for(cache: SlotCache, reads: Sequence[Read]) -> None:
-    """Reserve the cache's memory for `reads`."""
-    cache.reserve({read.slot: cache.lengths[read.slot] + len(read.token_ids) for read in reads})

@@ -151,11 +151,11 @@ def test_a_token_attends_alike_alone_and_among_others(
 
 def test_without_an_openmp_runtime_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.zeros(1)
-    assert isinstance(fused._operations(weight, 64, False), CompiledOperations)
-    assert isinstance(fused._operations(weight.half(), 64, False), TorchOperations)
+    assert isinstance(fused._operations(weight), CompiledOperations)
+    assert isinstance(fused._operations(weight.half()), TorchOperations)
     monkeypatch.setattr(torch.backends.openmp, "is_available", lambda: False)
     threads.openmp.cache_clear()
     try:
-        assert isinstance(fused._operations(weight, 64, False), TorchOperations)
+        assert isinstance(fused._operations(weight), TorchOperations)
     finally:
         threads.openmp.cache_clear()
