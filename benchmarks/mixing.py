@@ -25,8 +25,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from alphaloop.settings.models import TargetSettings
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
 from worker.decoding.models import load_target
-from worker.decoding.network.groups import Read
 from worker.decoding.network.language_model import LanguageModel
+from worker.decoding.network.passes import Read
 from worker.decoding.network.slots import SlotCache
 
 NUM_WARM_UP: Final = 4

@@ -20,7 +20,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from worker.decoding.network.packed import PackedLinear, TorchLinear
+from worker.decoding.network.compiled import CompiledOperations
+from worker.decoding.network.operations import TorchLinear
 
 HIDDEN: Final = 576
 INTERMEDIATE: Final = 1536
@@ -79,7 +80,7 @@ def _timed(layers: list[list[Layer]], head: Layer | None, rows: int) -> float:
 
 
 def _ours(weight: Tensor) -> Layer:
-    return PackedLinear(weight, None, is_twice=True)
+    return CompiledOperations(weight.dtype, is_twice=True).linear(weight, None)
 
 
 def _onednn(weight: Tensor) -> Layer:

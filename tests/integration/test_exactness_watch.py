@@ -145,7 +145,7 @@ def test_traffic_keeps_no_tokens(tiny_engine: Callable[..., TransformersEngine])
 
 def whole_pass(engine: TransformersEngine, token_ids: tuple[int, ...]) -> list[float]:
     """The target's logits behind these tokens, read at once."""
-    from worker.decoding.network.groups import Read
+    from worker.decoding.network.passes import Read
 
     model = engine._target.model
     cache = model.new_cache(1)

@@ -24,7 +24,7 @@ from worker.decoding import measuring
 from worker.decoding.admitted import AdmittedSequences
 from worker.decoding.device import is_out_of_memory
 from worker.decoding.memory import available_bytes, pass_bytes
-from worker.decoding.network.kv_shape import BLOCK
+from worker.decoding.network.kv_layout import BLOCK
 from worker.decoding.open_drafters import OpenDrafters
 from worker.decoding.prompts import prepare_job
 from worker.decoding.proposal import Drafter

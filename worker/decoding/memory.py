@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from worker.decoding.network.kv_shape import KvShape
+from worker.decoding.network.kv_layout import KvShape
 
 # Version 1 says "no limit" with the largest number of whole pages.
 _UNLIMITED_BYTES: Final = 1 << 60

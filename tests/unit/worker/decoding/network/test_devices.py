@@ -10,8 +10,7 @@ import transformers
 
 from tests.fixtures.models import FUSED
 from worker.decoding.network.fused import FusedDecoder
-from worker.decoding.network.groups import Read
-from worker.decoding.network.passes import plan_pass
+from worker.decoding.network.passes import Read, plan_pass
 from worker.decoding.network.slots import SlotCache
 
 
