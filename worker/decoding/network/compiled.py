@@ -210,7 +210,7 @@ class PlacedReads:
         self.address = ctypes.addressof(self.arguments)
 
     def set_cache_layout(self, held: Tensor) -> None:
-        """Say how the layers of the cache lie, all like this one: plain, or in pairs (`network.paired`)."""
+        """Say how the layers of the cache lie, all like this one: plain, or in pairs."""
         a, is_paired = self.arguments, held.dim() == PAIRED_DIMENSIONS
         a.slot_size, a.head_size = held.stride(0), held.stride(2 if is_paired else 1)
         a.block_size = held.stride(1) if is_paired else 0

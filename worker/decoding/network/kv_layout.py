@@ -1,4 +1,11 @@
-"""The shape of keys and values, whatever holds them."""
+"""The shape of keys and values, and the two layouts in which they lie in memory.
+
+In the plain layout a layer of all slots is [slots, 2 * heads, positions, head_dim]. Kernels of a CPU hold bfloat16 in
+pairs, as their products read them. A product of pairs multiplies two neighbouring numbers of each of 16 outputs. For
+scores the outputs are positions, so a block's keys lie as [head_dim / 2, 64, 2]: a pair of elements of 64 positions side
+by side. For sums of values the outputs are elements, so a block's values lie as [32, head_dim, 2]: two positions' numbers
+of each element side by side. A layer of all slots is [slots, blocks, 2 * heads, 64, head_dim], a block's keys before its
+values."""
 
 from __future__ import annotations
 
@@ -10,7 +17,7 @@ from torch import Tensor
 
 from worker.decoding.text_facts import layer_configs, text_config
 
-BLOCK: Final = 128  #: positions of which memory is planned in multiples; a multiple of `network.paired.BLOCK`
+BLOCK: Final = 128  #: positions of which memory is planned in multiples; a multiple of PAIR_BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +28,7 @@ class KvShape:
     num_heads: int  #: heads of the keys, and as many of the values
     head_dim: int
     dtype: torch.dtype
-    is_paired: bool = False  #: whether a slot's keys and values lie as in `network.paired`
+    is_paired: bool = False  #: whether a slot's keys and values lie in pairs
 
     @classmethod
     def of(cls, config: Any, dtype: torch.dtype) -> KvShape:

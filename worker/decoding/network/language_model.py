@@ -1,4 +1,8 @@
-"""A loaded model as a function of the slot cache, for target and draft models."""
+"""A loaded model as a function of the slot cache, compared with its own modules when it is loaded.
+
+`fused` computes the families that it knows; `_UnfusedDecoder` computes the others by transformers' own modules. A pass
+that is long enough to leave a window of thousands of tokens would take longer than loading. So the compared pass is short
+and the window is made shorter still; that masks and rotations hold at the real boundaries is checked on these alone."""
 
 from __future__ import annotations
 
@@ -58,12 +62,12 @@ class LanguageModel:
         facts = text_facts(model.config)
         if (error := rotation_error(model, facts, num_positions)) is not None:
             raise UnsupportedModel(error)
-        expected = reference(model, facts)
+        expected = _reference(model, facts)
         self._network: Network
         if self.is_fused:
             self._network = FusedDecoder(model, num_positions)
         else:
-            self._network = UnfusedDecoder(model)
+            self._network = _UnfusedDecoder(model)
         if (error := self._error(expected)) is not None:
             raise UnsupportedModel(error)
 
@@ -112,7 +116,7 @@ class LanguageModel:
             self._network.set_window(window)
 
     def _difference(self, expected: Tensor) -> str | None:
-        token_ids = some_tokens(self.num_rows).tolist()
+        token_ids = _some_tokens(self.num_rows).tolist()
         cache = self.new_cache(3)
         slots = [cache.acquire() for _ in range(3)]
         used = (slots[0], slots[2])
@@ -135,7 +139,7 @@ class LanguageModel:
         )
 
 
-#: A window that the tokens of `some_tokens` cross before the first logits that are compared.
+#: A window that the tokens of `_some_tokens` cross before the first logits that are compared.
 _SHORT_WINDOW: Final = 4
 NUM_HELD: Final = (5, 4)  #: tokens of each text that its slot holds before
 NUM_READ: Final = 4  #: tokens of each that the compared pass reads
@@ -145,13 +149,13 @@ _REACH: Final = 2
 _ROTATION_TOLERANCE: Final = 1e-3
 
 
-def some_tokens(num_rows: int) -> Tensor:
+def _some_tokens(num_rows: int) -> Tensor:
     """Tokens [2, 9] of two texts that are read in both ways, of embeddings with that many rows."""
     return torch.randint(0, num_rows, (2, max(NUM_HELD) + NUM_READ), generator=torch.Generator().manual_seed(0))
 
 
 @torch.inference_mode()
-def reference(model: Any, facts: TextFacts) -> tuple[int | None, Tensor]:
+def _reference(model: Any, facts: TextFacts) -> tuple[int | None, Tensor]:
     """A window, and the logits [2 * NUM_READ, vocabulary] of the model's own pass with it.
 
     The window is a short one if the model has any: what is within a longer one is seen by all layers.
@@ -201,7 +205,7 @@ def rotation_error(model: Any, facts: TextFacts, num_positions: int) -> str | No
 
 
 def _logits(model: Any) -> Tensor:
-    token_ids = some_tokens(model.get_input_embeddings().weight.shape[0]).to(model.device)
+    token_ids = _some_tokens(model.get_input_embeddings().weight.shape[0]).to(model.device)
     first = min(NUM_HELD)
     kept = token_ids.shape[1] - first
     logits: Tensor = model(input_ids=token_ids, use_cache=False, logits_to_keep=kept).logits.float()
@@ -255,8 +259,10 @@ def _rotary(module: Any, kind: str | None, device: torch.device) -> Any:
     return rotate
 
 
-class UnfusedDecoder:
-    """Computes a pass group by group. The model's own forward reads each group as a padded rectangle."""
+class _UnfusedDecoder:
+    """A transformers model computed by its own modules: for families that `fused` does not know.
+
+    Computes a pass group by group. The model's own forward reads each group as a padded rectangle."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -1,9 +1,15 @@
-"""A key/value cache in which every sequence has a slot and a length of its own.
+"""A key/value cache in which every sequence has a slot and a length of its own, and the two kinds of memory under it.
 
 A pass writes its columns behind the length of each of its slots. Columns behind the length do not count. So rejected
 columns need no deletion: the length does not include them, and the next pass overwrites them. Rows may have different
 lengths. They may join or leave without a change to the others.
-"""
+
+`PlainSlots` serve torch: all slots have as much memory as the longest text needs. It grows by rows and by positions, by
+half of either at least, and keeps the greatest size that it ever had. `PairedSlots` serve the kernels of a CPU: every
+slot has addresses for the longest text, and memory for what was written. Addresses cost nothing: Linux gives a page
+memory at the first write to it. So a slot grows where it lies, nothing is copied, and a long text beside short ones takes
+the memory of its own length. A slot's blocks lie one behind the other, each with all its layers, so that huge pages
+hold little that is not used."""
 
 from __future__ import annotations
 
@@ -111,7 +117,7 @@ class SlotCache:
 
     @property
     def layers(self) -> list[Tensor]:
-        """One a layer, as `network.plain_slots` or `network.paired_slots` says."""
+        """One a layer, as `PlainSlots` or `PairedSlots` says."""
         return self._memory.layers
 
     @property
@@ -230,7 +236,7 @@ class SlotCache:
 
 
 class PlainSlots:
-    """`network.slots.SlotMemory` for kernels of torch and of GPUs."""
+    """`SlotMemory` as torch reads it: one tensor a layer."""
 
     def __init__(self, shape: KvShape, num_slots: int, device: torch.device) -> None:
         self._shape = shape
@@ -338,14 +344,14 @@ _MOST_POSITIONS: Final = 1 << 17
 
 
 class PairedSlots:
-    """`network.slots.SlotMemory` for compiled kernels in bfloat16 on a CPU."""
+    """`SlotMemory` for compiled kernels in bfloat16 on a CPU."""
 
     def __init__(self, shape: KvShape, num_slots: int, most_positions: int | None = None) -> None:
         """`most_positions`: of a text; None: not known."""
         self._shape = shape
         self._num_slots = num_slots
         self._most_blocks = blocks_of(0, most_positions or _MOST_POSITIONS).stop
-        self._mapped: Mapped | None = None
+        self._mapped: _Mapped | None = None
         self._num_blocks = [0] * num_slots  # that may have been written
         self.layers: list[Tensor] = []  #: [slots, blocks, 2 * heads, BLOCK, head_dim] each, of one tensor
 
@@ -443,7 +449,7 @@ class PairedSlots:
         shape = self._shape
         of_block = (shape.num_layers, 2 * shape.num_heads, PAIR_BLOCK, shape.head_dim)
         room = max(num_blocks + (num_blocks // 2 if self.layers else 0), self._most_blocks)
-        while (mapped := map_zeros((self._num_slots, room, *of_block), shape.dtype)) is None:
+        while (mapped := _map_zeros((self._num_slots, room, *of_block), shape.dtype)) is None:
             if room == num_blocks:
                 num = num_blocks * PAIR_BLOCK
                 raise MemoryError(f"the system has no addresses for {num} positions in each of {self._num_slots} slots")
@@ -490,7 +496,7 @@ def with_rows(held: Tensor, num_rows: int) -> Tensor | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Mapped:
+class _Mapped:
     """A tensor of zeros whose pages take memory at the first write to them."""
 
     tensor: Tensor
@@ -503,10 +509,10 @@ class Mapped:
             self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
-def map_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Mapped | None:
+def _map_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> _Mapped | None:
     """Zeros of this process alone, on a CPU; None where the system has not so many addresses."""
     memory = _mapped(math.prod(shape) * dtype.itemsize)
-    return None if memory is None else Mapped(torch.frombuffer(memory, dtype=dtype).view(shape), memory)
+    return None if memory is None else _Mapped(torch.frombuffer(memory, dtype=dtype).view(shape), memory)
 
 
 def _mapped(num_bytes: int) -> mmap.mmap | None:

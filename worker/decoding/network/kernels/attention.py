@@ -1,4 +1,8 @@
-"""The arguments of the two attention kernels: those of a layer, and those of a pass, which all layers share."""
+"""Norms of heads, rotation, keys and values into the cache, and attention, in one or two calls a layer.
+
+`attention_kernel` puts the tokens of all reads into the cache and attends for short reads; `wide_kernel` attends for
+long ones. Every query sums over the keys that it may see and over no others, in an order that depends on nothing else:
+what a token attends to is computed alike in a pass of one token, in one of nine, and in a piece of a prompt."""
 
 from __future__ import annotations
 
@@ -84,9 +88,12 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Call
     """For heads of that size and `num_shared` query heads a key head: loops over both are unrolled. Takes seconds."""
     numbers = NUMBERS[dtype]
     raw, real, itemsize = numbers.dtype, numbers.real, dtype.itemsize
-    turn, ask, write = rotate(numbers, head_dim), turn_queries(numbers, head_dim, num_shared), copy_out(numbers)
+    turn, ask, write = _rotate(numbers, head_dim), _turn_queries(numbers, head_dim, num_shared), _copy_out(numbers)
     is_paired = attends_in_tiles(dtype, head_dim)
-    keep_key, keep_value = place_key(numbers, head_dim, is_paired=is_paired), place_value(head_dim, is_paired=is_paired)
+    keep_key, keep_value = (
+        _place_key(numbers, head_dim, is_paired=is_paired),
+        _place_value(head_dim, is_paired=is_paired),
+    )
     attend = attend_by_tile(head_dim, num_shared) if is_paired else attend_by_token(numbers, head_dim, num_shared)
 
     def attention(address: Any) -> None:
@@ -145,7 +152,12 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Call
 
 @kernel
 def wide_kernel(head_dim: int, num_shared: int) -> Callable[[Any], None]:
-    """Attends to what the reads' slots hold, their own tokens included. `num_shared`: query heads a key head.
+    """Attention of long reads, pieces of prompts, in bfloat16: products of pairs, and no key that no token sees.
+
+    torch's attention on a CPU computes the scores of all keys, with a mask for the later ones, at a quarter of the
+    speed of these products (docs/log.md). A tile of some tokens' queries is scored against all keys that its last token
+    sees, then weighed, then multiplied with the values. Scores and sums are float32, weights are rounded to bfloat16:
+    the precision of FlashAttention (Dao et al. 2022) with bfloat16 inputs. `num_shared`: query heads a key head.
 
     Queries are rotated, and keys and values lie in the cache: `attention.attention_kernel` ran before.
     """
@@ -204,7 +216,7 @@ def wide_kernel(head_dim: int, num_shared: int) -> Callable[[Any], None]:
 
 
 @functools.cache
-def rotate(numbers: Numbers, head_dim: int) -> Callable[..., None]:
+def _rotate(numbers: Numbers, head_dim: int) -> Callable[..., None]:
     """`turn(x, rotation, norm, is_normed, epsilon, out)`: RMS norm where there is one, then each pair turned."""
     load, real = numbers.load, numbers.real
 
@@ -227,9 +239,9 @@ def rotate(numbers: Numbers, head_dim: int) -> Callable[..., None]:
     return turn
 
 
-def turn_queries(numbers: Numbers, head_dim: int, num_shared: int) -> Callable[..., None]:
+def _turn_queries(numbers: Numbers, head_dim: int, num_shared: int) -> Callable[..., None]:
     """`ask(queries, rotation, norm, is_normed, epsilon, out)`: [num_shared, head_dim], turned."""
-    turn = rotate(numbers, head_dim)
+    turn = _rotate(numbers, head_dim)
 
     @inlined
     def ask(queries: Any, rotation: Any, norm: Any, is_normed: Any, epsilon: Any, out: Any) -> None:
@@ -240,7 +252,7 @@ def turn_queries(numbers: Numbers, head_dim: int, num_shared: int) -> Callable[.
     return ask
 
 
-def copy_out(numbers: Numbers) -> Callable[..., None]:
+def _copy_out(numbers: Numbers) -> Callable[..., None]:
     """`write(x, out)`: all of x, rounded."""
     store = numbers.store
 
@@ -252,7 +264,7 @@ def copy_out(numbers: Numbers) -> Callable[..., None]:
     return write
 
 
-def place_key(numbers: Numbers, head_dim: int, *, is_paired: bool) -> Callable[..., None]:
+def _place_key(numbers: Numbers, head_dim: int, *, is_paired: bool) -> Callable[..., None]:
     """`place(key, keys, position, block_size)`: key [head_dim] of `real`s, rounded, into one head's keys.
 
     keys: [positions * head_dim]; in pairs, blocks of as many positions `block_size` numbers apart.
@@ -276,8 +288,8 @@ def place_key(numbers: Numbers, head_dim: int, *, is_paired: bool) -> Callable[.
     return paired if is_paired else plain
 
 
-def place_value(head_dim: int, *, is_paired: bool) -> Callable[..., None]:
-    """`place(value, values, position, block_size)`: value [head_dim], as it is, where `place_key` places keys."""
+def _place_value(head_dim: int, *, is_paired: bool) -> Callable[..., None]:
+    """`place(value, values, position, block_size)`: value [head_dim], as it is, where `_place_key` places keys."""
 
     # Not as one assignment of slices: the message of its error alone would take numba two seconds.
     @inlined

@@ -1,4 +1,12 @@
-"""How Python becomes machine code here: numba, with types that numba itself does not tell."""
+"""How Python becomes machine code here, and where that is kept, so that a machine compiles a kernel once.
+
+numba compiles, with types that numba itself does not tell. The kernels of one model take it some ten seconds, and a
+hundredth of that to load (docs/log.md). A file is named by a hash of all that its code depends on: the kernel and its
+arguments, the sources of this package, the versions and settings of the compilers, and the processor. So nothing is
+ever out of date, and the folder may be deleted at any time.
+
+A file is code that this process runs. It counts only if folder and file belong to this user and nobody else may write
+to them; else, and where a file is damaged or there is no place to keep one, the kernel is compiled again."""
 
 from __future__ import annotations
 
@@ -54,7 +62,7 @@ def kernel(build: Callable[_Parameters, Callable[[Any], None]]) -> Callable[_Par
     """The kernel of a function that `build` returns for its arguments: of the address of its own, `void(void *)`.
 
     What `build` returns may depend on its arguments, its source file, this package and the processor. A kernel of the
-    same arguments is compiled once on a machine (`machine_code.py`).
+    same arguments is compiled once on a machine.
     """
 
     def made(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> Kernel:

@@ -1,4 +1,4 @@
-"""RMS norm, gated activation and a choice of rows, each in one call."""
+"""RMS norm, gated activation, a choice of rows, and the largest of each row: kernels that take rows one by one."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _largest(x: Any) -> Any:
 
 @kernel
 def best_kernel() -> Callable[[Any], None]:
-    """Of each row."""
+    """The largest of each row of bfloat16 numbers, and whether it is a finite one of comparable numbers."""
 
     def best(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
