@@ -2,10 +2,11 @@
 
 In the plain layout a layer of all slots is [slots, 2 * heads, positions, head_dim]. Kernels of a CPU hold bfloat16 in
 pairs, as their products read them. A product of pairs multiplies two neighbouring numbers of each of 16 outputs. For
-scores the outputs are positions, so a block's keys lie as [head_dim / 2, 64, 2]: a pair of elements of 64 positions side
-by side. For sums of values the outputs are elements, so a block's values lie as [32, head_dim, 2]: two positions' numbers
-of each element side by side. A layer of all slots is [slots, blocks, 2 * heads, 64, head_dim], a block's keys before its
-values."""
+scores the outputs are positions, so a block's keys lie as [head_dim / 2, 64, 2]: a pair of elements of 64 positions
+side by side. For sums of values the outputs are elements, so a block's values lie as [32, head_dim, 2]: two positions'
+numbers of each element side by side. A layer of all slots is [slots, blocks, 2 * heads, 64, head_dim], a block's keys
+before its values.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
 """A loaded model as a function of the slot cache, compared with its own modules when it is loaded.
 
 `fused` computes the families that it knows; `_UnfusedDecoder` computes the others by transformers' own modules. A pass
-that is long enough to leave a window of thousands of tokens would take longer than loading. So the compared pass is short
-and the window is made shorter still; that masks and rotations hold at the real boundaries is checked on these alone."""
+that is long enough to leave a window of thousands of tokens would take longer than loading. So the compared pass is
+short and the window is made shorter still; that masks and rotations hold at the real boundaries is checked on these
+alone.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 For the linear layers, the tokens of all sequences are in one flat row. So a sequence without drafts has one token, even
 if another has eight. Attention works on groups: the short reads of all slots together, padded to the widest, and every
 long read (a piece of a prompt) alone. torch's attention needs a rectangle with masks. It is laid out at its first use,
-because compiled kernels use the reads directly and never need it."""
+because compiled kernels use the reads directly and never need it.
+"""
 
 from __future__ import annotations
 

@@ -7,9 +7,10 @@ lengths. They may join or leave without a change to the others.
 `PlainSlots` serve torch: all slots have as much memory as the longest text needs. It grows by rows and by positions, by
 half of either at least, and keeps the greatest size that it ever had. `PairedSlots` serve the kernels of a CPU: every
 slot has addresses for the longest text, and memory for what was written. Addresses cost nothing: Linux gives a page
-memory at the first write to it. So a slot grows where it lies, nothing is copied, and a long text beside short ones takes
-the memory of its own length. A slot's blocks lie one behind the other, each with all its layers, so that huge pages
-hold little that is not used."""
+memory at the first write to it. So a slot grows where it lies, nothing is copied, and a long text beside short ones
+takes the memory of its own length. A slot's blocks lie one behind the other, each with all its layers, so that huge
+pages hold little that is not used.
+"""
 
 from __future__ import annotations
 

@@ -5,4 +5,5 @@ CPU spends more time between its matrix products than in them (docs/decisions/00
 
 From the bottom up: `compiling` makes machine code and keeps it on disk, `threads` runs it, `numbers` reads and writes
 dtypes, `multiplying` emits matrix products; `linear`, `attention` (with `attending`) and `pointwise` are the kernels,
-`program` runs a pass of them in one call. `network.compiled` is the only caller."""
+`program` runs a pass of them in one call. `network.compiled` is the only caller.
+"""

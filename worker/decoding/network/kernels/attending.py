@@ -7,7 +7,8 @@ elements are split over a vector's lanes, always in the same way.
 
 A row of a tile is one query: those of the first token, then those of the next. What a row attends to does not depend on
 the other rows of its tile. Loops run from 0 over views: an index that might be negative keeps a loop from being
-vectorised."""
+vectorised.
+"""
 
 from __future__ import annotations
 

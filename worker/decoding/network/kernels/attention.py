@@ -2,7 +2,8 @@
 
 `attention_kernel` puts the tokens of all reads into the cache and attends for short reads; `wide_kernel` attends for
 long ones. Every query sums over the keys that it may see and over no others, in an order that depends on nothing else:
-what a token attends to is computed alike in a pass of one token, in one of nine, and in a piece of a prompt."""
+what a token attends to is computed alike in a pass of one token, in one of nine, and in a piece of a prompt.
+"""
 
 from __future__ import annotations
 
@@ -90,10 +91,8 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Call
     raw, real, itemsize = numbers.dtype, numbers.real, dtype.itemsize
     turn, ask, write = _rotate(numbers, head_dim), _turn_queries(numbers, head_dim, num_shared), _copy_out(numbers)
     is_paired = attends_in_tiles(dtype, head_dim)
-    keep_key, keep_value = (
-        _place_key(numbers, head_dim, is_paired=is_paired),
-        _place_value(head_dim, is_paired=is_paired),
-    )
+    keep_key = _place_key(numbers, head_dim, is_paired=is_paired)
+    keep_value = _place_value(head_dim, is_paired=is_paired)
     attend = attend_by_tile(head_dim, num_shared) if is_paired else attend_by_token(numbers, head_dim, num_shared)
 
     def attention(address: Any) -> None:

@@ -6,7 +6,8 @@ arguments, the sources of this package, the versions and settings of the compile
 ever out of date, and the folder may be deleted at any time.
 
 A file is code that this process runs. It counts only if folder and file belong to this user and nobody else may write
-to them; else, and where a file is damaged or there is no place to keep one, the kernel is compiled again."""
+to them; else, and where a file is damaged or there is no place to keep one, the kernel is compiled again.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """y = x W' + b in bfloat16: few tokens at the speed of the memory, many at the speed of the processor.
 
-A thread takes one block of 48 outputs after the other. It multiplies its weights with groups of at most eight tokens.
-A group's sums stay in registers until bias and residual are added and they are rounded: a loop of numba's that does
-this takes a third of the time of the products.
+A thread takes one block of 48 outputs after the other. It multiplies its weights with groups of at most eight tokens. A
+group's sums stay in registers until bias and residual are added and they are rounded: a loop of numba's that does this
+takes a third of the time of the products.
 
 Two variants, and what each gains (docs/log.md; the time of oneDNN with reordered weights is 1):
 
@@ -10,10 +10,11 @@ Two variants, and what each gains (docs/log.md; the time of oneDNN with reordere
 - *Without*: one token 17 GB/s by oneDNN, 42 by this kernel. Each product is an instruction, so it serves four tokens.
 
 With one group the memory sets the pace, and the processor prefetches by itself. With three groups or more, products
-take longer than reading, so the first three groups prefetch the thread's next block beside their products. With one
-or two groups that costs more than it saves (12 tokens 17.4 → 21.2 ms).
+take longer than reading, so the first three groups prefetch the thread's next block beside their products. With one or
+two groups that costs more than it saves (12 tokens 17.4 → 21.2 ms).
 
-A token's sums are added up in one order: they are bit for bit the same alone and among others."""
+A token's sums are added up in one order: they are bit for bit the same alone and among others.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,8 @@
 One register holds two weights, of an even input and the odd one behind it, of each of 16 outputs. Where the processor
 multiplies pairs of bfloat16 (AVX512-BF16: products and sums in float32), it is used as it lies. Elsewhere the even
 weights are its lower halves shifted up and the odd ones its upper halves as they are, a float32 each: twice the
-instructions."""
+instructions.
+"""
 
 from __future__ import annotations
 
