@@ -3,7 +3,7 @@
 SmolLM2 in bf16 on 2 cores, one layer, microseconds, torch → compiled: norm of one token 13 → .3, gate 7 → .9, attention
 of 16 sequences with 300 tokens, rotation and cache included, 1,000 → 180, of 512 tokens of a prompt 4,200 → 900; the
 likeliest of 49,152 logits 40 → 4. One call instead of 270 saves 3 to 4 ms a pass, and the interpreter is free meanwhile
-(docs/decisions/0007-compiled-kernels.md). Where the processor has no products of pairs, wide reads, pieces of prompts,
+(docs/decisions/0007-own-kernels.md). Where the processor has no products of pairs, wide reads, pieces of prompts,
 are attended to by torch, whose matrix products win there.
 """
 
