@@ -21,11 +21,11 @@ import torch
 import transformers
 
 from alphaloop.settings.models import (
-    DraftModelDrafterSettings,
     LookupDrafterSettings,
     ModelSettings,
     TargetSettings,
 )
+from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import (
     FAMILIES,
     NUM_TOKENS,
@@ -57,12 +57,12 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a family's model in float32, made at its first use."""
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The folder of a family's model in float32, made at its first use; `seed` draws its weights."""
     tokenizer = make_tiny_tokenizer()
 
-    def make(family: str) -> Path:
-        torch.manual_seed(20_240_607)
+    def make(family: str, seed: int = 20_240_607) -> Path:
+        torch.manual_seed(seed)
         made = _mistral(tokenizer) if family == "mistral" else make_tiny_model(family, tokenizer)
         folder = tmp_path_factory.mktemp(family)
         made.to(torch.float32).save_pretrained(folder)
@@ -91,18 +91,15 @@ def _mistral(tokenizer: Any) -> Any:
     return transformers.MistralForCausalLM(config)
 
 
-def engine_for(folder_of: Callable[[str], Path], family: str) -> TransformersEngine:
-    """With look-up, a draft model of another family, and the target's own weights as a draft model."""
-    drafts = {
-        name: DraftModelDrafterSettings(source=str(folder_of(source)))
-        for name, source in (
-            ("other", "qwen2" if family == "llama" else "llama"),
-            ("itself", family),
-        )
-    }
+def engine_for(folder_of: Callable[..., Path], family: str) -> TransformersEngine:
+    """With look-up, a draft model of other weights, and the target's own weights as a draft model."""
     target = TargetSettings(name="tiny", source=str(folder_of(family)), dtype="float32", device=DEVICE)
-    lookup = LookupDrafterSettings(min_ngram=1)
-    return load_engine(ModelSettings(target=target, drafters={"lookup": lookup, **drafts}), num_slots=NUM_SLOTS)
+    engine = load_engine(
+        ModelSettings(target=target, drafters={"lookup": LookupDrafterSettings(min_ngram=1)}), num_slots=NUM_SLOTS
+    )
+    for name, folder in (("other", folder_of(family, 7)), ("itself", folder_of(family))):
+        engine._drafters[name] = draft_model(name, folder, num_slots=NUM_SLOTS, device=DEVICE, dtype="float32")
+    return engine
 
 
 def some_text(rng: random.Random, num_characters: int) -> str:
@@ -110,7 +107,7 @@ def some_text(rng: random.Random, num_characters: int) -> str:
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "mistral"])
-def test_texts_on_a_gpu_are_those_of_transformers(folder_of: Callable[[str], Path], family: str) -> None:
+def test_texts_on_a_gpu_are_those_of_transformers(folder_of: Callable[..., Path], family: str) -> None:
     """Vanilla and with every drafter, prompts of 1 to 700 characters at once, and sequences that join late."""
     rng = random.Random(sum(map(ord, family)))
     engine = engine_for(folder_of, family)
@@ -161,7 +158,7 @@ def _assert_greedy(model: Any, prompt: tuple[int, ...], output: tuple[int, ...],
     assert len(output) == max_tokens or output[-1] == end
 
 
-def test_passes_over_slots_have_the_logits_of_transformers(folder_of: Callable[[str], Path]) -> None:
+def test_passes_over_slots_have_the_logits_of_transformers(folder_of: Callable[..., Path]) -> None:
     """In float32, of ragged reads: a chain, a tree, a piece of a prompt, beside a slot that is not read."""
     from worker.decoding.network.language_model import LanguageModel
     from worker.decoding.network.passes import Read
