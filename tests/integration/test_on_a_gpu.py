@@ -127,7 +127,8 @@ def test_texts_on_a_gpu_are_those_of_transformers(folder_of: Callable[..., Path]
     for name, (one, decided) in prepared.items():
         generation = finished[name]
         _assert_greedy(reference, one.token_ids, generation.token_ids, one.sampling.max_tokens)
-        assert (generation.counts.num_trials > 0) == (decided.drafter is not None) or len(generation.token_ids) < 3
+        if decided.drafter in ("other", "itself") and len(generation.token_ids) > 2:
+            assert generation.counts.num_trials > 0
         if decided.drafter == "itself":
             assert generation.counts.num_accepted >= 0.9 * generation.counts.num_trials
 
