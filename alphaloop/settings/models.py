@@ -1,18 +1,24 @@
 """The settings of configs/models.toml: the model that is served, and what drafts for it."""
 
 from __future__ import annotations
-
-from typing import Annotated, Any, Literal, Self
-
-from pydantic import Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
-
 from alphaloop.deciding import lookup_prior
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.messages.job import TaskName
-from alphaloop.settings.device import AUTO, DeviceName
+from alphaloop.settings.device import AUTO
+from alphaloop.settings.device import DeviceName
 from alphaloop.settings.endpoint import EndpointSettings
-from alphaloop.settings.section import Section, Share
+from alphaloop.settings.section import Section
+from alphaloop.settings.section import Share
+from pydantic import Discriminator
+from pydantic import Field
+from pydantic import Tag
+from pydantic import model_validator
+from pydantic_core import PydanticCustomError
+from typing import Annotated
+from typing import Any
+from typing import Literal
+from typing import Self
+
 
 Dtype = Literal["bfloat16", "float16", "float32", "float64"]
 
@@ -41,7 +47,17 @@ class TargetSettings(Section):
         False  #: jobs take temperature, top_p … of the model's generation_config.json where neither they nor their task
         #: set them; else they are greedy
     )
-    gpu_kernels: bool = False  #: on a GPU, short passes as recorded kernels (decision 9); not yet run on one
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_gpu_kernels(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "gpu_kernels" in given:
+            raise PydanticCustomError(
+                "no_gpu_kernels",
+                "gpu_kernels is no longer a setting: on a GPU the worker computes with torch alone. Leave it out; for "
+                'speed on a GPU set engine = "server" and let vLLM decode (docs/guides/gpus.md)',
+            )
+        return given
 
 
 class LookupDrafterSettings(Section):

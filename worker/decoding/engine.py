@@ -24,7 +24,7 @@ from worker.decoding import measuring
 from worker.decoding.admitted import AdmittedSequences
 from worker.decoding.device import is_out_of_memory
 from worker.decoding.memory import available_bytes, pass_bytes
-from worker.decoding.network.kv_shape import BLOCK
+from worker.decoding.network.kv_layout import BLOCK
 from worker.decoding.open_drafters import OpenDrafters
 from worker.decoding.prompts import prepare_job
 from worker.decoding.proposal import Drafter
@@ -261,8 +261,6 @@ class TransformersEngine:
 
     def _make_room(self, batch: list[Sequence]) -> None:
         """Make the younger half of the sequences leave their slots, because memory ran out."""
-        for model in (self._target.model, *(draft.model for draft in self._open_drafters.draft_models.values())):
-            model.give_back()
         for sequence in batch:
             # A drafter's state is unknown after memory ran out: it is opened again, and reads the text again.
             self._open_drafters.close(sequence)

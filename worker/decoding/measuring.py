@@ -11,8 +11,8 @@ from typing import Final
 import torch
 
 from alphaloop.errors import DecodeFailed
-from worker.decoding.network.best_tokens import best_tokens
-from worker.decoding.network.groups import Read
+from worker.decoding.network.operations import best_tokens
+from worker.decoding.network.passes import Read
 from worker.decoding.proposal import Ask, Drafter
 from worker.decoding.sampling.chooser import TokenChooser
 from worker.decoding.target import Target

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from worker.decoding.network.kv_shape import KvShape
-from worker.decoding.network.recording import recorded_bytes
+from worker.decoding.network.kv_layout import KvShape
 
 # Version 1 says "no limit" with the largest number of whole pages.
 _UNLIMITED_BYTES: Final = 1 << 60
@@ -36,9 +35,8 @@ def available_bytes(device: torch.device) -> int:
     """Bytes that can still be taken on `device` before it, or the container around this process, runs out."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        # What torch holds without using it is free too, unless recorded passes need it where it lies.
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(free) + max(0, unused - recorded_bytes(device))
+        # What torch holds without using it is free too.
+        return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return available_host_bytes()
 
 

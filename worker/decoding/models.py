@@ -75,10 +75,10 @@ class Loaded:
     folder: Path
     revision: str
 
-    def over_slots(self, context_length: int, *, gpu_kernels: bool) -> LanguageModel:
+    def over_slots(self, context_length: int) -> LanguageModel:
         """The model over the slot cache, checked against itself; takes it over. Raises UnsupportedModel."""
         with as_unsupported(self.source):
-            return LanguageModel(self.model, context_length, gpu_kernels=gpu_kernels)
+            return LanguageModel(self.model, context_length)
 
 
 def load_target(settings: TargetSettings, placement: Placement | None = None) -> Target:
@@ -100,10 +100,8 @@ def load_target(settings: TargetSettings, placement: Placement | None = None) ->
     defaults = sampling_defaults(loaded.model.generation_config, are_used=settings.use_generation_config)
     if sentence := defaults.sentence():
         log.info("generation_config.json of the model: %s", sentence, extra={"action": "sampling_defaults"})
-    model = loaded.over_slots(context_length, gpu_kernels=settings.gpu_kernels)
+    model = loaded.over_slots(context_length)
     library = f"fused{FUSED_VERSION}-torch-{torch.__version__}" if model.is_fused else _TRANSFORMERS
-    if model.is_recorded:
-        library += "-recorded"
     identity = EngineIdentity(
         engine=f"{library}-{settings.dtype}",
         target=settings.name,

@@ -208,8 +208,6 @@ class OpenDrafters:
         for sequence in self._admitted():
             if sequence.drafter is not None and sequence.drafter.name == drafter:
                 self.redraft(sequence, None, 0)
-        if (draft := self.draft_models.get(drafter)) is not None:
-            draft.model.give_back()
         log.warning(
             "%s ran out of memory: its sequences go on vanilla", drafter, extra={"action": "draft_memory_short"}
         )

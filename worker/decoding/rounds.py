@@ -6,8 +6,8 @@ import time
 from collections import defaultdict
 from typing import Final
 
-from worker.decoding.network.groups import Read
 from worker.decoding.network.language_model import PREFILL_CHUNK
+from worker.decoding.network.passes import Read
 from worker.decoding.network.slots import SlotCache
 from worker.decoding.open_drafters import OpenDrafters
 from worker.decoding.prefixes import copy_beginnings, who_waits

@@ -22,7 +22,7 @@ from alphaloop.errors import DecodeFailed
 from worker.decoding.drafters.draft_rows import Held, Row
 from worker.decoding.drafters.draft_tokens import DraftTokens, likeliest
 from worker.decoding.drafters.excerpt import excerpt
-from worker.decoding.network.groups import Read
+from worker.decoding.network.passes import Read
 from worker.decoding.prefixes import copy_beginnings
 from worker.decoding.proposal import NOTHING, Ask, Proposal
 from worker.decoding.shared_weights import SharedWeightDrafter

@@ -14,25 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
 
 from worker.decoding.memory import available_bytes
-from worker.decoding.network.compiled_operations import CompiledOperations, can_compile
-from worker.decoding.network.compiled_pass import CompiledPass, DecoderParts
-from worker.decoding.network.gpu import gpu_operations
-from worker.decoding.network.kernels.tiles import attends_in_tiles
-from worker.decoding.network.kv_shape import KvShape
-from worker.decoding.network.layers import Layer, Norm, weights_of
-from worker.decoding.network.operations import ACTIVATIONS, Attention, Operations, StaticOperations
-from worker.decoding.network.packed import PackedLinear
+from worker.decoding.network.kv_layout import KvShape
+from worker.decoding.network.operations import ACTIVATIONS, Attention, Heads, Linear, Operations, TorchOperations
 from worker.decoding.network.passes import Pass
 from worker.decoding.network.slots import SlotCache
-from worker.decoding.network.static_inputs import StaticInputs
-from worker.decoding.network.torch_operations import TorchOperations
 from worker.decoding.text_facts import text_facts
+
+if TYPE_CHECKING:
+    from worker.decoding.network.compiled import CompiledPass
 
 VERSION: Final = 5  #: part of the engine's name, so of the key of all evidence: raise it when the arithmetic changes
 #: Share of the free memory that a second layout of the weights may take.
@@ -51,7 +46,7 @@ def can_fuse(config: Any) -> bool:
 class FusedDecoder:
     """Takes over a transformers model's weights, and empties its layers one by one so that no weight is held twice."""
 
-    def __init__(self, model: Any, num_positions: int, *, gpu_kernels: bool = False) -> None:
+    def __init__(self, model: Any, num_positions: int) -> None:
         config, inner = model.config, model.model
         facts = text_facts(config)
         self.window = facts.window
@@ -61,25 +56,23 @@ class FusedDecoder:
         self._scale = None if scale is None else scale.to(self._embeddings.dtype)
         self._rotations = {kind: _rotations(inner, config, kind, num_positions) for kind in set(facts.kinds)}
         shape = KvShape.of(config, self._embeddings.dtype)
-        self._operations = _operations(self._embeddings, shape.head_dim, gpu_kernels)
-        is_compiled = isinstance(self._operations, CompiledOperations)
-        self.kv_shape = replace(shape, is_paired=is_compiled and attends_in_tiles(shape.dtype, shape.head_dim))
+        self._operations = _operations(self._embeddings, is_twice=_fits_twice(model))
+        self.kv_shape = replace(shape, is_paired=self._operations.holds_pairs(shape.head_dim))
         self.num_outputs: int = model.lm_head.weight.shape[0]
-        is_twice = _fits_twice(model)
-        self._head = PackedLinear(*weights_of(model.lm_head), is_twice=is_twice)
+        self._head = _linear(self._operations, model.lm_head)
         self._norm = Norm(inner.norm, self._operations)
         self._layers = []
         for index, layer in enumerate(inner.layers):
             kind, activation = facts.kinds[index], _activation_name(config)
-            self._layers.append(Layer(layer, kind, activation, self._operations, is_twice=is_twice))
+            self._layers.append(Layer(layer, kind, activation, self._operations))
             inner.layers[index] = torch.nn.Identity()
-        self._compiled = self._compiled_pass()
+        self._program = self._make_program()
 
     def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
         """Logits [wanted, vocabulary]; keys and values of all tokens are written into the cache."""
-        if self._compiled is not None and self._compiled.serves(plan):
-            self._embed(plan.token_ids, self._compiled.reserve(plan.num_tokens))
-            return self._compiled(cache, plan)
+        if self._program is not None and self._program.serves(plan):
+            self._embed(plan.token_ids, self._program.reserve(plan.num_tokens))
+            return self._program(cache, plan)
         attention = self._operations.attention(plan, self._rotations, self.window)
         x = self._read(plan.token_ids, cache.layers, attention, plan.wanted)
         if not len(x):
@@ -89,19 +82,7 @@ class FusedDecoder:
     def set_window(self, window: int | None) -> None:
         """The window of sliding layers from now on."""
         self.window = window
-        self._compiled = self._compiled_pass()
-
-    @property
-    def is_recordable(self) -> bool:
-        """Whether `compute_static` can be used."""
-        return isinstance(self._operations, StaticOperations)
-
-    def compute_static(self, inputs: StaticInputs) -> Tensor:
-        """Logits [tokens, vocabulary], by the same calls over the same memory whatever the inputs hold."""
-        if not isinstance(self._operations, StaticOperations):
-            raise TypeError(f"{type(self._operations).__name__} cannot be recorded")
-        attention = self._operations.static_attention(inputs, self._rotations, self.window)
-        return self._head(self._norm(self._read(inputs.token_ids, inputs.addresses.view(-1, 1).unbind(), attention)))
+        self._program = self._make_program()
 
     def _read(
         self, token_ids: Tensor, held: Sequence[Tensor], attention: Attention, wanted: Tensor | None = None
@@ -116,12 +97,65 @@ class FusedDecoder:
         x = torch.index_select(self._embeddings, 0, token_ids, out=out)
         return x if self._scale is None else torch.mul(x, self._scale, out=out)
 
-    def _compiled_pass(self) -> CompiledPass | None:
-        if not isinstance(self._operations, CompiledOperations):
-            return None
-        tables = self._operations.tables(self._rotations)
-        parts = DecoderParts(self._layers, self._norm, self._head, tables, self.window)
-        return CompiledPass(parts) if parts.have_kernels else None
+    def _make_program(self) -> CompiledPass | None:
+        return self._operations.program(self._layers, self._norm, self._head, self._rotations, self.window)
+
+
+class Norm:
+    """RMS norm (Zhang and Sennrich 2019); Gemma stores its weights less one."""
+
+    def __init__(self, module: Any, operations: Operations) -> None:
+        weight = module.weight.detach()
+        self.weight = (1.0 + weight.float()).to(weight.dtype) if "Gemma" in type(module).__name__ else weight
+        self.epsilon: float = module.eps if hasattr(module, "eps") else module.variance_epsilon
+        self._operations = operations
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._operations.norm(x, self.weight, self.epsilon)
+
+
+class Layer:
+    """Attention and MLP, each with its norms and its residual."""
+
+    def __init__(self, layer: Any, kind: str, activation: str, operations: Operations) -> None:
+        attention, mlp = layer.self_attn, layer.mlp
+        head_dim: int = attention.head_dim
+        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
+        weights = [projection.weight.detach() for projection in projections]
+        weights[:2] = [_interleaved(weight, head_dim) for weight in weights[:2]]
+        biases = None
+        if attention.q_proj.bias is not None:
+            parts = [projection.bias.detach() for projection in projections]
+            parts[:2] = [_interleaved(part, head_dim) for part in parts[:2]]
+            biases = torch.cat(parts)
+        self.qkv = operations.linear(torch.cat(weights), biases)
+        self.heads = _heads(attention, kind, operations)
+        self.out = _linear(operations, attention.o_proj)
+        self.gate_up = operations.linear(
+            torch.cat((mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach())),
+            None if mlp.gate_proj.bias is None else torch.cat((mlp.gate_proj.bias, mlp.up_proj.bias)).detach(),
+        )
+        self.down = _linear(operations, mlp.down_proj)
+        self.activation = activation
+        self._operations = operations
+        self.before_attention = Norm(layer.input_layernorm, operations)
+        # In Gemma the norm of this name follows attention, and another norm precedes the MLP.
+        is_sandwich = hasattr(layer, "pre_feedforward_layernorm")
+        second = layer.pre_feedforward_layernorm if is_sandwich else layer.post_attention_layernorm
+        self.before_mlp = Norm(second, operations)
+        self.behind_attention = Norm(layer.post_attention_layernorm, operations) if is_sandwich else None
+        self.behind_mlp = Norm(layer.post_feedforward_layernorm, operations) if is_sandwich else None
+
+    def __call__(self, x: Tensor, held: Tensor, attention: Attention, wanted: Tensor | None = None) -> Tensor:
+        """The states of the wanted tokens, or of all. Keys and values of all tokens are written."""
+        seen = attention(self.qkv(self.before_attention(x)), held, self.heads)
+        if wanted is not None:
+            x, seen = x.index_select(0, wanted), seen.index_select(0, wanted)
+            if not len(x):
+                return x
+        x = _residual(x, seen, self.out, self.behind_attention)
+        gated = self._operations.gate(self.gate_up(self.before_mlp(x)), self.activation)
+        return _residual(x, gated, self.down, self.behind_mlp)
 
 
 def _fits_twice(model: Any) -> bool:
@@ -131,11 +165,13 @@ def _fits_twice(model: Any) -> bool:
     return model.device.type == "cpu" and num_bytes <= TWICE_SHARE * available_bytes(model.device)
 
 
-def _operations(weight: Tensor, head_dim: int, gpu_kernels: bool) -> Operations:
-    if can_compile(weight.device, weight.dtype):
-        return CompiledOperations(weight.dtype)
-    found = gpu_operations(weight.device, weight.dtype, head_dim) if gpu_kernels else None
-    return found or TorchOperations()
+def _operations(weight: Tensor, *, is_twice: bool) -> Operations:
+    if weight.device.type == "cpu":
+        from worker.decoding.network import compiled  # numba's: elsewhere nothing of it is needed
+
+        if compiled.can_compile(weight.dtype):
+            return compiled.CompiledOperations(weight.dtype, is_twice=is_twice)
+    return TorchOperations()
 
 
 def _rotations(inner: Any, config: Any, kind: str, num_positions: int) -> Tensor:
@@ -151,3 +187,33 @@ def _rotations(inner: Any, config: Any, kind: str, num_positions: int) -> Tensor
 
 def _activation_name(config: Any) -> str:
     return getattr(config, "hidden_activation", None) or str(config.hidden_act)
+
+
+def _heads(attention: Any, kind: str, operations: Operations) -> Heads:
+    head_dim: int = attention.head_dim
+    num_queries, num_keys = attention.q_proj.out_features // head_dim, attention.k_proj.out_features // head_dim
+    norms, epsilon = None, 0.0
+    if hasattr(attention, "q_norm"):
+        queries, keys = Norm(attention.q_norm, operations), Norm(attention.k_norm, operations)
+        weights = torch.cat((queries.weight.expand(num_queries, -1), keys.weight.expand(num_keys, -1)))
+        norms = _interleaved(weights.flatten(), head_dim).view(-1, head_dim).contiguous()
+        epsilon = queries.epsilon
+    is_local = kind == "sliding_attention"
+    return Heads(num_queries, num_keys, head_dim, attention.scaling, kind, is_local, norms, epsilon)
+
+
+def _residual(x: Tensor, y: Tensor, linear: Linear, norm: Norm | None) -> Tensor:
+    return linear(y, x) if norm is None else x + norm(linear(y))
+
+
+def _linear(operations: Operations, module: Any) -> Linear:
+    return operations.linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
+
+
+def _interleaved(rows: Tensor, head_dim: int) -> Tensor:
+    """Rows of heads with the two halves of each head interleaved: element i beside element i + head_dim / 2.
+
+    Scores do not change, because queries and keys are reordered in the same way.
+    """
+    heads = rows.view(-1, 2, head_dim // 2, *rows.shape[1:])
+    return heads.transpose(1, 2).reshape(rows.shape)

@@ -1,27 +1,28 @@
-"""A loaded model as a function of the slot cache, for target and draft models."""
+"""A loaded model as a function of the slot cache, compared with its own modules when it is loaded.
+
+`fused` computes the families that it knows; `_UnfusedDecoder` computes the others by transformers' own modules. A pass
+that is long enough to leave a window of thousands of tokens would take longer than loading. So the compared pass is
+short and the window is made shorter still; that masks and rotations hold at the real boundaries is checked on these
+alone.
+"""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.masking_utils import sliding_window_causal_mask_function
 
 from alphaloop.errors import UnsupportedModel
 from worker.decoding.network.fused import FusedDecoder, can_fuse
-from worker.decoding.network.groups import Read
-from worker.decoding.network.kv_shape import KvShape
-from worker.decoding.network.passes import Pass, plan_pass
-from worker.decoding.network.recorded import RecordedPasses
-from worker.decoding.network.recording import CudaRecorder
-from worker.decoding.network.self_check import NUM_HELD, NUM_READ, mask_error, reference, rotation_error, some_tokens
+from worker.decoding.network.kv_layout import KvShape
+from worker.decoding.network.passes import Pass, Placed, Read, ReadGroup, plan_pass
 from worker.decoding.network.slots import SlotCache
-from worker.decoding.network.unfused import UnfusedDecoder
-from worker.decoding.text_facts import text_facts
-
-log = logging.getLogger(__name__)
+from worker.decoding.text_facts import FULL, SLIDING, TextFacts, layer_configs, text_config, text_facts
 
 #: Tokens of a prompt that one pass reads where nothing else waits for it.
 PREFILL_CHUNK: Final = 512
@@ -52,11 +53,8 @@ class LanguageModel:
     that the config names, where a pass would take too long, masks and rotations alone are compared.
     """
 
-    def __init__(self, model: Any, num_positions: int, *, gpu_kernels: bool = False) -> None:
-        """Takes over `model`. If the model can be fused, its layers are emptied. Raises UnsupportedModel.
-
-        `gpu_kernels`: on a GPU, short passes by kernels of our own, recorded as graphs.
-        """
+    def __init__(self, model: Any, num_positions: int) -> None:
+        """Takes over `model`. If the model can be fused, its layers are emptied. Raises UnsupportedModel."""
         self.config = model.config
         self._num_positions = num_positions
         self.device: torch.device = model.device
@@ -66,22 +64,14 @@ class LanguageModel:
         facts = text_facts(model.config)
         if (error := rotation_error(model, facts, num_positions)) is not None:
             raise UnsupportedModel(error)
-        expected = reference(model, facts)
+        expected = _reference(model, facts)
         self._network: Network
         if self.is_fused:
-            self._network = FusedDecoder(model, num_positions, gpu_kernels=gpu_kernels)
+            self._network = FusedDecoder(model, num_positions)
         else:
-            self._network = UnfusedDecoder(model)
-        self._recorded: RecordedPasses | None = None
+            self._network = _UnfusedDecoder(model)
         if (error := self._error(expected)) is not None:
             raise UnsupportedModel(error)
-        if isinstance(self._network, FusedDecoder) and self._network.is_recordable:
-            self._record(RecordedPasses(self._network, CudaRecorder(self.device), self.device), expected)
-
-    @property
-    def is_recorded(self) -> bool:
-        """Whether short passes are recorded."""
-        return self._recorded is not None
 
     @property
     def kv_shape(self) -> KvShape:
@@ -98,14 +88,7 @@ class LanguageModel:
 
         Returns the logits wanted, [sum of num_logits, vocabulary], in the order of `reads`.
         """
-        if self._recorded is not None and (logits := self._recorded.read(cache, reads)) is not None:
-            return logits
         return self._network(cache, plan_pass(cache, reads, self._network.window))
-
-    def give_back(self) -> None:
-        """Release the device memory of recorded passes. They are recorded again at their next use."""
-        if self._recorded is not None:
-            self._recorded.forget()
 
     def prefill(self, cache: SlotCache, slot: int, token_ids: Sequence[int]) -> Tensor:
         """Read a text into a slot, behind its content. Returns the logits behind the last token, [1, vocabulary]."""
@@ -117,18 +100,6 @@ class LanguageModel:
             if is_last:
                 return logits
         raise ValueError("expected at least one token")
-
-    def _record(self, recorded: RecordedPasses, expected: tuple[int | None, Tensor]) -> None:
-        """From now on run short passes with `recorded`, if its results agree too."""
-        self._recorded = recorded
-        try:
-            error = self._error(expected)
-        except Exception as failure:  # CUDA's or Triton's
-            error = str(failure)
-        if error is not None:
-            log.warning("passes are not recorded: %s", error, extra={"action": "passes_not_recorded"})
-            self.give_back()
-            self._recorded = None
 
     @torch.inference_mode()
     def _error(self, expected: tuple[int | None, Tensor]) -> str | None:
@@ -145,11 +116,9 @@ class LanguageModel:
             return self._difference(logits)
         finally:
             self._network.set_window(window)
-            if shortened != window:
-                self.give_back()  # a recording keeps the window that it was made with
 
     def _difference(self, expected: Tensor) -> str | None:
-        token_ids = some_tokens(self.num_rows).tolist()
+        token_ids = _some_tokens(self.num_rows).tolist()
         cache = self.new_cache(3)
         slots = [cache.acquire() for _ in range(3)]
         used = (slots[0], slots[2])
@@ -170,3 +139,235 @@ class LanguageModel:
             f"passes over the slot cache differ from the model's own by {error:.1e} of the logits' norm, "
             f"expected at most {limit}: its attention depends on more than the mask and the positions"
         )
+
+
+#: A window that the tokens of `_some_tokens` cross before the first logits that are compared.
+_SHORT_WINDOW: Final = 4
+NUM_HELD: Final = (5, 4)  #: tokens of each text that its slot holds before
+NUM_READ: Final = 4  #: tokens of each that the compared pass reads
+#: Positions before and behind a boundary that are compared.
+_REACH: Final = 2
+#: Of a rotation, whose numbers are at most about 1: above float32's rounding of an angle, below another frequency.
+_ROTATION_TOLERANCE: Final = 1e-3
+
+
+def _some_tokens(num_rows: int) -> Tensor:
+    """Tokens [2, 9] of two texts that are read in both ways, of embeddings with that many rows."""
+    return torch.randint(0, num_rows, (2, max(NUM_HELD) + NUM_READ), generator=torch.Generator().manual_seed(0))
+
+
+@torch.inference_mode()
+def _reference(model: Any, facts: TextFacts) -> tuple[int | None, Tensor]:
+    """A window, and the logits [2 * NUM_READ, vocabulary] of the model's own pass with it.
+
+    The window is a short one if the model has any: what is within a longer one is seen by all layers.
+    """
+    if facts.window is None:
+        return None, _logits(model)
+    with _shortened(model, _SHORT_WINDOW):
+        return _SHORT_WINDOW, _logits(model)
+
+
+def mask_error(window: int) -> str | None:
+    """How the mask around the end of a window differs from transformers' own rule; None if it does not."""
+    first = max(0, window - _REACH)
+    read = Read(0, [0] * (2 * _REACH + 1))
+    group = ReadGroup((Placed(read, first, 0),), window, torch.float32, torch.device("cpu"))
+    allowed = sliding_window_causal_mask_function(window)
+    queries, keys = torch.arange(first, first + group.width)[:, None], torch.arange(group.num_keys)
+    batch = torch.zeros((), dtype=torch.long)
+    mask = group.local_mask
+    seen = torch.ones(group.width, group.num_keys, dtype=torch.bool) if mask is None else mask[0, 0] == 0
+    if bool((seen == allowed(batch, batch, queries, keys)).all()):
+        return None
+    return f"the mask around a window of {window} tokens differs from the model's own"
+
+
+@torch.inference_mode()
+def rotation_error(model: Any, facts: TextFacts, num_positions: int) -> str | None:
+    """A position whose rotation depends on the positions that are computed with it; None if there is none.
+
+    Compared are the first positions, and those around each window and boundary that the config names: each alone, and
+    with the last position of the context.
+    """
+    marks = {0, num_positions - 1, *_boundaries(model, facts)}
+    near = {mark + by for mark in marks for by in range(-_REACH, _REACH + 1)}
+    positions = sorted(position for position in near if 0 <= position < num_positions)
+    for rotate in _rotaries(model, facts):
+        alone = torch.stack([rotate([position])[0] for position in positions])
+        together = rotate([*positions, num_positions - 1])[: len(positions)]
+        error = (alone - together).abs().amax(dim=-1)
+        if float(error.max()) > _ROTATION_TOLERANCE:
+            first = positions[int((error > _ROTATION_TOLERANCE).nonzero()[0])]
+            return (
+                f"the rotation of position {first} depends on the length of the text, so a text would depend on the "
+                f"others in its batch: expected fixed frequencies up to a context of {num_positions}"
+            )
+    return None
+
+
+def _logits(model: Any) -> Tensor:
+    token_ids = _some_tokens(model.get_input_embeddings().weight.shape[0]).to(model.device)
+    first = min(NUM_HELD)
+    kept = token_ids.shape[1] - first
+    logits: Tensor = model(input_ids=token_ids, use_cache=False, logits_to_keep=kept).logits.float()
+    return torch.cat([row[held - first : held - first + NUM_READ] for row, held in zip(logits, NUM_HELD, strict=True)])
+
+
+@contextmanager
+def _shortened(model: Any, window: int) -> Iterator[None]:
+    """The model's own modules with another window: they read it from the config in every pass."""
+    configs = [text_config(model.config), *layer_configs(model.config)]
+    before = [
+        (config, config.__dict__["sliding_window"]) for config in configs if config.__dict__.get("sliding_window")
+    ]
+    try:
+        for config, _ in before:
+            config.sliding_window = window
+        yield
+    finally:
+        for config, own in before:
+            config.sliding_window = own
+
+
+def _boundaries(model: Any, facts: TextFacts) -> set[int]:
+    rope = getattr(text_config(model.config), "rope_parameters", None) or {}
+    parts = (rope, *(part for part in rope.values() if isinstance(part, dict)))
+    named = [part.get("original_max_position_embeddings") for part in parts]
+    return {int(one) for one in (*named, facts.window, facts.rope_boundary, facts.longest) if one}
+
+
+def _rotaries(model: Any, facts: TextFacts) -> Iterator[Any]:
+    """Functions from positions to rotations [positions, size], one a kind of layer of each rotary embedding."""
+    own = text_config(model.config).model_type
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if not type(module).__name__.endswith("RotaryEmbedding") or getattr(config, "model_type", None) != own:
+            continue
+        types = getattr(module, "rope_type", None)
+        for kind in sorted(set(facts.kinds)) if isinstance(types, dict) else [None]:
+            yield _rotary(module, kind, model.device)
+
+
+def _rotary(module: Any, kind: str | None, device: torch.device) -> Any:
+    like = torch.empty(0, dtype=torch.float32, device=device)
+
+    def rotate(positions: list[int]) -> Tensor:
+        places = torch.tensor([positions], device=device)
+        found = module(like, places) if kind is None else module(like, places, kind)
+        parts = found if isinstance(found, tuple) else (torch.view_as_real(found).flatten(-2),)
+        return torch.cat([part.reshape(len(positions), -1).float() for part in parts], dim=-1)
+
+    return rotate
+
+
+class _UnfusedDecoder:
+    """A transformers model computed by its own modules: for families that `fused` does not know.
+
+    Computes a pass group by group. The model's own forward reads each group as a padded rectangle."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.kv_shape = KvShape.of(model.config, model.dtype)
+        facts = text_facts(model.config)
+        self.window = facts.window
+        self._has_kinds = facts.has_kinds
+
+    def set_window(self, window: int | None) -> None:
+        """The window of sliding layers from now on."""
+        self.window = window
+
+    def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
+        """Logits [wanted, vocabulary]; keys and values of all tokens are written into the cache."""
+        logits = torch.cat([self._read(cache, plan, group) for group in plan.groups])
+        return logits if plan.wanted is None else logits.index_select(0, plan.wanted)
+
+    def _read(self, cache: SlotCache, plan: Pass, group: ReadGroup) -> Tensor:
+        rows = group.slots.stop - group.slots.start
+        token_ids, positions = plan.token_ids[group.tokens], plan.positions[group.tokens]
+        if group.padded is not None:
+            token_ids, positions = token_ids[group.padded], positions[group.padded]
+        logits: Tensor = self._model(
+            input_ids=token_ids.view(rows, group.width),
+            position_ids=positions.view(rows, group.width),
+            attention_mask=self._masks(cache, group),
+            past_key_values=_View(cache, plan, group),
+            use_cache=True,
+        ).logits.flatten(0, 1)
+        return logits if group.cells is None else logits.index_select(0, group.cells)
+
+    def _masks(self, cache: SlotCache, group: ReadGroup) -> Tensor | dict[str, Tensor]:
+        """As transformers' modules take them: by kind where layers differ, otherwise the one of all layers."""
+        shape = (group.slots.stop - group.slots.start, 1, group.width, group.num_keys)
+        full, local = (
+            torch.zeros(shape, dtype=self.kv_shape.dtype, device=cache.device) if mask is None else mask
+            for mask in (group.mask, group.local_mask)
+        )
+        if self.window is None:
+            return full
+        return {FULL: full, SLIDING: local} if self._has_kinds else local
+
+
+class _View(Cache):
+    """One group's slots, as transformers' modules expect a cache."""
+
+    def __init__(self, cache: SlotCache, plan: Pass, group: ReadGroup) -> None:
+        self._num_keys = group.num_keys
+        super().__init__(layers=[_LayerView(held, plan, group) for held in cache.layers])
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._num_keys
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        return self._num_keys, 0
+
+
+class _LayerView(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """One layer's part of the cache. Only real tokens are written, never padding."""
+
+    is_sliding = False
+
+    def __init__(self, held: Tensor, plan: Pass, group: ReadGroup) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._held = held
+        self._group = group
+        num_heads = held.shape[1]
+        self._stored = plan.stored.view(-1, num_heads)[group.tokens]
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise RuntimeError("a view of a slot cache has its memory from the start")
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Write the group's tokens; returns keys and values of its rows, [rows, heads, num_keys, head_dim] each."""
+        return self._written(key_states, first=0), self._written(value_states, first=self._held.shape[1] // 2)
+
+    def _written(self, states: Tensor, first: int) -> Tensor:
+        """Write the real tokens of `states` into the heads from `first`; returns what its rows hold there.
+
+        A layer may have fewer and smaller heads than the cache: keys and values of latent attention differ.
+        """
+        num_heads, size = states.shape[1], states.shape[3]
+        if num_heads > self._held.shape[1] // 2 or size > self._held.shape[3]:
+            raise UnsupportedModel(
+                f"expected keys and values of at most {self._held.shape[1] // 2} heads of {self._held.shape[3]}, "
+                f"as the config says, found {num_heads} of {size}"
+            )
+        cells = states.transpose(1, 2).flatten(0, 1)
+        if self._group.cells is not None:
+            cells = cells.index_select(0, self._group.cells)
+        flat = self._held.view(-1, self._held.shape[-1])
+        places = self._stored[:, first : first + num_heads].reshape(-1)
+        flat[:, :size].index_copy_(0, places, cells.reshape(-1, size))
+        return self._held[self._group.slots, first : first + num_heads, : self._group.num_keys, :size]
+
+    def get_seq_length(self) -> int:
+        return self._group.num_keys
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._group.num_keys, 0
+
+    def get_max_length(self) -> int:
+        return -1

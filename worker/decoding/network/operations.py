@@ -1,15 +1,23 @@
-"""The operations of a decoder between its matrix products, behind one interface: torch's calls, or compiled kernels."""
+"""The operations of a decoder, behind one interface: torch's calls on any device, or the kernels of a CPU (`compiled`).
+
+Only the processes that compute on a CPU import `compiled`, and with it numba: a worker with a GPU does without.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
-from worker.decoding.network.passes import Pass
-from worker.decoding.network.static_inputs import StaticInputs
+from worker.decoding.network.passes import Pass, ReadGroup
+
+if TYPE_CHECKING:
+    from worker.decoding.network.compiled import CompiledPass
+    from worker.decoding.network.fused import Layer, Norm
 
 SILU: Final = "silu"
 GELU_TANH: Final = "gelu_pytorch_tanh"
@@ -41,8 +49,20 @@ class Attention(Protocol):
         """
 
 
+class Linear(Protocol):
+    """y = x W' + b, once prepared for many calls."""
+
+    num_outputs: int
+
+    def __call__(self, x: Tensor, held: Tensor | None = None) -> Tensor:
+        """[tokens, in] → [tokens, out]; `held` is added, in the same kernel if there is one."""
+
+
 class Operations(Protocol):
     """For one model on one device."""
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """A linear layer of these weights [out, in], in the layout that the device reads fastest."""
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         """RMS norm of rows [rows, size] (Zhang and Sennrich 2019)."""
@@ -53,13 +73,145 @@ class Operations(Protocol):
     def attention(self, plan: Pass, rotations: Mapping[str, Tensor], window: int | None) -> Attention:
         """Attention of a pass; rotations by kind, complex [positions, head_dim / 2]."""
 
+    def holds_pairs(self, head_dim: int) -> bool:
+        """Whether keys and values of such heads lie in pairs (`kv_layout`)."""
 
-@runtime_checkable
-class StaticOperations(Operations, Protocol):
-    """Operations whose passes can be recorded."""
+    def program(
+        self, layers: Sequence[Layer], norm: Norm, head: Linear, rotations: Mapping[str, Tensor], window: int | None
+    ) -> CompiledPass | None:
+        """All of a pass in one call, made of these operations' own layers; None where that is not possible."""
 
-    def static_attention(self, inputs: StaticInputs, rotations: Mapping[str, Tensor], window: int | None) -> Attention:
-        """Attention from a block of inputs. Only kernels read the contents of the block.
 
-        `held` is then the address of a layer's memory, int64 [1].
-        """
+_ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
+    SILU: functional.silu,
+    GELU_TANH: lambda x: functional.gelu(x, approximate="tanh"),
+}
+
+
+class TorchOperations:
+    """`Operations` as torch's calls: on any device, in any dtype."""
+
+    def linear(self, weight: Tensor, bias: Tensor | None) -> TorchLinear:
+        """A linear layer."""
+        return TorchLinear(weight, bias)
+
+    def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+        """RMS norm of rows."""
+        return functional.rms_norm(x, tuple(weight.shape), weight, epsilon)
+
+    def gate(self, gates_and_ups: Tensor, activation: str) -> Tensor:
+        """activation(gates) * ups."""
+        gates, ups = gates_and_ups.chunk(2, dim=-1)
+        return _ACTIVATIONS[activation](gates) * ups
+
+    def attention(self, plan: Pass, rotations: Mapping[str, Tensor], window: int | None) -> TorchAttention:
+        """Attention of a pass."""
+        del window  # the masks of the pass include the window
+        return TorchAttention(plan, {kind: table[plan.positions][:, None] for kind, table in rotations.items()})
+
+    def holds_pairs(self, head_dim: int) -> bool:
+        """Never."""
+        return False
+
+    def program(
+        self, layers: Sequence[Layer], norm: Norm, head: Linear, rotations: Mapping[str, Tensor], window: int | None
+    ) -> None:
+        """Never: torch is called once an operation."""
+
+
+class TorchLinear:
+    """`Linear` by oneDNN where that has a kernel, with weights reordered once; else by torch's own linear.
+
+    torch's own linear reorders the weights in every call on a CPU.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.num_outputs: int = weight.shape[0]
+        self._is_packed = can_pack(weight)
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self._is_packed else weight
+        self._bias = None if bias is None else bias.contiguous()
+
+    def __call__(self, x: Tensor, held: Tensor | None = None) -> Tensor:
+        """[tokens, in] → [tokens, out]; `held` is added."""
+        if not self._is_packed:
+            plain = functional.linear(x, self._weight, self._bias)
+            return plain if held is None else held + plain
+        y: Tensor
+        if held is None:
+            y = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        else:
+            y = torch.ops.mkldnn._linear_pointwise.binary(x, held, self._weight, self._bias, "add")
+        return y
+
+
+def can_pack(weight: Tensor) -> bool:
+    """Whether oneDNN has a kernel for this weight's device and dtype."""
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32
+
+
+class TorchAttention:
+    """`Attention`: the rotation is one complex product, keys and values are one copy."""
+
+    def __init__(self, plan: Pass, rotations: Mapping[str, Tensor]) -> None:
+        self._plan = plan
+        self._rotations = rotations
+
+    def __call__(self, qkv: Tensor, held: Tensor, heads: Heads) -> Tensor:
+        """[tokens, queries * head_dim] of one layer."""
+        rotation = self._rotations[heads.kind]
+        num_rotated = heads.num_queries + heads.num_keys
+        qkv = qkv.view(len(qkv), -1, heads.head_dim)
+        rotated = qkv[:, :num_rotated]
+        if heads.norms is not None:
+            rotated = functional.rms_norm(rotated, (heads.head_dim,), None, heads.epsilon) * heads.norms
+        real = torch.float64 if rotation.dtype == torch.complex128 else torch.float32
+        pairs = rotated.to(real).reshape(len(qkv), num_rotated, -1, 2)
+        qkv[:, :num_rotated] = torch.view_as_real(torch.view_as_complex(pairs) * rotation).flatten(-2)
+        new = qkv[:, heads.num_queries :]
+        held.view(-1, heads.head_dim).index_copy_(0, self._plan.stored, new.reshape(-1, heads.head_dim))
+        queries = qkv[:, : heads.num_queries]
+        if len(self._plan.groups) == 1:
+            return attend(queries, held, self._plan.groups[0], heads)
+        return torch.cat([attend(queries[group.tokens], held, group, heads) for group in self._plan.groups])
+
+
+def attend(queries: Tensor, held: Tensor, group: ReadGroup, heads: Heads) -> Tensor:
+    """[tokens, heads * head_dim] of one group, from `queries` [tokens, heads, head_dim]; `held`: keys and values."""
+    rows, width = group.slots.stop - group.slots.start, group.width
+    padded = queries if group.padded is None else queries.index_select(0, group.padded)
+    # Query heads that share a key head become further queries of it, so that keys are neither copied nor read again:
+    # [rows, width, key heads, shared, head_dim] → [rows, key heads, shared * width, head_dim].
+    shared = heads.num_queries // heads.num_keys
+    grouped = padded.view(rows, width, heads.num_keys, shared, heads.head_dim).permute(0, 2, 3, 1, 4)
+    mask = group.local_mask if heads.is_local else group.mask
+    if mask is not None and shared > 1:
+        mask = mask[:, :, None].expand(-1, -1, shared, -1, -1).reshape(rows, 1, shared * width, group.num_keys)
+    seen = functional.scaled_dot_product_attention(
+        grouped.reshape(rows, heads.num_keys, shared * width, heads.head_dim),
+        held[group.slots, : heads.num_keys, : group.num_keys],
+        held[group.slots, heads.num_keys :, : group.num_keys],
+        attn_mask=mask,
+        scale=heads.scaling,
+    )
+    seen = seen.view(rows, heads.num_keys, shared, width, heads.head_dim).permute(0, 3, 1, 2, 4)
+    flat = seen.reshape(rows * width, heads.num_queries * heads.head_dim)
+    return flat if group.cells is None else flat.index_select(0, group.cells)
+
+
+def best_tokens(logits: Tensor) -> tuple[list[int], bool]:
+    """The first largest of each row [rows, vocabulary]; with one wait for a device. And whether they can be compared.
+
+    They cannot where a largest logit is infinite, or some logit is not a number.
+    """
+    if logits.dtype == torch.bfloat16 and logits.device.type == "cpu" and len(logits):
+        from worker.decoding.network import compiled
+
+        if compiled.can_compile(logits.dtype):
+            return compiled.best_tokens(logits)
+    values, best = logits.max(dim=-1)
+    is_finite, *tokens_of_rows = torch.cat((values.isfinite().all()[None].to(best.dtype), best)).tolist()
+    return tokens_of_rows, bool(is_finite)

@@ -1,22 +1,39 @@
-"""A key/value cache in which every sequence has a slot and a length of its own.
+"""A key/value cache in which every sequence has a slot and a length of its own, and the two kinds of memory under it.
 
 A pass writes its columns behind the length of each of its slots. Columns behind the length do not count. So rejected
 columns need no deletion: the length does not include them, and the next pass overwrites them. Rows may have different
 lengths. They may join or leave without a change to the others.
+
+`PlainSlots` serve torch: all slots have as much memory as the longest text needs. It grows by rows and by positions, by
+half of either at least, and keeps the greatest size that it ever had. `PairedSlots` serve the kernels of a CPU: every
+slot has addresses for the longest text, and memory for what was written. Addresses cost nothing: Linux gives a page
+memory at the first write to it. So a slot grows where it lies, nothing is copied, and a long text beside short ones
+takes the memory of its own length. A slot's blocks lie one behind the other, each with all its layers, so that huge
+pages hold little that is not used.
 """
 
 from __future__ import annotations
 
+import errno
+import math
+import mmap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Protocol
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
-from worker.decoding.network.kv_shape import KvShape
-from worker.decoding.network.paired_slots import PairedSlots
-from worker.decoding.network.plain_slots import PlainSlots
+from worker.decoding.network.kv_layout import (
+    PAIR_BLOCK,
+    KvShape,
+    blocks_of,
+    copy_positions,
+    in_blocks,
+    to_paired,
+    to_plain,
+)
 
 
 class SlotMemory(Protocol):
@@ -101,7 +118,7 @@ class SlotCache:
 
     @property
     def layers(self) -> list[Tensor]:
-        """One a layer, as `network.plain_slots` or `network.paired_slots` says."""
+        """One a layer, as `PlainSlots` or `PairedSlots` says."""
         return self._memory.layers
 
     @property
@@ -217,3 +234,297 @@ class SlotCache:
     def _lengths_in_use(self) -> dict[int, int]:
         free = set(self._free)
         return {slot: length for slot, length in enumerate(self.lengths) if slot not in free}
+
+
+class PlainSlots:
+    """`SlotMemory` as torch reads it: one tensor a layer."""
+
+    def __init__(self, shape: KvShape, num_slots: int, device: torch.device) -> None:
+        self._shape = shape
+        self._num_slots = num_slots
+        self._device = device
+        self.capacity = 0
+        self.num_rows = 0  #: slots that have memory
+        self.layers: list[Tensor] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are held now."""
+        return self.num_rows * self.capacity * self._shape.bytes_per_token
+
+    def num_bytes_with(self, num_rows: int, positions: Collection[int]) -> int:
+        """Bytes that are needed at most for texts of that many positions each, in the first `num_rows` slots."""
+        return num_rows * in_blocks(max(positions)) * self._shape.bytes_per_token
+
+    def reserve(self, positions: Mapping[int, int], lengths: Mapping[int, int], max_bytes: int | None) -> None:
+        """Memory for these positions by slot. After an error the memory may be in any state: `clear` it."""
+        num_rows, capacity = max(positions) + 1, in_blocks(max(positions.values()))
+        rows, wide = self._grown(num_rows, capacity)
+        if max_bytes is not None and rows * wide * self._shape.bytes_per_token > max_bytes:
+            used_rows, used_capacity = _needed(lengths)
+            rows, wide = max(num_rows, used_rows), max(capacity, used_capacity)
+        self._resize(rows, wide, lengths)
+
+    def trim(self, lengths: Mapping[int, int]) -> None:
+        """Release the memory that no slot in use needs."""
+        self._resize(*_needed(lengths), lengths)
+
+    def clear(self) -> None:
+        """Release everything."""
+        self.capacity = self.num_rows = 0
+        self.layers = []
+
+    def move(self, slot: int, into: int, length: int) -> None:
+        """Move all that a slot holds into another one."""
+        # A slot that was never written may have no memory yet. The slot that it moves into may have none either.
+        if length:
+            for layer in self.layers:
+                layer[into, :, :length] = layer[slot, :, :length]
+
+    def copy(self, source: int, slots: Sequence[int], begin: int, end: int) -> None:
+        """Copy positions `begin` to `end` of `source` into `slots`, which have the memory."""
+        for layer in self.layers:
+            layer[list(slots), :, begin:end] = layer[source, :, begin:end]
+
+    def move_columns(self, slot: int, columns: Mapping[int, int]) -> None:
+        """Move positions of a slot: {where to: from where}."""
+        to, column = (torch.tensor(list(places), device=self._device) for places in zip(*columns.items(), strict=True))
+        for layer in self.layers:
+            own = layer[slot : slot + 1]
+            own.index_copy_(2, to, own.index_select(2, column))
+
+    def write_zeros(self, num_rows: int, num_positions: int) -> None:
+        """Write zeros to that many positions of the first slots, at least."""
+        for layer in self.layers:
+            layer[:num_rows, :, :num_positions] = 0
+
+    def _grown(self, num_rows: int, capacity: int) -> tuple[int, int]:
+        """Rows and capacity for these and what there is: by half at least, because growing copies everything."""
+        rows = self.num_rows
+        if num_rows > rows:
+            rows = min(self._num_slots, max(num_rows, rows + rows // 2))
+        if capacity > self.capacity:
+            capacity = max(capacity, in_blocks(self.capacity + self.capacity // 2))
+        return rows, max(capacity, self.capacity)
+
+    def _resize(self, rows: int, capacity: int, lengths: Mapping[int, int]) -> None:
+        if (rows, capacity) == (self.num_rows, self.capacity):
+            return
+        if capacity == self.capacity and rows > self.num_rows and self._extend(rows):
+            return
+        shape = (rows, 2 * self._shape.num_heads, capacity, self._shape.head_dim)
+        for index in range(self._shape.num_layers):
+            # Zeros, not empty memory: a masked column has the weight 0, but 0 times NaN is NaN.
+            resized = zeros(shape, self._shape.dtype, self._device, most_rows=self._num_slots)
+            if index < len(self.layers):
+                for slot, length in lengths.items():
+                    if slot < self.num_rows:
+                        resized[slot, :, :length] = self.layers[index][slot, :, :length]
+                self.layers[index] = resized
+            else:
+                self.layers.append(resized)
+        self.num_rows, self.capacity = rows, capacity
+
+    def _extend(self, rows: int) -> bool:
+        """Give every layer more rows where it lies; whether all have the room."""
+        extended = [with_rows(layer, rows) for layer in self.layers]
+        layers = [layer for layer in extended if layer is not None]
+        if len(layers) < len(self.layers):
+            return False
+        self.layers, self.num_rows = layers, rows
+        return True
+
+
+def _needed(lengths: Mapping[int, int]) -> tuple[int, int]:
+    """Rows and capacity that hold all slots in use."""
+    return max(lengths, default=-1) + 1, in_blocks(max(lengths.values(), default=0))
+
+
+#: Positions that a slot has addresses for, where its model's context is not known.
+_MOST_POSITIONS: Final = 1 << 17
+
+
+class PairedSlots:
+    """`SlotMemory` for compiled kernels in bfloat16 on a CPU."""
+
+    def __init__(self, shape: KvShape, num_slots: int, most_positions: int | None = None) -> None:
+        """`most_positions`: of a text; None: not known."""
+        self._shape = shape
+        self._num_slots = num_slots
+        self._most_blocks = blocks_of(0, most_positions or _MOST_POSITIONS).stop
+        self._mapped: _Mapped | None = None
+        self._num_blocks = [0] * num_slots  # that may have been written
+        self.layers: list[Tensor] = []  #: [slots, blocks, 2 * heads, BLOCK, head_dim] each, of one tensor
+
+    @property
+    def capacity(self) -> int:
+        """Positions that every slot has addresses for."""
+        return self._room * PAIR_BLOCK
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are held now, to within a page a slot."""
+        return sum(self._num_blocks) * self._block_bytes
+
+    def num_bytes_with(self, num_rows: int, positions: Collection[int]) -> int:
+        """Bytes that are needed at most for texts of that many positions each, whatever slots they are in."""
+        return sum(map(in_blocks, positions)) * self._shape.bytes_per_token
+
+    def reserve(self, positions: Mapping[int, int], lengths: Mapping[int, int], max_bytes: int | None) -> None:
+        """Memory for these positions by slot. After an error the memory may be in any state: `clear` it."""
+        wanted = self._with(positions)
+        if max_bytes is not None and sum(wanted) * self._block_bytes > max_bytes:
+            self.trim(lengths)
+            wanted = self._with(positions)
+        if (longest := max(wanted)) > self._room:
+            self._map(longest, lengths)
+        self._num_blocks = wanted
+
+    def trim(self, lengths: Mapping[int, int]) -> None:
+        """Release the memory that no slot in use needs."""
+        for slot in range(self._num_slots):
+            self._release(slot, blocks_of(0, lengths.get(slot, 0)).stop)
+
+    def clear(self) -> None:
+        """Release everything."""
+        self._mapped, self.layers = None, []
+        self._num_blocks = [0] * self._num_slots
+
+    def move(self, slot: int, into: int, length: int) -> None:
+        """Move all that a slot holds into another one."""
+        if length:
+            blocks = blocks_of(0, length)
+            self._held[into, blocks] = self._held[slot, blocks]
+            self._num_blocks[into] = max(self._num_blocks[into], blocks.stop)
+        self._release(slot, 0)
+
+    def copy(self, source: int, slots: Sequence[int], begin: int, end: int) -> None:
+        """Copy positions `begin` to `end` of `source` into `slots`, which have the memory."""
+        for slot in slots:
+            copy_positions(self._held[source], self._held[slot], begin, end)
+
+    def move_columns(self, slot: int, columns: Mapping[int, int]) -> None:
+        """Move positions of a slot: {where to: from where}."""
+        blocks = blocks_of(min(columns), max(columns.values()) + 1)
+        first = blocks.start * PAIR_BLOCK
+        own = self._held[slot, blocks].transpose(0, 1)  # [layers, blocks, ...]
+        plain = to_plain(own)
+        to, column = (torch.tensor(list(places)) - first for places in zip(*columns.items(), strict=True))
+        plain.index_copy_(2, to, plain.index_select(2, column))
+        own.copy_(to_paired(plain))
+
+    def write_zeros(self, num_rows: int, num_positions: int) -> None:
+        """Write zeros to that many positions of the first slots, at least."""
+        self._held[:num_rows, blocks_of(0, num_positions)] = 0
+
+    @property
+    def _room(self) -> int:
+        """Blocks that every slot has addresses for."""
+        return self.layers[0].shape[1] if self.layers else 0
+
+    @property
+    def _block_bytes(self) -> int:
+        return PAIR_BLOCK * self._shape.bytes_per_token
+
+    @property
+    def _held(self) -> Tensor:
+        """[slots, blocks, layers, 2 * heads, BLOCK, head_dim]."""
+        if self._mapped is None:
+            raise RuntimeError("expected reserved memory")
+        return self._mapped.tensor
+
+    def _with(self, positions: Mapping[int, int]) -> list[int]:
+        """Blocks by slot that hold these positions too."""
+        return [max(num, blocks_of(0, positions.get(slot, 0)).stop) for slot, num in enumerate(self._num_blocks)]
+
+    def _release(self, slot: int, num_blocks: int) -> None:
+        """Release a slot's blocks behind the first `num_blocks`."""
+        num = self._num_blocks[slot]
+        if self._mapped is not None and num > num_blocks:
+            begin, end = ((slot * self._room + block) * self._block_bytes for block in (num_blocks, num))
+            self._mapped.release(begin, end)
+            self._num_blocks[slot] = num_blocks
+
+    def _map(self, num_blocks: int, lengths: Mapping[int, int]) -> None:
+        """Addresses for `num_blocks` blocks a slot at least. What slots in use hold is copied."""
+        shape = self._shape
+        of_block = (shape.num_layers, 2 * shape.num_heads, PAIR_BLOCK, shape.head_dim)
+        room = max(num_blocks + (num_blocks // 2 if self.layers else 0), self._most_blocks)
+        while (mapped := _map_zeros((self._num_slots, room, *of_block), shape.dtype)) is None:
+            if room == num_blocks:
+                num = num_blocks * PAIR_BLOCK
+                raise MemoryError(f"the system has no addresses for {num} positions in each of {self._num_slots} slots")
+            room = max(num_blocks, room // 2)
+        for slot, length in lengths.items():
+            blocks = blocks_of(0, length)
+            if length:
+                mapped.tensor[slot, blocks] = self._held[slot, blocks]
+        self._mapped = mapped
+        self.layers = list(mapped.tensor.unbind(2))
+
+
+#: Bytes of memory that are worth pages of their own.
+_LEAST_BYTES: Final = 1 << 20
+#: Linux's MAP_NORESERVE, which Python 3.11 does not name: pages that may never be written need not be promised.
+_NO_RESERVE: Final = 0x4000 if hasattr(mmap, "MADV_HUGEPAGE") else 0
+
+
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, most_rows: int = 0) -> Tensor:
+    """Like torch.zeros. On a CPU pages are taken at the first write to them, as huge ones where the system has those.
+
+    torch fills its zeros at once: a gigabyte takes .2 s, and ordinary pages that are new to the process a second more
+    (docs/log.md). There may be room for up to `most_rows` of the first dimension, see `with_rows`. Raises MemoryError
+    where there is not enough memory for `shape`.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or num_bytes < _LEAST_BYTES:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = _mapped(num_bytes // shape[0] * most_rows) if most_rows > shape[0] else None
+    memory = memory or _mapped(num_bytes)
+    if memory is None:
+        raise MemoryError(f"the system has no {num_bytes} bytes")
+    return torch.frombuffer(memory, dtype=dtype)[: math.prod(shape)].view(shape)  # which keeps `memory`
+
+
+def with_rows(held: Tensor, num_rows: int) -> Tensor | None:
+    """`held` with more rows behind its own, in the same memory; None where there is no room for them.
+
+    The rows are zeros unless another tensor of this memory had them and wrote to them.
+    """
+    shape = (num_rows, *held.shape[1:])
+    has_room = held.is_contiguous() and math.prod(shape) * held.dtype.itemsize <= held.untyped_storage().nbytes()
+    return held.as_strided(shape, held.stride()) if has_room else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapped:
+    """A tensor of zeros whose pages take memory at the first write to them."""
+
+    tensor: Tensor
+    _memory: mmap.mmap
+
+    def release(self, begin: int, end: int) -> None:
+        """Give the pages between two bytes back to the system. They are zeros again."""
+        first, last = (-(-begin // mmap.PAGESIZE)) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first and hasattr(mmap, "MADV_DONTNEED"):
+            self._memory.madvise(mmap.MADV_DONTNEED, first, last - first)
+
+
+def _map_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> _Mapped | None:
+    """Zeros of this process alone, on a CPU; None where the system has not so many addresses."""
+    memory = _mapped(math.prod(shape) * dtype.itemsize)
+    return None if memory is None else _Mapped(torch.frombuffer(memory, dtype=dtype).view(shape), memory)
+
+
+def _mapped(num_bytes: int) -> mmap.mmap | None:
+    """Memory of this process alone: the system gives shared memory no huge pages unless told to. None: not enough."""
+    try:
+        memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            return None
+        raise
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import torch
 
-from worker.decoding.network.groups import Read
 from worker.decoding.network.language_model import LanguageModel
+from worker.decoding.network.passes import Read
 
 _CONTEXT: Final = 128
 _NUM_WARM: Final = 3

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from alphaloop.errors import DecodeFailed
-from worker.decoding.network.best_tokens import best_tokens
+from worker.decoding.network.operations import best_tokens
 from worker.decoding.proposal import Proposal
 from worker.decoding.sequence import Sequence
 from worker.decoding.verification.block import verify_block

@@ -46,6 +46,11 @@ def test_look_up_says_that_it_needs_no_device() -> None:
         load_settings(overrides={"models": {"drafters": {"lookup": {"device": "cpu"}}}})
 
 
+def test_a_setting_of_kernels_that_are_gone_names_what_to_set_instead() -> None:
+    with pytest.raises(ConfigError, match=r'^models\.target: gpu_kernels is no longer a setting.*engine = "server"'):
+        load_settings(overrides={"models": {"target": {"gpu_kernels": True}}})
+
+
 def test_a_gpu_without_a_build_of_torch_for_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(ConfigError, match=r"^models\.target\.device: .*CUDA or ROCm to serve 'cuda', found torch 2"):

@@ -21,9 +21,8 @@ from tests.fixtures.drafting import ScriptedDrafter, draft_model
 from tests.fixtures.models import FAMILIES, VANILLA, decision, make_job
 from tests.fixtures.reference import Reference, Wanted
 from worker.decoding.memory import kv_bytes_per_token
-from worker.decoding.network import plain_slots
-from worker.decoding.network.kv_shape import BLOCK
-from worker.decoding.network.zeros import zeros
+from worker.decoding.network.kv_layout import BLOCK
+from worker.decoding.network.slots import zeros
 from worker.engine import Generation, PreparedJob, Sampling
 
 if TYPE_CHECKING:
@@ -281,7 +280,7 @@ def test_a_cache_that_cannot_grow_leaves_no_text_wrong(
                 raise CAUSES["cpu"]
         return zeros(shape, *args, **kwargs)
 
-    monkeypatch.setattr(plain_slots, "zeros", limited)
+    monkeypatch.setattr("worker.decoding.network.slots.zeros", limited)
     finished, _ = finish(engine)
     assert len(calls) >= 2
     check(engine, finished, expected)

@@ -15,8 +15,7 @@ from alphaloop.settings.models import LookupDrafterSettings, TargetSettings
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.measuring import measure_draft_ms, measure_draft_prefill_ms, measure_target_ms
 from worker.decoding.models import load_target
-from worker.decoding.network import plain_slots
-from worker.decoding.network.groups import Read
+from worker.decoding.network.passes import Read
 from worker.decoding.network.slots import SlotCache
 from worker.decoding.proposal import Ask, Proposal
 from worker.engine import Sampling
@@ -101,7 +100,9 @@ def test_a_pass_is_timed_over_keys_that_were_written(
         are_written.append(not any(layer[:4, :, :102].isnan().any() for layer in cache.layers))
         return read(cache, reads)
 
-    monkeypatch.setattr(plain_slots, "zeros", lambda shape, dtype, _, **__: torch.full(shape, torch.nan, dtype=dtype))
+    monkeypatch.setattr(
+        "worker.decoding.network.slots.zeros", lambda shape, dtype, _, **__: torch.full(shape, torch.nan, dtype=dtype)
+    )
     monkeypatch.setattr(target.model, "read", watched)
     measure_target_ms(target, 4, 2, 100, 1)
     assert are_written == [True, True]

@@ -23,10 +23,9 @@ from tests.fixtures.models import NUM_TOKENS, make_job
 from worker.decoding import text_facts as text_facts_module
 from worker.decoding.load import load_engine
 from worker.decoding.models import end_tokens, load_target, refuse_unsupported
-from worker.decoding.network import compiled_attention, fused, language_model
+from worker.decoding.network import compiled, language_model
 from worker.decoding.network.fused import VERSION as FUSED_VERSION
-from worker.decoding.network.groups import Group, Placed
-from worker.decoding.network.passes import Pass, plan_pass
+from worker.decoding.network.passes import Pass, Placed, ReadGroup, plan_pass
 from worker.decoding.pairing.facts import facts_of
 from worker.decoding.text_facts import text_facts
 from worker.engine import Sampling
@@ -206,7 +205,7 @@ def test_positions_that_are_not_the_texts_are_caught(
 def test_a_mask_that_hides_what_was_read_is_caught(
     tiny_models: dict[str, Path], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused, "can_compile", lambda *_: False)
+    monkeypatch.setattr(compiled, "can_compile", lambda _: False)
 
     def blind(*args: Any) -> Pass:
         plan = plan_pass(*args)
@@ -235,11 +234,11 @@ def test_a_window_that_passes_do_not_keep_is_caught(
     tiny_models: dict[str, Path], is_fused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The window has 16 tokens, more than the check reads: the check makes it shorter."""
-    monkeypatch.setattr(fused, "can_compile", lambda *_: False)
+    monkeypatch.setattr(compiled, "can_compile", lambda _: False)
     if not is_fused:
         monkeypatch.setattr(language_model, "can_fuse", lambda _: False)
     load_target(settings(tiny_models["gemma3_text"]))
-    monkeypatch.setattr(Group, "local_mask", property(lambda group: group.mask))
+    monkeypatch.setattr(ReadGroup, "local_mask", property(lambda group: group.mask))
     with pytest.raises(UnsupportedModel, match="a window of 16 tokens differs"):
         load_target(settings(tiny_models["gemma3_text"]))
     monkeypatch.setattr(language_model, "mask_error", lambda _: None)
@@ -250,8 +249,8 @@ def test_a_window_that_passes_do_not_keep_is_caught(
 def test_a_kernel_that_forgets_the_window_is_caught(
     tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = compiled_attention.layer_arguments
-    monkeypatch.setattr(compiled_attention, "layer_arguments", lambda heads, table, _: arguments(heads, table, None))
+    arguments = compiled.layer_arguments
+    monkeypatch.setattr(compiled, "layer_arguments", lambda heads, table, _: arguments(heads, table, None))
     with pytest.raises(UnsupportedModel, match="slot cache differ"):
         load_target(settings(tiny_models["gemma3_text"]))
 

@@ -1,27 +1,87 @@
-"""Norms of heads, rotation, keys and values into the cache, and attention of short reads, in one call a layer.
+"""Norms of heads, rotation, keys and values into the cache, and attention, in one or two calls a layer.
 
-Every query sums over the keys that it may see and over no others, in an order that depends on nothing else: what a
-token attends to is computed alike in a pass of one token and in one of nine.
+`attention_kernel` puts the tokens of all reads into the cache and attends for short reads; `wide_kernel` attends for
+long ones. Every query sums over the keys that it may see and over no others, in an order that depends on nothing else:
+what a token attends to is computed alike in a pass of one token, in one of nine, and in a piece of a prompt.
 """
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from collections.abc import Callable
-from typing import Any
+from enum import IntEnum
+from typing import Any, ClassVar, Final
 
 import numba
 import numpy as np
 import torch
 
-from worker.decoding.network.kernels.attending import attend_by_token
-from worker.decoding.network.kernels.attention_arguments import NUM_ARGUMENTS, NUM_PASS_ARGUMENTS, At, PassAt
-from worker.decoding.network.kernels.compiling import array, float_of, kernel, take
-from worker.decoding.network.kernels.heads import copy_out, rotate, turn_queries
-from worker.decoding.network.kernels.numbers import NUMBERS
-from worker.decoding.network.kernels.placing import place_key, place_value
-from worker.decoding.network.kernels.tiled_attending import attend_by_tile
-from worker.decoding.network.kernels.tiles import attends_in_tiles
-from worker.decoding.network.paired import BLOCK
+from worker.decoding.network.kernels.attending import (
+    attend_by_tile,
+    attend_by_token,
+    attends_in_tiles,
+    gather_queries,
+    mix_blocks,
+    score_blocks,
+    tokens_together,
+    weigh_row,
+    write_seen,
+)
+from worker.decoding.network.kernels.compiling import array, compiled, float_of, inlined, kernel, take
+from worker.decoding.network.kernels.numbers import NUMBERS, Numbers
+from worker.decoding.network.kernels.threads import argument_fields
+from worker.decoding.network.kv_layout import PAIR_BLOCK
+
+
+class AttentionAt(IntEnum):
+    """Where a layer's arguments lie: addresses, numbers, and float64s by their bits."""
+
+    TAKEN = 0
+    QKV = 1  #: [tokens, queries + 2 * keys, head_dim]; pairs to be rotated lie side by side
+    HELD = 2  #: keys and values of all slots; in pairs where reads attend in tiles
+    SEEN = 3  #: [tokens, queries, head_dim], written
+    NUM_QUERIES = 4  #: heads
+    SCALING = 5
+    WINDOW = 6  #: positions that a token looks back on, itself included; 0: all
+    ROTATIONS = 7  #: [positions, head_dim / 2, 2]: cosine, sine
+    NUM_POSITIONS = 8
+    NORMS = 9  #: [queries + keys, head_dim]; 0 without
+    EPSILON = 10
+    OF_PASS = 11  #: address of a pass's arguments
+
+
+class PassAt(IntEnum):
+    """Where a pass's arguments lie."""
+
+    SHORT = 0  #: int64 [reads, 4] of reads that attend by themselves: slot, tokens held before, first token, tokens
+    NUM_SHORT = 1
+    PIECES = 2  #: the same of pieces of long reads, whose tokens are put into the cache
+    NUM_PIECES = 3
+    WIDE = 4  #: the same of long reads as a whole
+    NUM_WIDE = 5
+    NUM_TOKENS = 6
+    POSITIONS = 7  #: int64 [tokens]
+    ANCESTRY = 8  #: uint64 [tokens]: bit i says that token i of its short read is seen
+    SLOT_SIZE = 9  #: numbers from a slot's keys and values to the next slot's, in a layer
+    HEAD_SIZE = 10  #: from a head's to the next head's; values' heads follow the keys'
+    BLOCK_SIZE = 11  #: from a block's to the next block's, in pairs; 0 where they are not in blocks
+
+
+class AttentionArguments(ctypes.Structure):
+    """A layer's arguments by name, in lower case."""
+
+    _fields_: ClassVar = argument_fields(AttentionAt, AttentionAt.SCALING, AttentionAt.EPSILON)
+
+
+class PassArguments(ctypes.Structure):
+    """A pass's arguments by name, in lower case."""
+
+    _fields_: ClassVar = argument_fields(PassAt)
+
+
+NUM_ARGUMENTS: Final = len(AttentionAt)
+NUM_PASS_ARGUMENTS: Final = len(PassAt)
 
 
 @kernel
@@ -29,30 +89,31 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Call
     """For heads of that size and `num_shared` query heads a key head: loops over both are unrolled. Takes seconds."""
     numbers = NUMBERS[dtype]
     raw, real, itemsize = numbers.dtype, numbers.real, dtype.itemsize
-    turn, ask, write = rotate(numbers, head_dim), turn_queries(numbers, head_dim, num_shared), copy_out(numbers)
+    turn, ask, write = _rotate(numbers, head_dim), _turn_queries(numbers, head_dim, num_shared), _copy_out(numbers)
     is_paired = attends_in_tiles(dtype, head_dim)
-    keep_key, keep_value = place_key(numbers, head_dim, is_paired=is_paired), place_value(head_dim, is_paired=is_paired)
+    keep_key = _place_key(numbers, head_dim, is_paired=is_paired)
+    keep_value = _place_value(head_dim, is_paired=is_paired)
     attend = attend_by_tile(head_dim, num_shared) if is_paired else attend_by_token(numbers, head_dim, num_shared)
 
     def attention(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
-        of_pass = array(a[At.OF_PASS], (NUM_PASS_ARGUMENTS,), np.int64)
-        num_tokens, num_queries = of_pass[PassAt.NUM_TOKENS], a[At.NUM_QUERIES]
+        of_pass = array(a[AttentionAt.OF_PASS], (NUM_PASS_ARGUMENTS,), np.int64)
+        num_tokens, num_queries = of_pass[PassAt.NUM_TOKENS], a[AttentionAt.NUM_QUERIES]
         slot_size, head_size = of_pass[PassAt.SLOT_SIZE], of_pass[PassAt.HEAD_SIZE]
         block_size = of_pass[PassAt.BLOCK_SIZE]
         block_bytes = block_size * itemsize
         num_keys = num_queries // num_shared
-        qkv = array(a[At.QKV], (num_tokens, (num_queries + 2 * num_keys) * head_dim), raw)
-        seen = array(a[At.SEEN], (num_tokens, num_queries * head_dim), raw)
+        qkv = array(a[AttentionAt.QKV], (num_tokens, (num_queries + 2 * num_keys) * head_dim), raw)
+        seen = array(a[AttentionAt.SEEN], (num_tokens, num_queries * head_dim), raw)
         num_short, num_pieces = of_pass[PassAt.NUM_SHORT], of_pass[PassAt.NUM_PIECES]
         short = array(of_pass[PassAt.SHORT], (num_short, 4), np.int64)
         pieces = array(of_pass[PassAt.PIECES], (num_pieces, 4), np.int64)
-        rotations = array(a[At.ROTATIONS], (a[At.NUM_POSITIONS], head_dim), real)
+        rotations = array(a[AttentionAt.ROTATIONS], (a[AttentionAt.NUM_POSITIONS], head_dim), real)
         positions = array(of_pass[PassAt.POSITIONS], (num_tokens,), np.int64)
         ancestry = array(of_pass[PassAt.ANCESTRY], (num_tokens,), np.uint64)
-        norms = array(a[At.NORMS], ((num_queries + num_keys) * head_dim,), raw)
-        is_normed, epsilon = a[At.NORMS] != 0, real(float_of(a[At.EPSILON]))
-        scaling, window = real(float_of(a[At.SCALING])), a[At.WINDOW]
+        norms = array(a[AttentionAt.NORMS], ((num_queries + num_keys) * head_dim,), raw)
+        is_normed, epsilon = a[AttentionAt.NORMS] != 0, real(float_of(a[AttentionAt.EPSILON]))
+        scaling, window = real(float_of(a[AttentionAt.SCALING])), a[AttentionAt.WINDOW]
         turned = np.empty(num_shared * head_dim, real)
         item = take(a.ctypes.data)
         while item < (num_pieces + num_short) * num_keys:
@@ -62,8 +123,8 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Call
             read = pieces[number] if number < num_pieces else short[number - num_pieces]
             slot, length, first, end = read[0], read[1], read[2], read[2] + read[3]
             num_held = length + end - first
-            reach = (num_held + BLOCK - 1) // BLOCK * block_size if is_paired else num_held * head_dim
-            of_head = a[At.HELD] + (slot * slot_size + head * head_size) * itemsize
+            reach = (num_held + PAIR_BLOCK - 1) // PAIR_BLOCK * block_size if is_paired else num_held * head_dim
+            of_head = a[AttentionAt.HELD] + (slot * slot_size + head * head_size) * itemsize
             keys = array(of_head, (reach,), raw)
             values = array(of_head + num_keys * head_size * itemsize, (reach,), raw)
             query, key = head * num_shared * head_dim, (num_queries + head) * head_dim
@@ -81,8 +142,167 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Call
                 ahead = of_head
                 if next_number < num_pieces + num_short:
                     next_slot, next_head = short[next_number - num_pieces][0], next_item - next_number * num_keys
-                    ahead = a[At.HELD] + (next_slot * slot_size + next_head * head_size) * itemsize
+                    ahead = a[AttentionAt.HELD] + (next_slot * slot_size + next_head * head_size) * itemsize
                 attend(rows, query, keys, values, block_bytes, ahead, length, depths, visible, window, scaling, into)
             item = next_item
 
     return attention
+
+
+@kernel
+def wide_kernel(head_dim: int, num_shared: int) -> Callable[[Any], None]:
+    """Attention of long reads, pieces of prompts, in bfloat16: products of pairs, and no key that no token sees.
+
+    torch's attention on a CPU computes the scores of all keys, with a mask for the later ones, at a quarter of the
+    speed of these products (docs/log.md). A tile of some tokens' queries is scored against all keys that its last token
+    sees, then weighed, then multiplied with the values. Scores and sums are float32, weights are rounded to bfloat16:
+    the precision of FlashAttention (Dao et al. 2022) with bfloat16 inputs. `num_shared`: query heads a key head.
+
+    Queries are rotated, and keys and values lie in the cache: `attention.attention_kernel` ran before.
+    """
+    num_together = tokens_together(num_shared)
+    num_most = num_together * num_shared
+    gather, write = gather_queries(head_dim, num_shared), write_seen(head_dim, num_shared)
+    score, weigh, mix = score_blocks(head_dim), weigh_row(), mix_blocks(head_dim)
+
+    def wide_attention(address: Any) -> None:
+        a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
+        of_pass = array(a[AttentionAt.OF_PASS], (NUM_PASS_ARGUMENTS,), np.int64)
+        num_queries, window = a[AttentionAt.NUM_QUERIES], a[AttentionAt.WINDOW]
+        num_keys, num_tokens = num_queries // num_shared, of_pass[PassAt.NUM_TOKENS]
+        qkv = array(a[AttentionAt.QKV], (num_tokens, (num_queries + 2 * num_keys) * head_dim), np.uint16)
+        seen = array(a[AttentionAt.SEEN], (num_tokens, num_queries * head_dim), np.uint16)
+        wide = array(of_pass[PassAt.WIDE], (of_pass[PassAt.NUM_WIDE], 4), np.int64)
+        slot_bytes, head_bytes = of_pass[PassAt.SLOT_SIZE] * 2, of_pass[PassAt.HEAD_SIZE] * 2
+        block_bytes = of_pass[PassAt.BLOCK_SIZE] * 2
+        queries = np.empty(num_most * head_dim, np.uint16)
+        totals = np.empty(num_most, np.float32)
+        out = np.empty(num_most * head_dim, np.float32)
+        item, first_item = take(a.ctypes.data), 0
+        for read in range(len(wide)):
+            slot, length, first_token, width = wide[read, 0], wide[read, 1], wide[read, 2], wide[read, 3]
+            num_tiles = (width + num_together - 1) // num_together
+            num_held = (length + width + PAIR_BLOCK - 1) // PAIR_BLOCK
+            of_slot = a[AttentionAt.HELD] + slot * slot_bytes
+            scores = np.empty(num_most * num_held * PAIR_BLOCK, np.float32)
+            weights = np.empty(num_most * num_held * PAIR_BLOCK, np.uint16)
+            while item < first_item + num_tiles * num_keys:
+                # The last tile first, because it sees most: those that see less end the work evenly.
+                tile = num_tiles - 1 - (item - first_item) // num_keys
+                head = (item - first_item) % num_keys
+                begin, end = tile * num_together, min((tile + 1) * num_together, width)
+                rows, first = (end - begin) * num_shared, first_token + begin
+                gather(qkv, first, end - begin, head * num_shared * head_dim, queries)
+                # Blocks that some token of the tile sees: the others are not computed.
+                block = max(0, length + begin - window + 1) // PAIR_BLOCK if window else 0
+                num = (length + end + PAIR_BLOCK - 1) // PAIR_BLOCK - block
+                keys = of_slot + head * head_bytes + block * block_bytes
+                score(keys, block_bytes, keys + num_keys * head_bytes, queries, rows, num, scores)
+                for row in range(rows):
+                    last = length + begin - block * PAIR_BLOCK + row // num_shared + 1
+                    oldest = max(0, last - window) if window else 0
+                    of_row, at = (
+                        weights[row * num * PAIR_BLOCK : (row + 1) * num * PAIR_BLOCK],
+                        scores[row * num * PAIR_BLOCK :],
+                    )
+                    totals[row] = weigh(at, oldest, last, float_of(a[AttentionAt.SCALING]), of_row)
+                mix(keys + num_keys * head_bytes, block_bytes, keys, weights, rows, num, out)
+                write(out, totals, first, end - begin, head, seen)
+                item = take(a.ctypes.data)
+            first_item += num_tiles * num_keys
+
+    return wide_attention
+
+
+@functools.cache
+def _rotate(numbers: Numbers, head_dim: int) -> Callable[..., None]:
+    """`turn(x, rotation, norm, is_normed, epsilon, out)`: RMS norm where there is one, then each pair turned."""
+    load, real = numbers.load, numbers.real
+
+    @compiled
+    def turn(x: Any, rotation: Any, norm: Any, is_normed: Any, epsilon: Any, out: Any) -> None:
+        for d in range(head_dim):
+            out[d] = load(x[d])
+        if is_normed:
+            squares = real(0)
+            for d in range(head_dim):
+                squares += out[d] * out[d]
+            factor = real(1) / np.sqrt(squares / real(head_dim) + epsilon)
+            for d in range(head_dim):
+                out[d] = out[d] * factor * load(norm[d])
+        for pair in range(head_dim // 2):
+            a, b, cosine, sine = out[2 * pair], out[2 * pair + 1], rotation[2 * pair], rotation[2 * pair + 1]
+            out[2 * pair] = a * cosine - b * sine
+            out[2 * pair + 1] = a * sine + b * cosine
+
+    return turn
+
+
+def _turn_queries(numbers: Numbers, head_dim: int, num_shared: int) -> Callable[..., None]:
+    """`ask(queries, rotation, norm, is_normed, epsilon, out)`: [num_shared, head_dim], turned."""
+    turn = _rotate(numbers, head_dim)
+
+    @inlined
+    def ask(queries: Any, rotation: Any, norm: Any, is_normed: Any, epsilon: Any, out: Any) -> None:
+        for shared in range(num_shared):
+            at, end = shared * head_dim, (shared + 1) * head_dim
+            turn(queries[at:end], rotation, norm[at:end], is_normed, epsilon, out[at:end])
+
+    return ask
+
+
+def _copy_out(numbers: Numbers) -> Callable[..., None]:
+    """`write(x, out)`: all of x, rounded."""
+    store = numbers.store
+
+    @compiled
+    def write(x: Any, out: Any) -> None:
+        for d in range(len(x)):
+            out[d] = store(x[d])
+
+    return write
+
+
+def _place_key(numbers: Numbers, head_dim: int, *, is_paired: bool) -> Callable[..., None]:
+    """`place(key, keys, position, block_size)`: key [head_dim] of `real`s, rounded, into one head's keys.
+
+    keys: [positions * head_dim]; in pairs, blocks of as many positions `block_size` numbers apart.
+    """
+    store = numbers.store
+
+    @inlined
+    def plain(key: Any, keys: Any, position: Any, block_size: Any) -> None:
+        held = keys[position * head_dim :]
+        for d in range(head_dim):
+            held[d] = store(key[d])
+
+    @inlined
+    def paired(key: Any, keys: Any, position: Any, block_size: Any) -> None:
+        block = position // PAIR_BLOCK
+        held = keys[block * block_size + 2 * (position - block * PAIR_BLOCK) :]
+        for pair in range(head_dim // 2):
+            held[pair * 2 * PAIR_BLOCK] = store(key[2 * pair])
+            held[pair * 2 * PAIR_BLOCK + 1] = store(key[2 * pair + 1])
+
+    return paired if is_paired else plain
+
+
+def _place_value(head_dim: int, *, is_paired: bool) -> Callable[..., None]:
+    """`place(value, values, position, block_size)`: value [head_dim], as it is, where `_place_key` places keys."""
+
+    # Not as one assignment of slices: the message of its error alone would take numba two seconds.
+    @inlined
+    def plain(value: Any, values: Any, position: Any, block_size: Any) -> None:
+        held = values[position * head_dim :]
+        for d in range(head_dim):
+            held[d] = value[d]
+
+    @inlined
+    def paired(value: Any, values: Any, position: Any, block_size: Any) -> None:
+        block = position // PAIR_BLOCK
+        two = (position - block * PAIR_BLOCK) // 2
+        held = values[block * block_size + two * 2 * head_dim + position % 2 :]
+        for d in range(head_dim):
+            held[2 * d] = value[d]
+
+    return paired if is_paired else plain

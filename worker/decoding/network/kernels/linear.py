@@ -1,9 +1,17 @@
 """y = x W' + b in bfloat16: few tokens at the speed of the memory, many at the speed of the processor.
 
-A thread takes one block of 48 outputs after the other. It multiplies its weights with groups of at most eight tokens.
+A thread takes one block of 48 outputs after the other. It multiplies its weights with groups of at most eight tokens. A
+group's sums stay in registers until bias and residual are added and they are rounded: a loop of numba's that does this
+takes a third of the time of the products.
+
+Two variants, and what each gains (docs/log.md; the time of oneDNN with reordered weights is 1):
+
+- *With products of pairs* (AVX512-BF16): .55 to .76 up to 64 tokens, .87 to .95 up to 700. It serves every width.
+- *Without*: one token 17 GB/s by oneDNN, 42 by this kernel. Each product is an instruction, so it serves four tokens.
+
 With one group the memory sets the pace, and the processor prefetches by itself. With three groups or more, products
-take longer than reading, so the first three groups prefetch the thread's next block beside their products. With one
-or two groups that costs more than it saves (docs/log.md).
+take longer than reading, so the first three groups prefetch the thread's next block beside their products. With one or
+two groups that costs more than it saves (12 tokens 17.4 → 21.2 ms).
 
 A token's sums are added up in one order: they are bit for bit the same alone and among others.
 """
@@ -11,6 +19,7 @@ A token's sums are added up in one order: they are bit for bit the same alone an
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, ClassVar, Final
@@ -18,16 +27,31 @@ from typing import Any, ClassVar, Final
 import numba
 import numpy as np
 import torch
+from numba.core import types
+from numba.extending import intrinsic
 from torch import Tensor
 
 from worker.decoding.network.kernels.compiling import array, compiled, kernel, take
-from worker.decoding.network.kernels.linear_tile import linear_tile
-from worker.decoding.network.kernels.multiplying import Tile, has_matrix_products, has_pair_products
+from worker.decoding.network.kernels.multiplying import (
+    FLOATS,
+    INTS,
+    LANES,
+    LINE_BYTES,
+    SHORTS,
+    Sums,
+    Tile,
+    add_products,
+    for_rows,
+    has_matrix_products,
+    has_pair_products,
+    like,
+    new_sums,
+    same,
+)
 from worker.decoding.network.kernels.threads import argument_fields, team_functions
-from worker.decoding.network.kernels.vectors import LINE_BYTES
 
 
-class At(IntEnum):
+class LinearAt(IntEnum):
     """Where the arguments lie."""
 
     TAKEN = 0
@@ -41,13 +65,13 @@ class At(IntEnum):
     HELD = 8  #: [rows, outputs], added; 0 without; may be Y
 
 
-class Arguments(ctypes.Structure):
+class LinearArguments(ctypes.Structure):
     """The arguments by name, in lower case."""
 
-    _fields_: ClassVar = argument_fields(At)
+    _fields_: ClassVar = argument_fields(LinearAt)
 
 
-NUM_ARGUMENTS: Final = len(At)
+_NUM_ARGUMENTS: Final = len(LinearAt)
 _TILE: Final = Tile(3)
 OUTPUTS: Final = _TILE.num_outputs
 #: Groups of rows that prefetch the next block, each its share of the lines.
@@ -110,16 +134,16 @@ def _copy(source: Any, num_rows: Any, into: Any) -> None:
 @kernel
 def linear_kernel(*, by_pairs: bool) -> Callable[[Any], None]:
     """For any number of tokens. `by_pairs`: on processors where `has_pair_products` only."""
-    compute = linear_tile(_TILE, by_pairs=by_pairs)
-    compute_and_prefetch = linear_tile(_TILE, by_pairs=by_pairs, prefetches=True, least_rows=_LEAST_PREFETCHING_ROWS)
+    compute = _linear_tile(_TILE, by_pairs=by_pairs)
+    compute_and_prefetch = _linear_tile(_TILE, by_pairs=by_pairs, prefetches=True, least_rows=_LEAST_PREFETCHING_ROWS)
     together = _TILE.num_rows
     _, team, _ = team_functions()
 
     def linear(address: Any) -> None:
-        a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
-        num_rows, num_inputs, num_outputs = a[At.NUM_ROWS], a[At.NUM_INPUTS], a[At.NUM_OUTPUTS]
-        y = array(a[At.Y], (num_rows, num_outputs), np.uint16)
-        held = array(a[At.HELD], (num_rows, num_outputs), np.uint16)
+        a = numba.carray(address, (_NUM_ARGUMENTS,), np.int64)
+        num_rows, num_inputs, num_outputs = a[LinearAt.NUM_ROWS], a[LinearAt.NUM_INPUTS], a[LinearAt.NUM_OUTPUTS]
+        y = array(a[LinearAt.Y], (num_rows, num_outputs), np.uint16)
+        held = array(a[LinearAt.HELD], (num_rows, num_outputs), np.uint16)
         # Of the last block, where outputs are lacking.
         last_y, last_held = np.empty((together, OUTPUTS), np.uint16), np.zeros((together, OUTPUTS), np.uint16)
         num_blocks, block_size = (num_outputs + OUTPUTS - 1) // OUTPUTS, OUTPUTS * num_inputs * 2
@@ -132,19 +156,19 @@ def linear_kernel(*, by_pairs: bool) -> Callable[[Any], None]:
             begin = num_rows * part // num_parts
             num = num_rows * (part + 1) // num_parts - begin
             num_groups = (num + together - 1) // together
-            weights, first = a[At.WEIGHTS] + block * block_size, block * OUTPUTS
-            bias, is_whole = a[At.BIAS] + first * 2 if a[At.BIAS] else 0, first + OUTPUTS <= num_outputs
+            weights, first = a[LinearAt.WEIGHTS] + block * block_size, block * OUTPUTS
+            bias, is_whole = a[LinearAt.BIAS] + first * 2 if a[LinearAt.BIAS] else 0, first + OUTPUTS <= num_outputs
             for group in range(num_groups):
                 row, end = begin + num * group // num_groups, begin + num * (group + 1) // num_groups
-                x, place, stride = a[At.X] + row * num_inputs * 2, (row * num_outputs + first) * 2, num_outputs
-                into, added = a[At.Y] + place, a[At.HELD] + place if a[At.HELD] else 0
+                x, place, stride = a[LinearAt.X] + row * num_inputs * 2, (row * num_outputs + first) * 2, num_outputs
+                into, added = a[LinearAt.Y] + place, a[LinearAt.HELD] + place if a[LinearAt.HELD] else 0
                 if not is_whole:
                     into, stride = np.int64(last_y.ctypes.data), OUTPUTS
                     if added:
                         _copy(held[row:, first:], end - row, last_held)
                         added = np.int64(last_held.ctypes.data)
                 if num_groups >= _NUM_PREFETCHING and group < _NUM_PREFETCHING:
-                    ahead = a[At.WEIGHTS] + next_block * block_size + group * LINE_BYTES
+                    ahead = a[LinearAt.WEIGHTS] + next_block * block_size + group * LINE_BYTES
                     compute_and_prefetch(weights, x, num_inputs, end - row, into, stride, bias, added, ahead)
                 else:
                     compute(weights, x, num_inputs, end - row, into, stride, bias, added, 0)
@@ -153,3 +177,101 @@ def linear_kernel(*, by_pairs: bool) -> Callable[[Any], None]:
             item = next_item
 
     return linear
+
+
+@functools.cache
+def _linear_tile(tile: Tile, *, by_pairs: bool, prefetches: bool = False, least_rows: int = 1) -> Any:
+    """`compute(weights, inputs, num_inputs, num_rows, y, stride, bias, held, ahead)` for kernels.
+
+    All but the numbers of inputs and rows, and `stride`, are addresses of bfloat16. weights, inputs: as
+    `multiplying.multiplication` has them. y: rows of tile.num_outputs, `stride` numbers apart, written. bias:
+    [tile.num_outputs]; held: rows as of y. Both are added; 0 is none. num_rows: least_rows to tile.num_rows.
+
+    `prefetches`: beside the products, one cache line out of each `tile.num_registers` is prefetched from `ahead` on. So
+    that many calls, 64 bytes apart, prefetch a whole block of weights.
+    """
+
+    def compute(
+        typing_context: Any,
+        weights: Any,
+        inputs: Any,
+        num_inputs: Any,
+        num_rows: Any,
+        y: Any,
+        stride: Any,
+        bias: Any,
+        held: Any,
+        ahead: Any,
+    ) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            weights, inputs, num_inputs, num_rows, y, stride, bias, held, ahead = arguments
+
+            def compute_rows(rows: int) -> None:
+                sums = new_sums(builder, tile, rows)
+                with _if_given(builder, bias):
+                    _add_bias(builder, sums, bias)
+                with _if_given(builder, held):
+                    _add_held(builder, sums, held, stride)
+                prefetched = ahead if prefetches else None
+                num_pairs = builder.sdiv(num_inputs, like(num_inputs, 2))
+                add_products(
+                    builder,
+                    sums,
+                    tile,
+                    weights,
+                    inputs,
+                    num_pairs,
+                    num_pairs,
+                    by_pairs=by_pairs,
+                    num_outputs=tile.num_outputs,
+                    ahead=prefetched,
+                )
+                _write(builder, sums, y, stride)
+
+            for_rows(builder, num_rows, range(least_rows, tile.num_rows + 1), compute_rows)
+            return context.get_dummy_value()
+
+        return types.void(weights, inputs, num_inputs, num_rows, y, stride, bias, held, ahead), generate
+
+    return intrinsic(compute)
+
+
+def _if_given(builder: Any, address: Any) -> Any:
+    return builder.if_then(builder.icmp_signed("!=", address, like(address, 0)))
+
+
+def _add_bias(builder: Any, sums: Sums, bias: Any) -> None:
+    by_register = {register: _floats_at(builder, bias, like(bias, register * LANES)) for _, register in sums}
+    for (_, register), total in sums.items():
+        builder.store(builder.fadd(builder.load(total), by_register[register]), total)
+
+
+def _add_held(builder: Any, sums: Sums, held: Any, stride: Any) -> None:
+    for place, total in sums.items():
+        builder.store(builder.fadd(builder.load(total), _floats_at(builder, held, _at(builder, place, stride))), total)
+
+
+def _write(builder: Any, sums: Sums, y: Any, stride: Any) -> None:
+    """Rounded to the nearest, ties to even, as `numbers.NUMBERS` rounds."""
+    for place, total in sums.items():
+        bits = builder.bitcast(builder.load(total), INTS)
+        is_odd = builder.and_(builder.lshr(bits, same(INTS, 16)), same(INTS, 1))
+        up = builder.add(builder.add(bits, same(INTS, 0x7FFF)), is_odd)
+        shorts = builder.trunc(builder.lshr(up, same(INTS, 16)), SHORTS)
+        builder.store(shorts, _shorts(builder, y, _at(builder, place, stride))).align = 2
+
+
+def _floats_at(builder: Any, address: Any, at: Any) -> Any:
+    loaded = builder.load(_shorts(builder, address, at))
+    loaded.align = 2
+    return builder.bitcast(builder.shl(builder.zext(loaded, INTS), same(INTS, 16)), FLOATS)
+
+
+def _shorts(builder: Any, address: Any, at: Any) -> Any:
+    """Where 16 bfloat16 lie from number `at` on."""
+    return builder.inttoptr(builder.add(address, builder.mul(at, like(at, 2))), SHORTS.as_pointer())
+
+
+def _at(builder: Any, place: tuple[int, int], stride: Any) -> Any:
+    row, register = place
+    return builder.add(builder.mul(stride, like(stride, row)), like(stride, register * LANES))

@@ -1,4 +1,4 @@
-"""RMS norm, gated activation and a choice of rows, each in one call."""
+"""RMS norm, gated activation, a choice of rows, and the largest of each row: kernels that take rows one by one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from worker.decoding.network.kernels.numbers import NUMBERS
 from worker.decoding.network.kernels.threads import argument_fields, team_functions
 
 
-class At(IntEnum):
+class PointwiseAt(IntEnum):
     """Where the arguments of all lie."""
 
     TAKEN = 0
@@ -28,15 +28,18 @@ class At(IntEnum):
     EPSILON = 6  #: of the norm, the bits of a float64
     HELD = 7  #: [rows, size], of the norm: added to the rounded result; 0 without; may be Y
     CHOSEN = 8  #: int64 [rows], of the choice: rows of X
+    FOUND = (
+        9  #: int64 [rows, 2], of the best, written: the first place of the largest number, and 1 where that is finite
+    )
 
 
-class Arguments(ctypes.Structure):
+class PointwiseArguments(ctypes.Structure):
     """The arguments by name, in lower case."""
 
-    _fields_: ClassVar = argument_fields(At, At.EPSILON)
+    _fields_: ClassVar = argument_fields(PointwiseAt, PointwiseAt.EPSILON)
 
 
-NUM_ARGUMENTS: Final = len(At)
+NUM_ARGUMENTS: Final = len(PointwiseAt)
 #: Items of work a thread, about: a call of few rows has an item a row.
 _ITEMS: Final = 8
 #: Numbers of a row that are gated together.
@@ -70,16 +73,16 @@ def norm_kernel(dtype: torch.dtype) -> Callable[[Any], None]:
 
     def norm(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
-        num_rows, size, epsilon = a[At.NUM_ROWS], a[At.SIZE], real(float_of(a[At.EPSILON]))
-        x = array(a[At.X], (num_rows, size), raw)
-        y = array(a[At.Y], (num_rows, size), raw)
-        held = array(a[At.HELD], (num_rows, size), raw)
-        weight = array(a[At.WEIGHT], (size,), raw)
+        num_rows, size, epsilon = a[PointwiseAt.NUM_ROWS], a[PointwiseAt.SIZE], real(float_of(a[PointwiseAt.EPSILON]))
+        x = array(a[PointwiseAt.X], (num_rows, size), raw)
+        y = array(a[PointwiseAt.Y], (num_rows, size), raw)
+        held = array(a[PointwiseAt.HELD], (num_rows, size), raw)
+        weight = array(a[PointwiseAt.WEIGHT], (size,), raw)
         num_items = min(num_rows, _ITEMS * team())
         item = take(a.ctypes.data)
         while item < num_items:
             for row in range(num_rows * item // num_items, num_rows * (item + 1) // num_items):
-                if a[At.HELD]:
+                if a[PointwiseAt.HELD]:
                     norm_row_and_add(x[row], weight, epsilon, held[row], y[row])
                 else:
                     norm_row(x[row], weight, epsilon, y[row])
@@ -106,9 +109,9 @@ def gate_kernel(dtype: torch.dtype, activation: str) -> Callable[[Any], None]:
 
     def gate(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
-        num_rows, size = a[At.NUM_ROWS], a[At.SIZE]
-        x = array(a[At.X], (num_rows, 2 * size), raw)
-        y = array(a[At.Y], (num_rows, size), raw)
+        num_rows, size = a[PointwiseAt.NUM_ROWS], a[PointwiseAt.SIZE]
+        x = array(a[PointwiseAt.X], (num_rows, 2 * size), raw)
+        y = array(a[PointwiseAt.Y], (num_rows, size), raw)
         of_row = (size + _GATED - 1) // _GATED
         num_parts = num_rows * of_row
         num_items = min(num_parts, _ITEMS * team())
@@ -136,12 +139,66 @@ def choice_kernel(dtype: torch.dtype) -> Callable[[Any], None]:
 
     def choose(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
-        num_rows, size = a[At.NUM_ROWS], a[At.SIZE]
-        chosen = array(a[At.CHOSEN], (num_rows,), np.int64)
-        y = array(a[At.Y], (num_rows, size), raw)
+        num_rows, size = a[PointwiseAt.NUM_ROWS], a[PointwiseAt.SIZE]
+        chosen = array(a[PointwiseAt.CHOSEN], (num_rows,), np.int64)
+        y = array(a[PointwiseAt.Y], (num_rows, size), raw)
         row = take(a.ctypes.data)
         while row < num_rows:
-            copy(array(a[At.X] + chosen[row] * size * itemsize, (size,), raw), y[row])
+            copy(array(a[PointwiseAt.X] + chosen[row] * size * itemsize, (size,), raw), y[row])
             row = take(a.ctypes.data)
 
     return choose
+
+
+#: Numbers whose largest is found at a time; it is looked for in one such block only.
+_BLOCK: Final = 2048
+_LEAST: Final = np.int16(-(2**15))
+#: The bits of an infinity. Those of NaN are larger, its sign apart.
+_INFINITE: Final = np.int16(0x7F80)
+#: Minus infinity, ordered.
+_LOWEST: Final = np.int16(-0x7F81)
+_MAGNITUDE: Final = np.int16(0x7FFF)
+_SIGN_SHIFT: Final = np.int16(15)
+
+
+@compiled
+def _ordered(bits: Any) -> Any:
+    """An integer that is larger where the number is."""
+    return np.int16(bits ^ np.int16(np.int16(bits >> _SIGN_SHIFT) & _MAGNITUDE))
+
+
+@compiled
+def _largest(x: Any) -> Any:
+    """The largest number, ordered, and the largest bits without a sign."""
+    most, magnitude = _LEAST, np.int16(0)
+    for i in range(len(x)):
+        most = max(most, _ordered(x[i]))
+        magnitude = max(magnitude, np.int16(x[i] & _MAGNITUDE))
+    return most, magnitude
+
+
+@kernel
+def best_kernel() -> Callable[[Any], None]:
+    """The largest of each row of bfloat16 numbers, and whether it is a finite one of comparable numbers."""
+
+    def best(address: Any) -> None:
+        a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
+        num_rows, size = a[PointwiseAt.NUM_ROWS], a[PointwiseAt.SIZE]
+        x = array(a[PointwiseAt.X], (num_rows, size), np.int16)
+        found = array(a[PointwiseAt.FOUND], (num_rows, 2), np.int64)
+        row = take(a.ctypes.data)
+        while row < num_rows:
+            numbers = x[row]
+            most, begin, has_nan = _LEAST, 0, False
+            for block in range(0, size, _BLOCK):
+                largest, magnitude = _largest(numbers[block : min(block + _BLOCK, size)])
+                has_nan = has_nan or magnitude > _INFINITE
+                if largest > most:
+                    most, begin = largest, block
+            place = begin
+            while place < size - 1 and _ordered(numbers[place]) != most:
+                place += 1
+            found[row, 0], found[row, 1] = place, not has_nan and _LOWEST < most < _INFINITE
+            row = take(a.ctypes.data)
+
+    return best

@@ -22,7 +22,7 @@ from worker.decoding.network.kernels.compiling import array, kernel
 from worker.decoding.network.kernels.threads import Kernel, argument_fields, team_functions
 
 
-class At(IntEnum):
+class _At(IntEnum):
     """Where the arguments lie."""
 
     TAKEN = 0
@@ -30,13 +30,13 @@ class At(IntEnum):
     NUM_CALLS = 2
 
 
-class Arguments(ctypes.Structure):
+class _Arguments(ctypes.Structure):
     """The arguments by name, in lower case."""
 
-    _fields_: ClassVar = argument_fields(At)
+    _fields_: ClassVar = argument_fields(_At)
 
 
-_NUM_ARGUMENTS: Final = len(At)
+_NUM_ARGUMENTS: Final = len(_At)
 
 
 class Program:
@@ -59,7 +59,7 @@ class Program:
             rows = [(kernel.address, ctypes.addressof(arguments)) for kernel, arguments in self.calls]
             self._addresses = np.array(rows, np.int64)
         num = len(self.calls) if num_calls is None else num_calls
-        _runner()(Arguments(calls=self._addresses.ctypes.data, num_calls=num), torch.get_num_threads())
+        _runner()(_Arguments(calls=self._addresses.ctypes.data, num_calls=num), torch.get_num_threads())
 
 
 @kernel
@@ -68,7 +68,7 @@ def _runner() -> Callable[[Any], None]:
 
     def run(address: Any) -> None:
         a = numba.carray(address, (_NUM_ARGUMENTS,), np.int64)
-        calls = array(a[At.CALLS], (a[At.NUM_CALLS], 2), np.int64)
+        calls = array(a[_At.CALLS], (a[_At.NUM_CALLS], 2), np.int64)
         if thread() == 0:
             for number in range(len(calls)):
                 array(calls[number, 1], (1,), np.int64)[0] = 0  # TAKEN

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from worker.decoding.network.best_tokens import best_tokens
+from worker.decoding.network.operations import best_tokens
 
 DTYPES = [torch.bfloat16, torch.float32]
 

@@ -9,16 +9,13 @@ import torch
 from torch import Tensor
 
 from worker.decoding.network import fused
-from worker.decoding.network.compiled_operations import CompiledOperations, can_compile
-from worker.decoding.network.groups import Read
+from worker.decoding.network.compiled import CompiledOperations, can_compile
 from worker.decoding.network.kernels import threads
-from worker.decoding.network.kernels.tiles import attends_in_tiles
-from worker.decoding.network.kv_shape import KvShape
-from worker.decoding.network.operations import ACTIVATIONS, Heads
-from worker.decoding.network.paired import to_paired, to_plain
-from worker.decoding.network.passes import WIDEST_SHARED, plan_pass
+from worker.decoding.network.kernels.attending import attends_in_tiles
+from worker.decoding.network.kv_layout import KvShape, to_paired, to_plain
+from worker.decoding.network.operations import ACTIVATIONS, Heads, TorchOperations
+from worker.decoding.network.passes import WIDEST_SHARED, Read, plan_pass
 from worker.decoding.network.slots import SlotCache
-from worker.decoding.network.torch_operations import TorchOperations
 
 NUM_KEYS, NUM_QUERIES = 2, 4
 #: One that is attended to token by token in every dtype, and one in tiles where there are kernels for them.
@@ -30,7 +27,7 @@ CPU = torch.device("cpu")
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 4e-2}
 DTYPES = list(TOLERANCE)
 
-pytestmark = pytest.mark.skipif(not can_compile(CPU, torch.float64), reason="no OpenMP runtime to call")
+pytestmark = pytest.mark.skipif(not can_compile(torch.float64), reason="no OpenMP runtime to call")
 
 
 def noise(rng: random.Random, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -151,11 +148,11 @@ def test_a_token_attends_alike_alone_and_among_others(
 
 def test_without_an_openmp_runtime_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.zeros(1)
-    assert isinstance(fused._operations(weight, 64, False), CompiledOperations)
-    assert isinstance(fused._operations(weight.half(), 64, False), TorchOperations)
+    assert isinstance(fused._operations(weight, is_twice=False), CompiledOperations)
+    assert isinstance(fused._operations(weight.half(), is_twice=False), TorchOperations)
     monkeypatch.setattr(torch.backends.openmp, "is_available", lambda: False)
     threads.openmp.cache_clear()
     try:
-        assert isinstance(fused._operations(weight, 64, False), TorchOperations)
+        assert isinstance(fused._operations(weight, is_twice=False), TorchOperations)
     finally:
         threads.openmp.cache_clear()

@@ -15,14 +15,13 @@ import torch
 import transformers
 from torch import Tensor
 
-from worker.decoding.network.compiled_pass import CompiledPass
+from worker.decoding.network.compiled import CompiledPass
 from worker.decoding.network.fused import FusedDecoder
-from worker.decoding.network.groups import Read
 from worker.decoding.network.kernels.compiling import array, kernel, take
 from worker.decoding.network.kernels.linear import most_rows
 from worker.decoding.network.kernels.program import Program
 from worker.decoding.network.kernels.threads import openmp
-from worker.decoding.network.passes import WIDEST_SHARED, plan_pass
+from worker.decoding.network.passes import WIDEST_SHARED, Read, plan_pass
 from worker.decoding.network.slots import SlotCache
 
 VOCABULARY = 97
@@ -58,7 +57,7 @@ def decoder_of(family: str, seed: int) -> FusedDecoder:
 
 def in_both_ways(decoder: FusedDecoder, cache: SlotCache, reads: list[Read]) -> tuple[Tensor, Tensor]:
     """Logits by the program and kernel by kernel, of the same reads behind the same cache."""
-    plan, program = plan_pass(cache, reads, decoder.window), decoder._compiled
+    plan, program = plan_pass(cache, reads, decoder.window), decoder._program
     assert program is not None
     assert program.serves(plan)
     before = [layer.clone() for layer in cache.layers]
@@ -66,9 +65,9 @@ def in_both_ways(decoder: FusedDecoder, cache: SlotCache, reads: list[Read]) -> 
     written = [layer.clone() for layer in cache.layers]
     for layer, old in zip(cache.layers, before, strict=True):
         layer.copy_(old)
-    decoder._compiled = None
+    decoder._program = None
     expected = decoder(cache, plan)
-    decoder._compiled = program
+    decoder._program = program
     assert all(torch.equal(*both) for both in zip(written, cache.layers, strict=True))
     return found, expected
 
@@ -129,8 +128,8 @@ def test_wide_trees_are_computed_kernel_by_kernel(seed: int) -> None:
     width = WIDEST_SHARED + 1
     tree = Read(cache.acquire(), [1] * width, parents=[-1] * width)
     plan = plan_pass(cache, [tree], None)
-    assert isinstance(decoder._compiled, CompiledPass)
-    assert not decoder._compiled.serves(plan)
+    assert isinstance(decoder._program, CompiledPass)
+    assert not decoder._program.serves(plan)
     assert decoder(cache, plan).shape == (1, VOCABULARY)
 
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from alphaloop.errors import UnsupportedModel
 from tests.fixtures.models import FAMILIES, FUSED, NUM_TOKENS
 from worker.decoding.network import fused
+from worker.decoding.network.compiled import CompiledLinear, CompiledOperations
 from worker.decoding.network.fused import FusedDecoder, can_fuse
-from worker.decoding.network.groups import Read
 from worker.decoding.network.kernels.linear import (
     LEAST_ROWS,
     MOST_ROWS,
-    Arguments,
+    LinearArguments,
     arranged,
     arranged_bias,
     linear_kernel,
@@ -30,9 +30,8 @@ from worker.decoding.network.kernels.linear import (
 from worker.decoding.network.kernels.multiplying import has_pair_products
 from worker.decoding.network.kernels.threads import openmp
 from worker.decoding.network.language_model import LanguageModel
-from worker.decoding.network.operations import GELU_TANH
-from worker.decoding.network.packed import PackedLinear, can_pack
-from worker.decoding.network.passes import WIDEST_SHARED
+from worker.decoding.network.operations import GELU_TANH, TorchLinear, can_pack
+from worker.decoding.network.passes import WIDEST_SHARED, Read
 from worker.decoding.network.slots import SlotCache
 
 
@@ -81,7 +80,7 @@ WRONG = {
     "the norm behind attention": ("gemma3_text", lambda layer: setattr(layer, "behind_attention", None)),
     "the norms of the heads": ("qwen3", lambda layer: _change_heads(layer, norms=None)),
     "the scale of the scores": ("llama", lambda layer: _change_heads(layer, scaling=layer.heads.scaling * 1.1)),
-    "the biases": ("qwen2", lambda layer: setattr(layer.qkv._layers[0], "_bias", None)),
+    "the biases": ("qwen2", lambda layer: setattr(layer.qkv, "_bias", None)),
     "the activation": ("llama", lambda layer: setattr(layer, "activation", GELU_TANH)),
 }
 
@@ -141,14 +140,14 @@ def test_a_packed_layer_is_that_layer(dtype: torch.dtype, has_bias: bool, is_twi
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn((200, 48), generator=generator).to(dtype)
     bias = torch.randn(200, generator=generator).to(dtype) if has_bias else None
-    layer = PackedLinear(weight, bias, is_twice=is_twice)
+    layer = CompiledOperations(dtype, is_twice=is_twice).linear(weight, bias)
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.2}[dtype]
     for num_tokens in (0, 1, 2, 3, 4, 5, 8, 9, 17, 21, 33, 50, 300, 530):
         x, held = (torch.randn((num_tokens, num), generator=generator).to(dtype) for num in (48, 200))
         expected = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
         assert torch.allclose(layer(x).double(), expected, atol=tolerance, rtol=0)
         before = held.clone()
-        assert torch.allclose(layer.added_to(held, x).double(), before.double() + expected, atol=tolerance, rtol=0)
+        assert torch.allclose(layer(x, held).double(), before.double() + expected, atol=tolerance, rtol=0)
     assert not can_pack(weight) or dtype != torch.float64
 
 
@@ -169,7 +168,7 @@ def test_a_token_is_multiplied_alike_alone_and_among_others(by_pairs: bool, has_
 
     def multiply(x: torch.Tensor, held: torch.Tensor | None, num_threads: int) -> torch.Tensor:
         y = torch.full((len(x), 200), 7.0, dtype=torch.bfloat16)
-        arguments = Arguments(
+        arguments = LinearArguments(
             x=x.data_ptr(),
             weights=lain.data_ptr(),
             y=y.data_ptr(),
@@ -279,11 +278,8 @@ def test_weights_are_held_twice_where_memory_is_plentiful(
         monkeypatch.setattr(fused, "available_bytes", lambda _, left=left: left)
         decoder = FusedDecoder(load(tiny_models["llama"], torch.bfloat16), 64)
         layers = [decoder._head, decoder._layers[1].down, decoder._layers[0].qkv]
-        kinds = [[type(one).__name__ for one in layer._layers] for layer in layers]
-        assert kinds == [_layouts(is_twice=is_twice) if has_kernels else ["TorchLinear"]] * 3
-
-
-def _layouts(*, is_twice: bool) -> list[str]:
-    if most_rows() is None:
-        return ["CompiledLinear"]
-    return ["CompiledLinear", "TorchLinear"] if is_twice else ["TorchLinear"]
+        is_compiled = has_kernels and (is_twice or most_rows() is None)
+        for layer in layers:
+            assert isinstance(layer, CompiledLinear if is_compiled else TorchLinear)
+            if isinstance(layer, CompiledLinear):
+                assert (layer._wider is None) == (most_rows() is None)

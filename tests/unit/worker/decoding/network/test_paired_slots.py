@@ -11,14 +11,13 @@ from typing import Any, Final
 import pytest
 import torch
 
-from worker.decoding.network.kv_shape import KvShape
-from worker.decoding.network.paired import BLOCK
+from worker.decoding.network.kv_layout import PAIR_BLOCK, KvShape
 from worker.decoding.network.slots import SlotCache
 
 CPU: Final = torch.device("cpu")
 #: A block takes 2 MiB, as much as a huge page.
 SHAPE: Final = KvShape(num_layers=4, num_heads=32, head_dim=64, dtype=torch.bfloat16, is_paired=True)
-BLOCK_BYTES: Final = BLOCK * SHAPE.bytes_per_token
+BLOCK_BYTES: Final = PAIR_BLOCK * SHAPE.bytes_per_token
 
 
 def acquired(num_slots: int, **options: Any) -> SlotCache:
@@ -31,10 +30,10 @@ def acquired(num_slots: int, **options: Any) -> SlotCache:
 
 def write(cache: SlotCache, slot: int, num_blocks: int, number: float) -> None:
     """Fill the first blocks of a slot, as passes would."""
-    cache.reserve({slot: num_blocks * BLOCK})
+    cache.reserve({slot: num_blocks * PAIR_BLOCK})
     for layer in cache.layers:
         layer[slot, :num_blocks] = number
-    cache.lengths[slot] = num_blocks * BLOCK
+    cache.lengths[slot] = num_blocks * PAIR_BLOCK
 
 
 def holds(cache: SlotCache, slot: int, num_blocks: int, number: float) -> bool:
@@ -48,7 +47,7 @@ def num_resident() -> int:
 
 @torch.inference_mode()
 def test_a_text_grows_where_it_lies(rng: random.Random) -> None:
-    cache = acquired(3, most_positions=40 * BLOCK)
+    cache = acquired(3, most_positions=40 * PAIR_BLOCK)
     write(cache, 1, 2, 7.0)
     places = [layer.data_ptr() for layer in cache.layers]
     for num_blocks in sorted(rng.sample(range(3, 41), 3)):
@@ -84,14 +83,14 @@ def test_zeros_that_are_written_take_memory() -> None:
     """Otherwise a pass over them is timed without reading anything."""
     cache = acquired(4, most_positions=1 << 17)
     before = num_resident()
-    cache.write_zeros(3, 10 * BLOCK)
+    cache.write_zeros(3, 10 * PAIR_BLOCK)
     assert cache.num_bytes == 30 * BLOCK_BYTES
     assert num_resident() - before == pytest.approx(cache.num_bytes, abs=4 * 2**21)
 
 
 @torch.inference_mode()
 def test_a_text_that_is_longer_than_was_said_moves_to_more_addresses(rng: random.Random) -> None:
-    cache = acquired(3, most_positions=2 * BLOCK)
+    cache = acquired(3, most_positions=2 * PAIR_BLOCK)
     write(cache, 2, 2, 7.0)
     for num_blocks in (3, rng.randint(4, 9)):
         write(cache, 0, num_blocks, 5.0)
@@ -114,14 +113,14 @@ def test_a_system_with_few_addresses_gives_those_that_are_needed(monkeypatch: py
     write(cache, 1, 3, 7.0)
     write(cache, 0, 10, 5.0)
     assert holds(cache, 1, 3, 7.0)
-    with pytest.raises(MemoryError, match=f"no addresses for {11 * BLOCK} positions in each of 2 slots"):
-        cache.reserve({0: 11 * BLOCK})
+    with pytest.raises(MemoryError, match=f"no addresses for {11 * PAIR_BLOCK} positions in each of 2 slots"):
+        cache.reserve({0: 11 * PAIR_BLOCK})
     assert (cache.num_bytes, cache.layers, cache.lengths) == (0, [], [0, 0])
 
 
 @torch.inference_mode()
 def test_memory_of_texts_that_ended_is_given_back_before_the_limit_is_passed() -> None:
-    cache = acquired(3, most_positions=100 * BLOCK, max_bytes=8 * BLOCK_BYTES)
+    cache = acquired(3, most_positions=100 * PAIR_BLOCK, max_bytes=8 * BLOCK_BYTES)
     write(cache, 0, 6, 5.0)
     cache.release(0)
     write(cache, 1, 2, 7.0)

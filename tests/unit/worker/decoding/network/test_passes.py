@@ -14,10 +14,9 @@ import transformers
 
 from tests.fixtures.models import FAMILIES, NUM_TOKENS, WINDOW
 from tests.fixtures.reference import Reference
-from worker.decoding.network.groups import Read
-from worker.decoding.network.kv_shape import KvShape
+from worker.decoding.network.kv_layout import KvShape
 from worker.decoding.network.language_model import LanguageModel
-from worker.decoding.network.passes import WIDEST_SHARED, plan_pass
+from worker.decoding.network.passes import WIDEST_SHARED, Read, plan_pass
 from worker.decoding.network.slots import SlotCache
 
 References = Callable[[str], Reference]

@@ -15,11 +15,9 @@ import torch
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from worker.decoding.network import paired, plain_slots
-from worker.decoding.network.kv_shape import BLOCK, KvShape
-from worker.decoding.network.paired import to_paired, to_plain
-from worker.decoding.network.slots import SlotCache
-from worker.decoding.network.zeros import with_rows, zeros
+from worker.decoding.network import kv_layout
+from worker.decoding.network.kv_layout import BLOCK, KvShape, to_paired, to_plain
+from worker.decoding.network.slots import SlotCache, with_rows, zeros
 
 NUM_SLOTS: Final = 4
 SHAPE: Final = KvShape(num_layers=2, num_heads=1, head_dim=2, dtype=torch.float64)
@@ -132,8 +130,8 @@ class Slots(RuleBasedStateMachine):
         self.cache.trim()
         lengths = [len(numbers) for numbers in self.model.values()]
         if self.cache.shape.is_paired:
-            num_blocks = sum(-(-length // paired.BLOCK) for length in lengths)
-            assert self.cache.num_bytes == num_blocks * paired.BLOCK * SHAPE.bytes_per_token
+            num_blocks = sum(-(-length // kv_layout.BLOCK) for length in lengths)
+            assert self.cache.num_bytes == num_blocks * kv_layout.BLOCK * SHAPE.bytes_per_token
         else:
             assert self.cache.num_bytes == self.cache.num_bytes_with(max(self.model, default=-1) + 1, lengths or [0])
 
@@ -212,7 +210,7 @@ def test_memory_that_runs_out_while_layers_grow_leaves_an_empty_cache(
 
     resize = rng.choice((lambda: cache.reserve({0: 200, 1: 200}), lambda: (cache.release(slots[1]), cache.trim())))
     with monkeypatch.context() as patched:
-        patched.setattr(plain_slots, "zeros", failing)
+        patched.setattr("worker.decoding.network.slots.zeros", failing)
         with pytest.raises(torch.OutOfMemoryError):
             resize()
     assert cache.num_bytes == 0
@@ -270,14 +268,14 @@ def test_growing_copies_what_counts() -> None:
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 def test_pairs_lie_where_their_page_says(head_dim: int, rng: random.Random) -> None:
     generator = torch.Generator().manual_seed(rng.getrandbits(32))
-    plain = torch.randn((2, 4, 2 * paired.BLOCK, head_dim), generator=generator)
+    plain = torch.randn((2, 4, 2 * kv_layout.BLOCK, head_dim), generator=generator)
     held = to_paired(plain)
     assert torch.equal(to_plain(held), plain)
-    slot, head, position, d = 1, 1, rng.randrange(2 * paired.BLOCK), rng.randrange(head_dim)
-    block, of_block = held[slot, position // paired.BLOCK], position % paired.BLOCK
-    keys = block[head].view(head_dim // 2, paired.BLOCK, 2)
+    slot, head, position, d = 1, 1, rng.randrange(2 * kv_layout.BLOCK), rng.randrange(head_dim)
+    block, of_block = held[slot, position // kv_layout.BLOCK], position % kv_layout.BLOCK
+    keys = block[head].view(head_dim // 2, kv_layout.BLOCK, 2)
     assert keys[d // 2, of_block, d % 2] == plain[slot, head, position, d]
-    values = block[2 + head].view(paired.BLOCK // 2, head_dim, 2)
+    values = block[2 + head].view(kv_layout.BLOCK // 2, head_dim, 2)
     assert values[of_block // 2, d, of_block % 2] == plain[slot, 2 + head, position, d]
 
 

@@ -11,17 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from worker.decoding.network.compiled_attention import PlacedReads, layer_arguments
-from worker.decoding.network.groups import Read
+from worker.decoding.network.compiled import PlacedReads, layer_arguments
+from worker.decoding.network.kernels.attention import wide_kernel
 from worker.decoding.network.kernels.multiplying import has_pair_products
 from worker.decoding.network.kernels.numbers import NUMBERS
-from worker.decoding.network.kernels.wide_attention import wide_kernel
-from worker.decoding.network.kv_shape import KvShape
-from worker.decoding.network.operations import Heads
-from worker.decoding.network.paired import to_paired
-from worker.decoding.network.passes import WIDEST_SHARED, plan_pass
+from worker.decoding.network.kv_layout import KvShape, to_paired
+from worker.decoding.network.operations import Heads, attend
+from worker.decoding.network.passes import WIDEST_SHARED, Read, plan_pass
 from worker.decoding.network.slots import SlotCache
-from worker.decoding.network.torch_operations import attend
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16

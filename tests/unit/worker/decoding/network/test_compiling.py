@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from llvmlite import binding
 
-from worker.decoding.network.kernels import machine_code
-from worker.decoding.network.kernels.compiling import array, kernel, take
-from worker.decoding.network.kernels.machine_code import MachineCode, kept
-from worker.decoding.network.kernels.pointwise import NUM_ARGUMENTS, Arguments, At
+from worker.decoding.network.kernels import compiling
+from worker.decoding.network.kernels.compiling import MachineCode, array, kept, kernel, take
+from worker.decoding.network.kernels.pointwise import NUM_ARGUMENTS, PointwiseArguments, PointwiseAt
 from worker.decoding.network.kernels.threads import Kernel, openmp, team_functions
 
 pytestmark = pytest.mark.skipif(openmp() is None, reason="there is no OpenMP runtime to call")
@@ -27,7 +26,7 @@ CODE = MachineCode("double", b"\x7fELF and more\n with a line end")
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     found = tmp_path / "cache" / "kernels"
-    monkeypatch.setattr(machine_code, "folder", lambda: found)
+    monkeypatch.setattr(compiling, "folder", lambda: found)
     return found
 
 
@@ -117,7 +116,7 @@ def test_no_place_to_keep_it_stops_nothing(folder: Path) -> None:
         (numba.config, "CPU_NAME", "another"),
         (numba.config, "CPU_FEATURES", "+avx2"),
         (numba.config, "ENABLE_AVX", 0),
-        (machine_code, "_package", lambda: "others"),
+        (compiling, "_package", lambda: "others"),
     ],
 )
 def test_another_compiler_processor_or_source_has_another_file(
@@ -149,8 +148,8 @@ def build(factor: int) -> Callable[[Any], None]:
 
     def scale(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
-        shape = a[At.NUM_ROWS], a[At.SIZE]
-        x, y = array(a[At.X], shape, np.float64), array(a[At.Y], shape, np.float64)
+        shape = a[PointwiseAt.NUM_ROWS], a[PointwiseAt.SIZE]
+        x, y = array(a[PointwiseAt.X], shape, np.float64), array(a[PointwiseAt.Y], shape, np.float64)
         row = take(a.ctypes.data)
         while row < len(x):
             for i in range(x.shape[1]):
@@ -162,7 +161,7 @@ def build(factor: int) -> Callable[[Any], None]:
 
 def scaled_by(made: Kernel) -> float:
     x, y = np.arange(12.0).reshape(4, 3), np.zeros((4, 3))
-    made(Arguments(x=x.ctypes.data, y=y.ctypes.data, num_rows=4, size=3), 2)
+    made(PointwiseArguments(x=x.ctypes.data, y=y.ctypes.data, num_rows=4, size=3), 2)
     assert np.array_equal(y, y[0, 1] * x)
     return float(y[0, 1])
 

@@ -1,0 +1,190 @@
+"""The own engine on a GPU, which is torch alone, writes in float32 what transformers writes there.
+
+Tiny models with random weights of every family that the engine computes itself, of one that transformers' modules do,
+and of Mistral with a window. No server, no download. On a machine that has little more than torch, transformers and
+pytest (pydantic, pydantic-settings and platformdirs are needed, numba is not):
+
+    python -m pytest --noconftest -W default tests/integration/test_on_a_gpu.py
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+import torch
+import transformers
+
+from alphaloop.settings.models import (
+    LookupDrafterSettings,
+    ModelSettings,
+    TargetSettings,
+)
+from tests.fixtures.drafting import draft_model
+from tests.fixtures.models import (
+    FAMILIES,
+    NUM_TOKENS,
+    VANILLA,
+    WINDOW,
+    decision,
+    make_job,
+    make_tiny_model,
+    make_tiny_tokenizer,
+)
+from worker.decoding.load import load_engine
+from worker.engine import Generation, Sampling
+
+if TYPE_CHECKING:
+    from worker.decoding.engine import TransformersEngine
+
+DEVICE: Final = "cuda"
+NUM_SLOTS: Final = 6
+#: Of two logits of size 10: float32 sums in another order decide between them, and either token is right.
+NEAR_TIE: Final = 2e-3
+GREEDY: Final = Sampling(max_tokens=32, temperature=0.0)
+DRAFTERS: Final = ("", "lookup", "other", "itself")
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.filterwarnings("default"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The folder of a family's model in float32, made at its first use; `seed` draws its weights."""
+    tokenizer = make_tiny_tokenizer()
+
+    def make(family: str, seed: int = 20_240_607) -> Path:
+        torch.manual_seed(seed)
+        made = _mistral(tokenizer) if family == "mistral" else make_tiny_model(family, tokenizer)
+        folder = tmp_path_factory.mktemp(family)
+        made.to(torch.float32).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    return functools.cache(make)
+
+
+def _mistral(tokenizer: Any) -> Any:
+    config = transformers.MistralConfig(
+        vocab_size=NUM_TOKENS,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=2048,
+        initializer_range=0.3,
+        sliding_window=WINDOW,
+        bos_token_id=None,
+        pad_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return transformers.MistralForCausalLM(config)
+
+
+def engine_for(folder_of: Callable[..., Path], family: str) -> TransformersEngine:
+    """With look-up, a draft model of other weights, and the target's own weights as a draft model."""
+    target = TargetSettings(name="tiny", source=str(folder_of(family)), dtype="float32", device=DEVICE)
+    engine = load_engine(
+        ModelSettings(target=target, drafters={"lookup": LookupDrafterSettings(min_ngram=1)}), num_slots=NUM_SLOTS
+    )
+    for name, folder in (("other", folder_of(family, 7)), ("itself", folder_of(family))):
+        engine._drafters[name] = draft_model(name, folder, num_slots=NUM_SLOTS, device=DEVICE, dtype="float32")
+    return engine
+
+
+def some_text(rng: random.Random, num_characters: int) -> str:
+    return "".join(rng.choice("ab cd\n") for _ in range(num_characters))
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "mistral"])
+def test_texts_on_a_gpu_are_those_of_transformers(folder_of: Callable[..., Path], family: str) -> None:
+    """Vanilla and with every drafter, prompts of 1 to 700 characters at once, and sequences that join late."""
+    rng = random.Random(sum(map(ord, family)))
+    engine = engine_for(folder_of, family)
+    lengths = (1, 7, 40, 90, 700, 15, 33, 200, 3, 64, 120, 25)
+    work = [
+        (
+            make_job(some_text(rng, length), number),
+            replace(GREEDY, max_tokens=rng.randint(8, 32)),
+            decision(DRAFTERS[number % 4], 1 + number % 5) if number % 4 else VANILLA,
+        )
+        for number, length in enumerate(lengths)
+    ]
+    prepared = {job.job_id: (engine.prepare(job, sampling), decided) for job, sampling, decided in work}
+    finished = _decode(engine, list(prepared), lambda name: engine.admit(*prepared[name]))
+    reference = transformers.AutoModelForCausalLM.from_pretrained(folder_of(family), dtype=torch.float32)
+    reference = reference.eval().to(DEVICE)
+    for name, (one, decided) in prepared.items():
+        generation = finished[name]
+        _assert_greedy(reference, one.token_ids, generation.token_ids, one.sampling.max_tokens)
+        if decided.drafter in ("other", "itself") and len(generation.token_ids) > 2:
+            assert generation.counts.num_trials > 0
+        if decided.drafter == "itself":
+            assert generation.counts.num_accepted >= 0.9 * generation.counts.num_trials
+
+
+def _decode(engine: TransformersEngine, names: list[str], admit: Callable[[str], None]) -> dict[str, Generation]:
+    """Half of the slots are taken at first; every third step one more sequence joins those that run."""
+    finished: dict[str, Generation] = {}
+    for name in names[: NUM_SLOTS // 2]:
+        admit(name)
+    waiting, num_steps = names[NUM_SLOTS // 2 :], 0
+    while waiting or engine.load().num_running:
+        if waiting and engine.load().num_free and num_steps % 3 == 2:
+            admit(waiting.pop(0))
+        finished |= {generation.job_id: generation for generation in engine.step().finished}
+        num_steps += 1
+    return finished
+
+
+@torch.inference_mode()
+def _assert_greedy(model: Any, prompt: tuple[int, ...], output: tuple[int, ...], max_tokens: int) -> None:
+    """Each token is the likeliest one behind those before it, so the text is the greedy one."""
+    whole = torch.tensor([[*prompt, *output]], device=DEVICE)
+    logits = model(input_ids=whole, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    found = logits.gather(1, whole[0, len(prompt) :, None])[:, 0]
+    assert float((logits.amax(dim=-1) - found).max()) < NEAR_TIE
+    end = model.config.eos_token_id
+    assert end not in output[:-1]
+    assert len(output) == max_tokens or output[-1] == end
+
+
+def test_passes_over_slots_have_the_logits_of_transformers(folder_of: Callable[..., Path]) -> None:
+    """In float32, of ragged reads: a chain, a tree, a piece of a prompt, beside a slot that is not read."""
+    from worker.decoding.network.language_model import LanguageModel
+    from worker.decoding.network.passes import Read
+
+    rng = random.Random(7)
+    load = functools.partial(transformers.AutoModelForCausalLM.from_pretrained, dtype=torch.float32)
+    for family in FAMILIES:
+        reference = load(folder_of(family)).eval().to(DEVICE)
+        model = LanguageModel(load(folder_of(family)).eval().to(DEVICE), 1024)
+        texts = [[rng.randrange(NUM_TOKENS) for _ in range(num)] for num in (5, 40, 9, 3)]
+        cache = model.new_cache(4)
+        with torch.inference_mode():
+            for text in texts:
+                model.prefill(cache, cache.acquire(), text)
+            chain, piece = ([rng.randrange(NUM_TOKENS) for _ in range(num)] for num in (3, 100))
+            reads = [Read(0, chain, 3), Read(1, [5, 6, 7], 3, parents=[-1, -1, 1]), Read(3, piece, 1)]
+            found = model.read(cache, reads)
+            paths = [
+                *(texts[0] + chain[:num] for num in (1, 2, 3)),
+                *(texts[1] + behind for behind in ([5], [6], [6, 7])),
+                texts[3] + piece,
+            ]
+            expected = [
+                reference(input_ids=torch.tensor([path], device=DEVICE), use_cache=False).logits[0, -1]
+                for path in paths
+            ]
+        error = (found - torch.stack(expected)).norm() / torch.stack(expected).norm()
+        assert float(error) < 1e-4, family
