@@ -14,11 +14,11 @@ from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.records import TopicPartition
 from alphaloop.kafka.topic_ids import TopicIds
-from alphaloop.settings import KafkaSettings
+from alphaloop.settings import KafkaSettings, WorkerSettings
 from tests.fixtures.claimed import NOW
 from tests.fixtures.worker import until
-from worker.intake.polling import Delivery, Intake
-from worker.intake.topic_watch import TopicWatch
+from worker.intake.partitions import Delivery
+from worker.intake.polling import Intake, TopicWatch
 
 pytestmark = pytest.mark.kafka
 
@@ -81,11 +81,8 @@ def intake_of(patient: KafkaSettings, topic: Topic) -> Intake:
     return Intake(
         Consumer(patient, group_id=topic.name),
         [topic.name],
-        max_buffered=1000,
-        max_buffered_bytes=1 << 20,
+        limits=WorkerSettings(max_buffered=1000, max_buffered_bytes=1 << 20, commit_interval_s=0.1),
         most_message_bytes=1 << 10,
-        max_distance=10_000,
-        commit_interval_s=0.1,
         now=lambda: NOW,
     )
 

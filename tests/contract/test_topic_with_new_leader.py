@@ -21,14 +21,13 @@ from alphaloop.kafka.records import TopicPartition
 from alphaloop.kafka.topic_ids import TopicIds
 from alphaloop.kafka.topics import CONTROL, RESULTS
 from alphaloop.messages.topics import JOBS_PATTERN
-from alphaloop.settings import KafkaSettings
+from alphaloop.settings import KafkaSettings, WorkerSettings
 from tests.chaos.brokers import Brokers
 from tests.fixtures.broker import settings_for
 from tests.fixtures.claimed import NOW
 from tests.fixtures.worker import until
-from worker.intake.control_reader import ControlReader
-from worker.intake.polling import Intake
-from worker.intake.topic_watch import TopicWatch
+from worker.intake.control import ControlReader
+from worker.intake.polling import Intake, TopicWatch
 from worker.retry import Retry
 
 pytestmark = pytest.mark.kafka
@@ -113,11 +112,8 @@ class Reader:
         self.intake = Intake(
             Consumer(kafka, group_id=group_id),
             [pattern],
-            max_buffered=1000,
-            max_buffered_bytes=1 << 20,
+            limits=WorkerSettings(max_buffered=1000, max_buffered_bytes=1 << 20, commit_interval_s=0.1),
             most_message_bytes=1 << 10,
-            max_distance=10_000,
-            commit_interval_s=0.1,
             now=lambda: NOW,
         )
         self.watch = TopicWatch([self.intake], TopicIds(kafka).ask, every_s=0.5)

@@ -24,7 +24,7 @@ from alphaloop.messages import Chunk, chunk_headers, text_chunk
 from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic
 from alphaloop.outcomes.following import text_so_far
 from alphaloop.outcomes.refusals import refusals_of
-from alphaloop.settings import KafkaSettings
+from alphaloop.settings import KafkaSettings, WorkerSettings
 from alphaloop.store.known_jobs import KnownJob
 from tests.fixtures.claimed import NOW
 from tests.fixtures.worker import until
@@ -91,11 +91,8 @@ def intake(kafka: KafkaSettings, partition: TopicPartition) -> Iterator[Intake]:
     intake = Intake(
         Consumer(kafka, group_id=kafka.group_id),
         [partition.topic],
-        max_buffered=1000,
-        max_buffered_bytes=1 << 20,
+        limits=WorkerSettings(max_buffered=1000, max_buffered_bytes=1 << 20, commit_interval_s=0.1),
         most_message_bytes=1 << 10,
-        max_distance=10_000,
-        commit_interval_s=0.1,
         now=lambda: NOW,
     )
     intake.start()

@@ -28,13 +28,13 @@ from tests.fixtures.claimed import NOW, FinishedDeliveries
 from tests.fixtures.worker import RunningWorker
 from tests.fuzz.mutations import mutated
 from tests.fuzz.strategies import MESSAGES
+from worker.claims import Claiming, cancelled
 from worker.decoding.prompts import prepare_job
 from worker.decoding.token_lengths import longest_token_chars
 from worker.engine import PreparedJob, Sampling
-from worker.intake.polling import Delivery
+from worker.intake.partitions import Delivery
 from worker.intake.validation import ReadyJob
 from worker.jobs import outcomes
-from worker.jobs.claiming import Claiming, cancelled
 from worker.jobs.letters import DeadMessage
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]

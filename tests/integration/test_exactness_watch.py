@@ -21,8 +21,8 @@ from scheduler.probing.watch import ExactnessWatch, Watched
 from tests.fixtures.claimed import delivery, validation
 from tests.fixtures.models import VANILLA, lookup_decision
 from tests.fixtures.runs import claim_request
+from worker.claims import ClaimedJob
 from worker.engine import Generation
-from worker.jobs.claiming import ClaimedJob
 from worker.jobs.outcomes import succeeded
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from tests.fixtures.claimed import delivery, validation
 from tests.fixtures.models import VANILLA, lookup_decision
 from tests.fixtures.probes import register_probe_set
 from tests.fixtures.runs import claim_request
-from worker.jobs.claiming import ClaimedJob
+from worker.claims import ClaimedJob
 from worker.jobs.outcomes import succeeded
 
 if TYPE_CHECKING:

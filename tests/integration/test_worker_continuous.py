@@ -29,7 +29,7 @@ from tests.fixtures.claimed import NOW
 from tests.fixtures.stepping import SteppedEngine
 from tests.fixtures.worker import Client, RunningWorker, running_worker, until
 from tests.integration.test_worker_flow import assert_counts_add_up
-from worker.jobs.opening import LEAST_AHEAD
+from worker.feed import LEAST_AHEAD
 from worker.loop import Worker
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -40,7 +40,7 @@ LONG = 2000  #: tokens, and rounds, of a job that is still running whenever a te
 @pytest.fixture
 def steady_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than LEAST_AHEAD jobs are claimed ahead, however fast this machine is."""
-    monkeypatch.setattr("worker.jobs.ahead.AHEAD_S", 0.0)
+    monkeypatch.setattr("worker.feed.AHEAD_S", 0.0)
 
 
 def job(name: str, max_tokens: int = 4, **fields: object) -> bytes:

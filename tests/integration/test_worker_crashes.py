@@ -78,7 +78,7 @@ class HandTurnedWorker(RunningWorker):
 def hand_turned(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[HandTurnedWorker]:
     """A worker that is dropped at the end: what it had in hand is lost, and so is what it did not commit."""
     with monkeypatch.context() as patched:
-        patched.setattr("worker.intake.opening.Consumer", MortalConsumer)
+        patched.setattr("worker.intake.polling.Consumer", MortalConsumer)
         worker = HandTurnedWorker(settings)
     try:
         yield worker

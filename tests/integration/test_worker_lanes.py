@@ -10,7 +10,7 @@ from alphaloop.settings import Settings
 from tests.fixtures.stepping import SteppedEngine
 from tests.fixtures.worker import Client, RunningWorker, until
 from tests.integration.test_worker_continuous import job, results_of, started, stepped_worker, with_worker
-from worker.jobs.opening import LEAST_AHEAD
+from worker.feed import LEAST_AHEAD
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

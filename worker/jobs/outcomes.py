@@ -16,8 +16,8 @@ from alphaloop.messages.result import encode_fields
 from alphaloop.near_ties import tolerance_of
 from alphaloop.probe_texts import ProbeText
 from alphaloop.store.outcomes import DecodeRun, Outcome, ShadowRun
+from worker.claims import ClaimedJob
 from worker.engine import EngineIdentity, Generation, ShadowCounts
-from worker.jobs.claiming import ClaimedJob
 from worker.jobs.run_rows import run_of
 from worker.jobs.sums import evidence_of_sums
 

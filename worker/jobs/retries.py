@@ -22,12 +22,11 @@ from alphaloop.messages import Failure, Purpose, Status
 from alphaloop.messages.retry import Retry as RetryHeaders
 from alphaloop.messages.topics import retry_topic
 from alphaloop.store.jobs import JobStore
-from worker.intake.delays import JITTER
+from worker.background import BoundedQueue
+from worker.claims import ClaimedJob, LeaseKeeper
+from worker.intake.partitions import JITTER
 from worker.intake.polling import Intake
-from worker.jobs.bounded_queue import BoundedQueue
-from worker.jobs.claiming import ClaimedJob
 from worker.jobs.forwarding import Forwarder, TryAgain
-from worker.jobs.leases import LeaseKeeper
 from worker.jobs.outcomes import ended
 from worker.jobs.recording import EndedJob, Recorder
 from worker.retry import Retry

@@ -22,7 +22,7 @@ from alphaloop.messages import Body, ChatMessage, ContentReference, Job, dead_le
 from alphaloop.messages.body import UNSUPPORTED
 from alphaloop.settings import Settings
 from tests.fixtures.parsing import ORIGIN, read
-from worker.intake.cancellation import parse_cancellation
+from worker.intake.control import parse_cancellation
 
 #: Of fields of the body: what is wrong, and what is right.
 IN_BODY: Mapping[str, tuple[list[Any], Any]] = {

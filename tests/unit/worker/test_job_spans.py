@@ -24,7 +24,7 @@ from alphaloop.messages import Body, Job
 from alphaloop.settings import Settings
 from alphaloop.store.outcomes import DecodeRun, Outcome
 from tests.fakes import FakeEngine
-from worker.intake.polling import Delivery
+from worker.intake.partitions import Delivery
 from worker.job_spans import JobSpans
 from worker.tracing import TracedJob, open_tracing
 

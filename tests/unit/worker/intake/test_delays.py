@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from alphaloop.kafka.records import Record
 from alphaloop.messages.retry import PREFIX, Retry
-from worker.intake.delays import JITTER, as_sent, due_in_s
+from worker.intake.partitions import JITTER, as_sent, due_in_s
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 NOW_MS = int(NOW.timestamp() * 1000)

@@ -15,9 +15,8 @@ from alphaloop.messages import ContentReference
 from alphaloop.settings import ClaimCheckSettings, TaskSettings, WorkerSettings
 from tests.fakes import FakeEngine
 from tests.fixtures.worker import until
-from worker.intake.fetching import Fetching
-from worker.intake.polling import Delivery
-from worker.intake.validation import PromptElsewhere, ReadyJob, Validation
+from worker.intake.partitions import Delivery
+from worker.intake.validation import Fetching, PromptElsewhere, ReadyJob, Validation
 from worker.retry import Retry
 
 ROOM = 1 << 20

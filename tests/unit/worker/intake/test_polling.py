@@ -14,10 +14,10 @@ import pytest
 from alphaloop.errors import BrokerError, FatalBrokerError
 from alphaloop.kafka.records import Record, TopicPartition
 from alphaloop.messages.retry import Retry
+from alphaloop.settings import WorkerSettings
 from tests.fixtures.claimed import NOW
 from tests.fixtures.worker import until
-from worker.intake.buffer import Room
-from worker.intake.polling import Intake
+from worker.intake.polling import Intake, Room
 
 P0, P1 = TopicPartition("jobs.code", 0), TopicPartition("jobs.code", 1)
 Q0 = TopicPartition("jobs.sql", 0)
@@ -119,8 +119,14 @@ def source() -> ScriptedSource:
 
 def started(source: ScriptedSource, **given: Any) -> Intake:
     """An intake of a few small messages that commits at once, but for what is given."""
-    limits = {"max_buffered": 4, "max_buffered_bytes": 1 << 20, "max_distance": 10, "most_message_bytes": 1 << 10}
-    intake = Intake(source, ["^jobs"], **{**limits, "commit_interval_s": 0.0, "now": lambda: NOW, **given})
+    given = {"hand_over_s": 0.0, "commit_interval_s": 1e-9, "now": lambda: NOW, **given}
+    limits = WorkerSettings(
+        max_buffered=4,
+        max_buffered_bytes=1 << 20,
+        max_watermark_distance=10,
+        commit_interval_s=given.pop("commit_interval_s"),
+    )
+    intake = Intake(source, ["^jobs"], limits=limits, most_message_bytes=1 << 10, **given)  # type: ignore[arg-type]
     intake.start()
     return intake
 
@@ -194,7 +200,7 @@ def test_many_small_headers_fill_the_buffer(source: ScriptedSource, intake: Inta
 def test_a_log_that_goes_back_is_delivered_and_committed_again(
     source: ScriptedSource, intake: Intake, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "worker.intake.assigned")
+    caplog.set_level(logging.WARNING, "worker.intake.partitions")
     for offset in range(3):
         source.script.put(record(P0, offset))
     lost, *others = take_all(intake, 3)

@@ -14,9 +14,8 @@ from alphaloop.kafka.records import Record
 from alphaloop.messages import Purpose
 from alphaloop.settings import TaskSettings, WorkerSettings
 from tests.fakes import FakeEngine
-from worker.intake.polling import Delivery
-from worker.intake.prompt_patterns import PromptPattern
-from worker.intake.validation import ReadyJob, Validation
+from worker.intake.partitions import Delivery
+from worker.intake.validation import PromptPattern, ReadyJob, Validation
 
 LISTED = {"code": TaskSettings(vanilla_patterns=("*```diff*", "Translate *"))}
 

@@ -12,7 +12,7 @@ from alphaloop.kafka.records import Record
 from alphaloop.settings import TaskSettings, WorkerSettings
 from tests.fakes import FakeEngine
 from worker.engine import Sampling
-from worker.intake.polling import Delivery
+from worker.intake.partitions import Delivery
 from worker.intake.validation import Validation
 from worker.sampling import SamplingDefaults
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from alphaloop.settings import read_tasks
 from tests.fixtures.simulated_device import SimulatedDevice, lane
-from worker.jobs.admission import AdmissionQueue, Waiting
+from worker.admission import AdmissionQueue, Waiting
 
 TASKS = ("code", "rag", "sql")
 PURPOSES = ("traffic", "traffic", "probe", "control")

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.simulated_device import SimulatedDevice, lane
-from worker.jobs.admission import AdmissionQueue
-from worker.jobs.beginnings import Beginning, HeldBeginnings, SharingSlack, beginnings_of
-from worker.jobs.lanes import LaneKey
+from worker.admission import AdmissionQueue, Beginning, HeldBeginnings, SharingSlack, beginnings_of
+from worker.lanes import LaneKey
 
 seeded = settings(derandomize=True, deadline=None, max_examples=40)
 

@@ -11,8 +11,7 @@ from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Status
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState
 from tests.fixtures.claimed import claimed_job
-from worker.jobs.claiming import ClaimedJob, Claiming, EndedUndecoded
-from worker.jobs.decoding_again import DecodingAgain
+from worker.claims import ClaimedJob, Claiming, DecodingAgain, EndedUndecoded
 from worker.retry import FIRST_WAIT_S, Retry
 
 

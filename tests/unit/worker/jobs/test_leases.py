@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 import pytest
 
 from alphaloop.errors import StoreUnavailable
-from worker.jobs.leases import LeaseKeeper
+from worker.claims import LeaseKeeper
 
 
 class LedgerOfLeases:

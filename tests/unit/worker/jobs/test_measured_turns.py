@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.simulated_device import SimulatedDevice, lane
-from worker.jobs.admission import AdmissionQueue, LaneKey
-from worker.jobs.measured import MeasuredTurns
+from worker.admission import AdmissionQueue, LaneKey, MeasuredTurns
 
 PROBE, CONTROL = lane(purpose="probe"), lane(purpose="control")
 

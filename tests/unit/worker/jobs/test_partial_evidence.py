@@ -19,13 +19,13 @@ from alphaloop.store.decode_runs import Source
 from alphaloop.store.outcomes import Outcome
 from tests.fakes import FakeEngine
 from tests.fixtures.models import VANILLA, decision, make_job
+from worker.claims import ClaimedJob
 from worker.decoding.round_counts import RoundCounts
 from worker.engine import DrafterCounts, Generation, PreparedJob, Sampling, ShadowCounts
-from worker.intake.polling import Delivery
+from worker.intake.partitions import Delivery
 from worker.intake.validation import ReadyJob
-from worker.jobs.claiming import ClaimedJob
-from worker.jobs.lanes import lane_of
 from worker.jobs.outcomes import succeeded
+from worker.lanes import lane_of
 from worker.served import Served, SliceCounts
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -15,8 +15,8 @@ from alphaloop.messages import Failure
 from alphaloop.messages.retry import Retry as RetryHeaders
 from tests.fixtures.claimed import NOW, FinishedDeliveries, claimed_job
 from tests.fixtures.instant import InstantEvent
-from worker.intake.delays import JITTER
-from worker.jobs.claiming import ClaimedJob
+from worker.claims import ClaimedJob
+from worker.intake.partitions import JITTER
 from worker.jobs.forwarding import Forwarded, TryAgain
 from worker.jobs.recording import EndedJob
 from worker.jobs.retries import JobRetries

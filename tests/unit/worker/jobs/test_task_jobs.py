@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.simulated_device import SimulatedDevice, lane
-from worker.jobs.admission import AdmissionQueue
+from worker.admission import AdmissionQueue
 
 seeded = settings(derandomize=True, deadline=None, max_examples=30)
 
