@@ -97,7 +97,7 @@ def _decode(
     engine: TransformersEngine, jobs: Sequence[PreparedJob], costs: CostTable, slack_s: float, num_slots: int
 ) -> Decoded:
     queue: AdmissionQueue[PreparedJob] = AdmissionQueue(
-        measured_batch=num_slots, read_s=lambda n: costs.prefill_ms(None, n) / 1000, most_slack_s=slack_s
+        num_slots=num_slots, read_s=lambda n: costs.prefill_ms(None, n) / 1000, most_slack_s=slack_s
     )
     lanes = {job.job.job_id: lane_of(job.job, job.sampling) for job in jobs}
     for job in jobs:

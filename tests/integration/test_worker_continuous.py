@@ -437,7 +437,7 @@ def test_no_queue_holds_more_bytes_than_it_may_but_for_one_job(worker_settings: 
             now = {
                 "buffered": parts.intake._lanes.normal._num_bytes,
                 "unread": parts.feed._reading.num_bytes,
-                "waiting": parts.feed._line._queue.num_bytes + held,
+                "waiting": parts.feed._queue.load(is_high=False)[1] + held,
                 "claimed": parts.feed.ready.num_bytes,
             }
             most.update({name: max(most[name], now[name]) for name in now})
