@@ -119,13 +119,9 @@ def source() -> ScriptedSource:
 
 def started(source: ScriptedSource, **given: Any) -> Intake:
     """An intake of a few small messages that commits at once, but for what is given."""
-    given = {"hand_over_s": 0.0, "commit_interval_s": 1e-9, "now": lambda: NOW, **given}
-    limits = WorkerSettings(
-        max_buffered=4,
-        max_buffered_bytes=1 << 20,
-        max_watermark_distance=10,
-        commit_interval_s=given.pop("commit_interval_s"),
-    )
+    given = {"commit_interval_s": 0.0, "now": lambda: NOW, **given}
+    limits = WorkerSettings(max_buffered=4, max_buffered_bytes=1 << 20, max_watermark_distance=10)
+    limits = limits.model_copy(update={"commit_interval_s": given.pop("commit_interval_s")})
     intake = Intake(source, ["^jobs"], limits=limits, most_message_bytes=1 << 10, **given)  # type: ignore[arg-type]
     intake.start()
     return intake

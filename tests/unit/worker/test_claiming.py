@@ -1,13 +1,13 @@
-"""A job is claimed anew before a second decode if its readers could mistake the one for the other."""
+"""A second claim for a second decode where readers could mistake the one for the other; claims that are given back."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pytest
 
-from alphaloop.errors import StoreUnavailable
+from alphaloop.errors import StoreError, StoreUnavailable
 from alphaloop.messages import Status
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState
 from tests.fixtures.claimed import claimed_job
@@ -21,6 +21,7 @@ class Claims:
     def __init__(self, state: ClaimState, attempt: int = 2, *, num_errors: int = 0) -> None:
         self.held: dict[str, int] = {}
         self.asked: list[str] = []
+        self.released: list[dict[str, int]] = []
         self._state, self._attempt, self._num_errors = state, attempt, num_errors
         hurry = threading.Event()
         hurry.wait = lambda timeout=None: timeout == FIRST_WAIT_S  # type: ignore[method-assign]
@@ -35,8 +36,17 @@ class Claims:
             raise StoreUnavailable
         return [Claim(request.job_id, self._state, self._attempt) for request in requests]
 
+    def release(self, attempts: Mapping[str, int], *, owner: str) -> set[str]:
+        if self._num_errors:
+            raise StoreError("no such table")
+        self.released.append(dict(attempts))
+        return set(attempts)
+
     def hold(self, attempts: dict[str, int]) -> None:
         self.held |= attempts
+
+    def let_go(self, job_ids: Collection[str]) -> None:
+        self.held = {job_id: attempt for job_id, attempt in self.held.items() if job_id not in job_ids}
 
 
 def streamed_job() -> ClaimedJob:
@@ -75,3 +85,12 @@ def test_a_job_that_another_worker_took_ends_with_the_lost_claim(state: ClaimSta
     ended = claims.claiming.claim_again(streamed_job())
     assert isinstance(ended, EndedUndecoded)
     assert (ended.claimed.attempt, ended.failure.code, claims.held) == (1, "claim_lost", {})
+
+
+@pytest.mark.parametrize("num_errors", [0, 1], ids=["the database answers", "it does not"])
+def test_claims_that_are_given_back_are_renewed_no_longer_whatever_the_database_says(num_errors: int) -> None:
+    claims = Claims(ClaimState.CLAIMED, num_errors=num_errors)
+    claims.hold({"a": 2, "b": 1})
+    claims.claiming.release({"a": 2})
+    assert claims.released == [{"a": 2}][num_errors:]
+    assert claims.held == {"b": 1}
