@@ -145,6 +145,11 @@ def find_configs(configs: Path | None) -> Path | None:
     return next((folder for folder in (Path("configs"), SHIPPED_CONFIGS) if (folder / "tasks.toml").is_file()), None)
 
 
+#: What to do instead of a setting that is gone, by its path.
+_GONE: Final = {
+    "worker.normal_lane_share": "leave it out: one start in five is for a task's normal jobs while high ones wait too",
+    "worker.priority_ageing_s": "leave it out: 10 s of waiting count as one step of priority; send other priorities",
+}
 #: Settings that say which section a table is.
 _TAGS: Final = ("method", "kind")
 _TASKS: Final = TypeAdapter(dict[TaskName, TaskSettings])
@@ -206,7 +211,8 @@ def explained(error: ValidationError, within: tuple[str, ...] = ()) -> ConfigErr
     parts, section = _located((*within, *first["loc"]))
     path = ".".join(parts)
     if first["type"] == "extra_forbidden":
-        return ConfigError(f"{path}: no such setting", hint=nearest(parts[-1], set(section.model_fields)))
+        hint = _GONE.get(path) or nearest(parts[-1], set(section.model_fields))
+        return ConfigError(f"{path}: no such setting", hint=hint)
     return ConfigError(
         f"{path}: {first['msg']}; found {_shown(path, first['input'])}", hint="configs/ explains every setting"
     )

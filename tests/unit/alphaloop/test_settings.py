@@ -101,6 +101,7 @@ def test_the_environment_reaches_every_depth(
         ("worker", "[worker]\nbatch_size = 0\n", "worker.batch_size", "configs/"),
         ("worker", "[worker]\nbatch_size = 'two'\n", "worker.batch_size", "configs/"),
         ("tasks", "[tasks.'Bad Name']\n", "Bad Name", ""),
+        ("worker", "[worker]\nnormal_lane_share = 0.3", "worker.normal_lane_share: no such", "one start in five"),
     ],
 )
 def test_a_wrong_key_or_value_is_refused_with_a_hint(configs: Path, name: str, text: str, said: str, hint: str) -> None:
@@ -187,7 +188,7 @@ def test_the_reference_names_every_setting_of_every_file() -> None:
             leaves = {name for name, value in section.items() if not isinstance(value, dict)}
             assert leaves <= rows, file
     assert {"bootstrap_servers", "sasl_password", "max_ngram", "probe_prompts", "kafka_mirror", "data_dir"} <= rows
-    assert "a wait of this length counts as one step of priority" in page
+    assert "device time that a task may use more than others before they go first" in page
     assert " | unset | unset: an embedded broker is started or found |" in page
 
 
