@@ -127,19 +127,12 @@ class Claiming:
         return EndedUndecoded(claimed, Status.FAILED, Failure(code="claim_lost", message="another worker has the job"))
 
     def release(self, attempts: Mapping[str, int]) -> None:
-        """Give back these claims, job_id to attempt; none counts as tried.
+        """Give back these claims, attempt by job_id; none counts as tried. Raises StoreError.
 
         What is not given back in time counts as a crash of this worker, so a database that is away is waited for a
-        while, also in a hurry. If it stays away, the leases run out instead.
+        while, also in a hurry.
         """
-        if not attempts:
-            return
-        try:
-            self._retry.for_a_while("release", partial(self._store.release, attempts, owner=self._owner), RELEASE_S)
-        except StoreError as error:
-            extra = {"action": "release_failed"}
-            log.warning("%d jobs not released: %s", len(attempts), error.message, extra=extra)
-        self.leases.let_go(attempts)
+        self._retry.for_a_while("release", partial(self._store.release, attempts, owner=self._owner), RELEASE_S)
 
     def _claim(self, claims: Claims, batch: Sequence[ReadyJob], *, alone: bool) -> None:
         """Claim these jobs together. A job that Postgres does not take, alone, is refused and stops no other."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from alphaloop.errors import StoreError
 from alphaloop.liveness import beat
 from worker.claims import ClaimedJob
 from worker.components import Components
@@ -59,7 +60,7 @@ class Ending:
         Outcomes that wait to be recorded are dropped.
         """
         self._running.give_back()
-        self._c.claiming.release(self._c.leases.held())
+        release_claims(self._c, self._c.leases.held())
 
     def release(self, claimed: Sequence[ClaimedJob]) -> None:
         """Give these claims back, none of them counted as tried."""
@@ -97,5 +98,16 @@ class Ending:
 
 def release(components: Components, claimed: Sequence[ClaimedJob]) -> None:
     """Give claims back, none of them counted as tried."""
-    components.claiming.release({one.job_id: one.attempt for one in claimed})
+    release_claims(components, {one.job_id: one.attempt for one in claimed})
     components.intake.handing_over.settle(one.ready.delivery for one in claimed)
+
+
+def release_claims(components: Components, attempts: Mapping[str, int]) -> None:
+    """The same by job_id and attempt; if the database stays away, their leases run out instead."""
+    if not attempts:
+        return
+    try:
+        components.claiming.release(attempts)
+    except StoreError as error:
+        log.warning("%d jobs not released: %s", len(attempts), error.message, extra={"action": "release_failed"})
+    components.leases.let_go(attempts)

@@ -10,6 +10,7 @@ from alphaloop.errors import (
     AlphaloopError,
     FatalBrokerError,
     StoreError,
+    StoreUnavailable,
 )
 from tests.fakes import FakeEngine
 from tests.fixtures.claimed import NOW, claimed_job
@@ -155,16 +156,18 @@ def test_a_step_is_charged_to_the_tasks_in_it() -> None:
     assert charged["sql"] > 0
 
 
-def test_a_stop_decodes_what_runs_and_gives_the_rest_back() -> None:
+@pytest.mark.parametrize("error", [None, StoreUnavailable("nobody answers")])
+def test_a_stop_decodes_what_runs_and_gives_the_rest_back_if_there_is_a_database(error: Exception | None) -> None:
     def stop_in_the_second_step() -> None:
         if turning.engine.num_steps == 2:
             turning.stop.set()
 
     engine = FakeEngine(num_slots=2, before_step=stop_in_the_second_step)
     turning = Turning(engine, *(claimed_job(name, max_tokens=5) for name in "abc"))
+    turning.release_error = error
     turning.worker.run()
     assert turning.outcomes() == {"a": "succeeded", "b": "succeeded"}
-    assert turning.released == [{"c": 1}]
+    assert turning.released == ([] if error else [{"c": 1}])
 
 
 def test_in_a_hurry_what_runs_is_given_back_too() -> None:
