@@ -34,7 +34,7 @@ from worker.deciding.segments import SegmentsApart
 from worker.deciding.watch import Watch
 from worker.endpoint_metrics import EndpointMetrics
 from worker.engine import Engine
-from worker.feed import UndecodedJobs, open_feed, open_reading
+from worker.feed import UndecodedJobs, open_feed, open_reader
 from worker.intake.control import ControlReader
 from worker.intake.polling import TopicWatch, make_topics, open_intake
 from worker.intake.validation import open_validation
@@ -157,7 +157,7 @@ def assemble(
         settings,
         engine,
         intake,
-        open_reading(settings, validation, contents, intake, retry),
+        open_reader(settings, validation, contents, intake, retry),
         claiming,
         UndecodedJobs(intake, publishing.queue, publishing.forwarder, recorder, now=clock.now),
         read_s=deciding.costs.read_s,

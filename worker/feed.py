@@ -22,7 +22,7 @@ from worker.claims import ClaimedJob, Claiming, Claims
 from worker.engine import Engine
 from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake, Room
-from worker.intake.validation import Fetching, Reading, ReadyJob, Validation
+from worker.intake.validation import Fetching, MessageReader, ReadyJob, Validation
 from worker.jobs.forwarding import Forwarder
 from worker.jobs.letters import DeadMessage
 from worker.jobs.publications import AnswerAgain, PublishingQueue
@@ -55,7 +55,7 @@ class JobFeed:
     def __init__(
         self,
         intake: Intake,
-        reading: Reading,
+        reader: MessageReader,
         queue: AdmissionQueue[ReadyJob],
         claiming: Claiming,
         suspects: Suspects,
@@ -71,7 +71,7 @@ class JobFeed:
         So what their first decision needs is read here and not by the loop.
         """
         self._intake = intake
-        self._reading = reading
+        self._reader = reader
         self._queue = queue
         self._claiming = claiming
         self._suspects = suspects
@@ -95,7 +95,7 @@ class JobFeed:
     @property
     def num_in_turn(self) -> int:
         """Of these, jobs that wait for their turn alone."""
-        return len(self._reading) + len(self._queue) + len(self.ready)
+        return len(self._reader) + len(self._queue) + len(self.ready)
 
     @property
     def num_suspects(self) -> int:
@@ -111,11 +111,11 @@ class JobFeed:
         """Take new deliveries, read and order them, and claim the jobs that start next."""
         self._take()
         for is_high in (True, False):
-            if self._reading.may_read(is_high=is_high):
-                ready, refused = self._reading.read(self._room(is_high=is_high).num_bytes, is_high=is_high)
+            if self._reader.may_read(is_high=is_high):
+                ready, refused = self._reader.read(self._room(is_high=is_high).num_bytes, is_high=is_high)
                 self._add(ready)
                 self._undecoded.refuse(refused)
-        if self._reading.num_fetching:
+        if self._reader.num_fetching:
             self._add_fetched()
         self._add(self._due_again())
         self._discard_revoked()
@@ -153,13 +153,13 @@ class JobFeed:
 
     def _take(self) -> None:
         normal, high = self._room(is_high=False), self._room(is_high=True)
-        may_read = (self._reading.may_read(is_high=True) and high.num_bytes > 0) or (
-            self._reading.may_read(is_high=False) and normal.num_bytes > 0
+        may_read = (self._reader.may_read(is_high=True) and high.num_bytes > 0) or (
+            self._reader.may_read(is_high=False) and normal.num_bytes > 0
         )
         wait_s = 0.0 if may_read else HELD_WAIT_S if self._held else IDLE_WAIT_S
-        normal = normal.without(*self._reading.load(is_high=False))
-        high = high.without(*self._reading.load(is_high=True))
-        self._reading.add(self._intake.take(max(0, normal.num), wait_s, max_bytes=normal.num_bytes, high=high))
+        normal = normal.without(*self._reader.load(is_high=False))
+        high = high.without(*self._reader.load(is_high=True))
+        self._reader.add(self._intake.take(max(0, normal.num), wait_s, max_bytes=normal.num_bytes, high=high))
 
     def _room(self, *, is_high: bool) -> Room:
         """For jobs of that lane, beside those that wait. The lanes keep no room from each other."""
@@ -189,7 +189,7 @@ class JobFeed:
 
     def _add_fetched(self) -> None:
         """Put the jobs in line whose prompts came from elsewhere, unless their partitions are gone meanwhile."""
-        ready, refused = self._reading.take_fetched(self._room(is_high=False).num_bytes)
+        ready, refused = self._reader.take_fetched(self._room(is_high=False).num_bytes)
         self._add(job for job in ready if self._intake.is_current(job.delivery))
         self._undecoded.refuse([(one, error) for one, error in refused if self._intake.is_current(one)])
 
@@ -211,7 +211,7 @@ class JobFeed:
         if self._intake.assignment_number == self._assignment:
             return
         self._assignment = self._intake.assignment_number
-        self._reading.discard(lambda delivery: not self._intake.is_current(delivery))
+        self._reader.discard(lambda delivery: not self._intake.is_current(delivery))
         self._held = [(at, job) for at, job in self._held if self._intake.is_current(job.delivery)]
         self._suspects.discard(lambda job: not self._intake.is_current(job.delivery))
         with self._lock:
@@ -347,19 +347,21 @@ class UndecodedJobs:
         return [job.lane for job in (*gone, *(ended.claimed.ready for ended in claims.ended))]
 
 
-def open_reading(
+def open_reader(
     settings: Settings, validation: Validation, contents: ContentStore | None, intake: Intake, retry: Retry
-) -> Reading:
+) -> MessageReader:
     """What reads the messages of `intake`; `contents` is where prompts lie that are in no message."""
     num_at_once = settings.claim_check.num_readers
-    return Reading(validation, Fetching(contents, validation, num_at_once=num_at_once, retry=retry, wake=intake.wake))
+    return MessageReader(
+        validation, Fetching(contents, validation, num_at_once=num_at_once, retry=retry, wake=intake.wake)
+    )
 
 
 def open_feed(
     settings: Settings,
     engine: Engine,
     intake: Intake,
-    reading: Reading,
+    reader: MessageReader,
     claiming: Claiming,
     undecoded: UndecodedJobs,
     *,
@@ -377,7 +379,7 @@ def open_feed(
     queue: AdmissionQueue[ReadyJob] = AdmissionQueue(
         num_slots=num_slots,
         quantum_s=limits.task_quantum_s,
-        weight_of=lambda task: reading.task(task).weight,
+        weight_of=lambda task: reader.task(task).weight,
         read_s=read_s,
         most_slack_s=limits.shared_beginning_slack_s,
     )
@@ -387,7 +389,7 @@ def open_feed(
     suspects = Suspects(claiming.leases, rng, delay_s=limits.suspect_delay_s)
     return JobFeed(
         intake,
-        reading,
+        reader,
         queue,
         claiming,
         suspects,

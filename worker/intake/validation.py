@@ -1,6 +1,6 @@
 """From a message to a job that this worker can decode, or to the error for the dead-letter topic.
 
-`Reading` holds the messages that were taken from Kafka. `Validation` reads one. `Fetching` reads prompts that lie
+`MessageReader` holds the messages that were taken from Kafka. `Validation` reads one. `Fetching` reads prompts that lie
 outside Kafka.
 """
 
@@ -289,7 +289,7 @@ def _given(value: Value | None, default: Value) -> Value:
     return default if value is None else value
 
 
-class Reading:
+class MessageReader:
     """Messages that were taken from Kafka, each lane in its order, until they are read. One thread owns it, the feed's.
 
     A job whose prompt lies elsewhere goes on to `fetching`.
