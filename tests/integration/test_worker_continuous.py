@@ -433,10 +433,10 @@ def test_no_queue_holds_more_bytes_than_it_may_but_for_one_job(worker_settings: 
         assert own
 
         def measure() -> bool:
-            held = parts.feed._held.num_bytes
+            held = sum(ready.num_bytes for _, ready in parts.feed._held)
             now = {
-                "buffered": parts.intake._lanes.normal._num_bytes,
-                "unread": parts.feed._reading.num_bytes,
+                "buffered": parts.intake._normal.num_bytes,
+                "unread": parts.feed._reader.load(is_high=False)[1],
                 "waiting": parts.feed._queue.load(is_high=False)[1] + held,
                 "claimed": parts.feed.ready.num_bytes,
             }
