@@ -28,12 +28,11 @@ from alphaloop.settings import load_settings
 from benchmarks.paired import paired_ratio
 from benchmarks.whole.jobs import PromptJob, draw_jobs, read_folder
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
+from worker.admission import AdmissionQueue, beginnings_of
 from worker.decoding.engine import TransformersEngine
 from worker.decoding.load import load_engine
 from worker.engine import PreparedJob, Sampling
-from worker.jobs.admission import AdmissionQueue
-from worker.jobs.beginnings import beginnings_of
-from worker.jobs.lanes import lane_of
+from worker.lanes import lane_of
 
 VANILLA: Final = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "benchmark")
 SLACKS_S: Final = (0.0, 10.0)
@@ -98,7 +97,7 @@ def _decode(
     engine: TransformersEngine, jobs: Sequence[PreparedJob], costs: CostTable, slack_s: float, num_slots: int
 ) -> Decoded:
     queue: AdmissionQueue[PreparedJob] = AdmissionQueue(
-        measured_batch=num_slots, read_s=lambda n: costs.prefill_ms(None, n) / 1000, most_slack_s=slack_s
+        num_slots=num_slots, read_s=lambda n: costs.prefill_ms(None, n) / 1000, most_slack_s=slack_s
     )
     lanes = {job.job.job_id: lane_of(job.job, job.sampling) for job in jobs}
     for job in jobs:

@@ -1,21 +1,13 @@
 """Putting a worker together from its settings: the only place that knows every part's real class."""
 
 from __future__ import annotations
-
-import logging
-import os
-import random
-import socket
-import threading
-import time
-import uuid
-from pathlib import Path
-from typing import Final
-
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import CONTROL, TopicIds, ensure_topics
-from alphaloop.liveness import Liveness, Pulse
+from alphaloop.kafka.topics import CONTROL
+from alphaloop.kafka.topics import TopicIds
+from alphaloop.kafka.topics import ensure_topics
+from alphaloop.liveness import Liveness
+from alphaloop.liveness import Pulse
 from alphaloop.messages.topics import JOBS_PATTERN
 from alphaloop.settings import Settings
 from alphaloop.store.clock import DatabaseClock
@@ -24,31 +16,47 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.notices import Listener
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probes import ProbeStore
-from alphaloop.store.workers import WorkerSetup, WorkerStore
+from alphaloop.store.workers import WorkerSetup
+from alphaloop.store.workers import WorkerStore
+from pathlib import Path
+from typing import Final
+from worker.background import BackgroundThread
 from worker.background import BackgroundWrites
+from worker.claims import Claiming
+from worker.claims import LeaseKeeper
 from worker.components import Components
-from worker.deciding.opening import half_life, open_deciding
+from worker.deciding.opening import half_life
+from worker.deciding.opening import open_deciding
 from worker.deciding.segments import SegmentsApart
 from worker.deciding.watch import Watch
 from worker.endpoint_metrics import EndpointMetrics
 from worker.engine import Engine
-from worker.intake.control_reader import ControlReader
-from worker.intake.opening import make_topics, open_intake, open_validation
-from worker.intake.topic_watch import TopicWatch
-from worker.jobs.claiming import Claiming
-from worker.jobs.decoding_again import DecodingAgain
-from worker.jobs.leases import LeaseKeeper
-from worker.jobs.letters import DeadMessage, Letters
-from worker.jobs.opening import open_feed, open_publishing
+from worker.feed import UndecodedJobs
+from worker.feed import open_feed
+from worker.feed import open_reader
+from worker.intake.control import ControlReader
+from worker.intake.polling import TopicWatch
+from worker.intake.polling import make_topics
+from worker.intake.polling import open_intake
+from worker.intake.validation import open_validation
+from worker.jobs.letters import DeadMessage
+from worker.jobs.letters import Letters
+from worker.jobs.opening import open_publishing
 from worker.jobs.recording import Recorder
-from worker.jobs.releasing import PatientRelease
 from worker.jobs.retries import JobRetries
 from worker.jobs.switchback import open_switchback
 from worker.metrics import WorkerMetrics
-from worker.neighbour import Neighbour
 from worker.presence import Presence
 from worker.retry import Retry
 from worker.tracing import open_tracing
+import logging
+import os
+import random
+import socket
+import threading
+import time
+import uuid
+
 
 log = logging.getLogger(__name__)
 
@@ -152,23 +160,19 @@ def assemble(
         max_bytes=limits.max_buffered_bytes,
         is_hurried=gives_up,
     )
-    claiming = Claiming(jobs, owner=owner, lease_s=limits.lease_s, max_attempts=limits.max_attempts)
+    claiming = Claiming(
+        jobs, leases, owner=owner, lease_s=limits.lease_s, max_attempts=limits.max_attempts, retry=retry
+    )
     feed = open_feed(
         settings,
+        engine,
         intake,
-        validation,
+        open_reader(settings, validation, contents, intake, retry),
         claiming,
-        leases,
-        publishing,
-        recorder,
-        contents,
-        num_slots=engine.load().num_slots,
-        wake_engine=engine.wake,
+        UndecodedJobs(intake, publishing.queue, publishing.forwarder, recorder, now=clock.now),
         read_s=deciding.costs.read_s,
         prepare_decisions=deciding.first_reads.prepare,
-        retry=retry,
         is_ending=lambda: stop.is_set() or died.is_set(),
-        now=clock.now,
         rng=random.Random(rng.random()),
     )
     control_reader = ControlReader(
@@ -218,7 +222,7 @@ def assemble(
         control_intake=control_intake,
         validation=validation,
         feed=feed,
-        decoding_again=DecodingAgain(claiming, leases, retry),
+        claiming=claiming,
         decider=deciding.decider,
         evidence_cache=deciding.evidence_cache,
         watch=Watch(Listener(database), refresh, every_s=limits.evidence_poll_s),
@@ -235,17 +239,16 @@ def assemble(
         topics=publishing.topics,
         forwarder=publishing.forwarder,
         control_reader=control_reader,
-        jobs=PatientRelease(jobs, retry),
         metrics=metrics,
         retry=retry,
         retries=retries,
-        feed_thread=Neighbour("feed", feed.turn, on_failure=tell),
-        retries_thread=Neighbour("retries", retries.turn, on_failure=tell),
-        recording_thread=Neighbour("recording", recorder.turn, on_failure=tell),
-        publishing_thread=Neighbour("publishing", publishing.publisher.turn, on_failure=tell),
-        forwarding_thread=Neighbour("forwarding", publishing.forwarder.turn, on_failure=tell),
-        control_thread=Neighbour("control", control_reader.turn, on_failure=tell),
-        background_thread=Neighbour("background", write_in_background, on_failure=tell),
+        feed_thread=BackgroundThread("feed", feed.turn, on_failure=tell),
+        retries_thread=BackgroundThread("retries", retries.turn, on_failure=tell),
+        recording_thread=BackgroundThread("recording", recorder.turn, on_failure=tell),
+        publishing_thread=BackgroundThread("publishing", publishing.publisher.turn, on_failure=tell),
+        forwarding_thread=BackgroundThread("forwarding", publishing.forwarder.turn, on_failure=tell),
+        control_thread=BackgroundThread("control", control_reader.turn, on_failure=tell),
+        background_thread=BackgroundThread("background", write_in_background, on_failure=tell),
         stop=stop,
         hurry=hurry,
         liveness=liveness,

@@ -1,38 +1,237 @@
-"""Writes that may be lost, from a thread of their own: the decoding thread never waits for the database.
+"""Threads beside the loop, the bounded queue between two threads, and writes that may be lost.
 
-Corrected costs, changes of a choice, switchback slices, what decisions were taken from. A write that Postgres refuses
-is logged and lost. Outcomes of jobs take another way (worker/jobs/recording.py).
+Every part of the worker that waits for Kafka, Postgres or a broker turns in a `BackgroundThread`, so that the loop
+never waits for them. What one thread hands to another goes through a `BoundedQueue`, so that a slow thread holds up the
+one before it and does not fill the memory. `BackgroundWrites` is for what no job depends on: measured costs, changes of
+a choice, slices of the experiment, what decisions were taken from. Outcomes of jobs take another way
+(worker/jobs/recording.py).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Final, TypeAlias
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final, Generic, TypeAlias, TypeVar
 
-from alphaloop.errors import StoreError, StoreUnavailable
-from alphaloop.liveness import beat
-from worker.jobs.bounded_queue import BoundedQueue
+from alphaloop.errors import AlphaloopError, StoreError, StoreUnavailable, WorkerThreadDied, reason_of
+from alphaloop.liveness import Pulse, beat
 
 log = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
 
 #: Takes a write and what to call it in the log.
 Write: TypeAlias = Callable[[str, Callable[[], object]], object]
 
-_MOST_WAITING: Final = 1000
+_MOST_WRITES: Final = 1000
 _IDLE_WAIT_S: Final = 0.2
+_ROOM_WAIT_S: Final = 0.1
+
+
+class BackgroundThread:
+    """Calls `turn` in a thread of its own until the thread is told to end.
+
+    `turn` returns within about a second, because it waits for its work with a timeout. An exception ends the thread;
+    `check` raises it in the caller's thread, and `on_failure` wakes threads that wait for this one's work.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        turn: Callable[[], object],
+        *,
+        every_s: float = 0.0,
+        on_failure: Callable[[], None] = lambda: None,
+    ) -> None:
+        """The thread waits `every_s` seconds before each turn."""
+        self.name = name
+        self.pulse = Pulse(f"the thread {name}")
+        self._turn = turn
+        self._every_s = every_s
+        self._on_failure = on_failure
+        self._failure: AlphaloopError | None = None
+        self._is_ending = threading.Event()
+        self._thread = threading.Thread(target=self.pulse.around(self._run), name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin to turn."""
+        self._thread.start()
+
+    @property
+    def failure(self) -> AlphaloopError | None:
+        """The exception that ended the thread."""
+        return self._failure
+
+    def check(self) -> None:
+        """Raise the exception that ended the thread."""
+        if self._failure is not None:
+            raise self._failure
+
+    def end(self, timeout_s: float) -> bool:
+        """Let the turn in hand be the last one; whether the thread ended within `timeout_s`."""
+        self._is_ending.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_ending.wait(self._every_s):
+                self.pulse.beat()
+                self._turn()
+        except AlphaloopError as error:
+            self._fail(error)
+        except Exception as error:
+            log.exception("the thread %s ended", self.name, extra={"action": "thread_died"})
+            self._fail(WorkerThreadDied(f"the thread {self.name} ended: {reason_of(error)}"))
+
+    def _fail(self, error: AlphaloopError) -> None:
+        self._failure = error
+        self._on_failure()
+
+
+class BoundedQueue(Generic[Item]):
+    """First in, first out, bounded in count and in bytes: a full queue makes its producer wait.
+
+    An item larger than `max_bytes` is added only while the queue is empty. A producer that must not wait puts whatever
+    room there is and asks `is_full` before it fetches more.
+    """
+
+    def __init__(self, *, max_items: int, max_bytes: int, num_bytes_of: Callable[[Item], int]) -> None:
+        self._max_items = max_items
+        self._max_bytes = max_bytes
+        self._num_bytes_of = num_bytes_of
+        self._items: deque[Item] = deque()
+        self._num_bytes = 0
+        self._num_in_hand = 0
+        self._changed = threading.Condition()
+        self._is_woken = False
+        self._is_open = True
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the items that wait."""
+        return self._num_bytes
+
+    @property
+    def num_unsettled(self) -> int:
+        """Items that wait, and those of the last `take`, which count as settled at the next `take`."""
+        with self._changed:
+            return len(self._items) + self._num_in_hand
+
+    @property
+    def num_free(self) -> int:
+        """Items for which there is room; 0 where the bytes are used up."""
+        with self._changed:
+            is_full = bool(self._items) and self._num_bytes >= self._max_bytes
+            return 0 if is_full else max(0, self._max_items - len(self._items))
+
+    @property
+    def is_half_free(self) -> bool:
+        """Whether at most half of the items and of the bytes are used."""
+        return len(self._items) <= self._max_items // 2 and self._num_bytes <= self._max_bytes // 2
+
+    def num_fitting(self, most_bytes: int) -> int:
+        """How many more items of at most `most_bytes` bytes each surely fit."""
+        room_bytes = self._max_bytes - self._num_bytes
+        return max(0, min(self._max_items - len(self._items), room_bytes // most_bytes))
+
+    def put(self, items: Iterable[Item], *, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Add items in their order, waiting for room; the rest is added at once when `give_up` says so.
+
+        The taking thread is woken when no more fit or all are added, so that items put together can be taken together.
+        """
+        with self._changed:
+            if not self._is_open:
+                return
+            num_added = 0
+            for item in items:
+                num_bytes = self._num_bytes_of(item)
+                while not self._fits(num_bytes) and not give_up():
+                    if num_added:
+                        self._changed.notify_all()
+                    beat()
+                    self._changed.wait(_ROOM_WAIT_S)
+                self._items.append(item)
+                self._num_bytes += num_bytes
+                num_added += 1
+            if num_added:
+                self._changed.notify_all()
+
+    def take(self, limit: int, timeout_s: float, *, max_bytes: int | None = None) -> list[Item]:
+        """Up to `limit` items, as far as `max_bytes` allow, one at least; waits up to `timeout_s` for the first."""
+        with self._changed:
+            self._num_in_hand = 0
+            self._changed.wait_for(lambda: (self._items and limit > 0) or self._is_woken, timeout_s)
+            self._is_woken = False
+            taken: list[Item] = []
+            num_bytes = 0
+            while self._items and len(taken) < limit:
+                size = self._num_bytes_of(self._items[0])
+                if taken and max_bytes is not None and num_bytes + size > max_bytes:
+                    break
+                num_bytes += size
+                taken.append(self._items.popleft())
+            self._num_bytes -= num_bytes
+            self._num_in_hand = len(taken)
+            if taken:
+                self._changed.notify_all()
+            return taken
+
+    def take_all(self) -> list[Item]:
+        """Everything that waits."""
+        with self._changed:
+            return self.take(len(self._items), 0.0)
+
+    def put_back(self, items: Iterable[Item]) -> None:
+        """Return items that were just taken to the front, in their order, whatever room there is."""
+        returned = list(items)
+        with self._changed:
+            self._items.extendleft(reversed(returned))
+            self._num_bytes += sum(map(self._num_bytes_of, returned))
+
+    def drop(self, unwanted: Callable[[Item], bool]) -> None:
+        """Forget the waiting items for which `unwanted` holds."""
+        with self._changed:
+            self._items = deque(item for item in self._items if not unwanted(item))
+            self._num_bytes = sum(map(self._num_bytes_of, self._items))
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Forget everything, and keep nothing that is put from now on."""
+        with self._changed:
+            self._is_open = False
+            self._items.clear()
+            self._num_bytes = 0
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Let the next or waiting `take` return although nothing may have come."""
+        with self._changed:
+            self._is_woken = True
+            self._changed.notify_all()
+
+    def _fits(self, num_bytes: int) -> bool:
+        if not self._items:
+            return True
+        return len(self._items) < self._max_items and self._num_bytes + num_bytes <= self._max_bytes
 
 
 class BackgroundWrites:
     """Calls that wait for their turn. While the database is away, the oldest wait and new ones are dropped.
 
-    `pause` waits for so many seconds between two tries.
+    A write that Postgres refuses is logged and lost. `pause` waits for so many seconds between two tries.
     """
 
     def __init__(self, pause: Callable[[float], object]) -> None:
         self._pause = pause
         self._queue: BoundedQueue[tuple[str, Callable[[], object]]] = BoundedQueue(
-            max_items=_MOST_WAITING, max_bytes=_MOST_WAITING, num_bytes_of=lambda write: 1
+            max_items=_MOST_WRITES, max_bytes=_MOST_WRITES, num_bytes_of=lambda write: 1
         )
 
     def __len__(self) -> int:
@@ -47,7 +246,7 @@ class BackgroundWrites:
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> None:
         """Do the waiting writes in order. A write that fails because the database is away is repeated next turn."""
-        waiting = self._queue.take(_MOST_WAITING, timeout_s)
+        waiting = self._queue.take(_MOST_WRITES, timeout_s)
         for number, (what, write) in enumerate(waiting):
             beat()
             try:

@@ -10,28 +10,25 @@ from datetime import datetime
 
 from alphaloop.errors import WorkerThreadDied
 from alphaloop.liveness import Liveness, Pulse
-from worker.background import BackgroundWrites
+from worker.background import BackgroundThread, BackgroundWrites
+from worker.claims import Claiming, LeaseKeeper
 from worker.costs.known import KnownCosts
 from worker.deciding.decider import Decider
 from worker.deciding.evidence_cache import EvidenceCache
 from worker.deciding.watch import Watch
 from worker.engine import Engine
-from worker.intake.control_reader import ControlReader
+from worker.feed import JobFeed
+from worker.intake.control import ControlReader
 from worker.intake.polling import Intake
 from worker.intake.validation import Validation
-from worker.jobs.decoding_again import DecodingAgain
-from worker.jobs.feed import JobFeed
 from worker.jobs.forwarding import Forwarder
-from worker.jobs.leases import LeaseKeeper
 from worker.jobs.publications import PublishingQueue
 from worker.jobs.publishing import Publisher
 from worker.jobs.recording import Recorder
-from worker.jobs.releasing import ReleaseStore
 from worker.jobs.retries import JobRetries
 from worker.jobs.steering import Steering, TaskSlice
 from worker.jobs.unavailable_topics import UnavailableTopics
 from worker.metrics import WorkerMetrics
-from worker.neighbour import Neighbour
 from worker.presence import Presence
 from worker.retry import Retry
 from worker.tracing import Tracing
@@ -47,7 +44,7 @@ class Components:
     control_intake: Intake
     validation: Validation
     feed: JobFeed
-    decoding_again: DecodingAgain
+    claiming: Claiming
     decider: Decider
     evidence_cache: EvidenceCache
     watch: Watch
@@ -61,20 +58,19 @@ class Components:
     topics: UnavailableTopics
     forwarder: Forwarder
     control_reader: ControlReader
-    jobs: ReleaseStore
     metrics: WorkerMetrics
     retry: Retry
     background: BackgroundWrites
     store_slices: Callable[[Sequence[TaskSlice]], None]
     store_decisions: Callable[[], None]
     retries: JobRetries
-    feed_thread: Neighbour
-    retries_thread: Neighbour
-    recording_thread: Neighbour
-    publishing_thread: Neighbour
-    forwarding_thread: Neighbour
-    control_thread: Neighbour
-    background_thread: Neighbour
+    feed_thread: BackgroundThread
+    retries_thread: BackgroundThread
+    recording_thread: BackgroundThread
+    publishing_thread: BackgroundThread
+    forwarding_thread: BackgroundThread
+    control_thread: BackgroundThread
+    background_thread: BackgroundThread
     stop: threading.Event  #: take nothing new, finish what runs
     hurry: threading.Event  #: give back what runs, between two rounds
     liveness: Liveness  #: of every thread, and of the loop's steps
@@ -85,7 +81,7 @@ class Components:
     clock: Callable[[], float] = time.monotonic
 
     @property
-    def neighbours(self) -> tuple[Neighbour, ...]:
+    def neighbours(self) -> tuple[BackgroundThread, ...]:
         """The threads beside the loop, in the order of a job's way."""
         return (
             self.control_thread,

@@ -7,13 +7,13 @@ from datetime import datetime
 
 from alphaloop.errors import DecodeFailed
 from alphaloop.messages import Failure, Status
-from worker.blame import Blame
+from worker.claims import ClaimedJob, EndedUndecoded, cancelled
 from worker.components import Components
 from worker.engine import Generation
 from worker.jobs import outcomes
-from worker.jobs.claiming import ClaimedJob, EndedUndecoded, cancelled
 from worker.jobs.recording import EndedJob
 from worker.jobs.running import RunningJob, Stepped
+from worker.poison import Blame
 from worker.served import FailedRequest
 
 

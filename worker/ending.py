@@ -9,8 +9,8 @@ from typing import Final
 
 from alphaloop.errors import StoreError
 from alphaloop.liveness import beat
+from worker.claims import ClaimedJob
 from worker.components import Components
-from worker.jobs.claiming import ClaimedJob
 from worker.jobs.running import RunningJobs
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def release_claims(components: Components, attempts: Mapping[str, int]) -> None:
     if not attempts:
         return
     try:
-        components.jobs.release(attempts, owner=components.owner)
+        components.claiming.release(attempts)
     except StoreError as error:
         log.warning("%d jobs not released: %s", len(attempts), error.message, extra={"action": "release_failed"})
     components.leases.let_go(attempts)

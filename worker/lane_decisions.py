@@ -9,8 +9,8 @@ from uuid import UUID
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.errors import StoreUnavailable, reason_of
 from alphaloop.messages import Mode
+from worker.claims import ClaimedJob
 from worker.components import Components
-from worker.jobs.claiming import ClaimedJob
 
 log = logging.getLogger(__name__)
 

@@ -11,14 +11,14 @@ from typing import Final
 from alphaloop.errors import BrokerError, EngineSick, StoreError
 from alphaloop.liveness import beat
 from worker.absent_jobs import AbsentJobs
-from worker.blame import Blame
 from worker.components import Components
 from worker.ended_jobs import EndedJobs
 from worker.ending import Ending
-from worker.jobs.lanes import LaneKey
 from worker.jobs.running import RunningJobs, Stepped
 from worker.jobs.steering import TaskSlice
+from worker.lanes import LaneKey
 from worker.moved_jobs import MovedJobs
+from worker.poison import Blame
 from worker.starting import Starting
 
 _IDLE_WAIT_S: Final = 0.2
@@ -39,7 +39,13 @@ class Worker:
     def __init__(self, components: Components) -> None:
         self._c = components
         self._running = RunningJobs(components.engine)
-        self._blame = Blame(components, self._running)
+        self._blame = Blame(
+            components.engine,
+            self._running,
+            components.retries,
+            gone=components.feed.ended,
+            now=components.now,
+        )
         self._moved = MovedJobs(components, self._running)
         self._absent = AbsentJobs(components, self._running)
         self._ended = EndedJobs(components, self._blame)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
+from worker.claims import ClaimedJob
 from worker.components import Components
 from worker.ending import release
-from worker.jobs.claiming import ClaimedJob
 from worker.jobs.running import RunningJobs
 
 log = logging.getLogger(__name__)

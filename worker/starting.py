@@ -7,9 +7,9 @@ from itertools import groupby
 from uuid import uuid4
 
 from alphaloop.errors import DecodeFailed
+from worker.claims import ClaimedJob, EndedUndecoded
 from worker.components import Components
 from worker.ended_jobs import EndedJobs
-from worker.jobs.claiming import ClaimedJob, EndedUndecoded
 from worker.jobs.running import RunningJob, RunningJobs
 from worker.lane_decisions import decide_lane
 
@@ -65,7 +65,7 @@ class Starting:
 
     def _claim_again(self, claimed: ClaimedJob) -> ClaimedJob | None:
         """The claim to decode with; None if the job has ended."""
-        match self._c.decoding_again.claim(claimed):
+        match self._c.claiming.claim_again(claimed):
             case ClaimedJob() as ours:
                 return ours
             case EndedUndecoded() as found:

@@ -12,7 +12,7 @@ from alphaloop.messages import Job
 from alphaloop.settings import Settings
 from alphaloop.store.outcomes import Outcome
 from worker.engine import EngineIdentity
-from worker.intake.polling import Delivery
+from worker.intake.partitions import Delivery
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,21 @@
 """The settings of the processes and of their servers. The TOML files in configs/ explain them under the same names."""
 
 from __future__ import annotations
-
-from pathlib import Path
-from typing import Annotated, Literal, Self
-
-from pydantic import Field, SecretStr, model_validator
-from pydantic_core import PydanticCustomError
-
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.messages.job import HARMLESS
 from alphaloop.settings.kafka_properties import ExtraProperty
-from alphaloop.settings.section import Section, Share
+from alphaloop.settings.section import Section
+from alphaloop.settings.section import Share
 from alphaloop.store.session_limits import SessionLimits
+from pathlib import Path
+from pydantic import Field
+from pydantic import SecretStr
+from pydantic import model_validator
+from pydantic_core import PydanticCustomError
+from typing import Annotated
+from typing import Literal
+from typing import Self
+
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 AtLeastOne = Annotated[int, Field(ge=1)]
@@ -112,10 +115,6 @@ class WorkerSettings(Section):
     max_buffered_bytes: int = Field(64 << 20, ge=1 << 20)  #: the same in bytes of messages
     max_watermark_distance: int = Field(10_000, ge=1)  #: offsets between the oldest unfinished job and the newest taken
     task_quantum_s: float = Field(1.0, ge=0)  #: device time that a task may use more than others before they go first
-    priority_ageing_s: float = Field(10.0, gt=0)  #: a wait of this length counts as one step of priority
-    normal_lane_share: float = Field(
-        0.2, gt=0, lt=1
-    )  #: of the starts of a task, for its normal jobs, while jobs of `jobs.<task>.high` wait too
     shared_beginning_slack_s: float = Field(
         10.0, ge=0
     )  #: most device time by which jobs may go before their turn to share a prompt's beginning with a running job

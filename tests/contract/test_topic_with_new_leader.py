@@ -4,31 +4,34 @@ librdkafka believes a leader only where its epoch grows, and a topic made anew b
 """
 
 from __future__ import annotations
-
-import threading
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Final
-
-import pytest
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
-
-from alphaloop.errors import BrokerError, TopicUnavailable
+from alphaloop.errors import BrokerError
+from alphaloop.errors import TopicUnavailable
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import CONTROL, RESULTS, TopicIds
+from alphaloop.kafka.topics import CONTROL
+from alphaloop.kafka.topics import RESULTS
+from alphaloop.kafka.topics import TopicIds
 from alphaloop.messages.topics import JOBS_PATTERN
 from alphaloop.settings import KafkaSettings
+from alphaloop.settings import WorkerSettings
+from collections.abc import Iterator
+from collections.abc import Sequence
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from pathlib import Path
 from tests.chaos.brokers import Brokers
 from tests.fixtures.broker import settings_for
 from tests.fixtures.claimed import NOW
 from tests.fixtures.worker import until
-from worker.intake.control_reader import ControlReader
+from typing import Final
+from worker.intake.control import ControlReader
 from worker.intake.polling import Intake
-from worker.intake.topic_watch import TopicWatch
+from worker.intake.polling import TopicWatch
 from worker.retry import Retry
+import pytest
+import threading
+
 
 pytestmark = pytest.mark.kafka
 
@@ -112,11 +115,8 @@ class Reader:
         self.intake = Intake(
             Consumer(kafka, group_id=group_id),
             [pattern],
-            max_buffered=1000,
-            max_buffered_bytes=1 << 20,
+            limits=WorkerSettings(max_buffered=1000, max_buffered_bytes=1 << 20, commit_interval_s=0.1),
             most_message_bytes=1 << 10,
-            max_distance=10_000,
-            commit_interval_s=0.1,
             now=lambda: NOW,
         )
         self.watch = TopicWatch([self.intake], TopicIds(kafka).ask, every_s=0.5)

@@ -1,34 +1,42 @@
 """Producers with transactions: their markers and aborted messages are offsets, and no messages, to every reader."""
 
 from __future__ import annotations
-
-import contextlib
-import json
-import time
-import uuid
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
-
-import confluent_kafka as ck
-import pytest
-
 from alphaloop.kafka import backlog
-from alphaloop.kafka.backlog import search, unfinished
+from alphaloop.kafka.backlog import search
+from alphaloop.kafka.backlog import unfinished
 from alphaloop.kafka.client import bootstrap_servers
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import TOKENS, ensure_topics
+from alphaloop.kafka.topics import TOKENS
+from alphaloop.kafka.topics import ensure_topics
 from alphaloop.letters.choosing import Choice
-from alphaloop.messages import Chunk, chunk_headers, text_chunk
-from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic
+from alphaloop.messages import Chunk
+from alphaloop.messages import chunk_headers
+from alphaloop.messages import text_chunk
+from alphaloop.messages.topics import dlq_topic
+from alphaloop.messages.topics import high_topic
+from alphaloop.messages.topics import jobs_topic
 from alphaloop.outcomes.following import text_so_far
 from alphaloop.outcomes.refusals import refusals_of
 from alphaloop.settings import KafkaSettings
+from alphaloop.settings import WorkerSettings
 from alphaloop.store.known_jobs import KnownJob
+from collections.abc import Iterator
+from collections.abc import Sequence
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
 from tests.fixtures.claimed import NOW
 from tests.fixtures.worker import until
 from worker.intake.polling import Intake
+import confluent_kafka as ck
+import contextlib
+import json
+import pytest
+import time
+import uuid
+
 
 pytestmark = pytest.mark.kafka
 
@@ -91,11 +99,8 @@ def intake(kafka: KafkaSettings, partition: TopicPartition) -> Iterator[Intake]:
     intake = Intake(
         Consumer(kafka, group_id=kafka.group_id),
         [partition.topic],
-        max_buffered=1000,
-        max_buffered_bytes=1 << 20,
+        limits=WorkerSettings(max_buffered=1000, max_buffered_bytes=1 << 20, commit_interval_s=0.1),
         most_message_bytes=1 << 10,
-        max_distance=10_000,
-        commit_interval_s=0.1,
         now=lambda: NOW,
     )
     intake.start()

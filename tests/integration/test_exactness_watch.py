@@ -24,8 +24,8 @@ from tests.fixtures.models import lookup_decision
 from tests.fixtures.runs import claim_request
 from typing import Any
 from typing import TYPE_CHECKING
+from worker.claims import ClaimedJob
 from worker.engine import Generation
-from worker.jobs.claiming import ClaimedJob
 from worker.jobs.outcomes import succeeded
 import pytest
 import torch

@@ -1,36 +1,46 @@
 """The worker never waits for its slowest job: slots are filled at once, and results, cancellations and stops too."""
 
 from __future__ import annotations
-
-import json
-import threading
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from typing import NoReturn
-
-import pytest
-from sqlalchemy import Connection, text
-
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import Subject
-from alphaloop.errors import DeliveryFailed, FatalBrokerError, StoreUnavailable
+from alphaloop.errors import DeliveryFailed
+from alphaloop.errors import FatalBrokerError
+from alphaloop.errors import StoreUnavailable
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.offsets import Record, TopicPartition
-from alphaloop.kafka.topics import CONTROL, RESULTS
-from alphaloop.messages import Result, Status
+from alphaloop.kafka.offsets import Record
+from alphaloop.kafka.offsets import TopicPartition
+from alphaloop.kafka.topics import CONTROL
+from alphaloop.kafka.topics import RESULTS
+from alphaloop.messages import Result
+from alphaloop.messages import Status
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
+from sqlalchemy import Connection
+from sqlalchemy import text
 from tests.fakes import FakeEngine
 from tests.fixtures.claimed import NOW
 from tests.fixtures.stepping import SteppedEngine
-from tests.fixtures.worker import Client, RunningWorker, running_worker, until
+from tests.fixtures.worker import Client
+from tests.fixtures.worker import RunningWorker
+from tests.fixtures.worker import running_worker
+from tests.fixtures.worker import until
 from tests.integration.test_worker_flow import assert_counts_add_up
-from worker.jobs.opening import LEAST_AHEAD
+from typing import NoReturn
+from worker.feed import LEAST_AHEAD
 from worker.loop import Worker
+import json
+import pytest
+import threading
+
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -40,7 +50,7 @@ LONG = 2000  #: tokens, and rounds, of a job that is still running whenever a te
 @pytest.fixture
 def steady_claims(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than LEAST_AHEAD jobs are claimed ahead, however fast this machine is."""
-    monkeypatch.setattr("worker.jobs.ahead.AHEAD_S", 0.0)
+    monkeypatch.setattr("worker.feed.AHEAD_S", 0.0)
 
 
 def job(name: str, max_tokens: int = 4, **fields: object) -> bytes:
@@ -433,11 +443,11 @@ def test_no_queue_holds_more_bytes_than_it_may_but_for_one_job(worker_settings: 
         assert own
 
         def measure() -> bool:
-            held = parts.feed._held.num_bytes
+            held = sum(ready.num_bytes for _, ready in parts.feed._held)
             now = {
-                "buffered": parts.intake._lanes.normal._num_bytes,
-                "unread": parts.feed._reading.num_bytes,
-                "waiting": parts.feed._line._queue.num_bytes + held,
+                "buffered": parts.intake._normal.num_bytes,
+                "unread": parts.feed._reader.load(is_high=False)[1],
+                "waiting": parts.feed._queue.load(is_high=False)[1] + held,
                 "claimed": parts.feed.ready.num_bytes,
             }
             most.update({name: max(most[name], now[name]) for name in now})

@@ -10,7 +10,7 @@ from alphaloop.settings import Settings
 from tests.fixtures.stepping import SteppedEngine
 from tests.fixtures.worker import Client, RunningWorker, until
 from tests.integration.test_worker_continuous import job, results_of, started, stepped_worker, with_worker
-from worker.jobs.opening import LEAST_AHEAD
+from worker.feed import LEAST_AHEAD
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -35,7 +35,7 @@ def test_high_jobs_overtake_a_backlog_that_fills_every_buffer(worker_settings: S
         for name in high:
             client.send_to(high_topic("code"), job(name, 1))
         until(lambda: num_high_in_flight(running) == len(high), "the high jobs came")
-        until(lambda: not len(running.components.intake._lanes.high), "the high jobs were taken")
+        until(lambda: not len(running.components.intake._high), "the high jobs were taken")
         while not set(high) <= started(engine):
             engine.allow()
             engine.wait_at_round()

@@ -1,36 +1,93 @@
 """The one thread that owns the consumer: it polls at least once a second, also during long rounds.
 
-Deliveries go into a bounded buffer, one for each lane; completions come back through a queue and move the low
-watermark. A partition is paused when the buffer is full, when its watermark lags too far behind, and while the head of
-a retry topic is not due; it is resumed when there is room again.
+Deliveries go into a bounded queue, one for each lane, so that a backlog of jobs keeps out none of the high lane.
+Completions come back through a queue and move the low watermark. A partition is paused when its lane is full, when its
+watermark lags too far behind, and while the head of a retry topic is not due; it is resumed when there is room again.
 """
 
 from __future__ import annotations
-
+from alphaloop.errors import AlphaloopError
+from alphaloop.errors import BrokerError
+from alphaloop.errors import BrokerUnavailable
+from alphaloop.errors import reason_of
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.offsets import TopicPartition
+from alphaloop.kafka.records import Record
+from alphaloop.kafka.topics import ensure_topics
+from alphaloop.liveness import Pulse
+from alphaloop.settings import Settings
+from alphaloop.settings import WorkerSettings
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from queue import Empty
+from queue import SimpleQueue
+from typing import Final
+from worker.background import BoundedQueue
+from worker.intake.partitions import AssignedPartition
+from worker.intake.partitions import Delivery
+from worker.intake.partitions import HandingOver
 import logging
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
-from queue import Empty, SimpleQueue
-from typing import Final
 
-from alphaloop.errors import AlphaloopError, BrokerError, reason_of
-from alphaloop.kafka.offsets import TopicPartition
-from alphaloop.liveness import Pulse
-from worker.intake.assigned import AssignedPartition, commit_finished, deliveries_of, pass_over_gaps, pause_and_resume
-from worker.intake.buffer import NO_ROOM, Room
-from worker.intake.delivery import Delivery, RecordSource
-from worker.intake.handing_over import HandingOver
-from worker.intake.lane_buffers import LaneBuffers
-
-__all__ = ["Delivery", "Intake", "RecordSource"]
 
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.2
 #: Messages taken from the client between two looks at partitions and completions, as far as there is room for them.
 MOST_AT_ONCE: Final = 64
+#: How long a rebalance may wait, of max.poll.interval.ms, after which the broker puts a member out of the group.
+SHARE_OF_POLL_INTERVAL: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What the caller takes at most."""
+
+    num: int
+    num_bytes: int
+
+    def __bool__(self) -> bool:
+        return self.num > 0 and self.num_bytes > 0
+
+    def without(self, num: int, num_bytes: int) -> Room:
+        """What is left of it beside these."""
+        return Room(self.num - num, self.num_bytes - num_bytes)
+
+
+NO_ROOM: Final = Room(0, 0)
+
+
+def make_topics(settings: Settings) -> None:
+    """Create missing topics. One that this user may not create does not end the worker; its users say so again."""
+    try:
+        ensure_topics(settings.kafka, settings.tasks)
+    except BrokerUnavailable:
+        raise
+    except BrokerError as error:
+        log.error("topics are missing: %s", error.message, extra={"action": "topics_missing", "hint": error.hint or ""})
+
+
+def open_intake(
+    settings: Settings, group_id: str, patterns: Sequence[str], name: str, now: Callable[[], datetime]
+) -> Intake:
+    """A consumer of that group, with the limits of the settings. `name` is for logs, `now` the time of day."""
+    consumer = Consumer(settings.kafka, group_id=group_id)
+    return Intake(
+        consumer,
+        patterns,
+        limits=settings.worker,
+        most_message_bytes=settings.kafka.max_message_bytes,
+        hand_over_s=SHARE_OF_POLL_INTERVAL * consumer.max_poll_interval_s,
+        name=name,
+        now=now,
+    )
 
 
 class Intake:
@@ -38,27 +95,23 @@ class Intake:
 
     def __init__(
         self,
-        source: RecordSource,
+        source: Consumer,
         patterns: Sequence[str],
         *,
-        max_buffered: int,
-        max_buffered_bytes: int,
-        max_distance: int,
-        commit_interval_s: float,
-        now: Callable[[], datetime],
+        limits: WorkerSettings,
         most_message_bytes: int,
+        now: Callable[[], datetime],
         hand_over_s: float = 0.0,
         name: str = "intake",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_buffered` and `max_buffered_bytes` are for each lane; `now` says when retries are due.
+        """The limits hold for each lane; `now` says when retries are due.
 
-        A message has about `most_message_bytes` at most.
+        A message has about `most_message_bytes` at most. A rebalance waits up to `hand_over_s` for running jobs.
         """
         self._source = source
         self._patterns = patterns
-        self._max_distance = max_distance
-        self._commit_interval_s = commit_interval_s
+        self._limits = limits
         self._clock = clock
         self._now = now
         self._most_message_bytes = most_message_bytes
@@ -68,13 +121,22 @@ class Intake:
         self._assignment_number = 0
         self._held_topics: frozenset[str] = frozenset()
         self._told_ids: Mapping[str, str] = {}
-        self._lanes = LaneBuffers(max_items=max_buffered, max_bytes=max_buffered_bytes)
+        self._high, self._normal = self._lane(), self._lane()
+        self._is_taking = True
+        self._failure: AlphaloopError | None = None
         self._finished: SimpleQueue[Sequence[Delivery]] = SimpleQueue()
         self.handing_over = HandingOver(hand_over_s)  #: what is owed when partitions leave
         self._closing = threading.Event()
         self._last_commit = self._last_poll = clock()
         self.pulse = Pulse(f"the thread {name}")
         self._thread = threading.Thread(target=self.pulse.around(self._run), name=name, daemon=True)
+
+    def _lane(self) -> BoundedQueue[Delivery]:
+        return BoundedQueue(
+            max_items=self._limits.max_buffered,
+            max_bytes=self._limits.max_buffered_bytes,
+            num_bytes_of=lambda delivery: delivery.num_bytes,
+        )
 
     def start(self) -> None:
         """Subscribe and begin to poll."""
@@ -88,11 +150,21 @@ class Intake:
 
         Waits up to `timeout_s` for the first or for `wake`. Raises the exception that ended the polling thread.
         """
-        return self._lanes.take(limit, timeout_s, max_bytes=max_bytes, high=high)
+        normal = Room(limit, sys.maxsize if max_bytes is None else max_bytes)
+        if self._failure is None:
+            taken = self._high.take(high.num, 0.0, max_bytes=high.num_bytes) if high else []
+            wait_s = 0.0 if taken else timeout_s
+            num_normal = normal.num if normal else 0
+            came = self._normal.take(num_normal, wait_s, max_bytes=normal.num_bytes)
+            if high and not taken:  # what came while this waited: the polling thread wakes it for the high lane, too
+                taken = self._high.take(high.num, 0.0, max_bytes=high.num_bytes)
+        if self._failure is not None:
+            raise self._failure
+        return taken + came
 
     def wake(self) -> None:
         """Let a waiting `take` return, also without deliveries."""
-        self._lanes.wake()
+        self._normal.wake()
 
     def finish(self, deliveries: Iterable[Delivery]) -> None:
         """These messages need never be read again."""
@@ -140,7 +212,9 @@ class Intake:
 
     def stop_taking(self) -> None:
         """Pause everything and hand out nothing more; polling goes on, so that the group keeps this member."""
-        self._lanes.close()
+        self._is_taking = False
+        self._high.close()
+        self._normal.close()
 
     def close(self, timeout_s: float) -> None:
         """Commit what is finished, leave the group, end the thread."""
@@ -156,7 +230,7 @@ class Intake:
     @property
     def failure(self) -> AlphaloopError | None:
         """The exception that ended the polling thread."""
-        return self._lanes.failure
+        return self._failure
 
     @property
     def is_assigned(self) -> bool:
@@ -178,35 +252,94 @@ class Intake:
             while not self._closing.is_set():
                 self._turn()
             self._drain_finished()
-            commit_finished(self._source, self._partitions.values())
+            self._commit_finished(self._partitions.values())
         except AlphaloopError as error:
-            self._lanes.fail(error)
+            self._fail(error)
         except Exception as error:
-            self._lanes.fail(BrokerError(f"the polling thread ended: {reason_of(error)}"))
+            self._fail(BrokerError(f"the polling thread ended: {reason_of(error)}"))
             log.exception("polling thread ended", extra={"action": "intake_failed"})
         finally:
             self._source.close()
+
+    def _fail(self, error: AlphaloopError) -> None:
+        self._failure = error
+        self.wake()
 
     def _turn(self) -> None:
         self.pulse.beat()
         records = self._source.poll_many(self._num_wanted(), POLL_S if self._finished.empty() else 0.0)
         self._last_poll = self._clock()
-        self._lanes.put(deliveries_of(records, self._partitions, self._now, self._clock()))
+        self._hand_out(records)
         self._drain_finished()
         if self._told_ids:
             ids, self._told_ids = self._told_ids, {}
             self._source.note_ids(ids)
         self._source.renew_if_made_anew()
-        pause_and_resume(self._source, self._partitions, self._lanes, self._max_distance, self._held_topics)
-        if self._clock() - self._last_commit >= self._commit_interval_s:
+        self._pause_and_resume()
+        if self._clock() - self._last_commit >= self._limits.commit_interval_s:
             self._last_commit = self._clock()
-            pass_over_gaps(self._source, self._partitions)
-            commit_finished(self._source, self._partitions.values())
+            # Only while every polled message is delivered: the watermark would pass over a message that is not.
+            for partition, position in self._source.positions(list(self._partitions)).items():
+                self._partitions[partition].watermark.pass_over(position)
+            self._commit_finished(self._partitions.values())
 
     def _num_wanted(self) -> int:
         """As many messages as find room in either lane, however large they are; one at least, as polls must go on."""
-        room = min(lane.num_sure(self._most_message_bytes) for lane in (self._lanes.high, self._lanes.normal))
+        room = min(lane.num_fitting(self._most_message_bytes) for lane in (self._high, self._normal))
         return max(1, min(room, MOST_AT_ONCE))
+
+    def _hand_out(self, records: Sequence[Record]) -> None:
+        """Put those of the messages, and of earlier ones of retry topics, that are due into their lanes."""
+        found, at_s = [], self._clock()
+        for record in records:
+            held = self._partitions.get(record.topic_partition)
+            if held is not None and (delivery := held.deliver(record, self._now, at_s)) is not None:
+                found.append(delivery)
+        for held in self._partitions.values():
+            if held.not_due:
+                found += held.take_due(at_s)
+        high = [delivery for delivery in found if delivery.is_high]
+        normal = [delivery for delivery in found if not delivery.is_high] if high else found
+        if high:
+            self._high.put(high, give_up=_waits_for_no_room)
+            self.wake()
+        if normal:
+            self._normal.put(normal, give_up=_waits_for_no_room)
+
+    def _pause_and_resume(self) -> None:
+        """Pause each partition whose messages have no room or have to wait, and resume it later.
+
+        It is resumed when half of its lane is free, because a paused partition throws away what the client fetched.
+        """
+        is_full = {True: not self._high.num_free, False: not self._normal.num_free}
+        has_room = {True: self._high.is_half_free, False: self._normal.is_half_free}
+        pause, resume = [], []
+        for partition, held in self._partitions.items():
+            must_wait = held.watermark.distance >= self._limits.max_watermark_distance or bool(held.not_due)
+            must_wait = must_wait or not self._is_taking or partition.topic in self._held_topics
+            if not held.is_paused and (is_full[held.is_high] or must_wait):
+                pause.append(partition)
+            elif held.is_paused and has_room[held.is_high] and not must_wait:
+                resume.append(partition)
+        for chosen, act, state in ((pause, self._source.pause, True), (resume, self._source.resume, False)):
+            if chosen:
+                act(chosen)
+                for partition in chosen:
+                    self._partitions[partition].is_paused = state
+
+    def _commit_finished(self, partitions: Iterable[AssignedPartition]) -> None:
+        """Commit how far each of these is finished. A commit that fails is logged: the next says the same or more."""
+        wanted = [(held, offset) for held in partitions if (offset := held.to_commit) is not None]
+        if not wanted:
+            return
+        try:
+            self._source.commit({held.partition: offset for held, offset in wanted})
+        except BrokerError as error:
+            # What is not committed is read again and answered from the record: late, never wrong.
+            log.warning("offsets not committed: %s", error, extra={"action": "commit_failed"})
+            return
+        for held, offset in wanted:
+            held.committed = offset
 
     def _drain_finished(self) -> None:
         while True:
@@ -234,7 +367,7 @@ class Intake:
         if num_overdue := self.handing_over.wait(self._may_wait):
             log.warning("%d jobs outlast the rebalance", num_overdue, extra={"action": "jobs_overdue"})
         self._drain_finished()
-        commit_finished(self._source, [self._partitions[one] for one in partitions if one in self._partitions])
+        self._commit_finished([self._partitions[one] for one in partitions if one in self._partitions])
         self._forget(partitions)
 
     def _may_wait(self) -> bool:
@@ -250,4 +383,46 @@ class Intake:
         for partition in gone:
             self._partitions.pop(partition, None)
         self._assignment_number += 1
-        self._lanes.drop(gone)
+        for lane in (self._high, self._normal):
+            lane.drop(lambda delivery: delivery.partition in gone)
+
+
+def _waits_for_no_room() -> bool:
+    """The polling thread must go on polling: it keeps the lanes within their bounds by pausing partitions."""
+    return True
+
+
+class TopicWatch:
+    """Asks the broker for the ids of the topics that intakes read, and tells the intakes. One thread uses it.
+
+    Offsets alone do not always show that a topic was deleted and made again.
+    """
+
+    def __init__(
+        self,
+        intakes: Sequence[Intake],
+        ask: Callable[[Collection[str]], Mapping[str, str]],
+        *,
+        every_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`ask` gives ids by topic and raises BrokerError."""
+        self._intakes, self._ask = intakes, ask
+        self._every_s, self._clock = every_s, clock
+        self._due = clock()
+        self._assignments: list[int] = []
+
+    def check(self) -> None:
+        """Ask if that is due: after each assignment, and each `every_s`."""
+        assignments = [intake.assignment_number for intake in self._intakes]
+        if self._clock() < self._due and assignments == self._assignments:
+            return
+        self._due, self._assignments = self._clock() + self._every_s, assignments
+        topics = set().union(*(intake.topics for intake in self._intakes))
+        try:
+            ids = self._ask(topics)
+        except BrokerError as error:
+            log.debug("ids of topics: %s", error.message)  # the poll says that the broker is away
+            return
+        for intake in self._intakes:
+            intake.tell_topic_ids(ids)

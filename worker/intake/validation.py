@@ -1,15 +1,38 @@
-"""From a delivery to a job that this worker can decode, or to the error for the dead-letter topic."""
+"""From a message to a job that this worker can decode, or to the error for the dead-letter topic.
+
+`MessageReader` holds the messages that were taken from Kafka. `Validation` reads one. `Fetching` reads prompts that lie
+outside Kafka.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from typing import Final, TypeVar
+from functools import lru_cache, partial
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Final, TypeAlias, TypeVar
 
-from alphaloop.errors import InvalidField, MessageError, UnknownTask
+from alphaloop.claim_check.store import ContentStore
+from alphaloop.errors import (
+    AlphaloopError,
+    ConfigError,
+    ContentError,
+    ContentStoreUnavailable,
+    InvalidField,
+    MalformedMessage,
+    MessageError,
+    UnknownTask,
+    reason_of,
+)
+from alphaloop.kafka.topics import cluster_id
 from alphaloop.messages import (
+    Body,
     ContentReference,
     Failure,
     Job,
@@ -23,16 +46,23 @@ from alphaloop.messages import (
 )
 from alphaloop.messages.headers import refuse_envelope
 from alphaloop.messages.topics import task_of
-from alphaloop.settings import TaskSettings, WorkerSettings
+from alphaloop.settings import Settings, TaskSettings, WorkerSettings, read_tasks
+from alphaloop.store.probes import ProbeStore
 from worker.engine import Engine, PreparedJob, Sampling
-from worker.intake.polling import Delivery
-from worker.intake.prompt_patterns import PromptPatterns
-from worker.jobs.lanes import LaneKey, lane_of
+from worker.intake.partitions import Delivery
+from worker.lanes import LaneKey, lane_of
+from worker.retry import Retry
+
+log = logging.getLogger(__name__)
 
 Value = TypeVar("Value", int, float)
+Found = TypeVar("Found")
+Refusal: TypeAlias = tuple[Delivery, MessageError]
 
 #: A number of Python and its place in a tuple.
 _TOKEN_BYTES: Final = 40
+#: A portion ends after this long, because long prompts take seconds and claims must go on between them.
+MOST_READING_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +102,30 @@ class PromptElsewhere:
     payload_sha256: bytes
 
 
-@contextmanager
-def _fields_as_sent(delivery: Delivery) -> Iterator[None]:
-    """An error that is raised within names its field as the message does."""
-    try:
-        yield
-    except MessageError as error:
-        error.field = field_as_sent(error.field, fields_of(delivery.record.value) or {})
-        raise
+def open_validation(
+    settings: Settings,
+    configs: Path | None,
+    engine: Engine,
+    contents: ContentStore | None,
+    probes: ProbeStore,
+    *,
+    keeps_apart: Callable[[str, str], bool],
+    retry: Retry,
+) -> Validation:
+    """Validation against the engine and the tasks of the folder `configs`; it asks the database whether a probe is one.
+
+    `keeps_apart` says whether a segment of a task has evidence of its own.
+    """
+    return Validation(
+        engine,
+        settings.tasks,
+        reread_tasks=_tasks_reader(configs),
+        limits=settings.worker,
+        cluster=cluster_id(settings.kafka),
+        keeps_apart=keeps_apart,
+        check_reference=contents.check if contents else no_references,
+        is_probe=lambda job_id, digest: retry.until_done("probe", partial(probes.is_recorded, job_id, digest)),
+    )
 
 
 def no_references(reference: ContentReference, field: str) -> None:
@@ -106,7 +152,7 @@ class Validation:
         is_probe: Callable[[str, bytes], bool] = lambda job_id, payload_sha256: True,
         check_reference: Callable[[ContentReference, str], None] = no_references,
     ) -> None:
-        """What reads messages.
+        """Nothing is read yet.
 
         Args:
             engine: what prepares the prompts.
@@ -120,7 +166,7 @@ class Validation:
         """
         self._engine = engine
         self._tasks = self._with_defaults(tasks)
-        self._switched_off: dict[str, PromptPatterns] = {}
+        self._switched_off: dict[str, Sequence[PromptPattern]] = {}
         self._reread_tasks = reread_tasks
         self._limits = limits
         self._cluster = cluster
@@ -200,8 +246,8 @@ class Validation:
         if job.purpose is not Purpose.TRAFFIC:
             return ""
         if job.task not in self._switched_off:
-            self._switched_off[job.task] = PromptPatterns(settings.vanilla_patterns)
-        return self._switched_off[job.task].pattern_of(job.body)
+            self._switched_off[job.task] = tuple(map(PromptPattern.of, settings.vanilla_patterns))
+        return _pattern_of(self._switched_off[job.task], job.body)
 
     def _settings_of(self, task: str) -> TaskSettings:
         if task not in self._tasks:
@@ -241,3 +287,243 @@ _sampling: Final = lru_cache(maxsize=1024)(Sampling)
 
 def _given(value: Value | None, default: Value) -> Value:
     return default if value is None else value
+
+
+class MessageReader:
+    """Messages that were taken from Kafka, each lane in its order, until they are read. One thread owns it, the feed's.
+
+    A job whose prompt lies elsewhere goes on to `fetching`.
+    """
+
+    def __init__(self, validation: Validation, fetching: Fetching, clock: Callable[[], float] = time.monotonic) -> None:
+        self._validation = validation
+        self._fetching = fetching
+        self._clock = clock
+        self._unread: dict[bool, deque[Delivery]] = {True: deque(), False: deque()}  # by whether the lane is high
+        self._num_bytes = {True: 0, False: 0}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._unread.values())) + len(self._fetching)
+
+    def load(self, *, is_high: bool) -> tuple[int, int]:
+        """Jobs of a lane that are not read yet, and the bytes of their messages."""
+        num_fetching = 0 if is_high else len(self._fetching)
+        return len(self._unread[is_high]) + num_fetching, self._num_bytes[is_high]
+
+    def task(self, name: str) -> TaskSettings:
+        """The settings of a task that a job was read for."""
+        return self._validation.task(name)
+
+    @property
+    def num_fetching(self) -> int:
+        """Jobs whose prompts are being read from elsewhere."""
+        return len(self._fetching)
+
+    def may_read(self, *, is_high: bool) -> bool:
+        """Whether messages of a lane wait to be read."""
+        return bool(self._unread[is_high])
+
+    def add(self, deliveries: Iterable[Delivery]) -> None:
+        """Let these be read after the others of their lane."""
+        for delivery in deliveries:
+            self._unread[delivery.is_high].append(delivery)
+            self._num_bytes[delivery.is_high] += delivery.num_bytes
+
+    def read(self, room_bytes: int, *, is_high: bool) -> tuple[list[ReadyJob], list[Refusal]]:
+        """Read until the jobs take `room_bytes`, or the portion's time is over; the jobs, and what was refused."""
+        ready: list[ReadyJob] = []
+        refused: list[Refusal] = []
+        begun, unread = self._clock(), self._unread[is_high]
+        while unread and room_bytes > 0 and self._clock() - begun <= MOST_READING_S:
+            delivery = unread.popleft()
+            self._num_bytes[is_high] -= delivery.num_bytes
+            found = _read(delivery, partial(self._validation.read, delivery), refused)
+            if isinstance(found, PromptElsewhere):
+                self._fetching.add(found)
+            elif found is not None:
+                ready.append(found)
+                room_bytes -= found.num_bytes
+        return ready, refused
+
+    def take_fetched(self, room_bytes: int) -> tuple[list[ReadyJob], list[Refusal]]:
+        """The jobs whose prompts have come from elsewhere, and what was refused."""
+        return self._fetching.take(room_bytes)
+
+    def discard(self, unwanted: Callable[[Delivery], bool]) -> None:
+        """Drop the deliveries for which `unwanted` holds (their partition went to another worker)."""
+        for is_high, unread in self._unread.items():
+            self._unread[is_high] = deque(delivery for delivery in unread if not unwanted(delivery))
+            self._num_bytes[is_high] = sum(delivery.num_bytes for delivery in self._unread[is_high])
+        self._fetching.discard(unwanted)
+
+
+def _read(delivery: Delivery, read: Callable[[], Found], refused: list[Refusal]) -> Found | None:
+    """What `read` makes of a delivery; a message that is no job is added to `refused`.
+
+    A message on which our own code raises is refused too, so that it does not stop its partition. The exception's text
+    is left out of the dead letter and of the log, because it may quote the prompt.
+    """
+    try:
+        return read()
+    except MessageError as error:
+        refused.append((delivery, error))
+    except AlphaloopError:
+        raise
+    except Exception as error:
+        log.error("a message could not be read", exc_info=error, extra={"action": "validation_failed"})
+        refused.append((delivery, MalformedMessage(f"could not be read: {reason_of(error)}")))
+    return None
+
+
+class Fetching:
+    """Jobs whose prompts lie outside Kafka and are being read. One thread owns it, the feed's.
+
+    Each prompt is read in a thread of its own, so that a slow store holds up no other job.
+
+    A store that is away is asked again until it answers: nothing is claimed yet, so that costs the jobs no try. A
+    prompt that is missing or altered is the job's own failure.
+    """
+
+    def __init__(
+        self,
+        contents: ContentStore | None,
+        validation: Validation,
+        *,
+        num_at_once: int,
+        retry: Retry,
+        wake: Callable[[], object],
+    ) -> None:
+        """`wake` is called from the reading threads each time that a prompt is there."""
+        self._contents = contents
+        self._validation = validation
+        self._num_at_once = num_at_once
+        self._retry = retry
+        self._wake = wake
+        self._waiting: deque[PromptElsewhere] = deque()
+        self._num_running = 0
+        self._done: SimpleQueue[tuple[PromptElsewhere, bytes | Failure | None]] = SimpleQueue()
+
+    def __len__(self) -> int:
+        return len(self._waiting) + self._num_running
+
+    def add(self, waiting: PromptElsewhere) -> None:
+        """Let this prompt be read after the others."""
+        self._waiting.append(waiting)
+
+    def discard(self, unwanted: Callable[[Delivery], bool]) -> None:
+        """Drop the jobs for which `unwanted` holds and whose prompts are not being read yet."""
+        self._waiting = deque(one for one in self._waiting if not unwanted(one.delivery))
+
+    def take(self, room_bytes: int) -> tuple[list[ReadyJob], list[Refusal]]:
+        """The jobs whose prompts have come, and what was refused; begins to read the next ones while there is room."""
+        ready: list[ReadyJob] = []
+        refused: list[Refusal] = []
+        for waiting, content in self._arrived():
+            found = _read(waiting.delivery, partial(self._validation.with_prompt, waiting, content), refused)
+            if found is not None:
+                ready.append(found)
+                room_bytes -= found.num_bytes
+        while self._waiting and self._num_running < self._num_at_once and room_bytes > 0:
+            waiting = self._waiting.popleft()
+            self._num_running += 1
+            room_bytes -= waiting.reference.num_bytes
+            # A daemon, because a folder on a network may never answer and must not keep the process.
+            threading.Thread(target=self._fetch, args=(waiting,), name="content", daemon=True).start()
+        return ready, refused
+
+    def _arrived(self) -> list[tuple[PromptElsewhere, bytes | Failure]]:
+        found: list[tuple[PromptElsewhere, bytes | Failure]] = []
+        try:
+            while True:
+                waiting, content = self._done.get_nowait()
+                self._num_running -= 1
+                if content is not None:
+                    found.append((waiting, content))
+        except Empty:
+            return found
+
+    def _fetch(self, waiting: PromptElsewhere) -> None:
+        """Read one prompt; of a worker that ends meanwhile there is none, and Kafka delivers the job again."""
+        self._done.put((waiting, self._read(waiting.reference)))
+        self._wake()
+
+    def _read(self, reference: ContentReference) -> bytes | Failure | None:
+        assert self._contents is not None  # noqa: S101 - without a store, validation refuses references
+        contents = self._contents
+        try:
+            return self._retry.until_done("read a prompt", lambda: contents.read(reference))
+        except ContentStoreUnavailable:
+            return None
+        except (ContentError, InvalidField) as error:
+            return Failure(code=error.code, message=error.message, hint=error.hint)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPattern:
+    """A pattern for prompts for which an operator switched speculation off (`vanilla_patterns` of configs/tasks.toml).
+
+    It is literal text and `*`, for any text, and nothing else. A regular expression would be matched against any prompt
+    that a caller sends, and one that backtracks could block a worker. Here every literal is searched for once, from the
+    end of the one before it, so a prompt is read at most once for each pattern (`str.find` is linear: Crochemore
+    and Perrin, 1991, two-way matching).
+
+    `literals` are the texts between the asterisks, case folded; the first and the last are at the text's ends.
+    """
+
+    pattern: str
+    literals: tuple[str, ...]
+
+    @classmethod
+    def of(cls, pattern: str) -> PromptPattern:
+        """Read a pattern. Case does not matter."""
+        return cls(pattern, tuple(pattern.casefold().split("*")))
+
+    def covers(self, folded: str) -> bool:
+        """Whether it covers the whole of a case-folded text."""
+        first, *inner = self.literals
+        if not inner:
+            return folded == first
+        *between, last = inner
+        place, end = len(first), len(folded) - len(last)
+        if place > end or not folded.startswith(first) or not folded.endswith(last):
+            return False
+        # The earliest place of each literal leaves the most room for those behind it.
+        for literal in between:
+            found = folded.find(literal, place, end)
+            if found < 0:
+                return False
+            place = found + len(literal)
+        return True
+
+
+def _pattern_of(patterns: Sequence[PromptPattern], body: Body) -> str:
+    """The first pattern that covers the prompt, or a message of the conversation; empty if none does."""
+    if not patterns:
+        return ""
+    given = [body.prompt] if body.prompt is not None else [message.content for message in body.messages or ()]
+    texts = [text.casefold() for text in given]
+    return next((one.pattern for one in patterns if any(map(one.covers, texts))), "")
+
+
+def _tasks_reader(configs: Path | None) -> Callable[[], Mapping[str, TaskSettings]]:
+    """Reads the tasks of the folder again at each call; none while the file cannot be read."""
+
+    def reread() -> Mapping[str, TaskSettings]:
+        try:
+            return read_tasks(configs)
+        except ConfigError as error:
+            # Somebody is editing the file: the tasks known so far stay.
+            log.warning("tasks not read again: %s", error.message, extra={"action": "tasks_unreadable"})
+            return {}
+
+    return reread
+
+
+@contextmanager
+def _fields_as_sent(delivery: Delivery) -> Iterator[None]:
+    """An error that is raised within names its field as the message does."""
+    try:
+        yield
+    except MessageError as error:
+        error.field = field_as_sent(error.field, fields_of(delivery.record.value) or {})
+        raise

@@ -17,8 +17,9 @@ from typing import Final, Protocol
 from alphaloop.errors import BrokerError, FatalBrokerError, MessageRefused
 from alphaloop.messages import DeadLetter
 from alphaloop.messages.dead_letter import shortened
-from worker.intake.polling import Delivery, Intake
-from worker.jobs.bounded_queue import BoundedQueue
+from worker.background import BoundedQueue
+from worker.intake.partitions import Delivery
+from worker.intake.polling import Intake
 from worker.jobs.letters import DeadMessage, Letters
 from worker.jobs.sending import Message, Sender, deliver
 from worker.jobs.unavailable_topics import UnavailableTopics

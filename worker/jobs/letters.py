@@ -12,7 +12,8 @@ from typing import Final
 
 from alphaloop.errors import MessageError
 from alphaloop.messages import DeadLetter, Failure, Result, Status, dead_letter
-from worker.intake.polling import Delivery, Intake
+from worker.intake.partitions import Delivery
+from worker.intake.polling import Intake
 from worker.intake.validation import Validation
 
 #: In the bytes of every result that says so. Within a text the quotes are escaped.

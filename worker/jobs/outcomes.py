@@ -1,25 +1,33 @@
 """From a job's end to the Result that is recorded and published. Pure."""
 
 from __future__ import annotations
-
-from dataclasses import replace
-from datetime import datetime
-from typing import Any, Final
-from uuid import UUID
-
 from alphaloop.acceptance import PREFILL
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.topics import RESULTS
-from alphaloop.messages import Failure, Job, Purpose, Result, Status
+from alphaloop.messages import Failure
+from alphaloop.messages import Job
+from alphaloop.messages import Purpose
+from alphaloop.messages import Result
+from alphaloop.messages import Status
 from alphaloop.messages.result import encode_fields
 from alphaloop.near_ties import tolerance_of
 from alphaloop.probes import ProbeText
-from alphaloop.store.outcomes import DecodeRun, Outcome, ShadowRun
-from worker.engine import EngineIdentity, Generation, ShadowCounts
-from worker.jobs.claiming import ClaimedJob
+from alphaloop.store.outcomes import DecodeRun
+from alphaloop.store.outcomes import Outcome
+from alphaloop.store.outcomes import ShadowRun
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+from typing import Final
+from uuid import UUID
+from worker.claims import ClaimedJob
+from worker.engine import EngineIdentity
+from worker.engine import Generation
+from worker.engine import ShadowCounts
 from worker.jobs.run_rows import run_of
 from worker.jobs.sums import evidence_of_sums
+
 
 _SUCCEEDED: Final = Status.SUCCEEDED.value
 

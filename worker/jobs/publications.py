@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from alphaloop.store.outbox import OutboxMessage
-from worker.intake.polling import Delivery, Intake
-from worker.jobs.bounded_queue import BoundedQueue
+from worker.background import BoundedQueue
+from worker.intake.partitions import Delivery
+from worker.intake.polling import Intake
 from worker.jobs.letters import DeadMessage, failed_job
 from worker.jobs.streaming import ChunkMessage
 from worker.tracing import JobTrace

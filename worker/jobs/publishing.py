@@ -15,7 +15,8 @@ from alphaloop.errors import BrokerError, MessageRefused, StoreValueRefused, Top
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages.headers import encoded_result_headers
 from alphaloop.store.outbox import Outbox, OutboxMessage
-from worker.intake.polling import Delivery, Intake
+from worker.intake.partitions import Delivery
+from worker.intake.polling import Intake
 from worker.jobs.chunks import ChunkSender
 from worker.jobs.forwarding import Forwarder
 from worker.jobs.letters import DeadMessage, failed_job

@@ -19,10 +19,9 @@ from alphaloop.errors import StoreValueRefused
 from alphaloop.messages import Failure, Status
 from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome, OutcomeStore
+from worker.background import BoundedQueue
+from worker.claims import ClaimedJob, Claims, LeaseKeeper
 from worker.intake.polling import Intake
-from worker.jobs.bounded_queue import BoundedQueue
-from worker.jobs.claiming import ClaimedJob, Claims
-from worker.jobs.leases import LeaseKeeper
 from worker.jobs.letters import DeadMessage, failed_job
 from worker.jobs.outcomes import ended, with_unacknowledged
 from worker.jobs.publications import PublishingQueue, Recorded

@@ -9,28 +9,34 @@ delay is over, but each failure is counted once, and the job ends once.
 """
 
 from __future__ import annotations
-
-import logging
-import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Final
-
-from alphaloop.errors import BrokerError, BrokerUnavailable
-from alphaloop.messages import Failure, Purpose, Status
+from alphaloop.errors import BrokerError
+from alphaloop.errors import BrokerUnavailable
+from alphaloop.messages import Failure
+from alphaloop.messages import Purpose
+from alphaloop.messages import Status
 from alphaloop.messages.headers import Retry as RetryHeaders
 from alphaloop.messages.topics import retry_topic
 from alphaloop.store.jobs import JobStore
-from worker.intake.delays import JITTER
+from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from datetime import timedelta
+from typing import Final
+from worker.background import BoundedQueue
+from worker.claims import ClaimedJob
+from worker.claims import LeaseKeeper
+from worker.intake.partitions import JITTER
 from worker.intake.polling import Intake
-from worker.jobs.bounded_queue import BoundedQueue
-from worker.jobs.claiming import ClaimedJob
-from worker.jobs.forwarding import Forwarder, TryAgain
-from worker.jobs.leases import LeaseKeeper
+from worker.jobs.forwarding import Forwarder
+from worker.jobs.forwarding import TryAgain
 from worker.jobs.outcomes import ended
-from worker.jobs.recording import EndedJob, Recorder
+from worker.jobs.recording import EndedJob
+from worker.jobs.recording import Recorder
 from worker.retry import Retry
+import logging
+import random
+
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from alphaloop.switchback.rounds import RoundFacts, TaskRound
 from alphaloop.switchback.schedule import Arm, SwitchbackSchedule
 from alphaloop.switchback.slices import Treatment
 from worker.engine import Step
-from worker.jobs.lanes import LaneKey
 from worker.jobs.running import RunningJob, RunningJobs
 from worker.jobs.steering import TaskSlice, by_sampling_bucket, is_free, subject_of
+from worker.lanes import LaneKey
 
 
 class RoundSteering:

@@ -11,8 +11,8 @@ from alphaloop.acceptance import EvidenceKey, prompt_bucket
 from alphaloop.deciding.policy import Decision
 from alphaloop.messages import Mode
 from alphaloop.store.outcomes import DecodeRun
+from worker.claims import ClaimedJob
 from worker.engine import EngineIdentity, Generation
-from worker.jobs.claiming import ClaimedJob
 
 _MOST_KEYS: Final = 4096  #: that are remembered
 

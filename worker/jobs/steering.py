@@ -14,8 +14,8 @@ from alphaloop.deciding.policy import Decision, DraftSetting, Reason
 from alphaloop.messages import Purpose
 from alphaloop.switchback.slices import Slice
 from worker.engine import Step
-from worker.jobs.lanes import LaneKey
 from worker.jobs.running import RunningJobs
+from worker.lanes import LaneKey
 
 #: Reasons of decisions that were free to speculate. Only their sequences take part in the experiment.
 _ON_TRIAL: Final = frozenset({Reason.FASTER, Reason.ON_TARGET, Reason.NO_HISTORY, Reason.UNCERTAIN, Reason.NOT_FASTER})

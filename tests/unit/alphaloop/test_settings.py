@@ -1,25 +1,22 @@
+
 from __future__ import annotations
-
-import re
-import tomllib
-from dataclasses import fields
-from pathlib import Path
-
-import pytest
-
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.errors import ConfigError
-from alphaloop.settings import (
-    EndpointSettings,
-    PolicySettings,
-    Settings,
-    find_configs,
-    load_settings,
-    read_tasks,
-)
+from alphaloop.settings import EndpointSettings
+from alphaloop.settings import PolicySettings
+from alphaloop.settings import Settings
+from alphaloop.settings import find_configs
+from alphaloop.settings import load_settings
+from alphaloop.settings import read_tasks
 from alphaloop.settings.kafka_properties import RESERVED
 from alphaloop.settings.load import PLAIN_ENV
 from alphaloop.settings.reference import settings_reference
+from dataclasses import fields
+from pathlib import Path
+import pytest
+import re
+import tomllib
+
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
@@ -99,6 +96,7 @@ def test_the_environment_reaches_every_depth(
         ("worker", "[worker]\nbatch_size = 0\n", "worker.batch_size", "configs/"),
         ("worker", "[worker]\nbatch_size = 'two'\n", "worker.batch_size", "configs/"),
         ("tasks", "[tasks.'Bad Name']\n", "Bad Name", ""),
+        ("worker", "[worker]\nnormal_lane_share = 0.3", "worker.normal_lane_share: no such", "one start in five"),
     ],
 )
 def test_a_wrong_key_or_value_is_refused_with_a_hint(configs: Path, name: str, text: str, said: str, hint: str) -> None:
@@ -185,7 +183,7 @@ def test_the_reference_names_every_setting_of_every_file() -> None:
             leaves = {name for name, value in section.items() if not isinstance(value, dict)}
             assert leaves <= rows, file
     assert {"bootstrap_servers", "sasl_password", "max_ngram", "probe_prompts", "kafka_mirror", "data_dir"} <= rows
-    assert "a wait of this length counts as one step of priority" in page
+    assert "device time that a task may use more than others before they go first" in page
     assert " | unset | unset: an embedded broker is started or found |" in page
 
 

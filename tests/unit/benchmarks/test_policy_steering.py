@@ -22,9 +22,9 @@ from benchmarks.policy.slot_device import play_slots
 from benchmarks.policy.slot_jobs import draw_slot_stream
 from benchmarks.policy.slot_round import Running, SlotRound
 from benchmarks.policy.slot_table import SlotTable
-from worker.jobs.lanes import LaneKey
 from worker.jobs.round_steering import RoundSteering
 from worker.jobs.running import RunningJob, RunningJobs
+from worker.lanes import LaneKey
 
 
 @dataclass

@@ -26,7 +26,7 @@ from tests.fakes import FakeEngine
 from worker.cache_memory import CacheMemory
 from worker.deciding.context import conditions_of, facts_of, subject_of
 from worker.engine import PreparedJob, Sampling
-from worker.jobs.lanes import lane_of
+from worker.lanes import lane_of
 
 NOW: Final = datetime(2026, 5, 4, 12, tzinfo=UTC)
 MIB: Final = 1 << 20

@@ -40,7 +40,7 @@ from worker.costs.live import LiveCosts
 from worker.deciding.decider import Decider
 from worker.deciding.evidence_cache import EvidenceCache
 from worker.engine import PreparedJob, Sampling
-from worker.jobs.lanes import lane_of
+from worker.lanes import lane_of
 
 BEGIN: Final = datetime(2026, 3, 1, tzinfo=UTC)
 #: Longer than any of the three keeps a posterior: they differ in that alone.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from alphaloop.errors import MessageError
-from worker.intake.cancellation import parse_cancellation
+from worker.intake.control import parse_cancellation
 
 
 def test_a_request_names_its_job() -> None:

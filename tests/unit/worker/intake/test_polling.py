@@ -1,23 +1,28 @@
 """The intake over a scripted consumer: what is paused, what is committed, what survives a rebalance."""
 
 from __future__ import annotations
-
-import logging
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from queue import Empty, SimpleQueue
-from typing import Any
-
-import pytest
-
-from alphaloop.errors import BrokerError, FatalBrokerError
-from alphaloop.kafka.offsets import Record, TopicPartition
+from alphaloop.errors import BrokerError
+from alphaloop.errors import FatalBrokerError
+from alphaloop.kafka.offsets import Record
+from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.messages.headers import Retry
+from alphaloop.settings import WorkerSettings
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from datetime import UTC
+from datetime import datetime
+from queue import Empty
+from queue import SimpleQueue
 from tests.fixtures.claimed import NOW
 from tests.fixtures.worker import until
-from worker.intake.buffer import Room
+from typing import Any
 from worker.intake.polling import Intake
+from worker.intake.polling import Room
+import logging
+import pytest
+import threading
+
 
 P0, P1 = TopicPartition("jobs.code", 0), TopicPartition("jobs.code", 1)
 Q0 = TopicPartition("jobs.sql", 0)
@@ -119,8 +124,10 @@ def source() -> ScriptedSource:
 
 def started(source: ScriptedSource, **given: Any) -> Intake:
     """An intake of a few small messages that commits at once, but for what is given."""
-    limits = {"max_buffered": 4, "max_buffered_bytes": 1 << 20, "max_distance": 10, "most_message_bytes": 1 << 10}
-    intake = Intake(source, ["^jobs"], **{**limits, "commit_interval_s": 0.0, "now": lambda: NOW, **given})
+    given = {"commit_interval_s": 0.0, "now": lambda: NOW, **given}
+    limits = WorkerSettings(max_buffered=4, max_buffered_bytes=1 << 20, max_watermark_distance=10)
+    limits = limits.model_copy(update={"commit_interval_s": given.pop("commit_interval_s")})
+    intake = Intake(source, ["^jobs"], limits=limits, most_message_bytes=1 << 10, **given)  # type: ignore[arg-type]
     intake.start()
     return intake
 
@@ -194,7 +201,7 @@ def test_many_small_headers_fill_the_buffer(source: ScriptedSource, intake: Inta
 def test_a_log_that_goes_back_is_delivered_and_committed_again(
     source: ScriptedSource, intake: Intake, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.WARNING, "worker.intake.assigned")
+    caplog.set_level(logging.WARNING, "worker.intake.partitions")
     for offset in range(3):
         source.script.put(record(P0, offset))
     lost, *others = take_all(intake, 3)

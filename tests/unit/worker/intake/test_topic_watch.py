@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from alphaloop.errors import BrokerUnavailable
-from worker.intake.topic_watch import TopicWatch
+from worker.intake.polling import TopicWatch
 
 EVERY_S = 30.0
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.intake.watermark import Watermark
+from worker.intake.partitions import Watermark
 
 
 @dataclass

@@ -16,9 +16,8 @@ from alphaloop.messages import Failure, Status
 from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome
 from tests.fixtures.claimed import NOW, FinishedDeliveries, claimed_job, ended_job
+from worker.claims import ClaimedJob, LeaseKeeper
 from worker.jobs import outcomes, recording
-from worker.jobs.claiming import ClaimedJob
-from worker.jobs.leases import LeaseKeeper
 from worker.jobs.publications import Publication, PublishingQueue, Recorded
 from worker.jobs.recording import GATHER_S, EndedJob, Recorder
 from worker.jobs.unsettled_streams import MOST_HELD_S

@@ -1,26 +1,29 @@
 """Which failed jobs are tried again, when, and in which order a failure is counted, sent and let go."""
 
 from __future__ import annotations
-
-import random
+from alphaloop.errors import BrokerError
+from alphaloop.errors import BrokerUnavailable
+from alphaloop.errors import StoreUnavailable
+from alphaloop.messages import Failure
+from alphaloop.messages.headers import Retry as RetryHeaders
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
-
-import pytest
-
-from alphaloop.errors import BrokerError, BrokerUnavailable, StoreUnavailable
-from alphaloop.messages import Failure
-from alphaloop.messages.headers import Retry as RetryHeaders
-from tests.fixtures.claimed import NOW, FinishedDeliveries, claimed_job
+from tests.fixtures.claimed import FinishedDeliveries
+from tests.fixtures.claimed import NOW
+from tests.fixtures.claimed import claimed_job
 from tests.fixtures.instant import InstantEvent
-from worker.intake.delays import JITTER
-from worker.jobs.claiming import ClaimedJob
-from worker.jobs.forwarding import Forwarded, TryAgain
+from typing import Any
+from worker.claims import ClaimedJob
+from worker.intake.partitions import JITTER
+from worker.jobs.forwarding import Forwarded
+from worker.jobs.forwarding import TryAgain
 from worker.jobs.recording import EndedJob
 from worker.jobs.retries import JobRetries
 from worker.retry import Retry
+import pytest
+import random
+
 
 FAILURE = Failure(code="decode_failed", message="no luck")
 

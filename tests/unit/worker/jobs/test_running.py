@@ -15,8 +15,8 @@ from alphaloop.deciding.policy import DraftSetting
 from alphaloop.errors import DecodeFailed, RequestRefused
 from tests.fakes import FakeEngine
 from tests.fixtures.claimed import NOW, VANILLA, claimed_job
+from worker.claims import ClaimedJob
 from worker.engine import Step
-from worker.jobs.claiming import ClaimedJob
 from worker.jobs.running import RunningJob, RunningJobs
 from worker.served import FailedRequest
 

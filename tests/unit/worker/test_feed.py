@@ -15,13 +15,18 @@ from worker.engine import PreparedJob, Sampling
 from worker.jobs.publications import AnswerAgain
 
 
+def num_held_bytes(one: Feeding) -> int:
+    """Of the jobs whose claim another worker holds."""
+    return sum(job.num_bytes for _, job in one.feed._held)
+
+
 def test_every_job_reaches_the_loop_once_and_the_books_are_empty_afterwards() -> None:
     one = Feeding(num_ahead=3)
     names = [f"job-{number}" for number in range(20)]
     one.send(*names)
     assert sorted(one.decode_all()) == sorted(names)
     assert (one.feed.num_waiting, one.feed.waiting()) == (0, {})
-    assert +one.feed._line._taken == {}
+    assert +one.feed._taken == {}
 
 
 def test_what_is_no_job_is_refused_and_a_tripping_tokenizer_stops_nobody() -> None:
@@ -83,7 +88,7 @@ def test_what_was_recorded_is_answered_what_conflicts_refused_and_what_ended_rec
     fresh = one.start(9)
     assert [claimed.job_id for claimed in fresh] == ["fresh"]
     one.end(fresh)
-    assert +one.feed._line._taken == {}, "what needs no decoding holds no place"
+    assert +one.feed._taken == {}, "what needs no decoding holds no place"
 
 
 def test_a_job_that_another_worker_holds_is_asked_for_again_when_its_lease_is_over() -> None:
@@ -165,10 +170,10 @@ def test_what_waits_unclaimed_is_bounded_in_count_and_in_bytes(bounds: dict[str,
     for _ in range(10):
         one.feed.turn()
         most = max(most, one.feed.num_waiting - len(one.feed.ready))
-        most_bytes = max(most_bytes, one.feed._line._queue.num_bytes + one.feed._held.num_bytes)
+        most_bytes = max(most_bytes, one.queue.load(is_high=False)[1] + num_held_bytes(one))
     assert most == 3
     if "max_bytes" in bounds:
-        size = one.feed._held.num_bytes
+        size = num_held_bytes(one)
         assert bounds["max_bytes"] < most_bytes <= bounds["max_bytes"] + size, "one job past the bound, and no more"
     one.now = 100.0
     one.table.found = {}

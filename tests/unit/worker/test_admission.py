@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from alphaloop.settings import read_tasks
 from tests.fixtures.simulated_device import SimulatedDevice, lane
-from worker.jobs.admission import AdmissionQueue, Waiting
+from worker.admission import AGEING_S, AdmissionQueue, Waiting
 
 TASKS = ("code", "rag", "sql")
 PURPOSES = ("traffic", "traffic", "probe", "control")
@@ -31,7 +31,7 @@ def filled(
     num_jobs_by_task: dict[str, int], quantum_s: float = 1.0, weight_of: Callable[[str], float] = lambda _: 1.0
 ) -> AdmissionQueue[int]:
     """A queue in which jobs of several tasks wait."""
-    queue: AdmissionQueue[int] = AdmissionQueue(measured_batch=8, quantum_s=quantum_s, weight_of=weight_of)
+    queue: AdmissionQueue[int] = AdmissionQueue(num_slots=8, quantum_s=quantum_s, weight_of=weight_of)
     for task, num_jobs in num_jobs_by_task.items():
         add(queue, task, num_jobs)
     return queue
@@ -40,7 +40,7 @@ def filled(
 @seeded
 @given(st.integers(0, 2**32), st.integers(1, 6))
 def test_every_job_leaves_once(seed: int, num_slots: int) -> None:
-    rng, queue = Random(seed), AdmissionQueue[int](measured_batch=3)
+    rng, queue = Random(seed), AdmissionQueue[int](num_slots=3)
     device = SimulatedDevice(queue, num_slots, lambda _, number: 0.1 + number % 5)
     waiting: set[int] = set()
     discarded: list[int] = []
@@ -56,10 +56,10 @@ def test_every_job_leaves_once(seed: int, num_slots: int) -> None:
             discarded += gone
             waiting -= set(gone)
         assert len(queue) == len(waiting)
-        assert queue.num_bytes == sum(waiting)
+        assert queue.load(is_high=False) == (len(waiting), sum(waiting))
     device.run_empty(1.0)
     assert sorted([item for _, item in device.admitted] + discarded) == list(range(120))
-    assert queue.num_bytes == 0
+    assert queue.load(is_high=False) == (0, 0)
     assert queue.waiting(999.0) == {}
 
 
@@ -202,17 +202,17 @@ def test_after_a_pause_of_all_tasks_nobody_is_owed_anything() -> None:
 @seeded
 @given(st.lists(st.tuples(st.integers(-3, 3), st.floats(0, 100)), max_size=60))
 def test_waiting_is_worth_priority(jobs: list[tuple[int, float]]) -> None:
-    """A job is overtaken by one of d steps more only if that one came less than d times `ageing_s` later."""
-    queue: AdmissionQueue[int] = AdmissionQueue(measured_batch=1, ageing_s=10.0)
+    """A job is overtaken by one of d steps more only if that one came less than d times `AGEING_S` later."""
+    queue: AdmissionQueue[int] = AdmissionQueue(num_slots=1)
     for number, (priority, since_s) in enumerate(jobs):
         queue.add(lane(bucket=f"t{number % 3}"), number, priority=priority, num_bytes=1, now=since_s)
     served = [jobs[item] for _, item in queue.next(len(jobs), running={})]
     for (first, first_since_s), (second, second_since_s) in pairwise(served):
-        assert first_since_s - second_since_s <= (first - second) * 10.0 + 1e-9
+        assert first_since_s - second_since_s <= (first - second) * AGEING_S + 1e-9
 
 
 def test_an_endless_stream_of_higher_priority_is_outwaited() -> None:
-    queue: AdmissionQueue[str] = AdmissionQueue(measured_batch=1, ageing_s=10.0)
+    queue: AdmissionQueue[str] = AdmissionQueue(num_slots=1)
     queue.add(lane(), "patient", priority=0, num_bytes=1, now=0.0)
     served = []
     for second in range(40):
@@ -225,7 +225,7 @@ def test_an_endless_stream_of_higher_priority_is_outwaited() -> None:
 @given(st.integers(0, 2**32))
 def test_no_segment_and_no_producer_starves(seed: int) -> None:
     """Before a job go only jobs of its task that waited when it came, however one producer floods the task."""
-    rng, queue = Random(seed), AdmissionQueue[int](measured_batch=1)
+    rng, queue = Random(seed), AdmissionQueue[int](num_slots=1)
     ahead: dict[int, set[int]] = {}
     waiting: set[int] = set()
     for number in range(200):
@@ -245,18 +245,18 @@ def test_ties_go_to_the_task_served_last_then_by_name_and_arrival() -> None:
 
 
 def test_an_operator_sees_how_much_waits_and_for_how_long() -> None:
-    queue: AdmissionQueue[str] = AdmissionQueue(measured_batch=1)
+    queue: AdmissionQueue[str] = AdmissionQueue(num_slots=1)
     queue.add(lane("sql"), "first", priority=0, num_bytes=10, now=1.0)
     queue.add(lane("sql"), "urgent", priority=9, num_bytes=10, now=3.0)
     queue.add(lane("code"), "other", priority=0, num_bytes=10, now=4.0)
     assert queue.waiting(11.0) == {"code": Waiting(1, 7.0), "sql": Waiting(2, 10.0)}
     assert sorted(queue.discard(lambda item: item != "urgent")) == ["first", "other"]
     assert queue.waiting(11.0) == {"sql": Waiting(1, 8.0)}
-    assert queue.num_bytes == 10
+    assert queue.load(is_high=False) == (1, 10)
 
 
 def test_the_oldest_job_is_the_oldest_of_those_that_still_wait() -> None:
-    queue: AdmissionQueue[str] = AdmissionQueue(measured_batch=1)
+    queue: AdmissionQueue[str] = AdmissionQueue(num_slots=1)
     for name, priority, since_s in (("old", 0, 1.0), ("urgent", 9, 3.0), ("young", 0, 4.0)):
         queue.add(lane(), name, priority=priority, num_bytes=1, now=since_s)
     assert queue.next(2, running={}) == [(lane(), "urgent"), (lane(), "old")]
@@ -265,6 +265,6 @@ def test_the_oldest_job_is_the_oldest_of_those_that_still_wait() -> None:
 
 @pytest.mark.parametrize("weight", [0.0, -1.0])
 def test_a_weight_that_would_stop_a_task_is_refused(weight: float) -> None:
-    queue: AdmissionQueue[str] = AdmissionQueue(measured_batch=1, weight_of=lambda _: weight)
+    queue: AdmissionQueue[str] = AdmissionQueue(num_slots=1, weight_of=lambda _: weight)
     with pytest.raises(ValueError, match="task code has weight"):
         queue.add(lane("code"), "job", priority=0, num_bytes=1, now=0.0)

@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping
 import pytest
 
 from alphaloop.errors import StoreUnavailable
-from worker.jobs.leases import LeaseKeeper
+from tests.fixtures.worker import until
+from worker.claims import LeaseKeeper
 
 
 class LedgerOfLeases:
@@ -147,5 +148,5 @@ def test_a_thread_that_ended_by_an_error_of_ours_is_told() -> None:
     assert not keeper.has_died
     keeper.hold({"a": 1})
     keeper.start()
-    keeper._thread.join(30)
+    until(lambda: keeper.has_died, "the thread has ended", 30)
     assert keeper.has_died

@@ -1,9 +1,9 @@
-"""A job is claimed anew before a second decode if its readers could mistake the one for the other."""
+"""A second claim for a second decode where readers could mistake the one for the other; claims that are given back."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -11,8 +11,7 @@ from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Status
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState
 from tests.fixtures.claimed import claimed_job
-from worker.jobs.claiming import ClaimedJob, Claiming, EndedUndecoded
-from worker.jobs.decoding_again import DecodingAgain
+from worker.claims import ClaimedJob, Claiming, EndedUndecoded
 from worker.retry import FIRST_WAIT_S, Retry
 
 
@@ -22,11 +21,11 @@ class Claims:
     def __init__(self, state: ClaimState, attempt: int = 2, *, num_errors: int = 0) -> None:
         self.held: dict[str, int] = {}
         self.asked: list[str] = []
+        self.released: list[dict[str, int]] = []
         self._state, self._attempt, self._num_errors = state, attempt, num_errors
-        hurry = threading.Event()
-        hurry.wait = lambda timeout=None: timeout == FIRST_WAIT_S  # type: ignore[method-assign]
-        claiming = Claiming(self, owner="w", lease_s=30.0, max_attempts=3)  # type: ignore[arg-type]
-        self.again = DecodingAgain(claiming, self, Retry(hurry))  # type: ignore[arg-type]
+        self.hurry = threading.Event()
+        self.hurry.wait = lambda timeout=None: timeout == FIRST_WAIT_S  # type: ignore[method-assign]
+        self.claiming = Claiming(self, self, owner="w", lease_s=30.0, max_attempts=3, retry=Retry(self.hurry))  # type: ignore[arg-type]
 
     def claim(
         self, requests: Sequence[ClaimRequest], *, owner: str, lease_s: float, max_attempts: int, alone: bool
@@ -36,6 +35,12 @@ class Claims:
         if len(self.asked) <= self._num_errors:
             raise StoreUnavailable
         return [Claim(request.job_id, self._state, self._attempt) for request in requests]
+
+    def release(self, attempts: Mapping[str, int], *, owner: str) -> set[str]:
+        self.released.append(dict(attempts))
+        if len(self.released) <= self._num_errors:
+            raise StoreUnavailable
+        return set(attempts)
 
     def hold(self, attempts: dict[str, int]) -> None:
         self.held |= attempts
@@ -52,13 +57,13 @@ def streamed_job() -> ClaimedJob:
 @pytest.mark.parametrize("claimed", [claimed_job("a"), claimed_job("a", stream=True)])
 def test_a_job_without_a_chunk_out_keeps_its_claim(claimed: ClaimedJob) -> None:
     claims = Claims(ClaimState.CLAIMED)
-    assert claims.again.claim(claimed) is claimed
+    assert claims.claiming.claim_again(claimed) is claimed
     assert claims.asked == []
 
 
 def test_a_job_with_a_chunk_out_gets_the_next_attempt_and_numbers_its_chunks_from_0() -> None:
     claims = Claims(ClaimState.CLAIMED, num_errors=1)
-    fresh = claims.again.claim(streamed_job())
+    fresh = claims.claiming.claim_again(streamed_job())
     assert isinstance(fresh, ClaimedJob)
     assert fresh.stream is not None
     assert (fresh.attempt, fresh.stream.num_chunks, claims.held) == (2, 0, {"a": 2})
@@ -66,7 +71,7 @@ def test_a_job_with_a_chunk_out_gets_the_next_attempt_and_numbers_its_chunks_fro
 
 
 def test_a_job_that_was_cancelled_meanwhile_ends_with_its_new_claim() -> None:
-    ended = Claims(ClaimState.CANCELLED).again.claim(streamed_job())
+    ended = Claims(ClaimState.CANCELLED).claiming.claim_again(streamed_job())
     assert isinstance(ended, EndedUndecoded)
     assert (ended.status, ended.claimed.attempt) == (Status.CANCELLED, 2)
 
@@ -74,6 +79,13 @@ def test_a_job_that_was_cancelled_meanwhile_ends_with_its_new_claim() -> None:
 @pytest.mark.parametrize("state", [ClaimState.HELD, ClaimState.ENDED])
 def test_a_job_that_another_worker_took_ends_with_the_lost_claim(state: ClaimState) -> None:
     claims = Claims(state)
-    ended = claims.again.claim(streamed_job())
+    ended = claims.claiming.claim_again(streamed_job())
     assert isinstance(ended, EndedUndecoded)
     assert (ended.claimed.attempt, ended.failure.code, claims.held) == (1, "claim_lost", {})
+
+
+def test_claims_are_given_back_when_the_database_is_back_also_in_a_hurry() -> None:
+    claims = Claims(ClaimState.CLAIMED, num_errors=1)
+    claims.hurry.set()
+    claims.claiming.release({"a": 2})
+    assert claims.released == [{"a": 2}] * 2, "the first try was lost"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.jobs.bounded_queue import BoundedQueue
+from worker.background import BoundedQueue
 
 WAIT_S = 10.0
 

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.simulated_device import SimulatedDevice, lane
-from worker.jobs.admission import AdmissionQueue, LaneKey
-from worker.jobs.measured import MeasuredTurns
+from worker.admission import AdmissionQueue
+from worker.lanes import LaneKey
 
 PROBE, CONTROL = lane(purpose="probe"), lane(purpose="control")
 
 
 def queue_of(lanes: dict[LaneKey, int], batch: int) -> AdmissionQueue[int]:
     """Jobs that came lane by lane."""
-    queue: AdmissionQueue[int] = AdmissionQueue(measured_batch=batch)
+    queue: AdmissionQueue[int] = AdmissionQueue(num_slots=batch)
     for when, (key, num_jobs) in enumerate(lanes.items()):
         for number in range(num_jobs):
             queue.add(key, number, priority=0, num_bytes=1, now=float(when))
@@ -28,7 +28,7 @@ def queue_of(lanes: dict[LaneKey, int], batch: int) -> AdmissionQueue[int]:
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 5))
 def test_a_measured_lane_runs_alone_and_every_job_ends(seed: int, num_slots: int, batch: int) -> None:
-    rng, queue = Random(seed), AdmissionQueue[int](measured_batch=batch)
+    rng, queue = Random(seed), AdmissionQueue[int](num_slots=batch)
     device = SimulatedDevice(queue, num_slots, lambda *_: rng.uniform(0.1, 3.0))
     for number in range(100):
         key = lane(rng.choice(["code", "sql"]), rng.choice(["traffic", "probe", "control"]), rng.choice(["a", "b"]))
@@ -64,16 +64,13 @@ def test_a_lane_fills_up_during_its_turn() -> None:
     assert queue.next(3, running={}) == [(PROBE, 4)]
 
 
-def test_probes_and_controls_follow_each_other_and_take_turns_in_being_first() -> None:
-    queue: AdmissionQueue[int] = AdmissionQueue(measured_batch=2)
-    for number in range(8):
-        queue.add(lane("sql"), number, priority=0, num_bytes=1, now=0.0)
-        queue.add(PROBE, number, priority=0, num_bytes=1, now=1.0)
-        queue.add(CONTROL, number, priority=0, num_bytes=1, now=2.0)
+def test_lanes_of_probes_and_controls_take_turns() -> None:
+    queue = queue_of({PROBE: 4, CONTROL: 4, lane("sql"): 8}, batch=2)
     device = SimulatedDevice(queue, 2, lambda *_: 1.0)
     device.run_empty(1.0)
     measured = [key.purpose for key, _ in device.admitted if key.is_measured]
-    assert measured[::2] == measured[1::2] == ["control", "probe", "probe", "control"] * 2
+    assert measured == ["probe"] * 4 + ["control"] * 4
+    assert len(device.admitted) == 16
 
 
 def test_a_flood_of_probes_leaves_others_their_share() -> None:
@@ -108,8 +105,3 @@ def test_discarded_jobs_end_their_lanes_turn() -> None:
     queue.add(lane("sql"), 9, priority=0, num_bytes=1, now=0.0)
     assert sorted(queue.discard(lambda number: number < 9)) == [0, 0, 1]
     assert queue.next(4, running={}) == [(lane("sql"), 9)]
-
-
-def test_a_turn_of_no_jobs_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        MeasuredTurns(0)

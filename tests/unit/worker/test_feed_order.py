@@ -6,7 +6,7 @@ from alphaloop.messages import Job
 from tests.fakes import FakeEngine
 from tests.fixtures.feeding import Feeding
 from worker.engine import PreparedJob, Sampling
-from worker.jobs.ahead import AHEAD_S
+from worker.feed import AHEAD_S
 
 
 def test_jobs_are_claimed_ahead_no_further_than_asked() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.jobs.shares import NUM_REMEMBERED_JOBS, DeviceShare
+from worker.admission import NUM_REMEMBERED_JOBS, DeviceShare
 
 
 def test_real_seconds_take_the_place_of_expected_ones() -> None:

@@ -7,9 +7,7 @@ from typing import Final, NamedTuple
 from alphaloop.messages import Job, Purpose
 from worker.engine import Sampling
 
-PROBE: Final = Purpose.PROBE.value
-CONTROL: Final = Purpose.CONTROL.value
-_MEASURED: Final = frozenset({PROBE, CONTROL})
+_MEASURED: Final = frozenset({Purpose.PROBE.value, Purpose.CONTROL.value})
 
 
 class LaneKey(NamedTuple):
@@ -25,7 +23,7 @@ class LaneKey(NamedTuple):
 
     @property
     def is_measured(self) -> bool:
-        """Whether the jobs are probes or controls, whose times are compared."""
+        """Whether the jobs are probes or controls, which run alone."""
         return self.purpose in _MEASURED
 
 

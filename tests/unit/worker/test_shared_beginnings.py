@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.simulated_device import SimulatedDevice, lane
-from worker.jobs.admission import AdmissionQueue
-from worker.jobs.beginnings import Beginning, HeldBeginnings, SharingSlack, beginnings_of
-from worker.jobs.lanes import LaneKey
+from worker.admission import AdmissionQueue, Beginning, SharedBeginnings, beginnings_of
+from worker.lanes import LaneKey
 
 seeded = settings(derandomize=True, deadline=None, max_examples=40)
 
@@ -27,7 +26,7 @@ def text_of(number: int) -> tuple[Beginning, ...]:
 
 def a_queue(num_slots: int = 4, most_slack_s: float = MOST_S, quantum_s: float = 1.0) -> AdmissionQueue[int]:
     return AdmissionQueue(
-        measured_batch=num_slots,
+        num_slots=num_slots,
         quantum_s=quantum_s,
         read_s=lambda num_tokens: READ_S * num_tokens,
         most_slack_s=most_slack_s,
@@ -142,8 +141,8 @@ def test_discarded_and_measured_jobs_leave_nothing_behind(seed: int) -> None:
             waiting -= set(queue.discard(lambda item: item % 5 == 2))
         assert len(queue) == len(waiting)
     device.run_empty(0.3)
-    jobs = queue._tasks["code"].jobs.normal
-    assert (jobs._by_beginning, jobs._traffic, jobs._overtaking.jobs) == ({}, [], [])
+    task = queue._tasks["code"]
+    assert (task.normal.by_beginning, task.normal.heap, task.normal.overtaking, task.measured) == ({}, [], [], {})
 
 
 @seeded
@@ -165,19 +164,19 @@ def test_a_prompts_last_token_belongs_to_no_beginning() -> None:
 
 
 def test_the_slots_hold_the_jobs_admitted_last() -> None:
-    held = HeldBeginnings(num_slots=3)
+    shared = SharedBeginnings(3, lambda n: READ_S * n, MOST_S)
     for number in (1, 2, 2, 3):
-        held.admit(text_of(number))
-    assert set(held.beginnings) == {*text_of(2), *text_of(3)}
-    held.observe(2)
-    assert set(held.beginnings) == {*text_of(2), *text_of(3)}
-    held.observe(1)
-    assert set(held.beginnings) == set(text_of(3))
-    held.observe(0)
-    assert not held.beginnings
+        shared.admit(text_of(number))
+    assert set(shared.held) == {*text_of(2), *text_of(3)}
+    shared.observe(2)
+    assert set(shared.held) == {*text_of(2), *text_of(3)}
+    shared.observe(1)
+    assert set(shared.held) == set(text_of(3))
+    shared.observe(0)
+    assert not shared.held
 
 
 @pytest.mark.parametrize(("num_tokens", "seconds"), [(0, 0.0), (100, 2.0), (512, MOST_S)])
 def test_slack_is_twenty_times_what_reading_takes_up_to_the_most(num_tokens: int, seconds: float) -> None:
-    assert SharingSlack(lambda n: READ_S * n, MOST_S).of(num_tokens) == pytest.approx(seconds)
-    assert SharingSlack(lambda n: READ_S * n, 0.0).of(num_tokens) == 0.0
+    assert SharedBeginnings(4, lambda n: READ_S * n, MOST_S).slack_s(num_tokens) == pytest.approx(seconds)
+    assert SharedBeginnings(4, lambda n: READ_S * n, 0.0).slack_s(num_tokens) == 0.0

@@ -9,14 +9,14 @@ from contextlib import contextmanager
 import pytest
 
 from alphaloop.errors import StoreUnavailable, WorkerThreadDied
-from worker.neighbour import Neighbour
+from worker.background import BackgroundThread
 
 WAIT_S = 10.0
 
 
 @contextmanager
-def turning(turn: Callable[[], object]) -> Iterator[Neighbour]:
-    neighbour = Neighbour("one", turn)
+def turning(turn: Callable[[], object]) -> Iterator[BackgroundThread]:
+    neighbour = BackgroundThread("one", turn)
     neighbour.start()
     try:
         yield neighbour
@@ -49,7 +49,7 @@ def test_a_death_is_told_to_whoever_checks_and_wakes_who_waits(
 ) -> None:
     died = threading.Event()
     turn = DyingTurn(error)
-    neighbour = Neighbour("one", turn, on_failure=died.set)
+    neighbour = BackgroundThread("one", turn, on_failure=died.set)
     neighbour.check()
     neighbour.start()
     assert died.wait(WAIT_S)
@@ -78,4 +78,4 @@ def test_the_turn_in_hand_is_the_last_one() -> None:
 
 
 def test_one_that_never_started_ends_at_once() -> None:
-    assert Neighbour("one", lambda: None).end(0.0)
+    assert BackgroundThread("one", lambda: None).end(0.0)

@@ -1,0 +1,592 @@
+"""Which waiting job is admitted next. Pure.
+
+Three criteria, in this order:
+
+1. *Share of device time* between tasks. The task that had the least device time over weight goes next.
+2. *Priority with age* within a task. Jobs of the high lane go first, but for `NORMAL_SHARE` of the starts. Within a
+   lane the priority decides, where `AGEING_S` of waiting are worth one step of it, and then the arrival.
+3. *Shared beginning*. Jobs whose prompts begin alike save the device time in which that beginning is read, as long as
+   they run together. So a job may overtake others of its task, and its task may stay at its turn, within a slack.
+
+Probes and controls run alone: one lane of them has the device for up to as many jobs as there are slots, because some
+servers count what was drafted and accepted only for all of their requests together. Then as many jobs of traffic go
+first, as far as traffic waits.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import count
+from statistics import fmean
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
+
+from worker.lanes import LaneKey
+
+Item = TypeVar("Item")
+Key = TypeVar("Key")
+
+AGEING_S: Final = 10.0  #: a wait of this length counts as one step of priority
+NORMAL_SHARE: Final = 0.2  #: of a task's starts, for jobs that are not of the high lane, while both lanes wait
+UNKNOWN_JOB_S: Final = 1.0  #: device seconds that a job is expected to need before any job of any task has ended
+NUM_REMEMBERED_JOBS: Final = 64  #: the mean device time of a job follows about this many ended jobs
+SHORTEST_JOB_S: Final = 0.001  #: no job is expected to take less, so that many free jobs still count for something
+#: Tokens of the shortest beginning that is compared; each further one is twice as long.
+SHORTEST_BEGINNING: Final = 64
+LONGEST_BEGINNING: Final = 16_384
+#: Share of the device time of a run of jobs that reading their beginning once may take.
+READING_SHARE: Final = 0.05
+
+_ROUNDING: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What an operator sees of a task's queue."""
+
+    num_jobs: int
+    oldest_s: float  #: how long the job that was added first has waited
+
+
+class AdmissionQueue(Generic[Item]):
+    """The waiting jobs of a worker. Time is whatever clock the caller counts seconds with."""
+
+    def __init__(
+        self,
+        *,
+        num_slots: int,
+        quantum_s: float = 1.0,
+        weight_of: Callable[[str], float] = lambda task: 1.0,
+        read_s: Callable[[int], float] = lambda num_tokens: 0.0,
+        most_slack_s: float = 0.0,
+    ) -> None:
+        """An empty queue.
+
+        Args:
+            num_slots: the engine's; also the jobs of a lane of probes or controls that are admitted in one turn.
+            quantum_s: device seconds over weight that a task may be ahead of the task that had least.
+            weight_of: the weight of a task, above 0; asked whenever the task is charged, so weights may change.
+            read_s: device seconds in which the target reads so many tokens of a prompt, as measured.
+            most_slack_s: device seconds by which jobs may go before their turn to share a beginning; 0: never.
+        """
+        self._num_slots = num_slots
+        self._quantum_s = quantum_s
+        self._weight_of = weight_of
+        self._shared = SharedBeginnings(num_slots, read_s, most_slack_s)
+        self._tasks: dict[str, _Task[Item]] = {}
+        self._backlogged: dict[str, _Task[Item]] = {}
+        self._running: set[str] = set()
+        self._served_last: str | None = None
+        self._most_charged_s = 0.0
+        self._mean_over_tasks_s: float | None = None  # of device seconds a job; None until needed
+        self._alone: LaneKey | None = None  # the lane that has the device, or has it once the engine is empty
+        self._num_alone_left = 0  # jobs that it may still admit
+        self._num_traffic_first = 0  # jobs of traffic that go before the next such lane
+        self._arrival = count()
+        self._num_jobs = {True: 0, False: 0}  # by whether they are of the high lane
+        self._num_bytes = {True: 0, False: 0}
+
+    def __len__(self) -> int:
+        return self._num_jobs[True] + self._num_jobs[False]
+
+    def load(self, *, is_high: bool) -> tuple[int, int]:
+        """The waiting jobs of the high lanes, or of the others, and their bytes as given to `add`."""
+        return self._num_jobs[is_high], self._num_bytes[is_high]
+
+    def waiting(self, now: float) -> Mapping[str, Waiting]:
+        """How many jobs wait and for how long, by task; tasks without a waiting job are left out."""
+        return {
+            name: Waiting(task.num_jobs, now - task.oldest_since_s) for name, task in sorted(self._backlogged.items())
+        }
+
+    def add(
+        self,
+        lane: LaneKey,
+        item: Item,
+        *,
+        priority: int,
+        num_bytes: int,
+        now: float,
+        beginnings: tuple[Beginning, ...] = (),
+        is_high: bool = False,
+    ) -> None:
+        """Let a job wait; `now` is when its waiting began, `beginnings` are its prompt's, the longest first.
+
+        `is_high`: it is of the high lane. Probes and controls never are.
+
+        The effective priority of a job is `priority + waited_s / AGEING_S`. It grows equally fast for all jobs, so the
+        order of two jobs never changes: it is the order of `now - priority * AGEING_S`, the rank.
+        """
+        task = self._task(lane.task)
+        if not task.num_jobs:
+            # A task that was idle starts at the least virtual time of the others: it must not save up device time.
+            charged_s = (other.share.virtual_s for other in self._backlogged.values())
+            task.share.virtual_s = max(task.share.virtual_s, min(charged_s, default=self._most_charged_s))
+            self._backlogged[task.name] = task
+        place = now - priority * AGEING_S, next(self._arrival)
+        is_high = is_high and not lane.is_measured
+        job = _Job(place, lane, item, num_bytes, now, () if self._shared.is_off else beginnings, is_high)
+        task.add(job)
+        self._count(job, 1)
+
+    def next(self, limit: int, *, running: Mapping[LaneKey, int]) -> list[tuple[LaneKey, Item]]:
+        """Take out the jobs that are admitted now, in their order; none where none may be.
+
+        Args:
+            limit: the most jobs to take out.
+            running: how many jobs taken out before have not ended, by lane. Jobs that are still being claimed count.
+        """
+        self._observe(running)
+        lanes = {lane for lane, num_running in running.items() if num_running > 0}
+        self._end_turn_alone(lanes)
+        taken = self._take_traffic(limit)
+        if not taken:
+            taken = self._take_alone(limit, lanes)
+        return [(job.lane, job.item) for job in taken]
+
+    def charge(self, device_s_by_task: Mapping[str, float]) -> None:
+        """Count the device seconds of an engine step, by task."""
+        for name, device_s in device_s_by_task.items():
+            share = self._task(name).share
+            share.weight = self._weight(name)
+            share.charge(device_s)
+            self._most_charged_s = max(self._most_charged_s, share.virtual_s)
+
+    def discard(self, unwanted: Callable[[Item], bool]) -> list[Item]:
+        """Take out and return the jobs for which `unwanted` holds (their partition went to another worker). O(n)."""
+        gone = [job for task in self._backlogged.values() for job in task.discard(unwanted)]
+        self._backlogged = {name: task for name, task in self._backlogged.items() if task.num_jobs}
+        for job in gone:
+            self._count(job, -1)
+        return [job.item for job in gone]
+
+    def _take_traffic(self, limit: int) -> list[_Job[Item]]:
+        """Traffic up to `limit`, or up to where a probe or control is next: the turn of its lane begins there.
+
+        Start-time fair queueing (Goyal, Vin and Cheng, 1996): the task with the least expected virtual time is served;
+        ties go by name. It goes on until it is more than `quantum_s` ahead of the least-served, the quantum of deficit
+        round robin (Shreedhar and Varghese, 1995), so that jobs of one task run together.
+        """
+        taken: list[_Job[Item]] = []
+        if self._alone is not None:
+            return taken
+        tasks = {name: task for name, task in self._backlogged.items() if task.has_traffic}
+        may_be_alone = not (self._num_traffic_first and tasks)
+        if may_be_alone:
+            tasks = dict(self._backlogged)
+        serving = tasks.get(self._served_last or "")
+        rival = _least_served(tasks.values(), but=serving)  # only the task that is served changes its virtual time here
+        while len(taken) < limit and tasks:
+            if rival is not None and (serving is None or self._is_ahead(serving, rival)):
+                serving, rival = rival, _least_served(tasks.values(), but=rival)
+            assert serving is not None  # noqa: S101 - a task is left, and it is no rival of itself
+            if may_be_alone and serving.is_measured_first:
+                self._alone, self._num_alone_left = serving.first_measured_lane(), self._num_slots
+                break
+            job = serving.take_traffic(self._shared, self._expected_job_s(serving.share))
+            taken.append(self._admit(serving, job))
+            if not (serving.num_jobs if may_be_alone else serving.has_traffic):
+                del tasks[serving.name]
+                serving = None
+        self._num_traffic_first = max(0, self._num_traffic_first - len(taken))
+        return taken
+
+    def _is_ahead(self, serving: _Task[Item], rival: _Task[Item]) -> bool:
+        """Whether the served task has to leave its turn to another: unless its next job shares a running beginning."""
+        ahead_s = serving.share.finish_s - rival.share.finish_s
+        if ahead_s <= self._quantum_s:
+            return False
+        num_shared = serving.num_shared(self._shared, self._expected_job_s(serving.share))
+        return ahead_s > self._shared.slack_s(num_shared)
+
+    def _take_alone(self, limit: int, running: Set[LaneKey]) -> list[_Job[Item]]:
+        """Jobs of the lane that has the device, once no other lane runs."""
+        lane = self._alone
+        if lane is None or not running <= {lane}:
+            return []
+        task = self._tasks[lane.task]
+        num_jobs = max(0, min(limit, self._num_alone_left, task.num_measured(lane)))
+        self._num_alone_left -= num_jobs
+        return [self._admit(task, task.take_measured(lane)) for _ in range(num_jobs)]
+
+    def _end_turn_alone(self, running: Set[LaneKey]) -> None:
+        """End the turn of a lane whose jobs were all admitted and have ended."""
+        if (lane := self._alone) is None or lane in running:
+            return
+        if not self._num_alone_left or not self._tasks[lane.task].num_measured(lane):
+            self._alone, self._num_traffic_first, self._served_last = None, self._num_slots, None
+
+    def _admit(self, task: _Task[Item], job: _Job[Item]) -> _Job[Item]:
+        task.share.admit(self._expected_job_s(task.share))
+        self._shared.admit(job.beginnings)
+        self._served_last = task.name
+        self._running.add(task.name)
+        self._count(job, -1)
+        if not task.num_jobs:
+            del self._backlogged[task.name]
+        return job
+
+    def _count(self, job: _Job[Item], sign: int) -> None:
+        self._num_jobs[job.is_high] += sign
+        self._num_bytes[job.is_high] += sign * job.num_bytes
+
+    def _observe(self, running: Mapping[LaneKey, int]) -> None:
+        num_running: Counter[str] = Counter()
+        for lane, num_jobs in running.items():
+            num_running[lane.task] += num_jobs
+        for name in self._running | num_running.keys():
+            self._task(name).share.observe(num_running[name])
+        self._shared.observe(num_running.total())
+        self._running = set(num_running)
+        self._mean_over_tasks_s = None
+
+    def _expected_job_s(self, share: DeviceShare) -> float:
+        if share.mean_job_s is not None:
+            return max(SHORTEST_JOB_S, share.mean_job_s)
+        if self._mean_over_tasks_s is None:
+            means_s = (task.share.mean_job_s for task in self._tasks.values())
+            known_s = [mean_s for mean_s in means_s if mean_s is not None]
+            self._mean_over_tasks_s = max(SHORTEST_JOB_S, fmean(known_s)) if known_s else UNKNOWN_JOB_S
+        return self._mean_over_tasks_s
+
+    def _task(self, name: str) -> _Task[Item]:
+        task = self._tasks.get(name)
+        if task is None:
+            task = self._tasks[name] = _Task(name)
+            task.share.weight = self._weight(name)
+        return task
+
+    def _weight(self, name: str) -> float:
+        weight = self._weight_of(name)
+        if weight <= 0:
+            raise ValueError(f"task {name} has weight {weight}; a weight is above 0")
+        return weight
+
+
+class DeviceShare:
+    """A task's device time over its weight (virtual time), and the device time that its jobs are expected to take.
+
+    Device seconds are known only after a step, so an admitted job counts with its expected device seconds until real
+    ones take their place. The device seconds of a step are split evenly over the task's running jobs. Which job ended
+    is not known here, so the oldest one is taken. The mean over jobs does not depend on that choice (Little, 1961).
+    """
+
+    def __init__(self) -> None:
+        self.weight = 1.0
+        self.virtual_s = 0.0  #: charged device seconds over weight
+        #: Exponentially weighted mean of device seconds a job; None before one ended.
+        self.mean_job_s: float | None = None
+        self._num_ended = 0
+        self._expected_s = 0.0  # device seconds that running jobs are expected to need and were not charged
+        self._per_job_s = 0.0  # device seconds that a job running since the beginning would have had
+        self._began_at_s: deque[float] = deque()  # `_per_job_s` when each running job began
+
+    @property
+    def num_running(self) -> int:
+        """Jobs admitted and, as far as is known, not ended."""
+        return len(self._began_at_s)
+
+    @property
+    def finish_s(self) -> float:
+        """The virtual time that is expected once the running jobs have ended."""
+        return self.virtual_s + self._expected_s / self.weight
+
+    def admit(self, expected_s: float) -> None:
+        """Count a job that begins to run, with the device seconds that it is expected to need."""
+        self._expected_s += expected_s
+        self._began_at_s.append(self._per_job_s)
+
+    def charge(self, device_s: float) -> None:
+        """Count device seconds that the running jobs had."""
+        self.virtual_s += device_s / self.weight
+        self._expected_s -= min(device_s, self._expected_s)
+        self._per_job_s += device_s / max(1, self.num_running)
+
+    def observe(self, num_running: int) -> None:
+        """Take the number of jobs that still run; ended jobs update the mean and count no expected seconds."""
+        while self.num_running > num_running:
+            self._learn(self._per_job_s - self._began_at_s.popleft())
+        while self.num_running < num_running:
+            self._began_at_s.append(self._per_job_s)
+        if self.mean_job_s is not None:
+            self._expected_s = min(self._expected_s, num_running * max(SHORTEST_JOB_S, self.mean_job_s))
+
+    def _learn(self, device_s: float) -> None:
+        self._num_ended += 1
+        mean = self.mean_job_s or 0.0
+        self.mean_job_s = mean + (device_s - mean) / min(self._num_ended, NUM_REMEMBERED_JOBS)
+
+
+class Beginning(NamedTuple):
+    """The first tokens of a prompt. Prompts with equal beginnings have equal first tokens, to within a hash."""
+
+    num_tokens: int
+    digest: int
+
+
+def beginnings_of(token_ids: Sequence[int]) -> tuple[Beginning, ...]:
+    """The beginnings of a prompt, the longest first.
+
+    The last token of a prompt is always read, so no beginning contains that token. 2 µs for 200 tokens.
+    """
+    found: list[Beginning] = []
+    begin, end, digest = 0, SHORTEST_BEGINNING, 0
+    while end < len(token_ids) and end <= LONGEST_BEGINNING:
+        digest = hash((digest, *token_ids[begin:end]))
+        found.append(Beginning(end, digest))
+        begin, end = end, 2 * end
+    return tuple(reversed(found))
+
+
+class SharedBeginnings:
+    """The beginnings that the slots will hold when the next job starts, and how much device time sharing one is worth.
+
+    The engine copies a beginning that a running sequence holds (worker/decoding/prefixes.py) and does not read it
+    again. Jobs are claimed ahead of the engine, so a job that runs now may have ended when the next one starts. Which
+    admitted jobs have ended is not known here, so those admitted last are taken to run. A wrong guess costs only time:
+    a beginning is read again, or a job goes first for nothing.
+
+    The slack is as long as a run of jobs of which reading the beginning takes `READING_SHARE`: 20 times what the target
+    is measured to need for the beginning, at most `most_slack_s`. So a beginning that is cheap to read changes no
+    order.
+    """
+
+    def __init__(self, num_slots: int, read_s: Callable[[int], float], most_slack_s: float) -> None:
+        """`read_s`: seconds in which the target reads so many tokens of a prompt, as measured."""
+        self._num_slots = num_slots
+        self._read_s = read_s
+        self._most_slack_s = most_slack_s
+        self._by_job: deque[tuple[Beginning, ...]] = deque()
+        self._num_jobs: dict[Beginning, int] = {}
+
+    @property
+    def held(self) -> KeysView[Beginning]:
+        """Every beginning that a job holds."""
+        return self._num_jobs.keys()
+
+    @property
+    def is_off(self) -> bool:
+        """Whether no job may go before its turn."""
+        return self._most_slack_s <= 0
+
+    def slack_s(self, num_tokens: int) -> float:
+        """Device seconds by which a job may go before its turn to share so many tokens; 0 for none."""
+        if not num_tokens or self.is_off:
+            return 0.0
+        return min(self._most_slack_s, self._read_s(num_tokens) / READING_SHARE)
+
+    def admit(self, beginnings: tuple[Beginning, ...]) -> None:
+        """A job with these beginnings was admitted."""
+        self._by_job.append(beginnings)
+        for beginning in beginnings:
+            self._num_jobs[beginning] = self._num_jobs.get(beginning, 0) + 1
+        self.observe(self._num_slots)
+
+    def observe(self, num_running: int) -> None:
+        """Take the number of admitted jobs that have not ended."""
+        while len(self._by_job) > num_running:
+            for beginning in self._by_job.popleft():
+                num_left = self._num_jobs.pop(beginning) - 1
+                if num_left:
+                    self._num_jobs[beginning] = num_left
+
+
+_Place: TypeAlias = tuple[float, int]  # rank and number of arrival: the least is served first
+
+
+@dataclass(slots=True)
+class _Job(Generic[Item]):
+    """A waiting job with what its place in the order depends on."""
+
+    place: _Place
+    lane: LaneKey
+    item: Item
+    num_bytes: int
+    since_s: float
+    beginnings: tuple[Beginning, ...]  # of its prompt, the longest first
+    is_high: bool
+    is_waiting: bool = True
+
+
+_Heap: TypeAlias = list[tuple[_Place, _Job[Item]]]  # may hold jobs that were taken elsewhere, but never as its first
+
+
+@dataclass(slots=True)
+class _Traffic(Generic[Item]):
+    """The waiting traffic of one task: its high lane, or its normal one.
+
+    A job whose prompt begins like a running job's may overtake: less than its slack after the first job in rank, and
+    only while the jobs that overtook the first job are expected to take no more than the slack. What overtook a later
+    job also overtook the first one, so the limit holds for every job.
+    """
+
+    heap: _Heap[Item] = field(default_factory=list)
+    by_beginning: dict[Beginning, _Heap[Item]] = field(default_factory=dict)
+    #: Jobs that were taken before their turn, with their expected device seconds, as long as jobs wait before them.
+    overtaking: list[tuple[_Place, float]] = field(default_factory=list)
+    overtaking_s: float = 0.0  #: expected device seconds of these jobs together
+
+    def __bool__(self) -> bool:
+        return bool(self.heap)
+
+    def add(self, job: _Job[Item]) -> None:
+        heappush(self.heap, (job.place, job))
+        for beginning in job.beginnings:
+            heappush(self.by_beginning.setdefault(beginning, []), (job.place, job))
+
+    def next(self, shared: SharedBeginnings, job_s: float) -> tuple[_Job[Item], int]:
+        """The job that starts next, and the tokens that it shares with a running job. `job_s`: what jobs take."""
+        first = self.heap[0][1]
+        if not shared.held or not self.by_beginning:
+            return first, 0
+        num_shared = next((one.num_tokens for one in first.beginnings if one in shared.held), 0)
+        longer = [one for one in shared.held & self.by_beginning.keys() if one.num_tokens > num_shared]
+        for beginning in sorted(longer, reverse=True):
+            candidate, slack_s = self.by_beginning[beginning][0][1], shared.slack_s(beginning.num_tokens)
+            if self.overtaking_s + job_s > slack_s:
+                break  # shorter beginnings have less slack
+            if candidate.place[0] - first.place[0] < slack_s:
+                return candidate, beginning.num_tokens
+        return first, num_shared
+
+    def take(self, shared: SharedBeginnings, job_s: float) -> _Job[Item]:
+        job, _ = self.next(shared, job_s)
+        if job is not self.heap[0][1]:
+            heappush(self.overtaking, (job.place, job_s))
+            self.overtaking_s += job_s
+        job.is_waiting = False
+        _drop_taken(self.heap)
+        for beginning in job.beginnings:
+            _drop_taken(alike := self.by_beginning[beginning])
+            if not alike:
+                del self.by_beginning[beginning]
+        while self.overtaking and (not self.heap or self.overtaking[0][0] < self.heap[0][0]):
+            self.overtaking_s -= heappop(self.overtaking)[1]  # nobody waits whom it overtook
+        if not self.overtaking:
+            self.overtaking_s = 0.0  # without what rounding left
+        return job
+
+    def forget_taken(self) -> None:
+        self.heap = _still_waiting(self.heap)
+        self.by_beginning = _all_still_waiting(self.by_beginning)
+
+
+@dataclass(slots=True)
+class _Task(Generic[Item]):
+    """The waiting jobs of one task. Its high lane goes first, and its normal lane always gets its share.
+
+    While both lanes wait, each job of the high lane adds to what the normal lane is owed, so that one in
+    `1 / NORMAL_SHARE` starts is a normal job however fast high ones come. An empty lane is owed nothing. Probes and
+    controls count as normal jobs; each of their lanes waits in a heap of its own, because it runs alone.
+    """
+
+    name: str
+    share: DeviceShare = field(default_factory=DeviceShare)
+    num_jobs: int = 0
+    high: _Traffic[Item] = field(default_factory=_Traffic)
+    normal: _Traffic[Item] = field(default_factory=_Traffic)
+    measured: dict[LaneKey, _Heap[Item]] = field(default_factory=dict)
+    arrivals: deque[_Job[Item]] = field(default_factory=deque)
+    owed: float = 0.0  #: starts of the normal lane
+
+    @property
+    def has_traffic(self) -> bool:
+        return bool(self.high or self.normal)
+
+    @property
+    def oldest_since_s(self) -> float:
+        return self.arrivals[0].since_s
+
+    def add(self, job: _Job[Item]) -> None:
+        if job.lane.is_measured:
+            heappush(self.measured.setdefault(job.lane, []), (job.place, job))
+        else:
+            (self.high if job.is_high else self.normal).add(job)
+        self.arrivals.append(job)
+        self.num_jobs += 1
+
+    @property
+    def is_measured_first(self) -> bool:
+        """Whether the job that starts next is a probe or a control."""
+        if not self.measured or (self.high and not self._is_normal_due):
+            return False
+        return not self.normal or self.measured[self.first_measured_lane()][0][0] < self.normal.heap[0][0]
+
+    def first_measured_lane(self) -> LaneKey:
+        return min(self.measured, key=lambda lane: self.measured[lane][0][0])
+
+    def num_measured(self, lane: LaneKey) -> int:
+        return len(self.measured.get(lane, ()))
+
+    def num_shared(self, shared: SharedBeginnings, job_s: float) -> int:
+        """Tokens that the next job of traffic shares with a running job; 0 where no traffic waits."""
+        return self._next_lane().next(shared, job_s)[1] if self.has_traffic else 0
+
+    def take_traffic(self, shared: SharedBeginnings, job_s: float) -> _Job[Item]:
+        lane = self._next_lane()
+        if lane is self.normal:
+            self.owed = max(0.0, self.owed - 1)
+        elif self.normal or self.measured:
+            self.owed += NORMAL_SHARE / (1 - NORMAL_SHARE)
+        else:
+            self.owed = 0.0
+        return self._taken(lane.take(shared, job_s))
+
+    def take_measured(self, lane: LaneKey) -> _Job[Item]:
+        self.owed = max(0.0, self.owed - 1)
+        job = heappop(self.measured[lane])[1]
+        if not self.measured[lane]:
+            del self.measured[lane]
+        return self._taken(job)
+
+    def discard(self, unwanted: Callable[[Item], bool]) -> list[_Job[Item]]:
+        waiting = [job for job in self.arrivals if job.is_waiting]
+        gone = [job for job in waiting if unwanted(job.item)]
+        for job in gone:
+            job.is_waiting = False
+        if gone:
+            self.arrivals = deque(job for job in waiting if job.is_waiting)
+            self.num_jobs = len(self.arrivals)
+            self.high.forget_taken()
+            self.normal.forget_taken()
+            self.measured = _all_still_waiting(self.measured)
+        return gone
+
+    @property
+    def _is_normal_due(self) -> bool:
+        return self.owed >= 1 - _ROUNDING
+
+    def _next_lane(self) -> _Traffic[Item]:
+        is_normal = not self.high or (self._is_normal_due and bool(self.normal))
+        return self.normal if is_normal else self.high
+
+    def _taken(self, job: _Job[Item]) -> _Job[Item]:
+        job.is_waiting = False
+        self.num_jobs -= 1
+        while self.arrivals and not self.arrivals[0].is_waiting:
+            self.arrivals.popleft()
+        return job
+
+
+def _least_served(tasks: Iterable[_Task[Item]], *, but: _Task[Item] | None) -> _Task[Item] | None:
+    others = (task for task in tasks if task is not but)
+    return min(others, key=lambda task: (task.share.finish_s, task.name), default=None)
+
+
+def _drop_taken(heap: _Heap[Item]) -> None:
+    """Have a waiting job first."""
+    while heap and not heap[0][1].is_waiting:
+        heappop(heap)
+
+
+def _still_waiting(heap: _Heap[Item]) -> _Heap[Item]:
+    kept = [entry for entry in heap if entry[1].is_waiting]
+    heapify(kept)
+    return kept
+
+
+def _all_still_waiting(heaps: dict[Key, _Heap[Item]]) -> dict[Key, _Heap[Item]]:
+    kept = {key: _still_waiting(heap) for key, heap in heaps.items()}
+    return {key: heap for key, heap in kept.items() if heap}

@@ -1,0 +1,339 @@
+"""Claims: which jobs this worker may decode, for how long, and how it gives them back.
+
+A claim is a row of `jobs` with an owner, a lease and an attempt number, the fencing token. `Claiming` makes claims in
+groups and gives them back. `LeaseKeeper` renews their leases until their outcomes are recorded.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from alphaloop.errors import JobConflict, MalformedMessage, MessageError, StoreError, StoreValueRefused
+from alphaloop.messages import Failure, Status, carried_headers
+from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState, JobStore
+from worker.background import BackgroundThread
+from worker.intake.validation import ReadyJob
+from worker.jobs.streaming import JobStream
+from worker.retry import Retry
+
+log = logging.getLogger(__name__)
+
+#: Cancellations without a notice, and leases to renew, are found after so long.
+_CHECK_EVERY_S: Final = 1.0
+#: How long a worker that ends waits for a database that is away. The leases of its jobs run out later.
+RELEASE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedJob:
+    """A job that is ours until its lease runs out; `attempt` is the fencing token."""
+
+    ready: ReadyJob
+    attempt: int
+    num_crashes: int = 0  #: earlier claims whose worker died or lost its lease
+    num_failures: int = 0  #: times that the job itself failed and was to be tried again
+    job_id: str = field(init=False, compare=False)  #: the job's
+    stream: JobStream | None = field(init=False, compare=False)  #: of a job whose text is streamed
+
+    def __post_init__(self) -> None:
+        job = self.ready.job
+        object.__setattr__(self, "job_id", job.job_id)
+        stream = JobStream(job.job_id, self.attempt, self.carried) if job.body.stream else None
+        object.__setattr__(self, "stream", stream)
+
+    @property
+    def carried(self) -> dict[str, str]:
+        """The headers that the job's message hands on to its result and chunks."""
+        return carried_headers(self.ready.delivery.record.headers)
+
+
+@dataclass(frozen=True, slots=True)
+class EndedUndecoded:
+    """A claimed job that ends without decoding."""
+
+    claimed: ClaimedJob
+    status: Status
+    failure: Failure
+
+
+@dataclass(slots=True)
+class Claims:
+    """A group of jobs, sorted by the answers to its claims."""
+
+    to_decode: list[ClaimedJob] = field(default_factory=list)
+    ended: list[EndedUndecoded] = field(default_factory=list)
+    answered: list[tuple[ReadyJob, Claim]] = field(default_factory=list)  #: recorded before; emit that outcome again
+    #: Known with another payload, or not storable.
+    refused: list[tuple[ReadyJob, MessageError]] = field(default_factory=list)
+    #: Claimed by another worker; ask again after so many seconds.
+    held: list[tuple[ReadyJob, float]] = field(default_factory=list)
+    #: Not claimed, and how many workers died with each.
+    suspects: list[tuple[ReadyJob, int]] = field(default_factory=list)
+
+    @property
+    def attempts(self) -> dict[str, int]:
+        """The fencing token of every job that is ours."""
+        return {c.job_id: c.attempt for c in (*self.to_decode, *(e.claimed for e in self.ended))}
+
+
+class Claiming:
+    """Claims jobs for one worker and gives claims back; `leases` renews what is claimed."""
+
+    def __init__(
+        self, store: JobStore, leases: LeaseKeeper, *, owner: str, lease_s: float, max_attempts: int, retry: Retry
+    ) -> None:
+        self._store = store
+        self.leases = leases
+        self._owner = owner
+        self._lease_s = lease_s
+        self._max_attempts = max_attempts
+        self._retry = retry
+
+    def claim(self, batch: Sequence[ReadyJob], *, alone: bool = True) -> Claims:
+        """Claim a group in one transaction and hold it. A second delivery of one of its jobs is asked again later.
+
+        `alone`: it is one job, and this worker has no other claim. Otherwise jobs with which a worker died stay
+        unclaimed. A database that is away is waited for.
+        """
+        claims = Claims()
+        first: dict[str, ReadyJob] = {}
+        for ready in batch:
+            if first.setdefault(ready.job.job_id, ready) is not ready:
+                claims.held.append((ready, 0.0))
+        self._claim(claims, list(first.values()), alone=alone)
+        self.leases.hold(claims.attempts)
+        return claims
+
+    def claim_again(self, claimed: ClaimedJob) -> ClaimedJob | EndedUndecoded:
+        """The claim with which a job is decoded again from its start, because a step with other jobs failed.
+
+        It is the old claim, unless chunks of the job are out: then the job gets the next attempt, so that its readers
+        can tell the two decodes apart. If another worker took the job meanwhile, the job ends here with an outcome that
+        the store drops.
+        """
+        if claimed.stream is None or not claimed.stream.num_chunks:
+            return claimed
+        claims = self.claim([claimed.ready])
+        for fresh in claims.to_decode:
+            return fresh
+        for ended in claims.ended:
+            return ended
+        return EndedUndecoded(claimed, Status.FAILED, Failure(code="claim_lost", message="another worker has the job"))
+
+    def release(self, attempts: Mapping[str, int]) -> None:
+        """Give back these claims, attempt by job_id; none counts as tried. Raises StoreError.
+
+        What is not given back in time counts as a crash of this worker, so a database that is away is waited for a
+        while, also in a hurry.
+        """
+        self._retry.for_a_while("release", partial(self._store.release, attempts, owner=self._owner), RELEASE_S)
+
+    def _claim(self, claims: Claims, batch: Sequence[ReadyJob], *, alone: bool) -> None:
+        """Claim these jobs together. A job that Postgres does not take, alone, is refused and stops no other."""
+        try:
+            answers = self._retry.until_done("claim", partial(self._ask, batch, alone=alone))
+        except StoreValueRefused:
+            if len(batch) == 1:
+                claims.refused.append((batch[0], MalformedMessage("the database does not take the fields of this job")))
+                return
+            for ready in batch:
+                self._claim(claims, [ready], alone=alone)
+            return
+        for ready, answer in zip(batch, answers, strict=True):
+            self._sort(claims, ready, answer)
+
+    def _ask(self, batch: Sequence[ReadyJob], *, alone: bool) -> list[Claim]:
+        return self._store.claim(
+            [_request(ready) for ready in batch],
+            owner=self._owner,
+            lease_s=self._lease_s,
+            max_attempts=self._max_attempts,
+            alone=alone,
+        )
+
+    def _sort(self, claims: Claims, ready: ReadyJob, answer: Claim) -> None:
+        claimed = ClaimedJob(ready, answer.attempt, answer.num_crashes, answer.num_failures)
+        match answer.state:
+            case ClaimState.ENDED:
+                claims.answered.append((ready, answer))
+            case ClaimState.CONFLICT:
+                hint = "give another job another job_id; the same payload again is answered from the record"
+                claims.refused.append((ready, JobConflict(field="job_id", hint=hint)))
+            case ClaimState.SUSPECT:
+                claims.suspects.append((ready, answer.num_crashes))
+            case ClaimState.HELD:
+                claims.held.append((ready, answer.held_for_s or 0.0))
+            case ClaimState.CANCELLED:
+                claims.ended.append(EndedUndecoded(claimed, Status.CANCELLED, cancelled()))
+            case ClaimState.EXHAUSTED:
+                message = f"{answer.num_crashes} workers died with this job, all but the first while it ran alone"
+                claims.ended.append(
+                    EndedUndecoded(claimed, Status.FAILED, Failure(code="attempts_exhausted", message=message))
+                )
+            case ClaimState.CLAIMED if ready.failure is not None:
+                claims.ended.append(EndedUndecoded(claimed, Status.FAILED, ready.failure))
+            case ClaimState.CLAIMED:
+                claims.to_decode.append(claimed)
+
+
+def cancelled() -> Failure:
+    """The failure in the result of a cancelled job."""
+    return Failure(code="cancelled", message="cancelled on request")
+
+
+def _request(ready: ReadyJob) -> ClaimRequest:
+    job = ready.job
+    return ClaimRequest(
+        job_id=job.job_id,
+        payload_sha256=ready.payload_sha256,
+        task=job.task,
+        segment=job.segment or "",
+        custom_id=job.custom_id,
+        batch_id=job.batch_id,
+        purpose=job.purpose.value,
+    )
+
+
+log = logging.getLogger(__name__)
+
+
+class LeaseKeeper:
+    """Renews each held claim when half of its lease is over, and knows which of the held jobs are cancelled.
+
+    It has a thread of its own, because decoding may take longer than a lease.
+
+    So a job that ends within half a lease is never renewed, and no row is written more than twice a lease.
+
+    A cancellation arrives from the reader of `control` (`cancel`) or by a notice of another worker's reader
+    (`check_cancelled`). If both are missed, it is found within a second.
+
+    A claim that could not be renewed in time is lost: the attempt number fences it, so its outcome, if it still comes,
+    is dropped by the store. Losing it is therefore only logged.
+
+    While `may_renew` says no, claims are left to run out, so that another worker takes the jobs.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        *,
+        owner: str,
+        lease_s: float,
+        may_renew: Callable[[], bool] = lambda: True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`clock`: seconds, from any start."""
+        self._store = store
+        self._owner = owner
+        self._lease_s = lease_s
+        self._may_renew = may_renew
+        self._clock = clock
+        self._held: dict[str, int] = {}
+        self._renewed_at: dict[str, float] = {}
+        self._cancelled: set[str] = set()
+        self._lock = threading.Lock()
+        self._thread = BackgroundThread("leases", self._turn, every_s=min(lease_s / 8, _CHECK_EVERY_S))
+        self.pulse = self._thread.pulse
+
+    def start(self) -> None:
+        """Begin to renew."""
+        self._thread.start()
+
+    def hold(self, attempts: Mapping[str, int]) -> None:
+        """Renew these claims from now on; job_id to attempt. They were made just now."""
+        with self._lock:
+            self._held.update(attempts)
+            self._renewed_at.update(dict.fromkeys(attempts, self._clock()))
+
+    def let_go(self, job_ids: Iterable[str]) -> None:
+        """Renew these no longer."""
+        with self._lock:
+            for job_id in job_ids:
+                self._held.pop(job_id, None)
+                self._renewed_at.pop(job_id, None)
+                self._cancelled.discard(job_id)
+
+    def held(self) -> dict[str, int]:
+        """Every claim of this worker, job_id to attempt, as far as it knows."""
+        with self._lock:
+            return dict(self._held)
+
+    def holds(self, job_id: str) -> bool:
+        """Whether this worker has the claim, as far as it knows."""
+        return job_id in self._held
+
+    @property
+    def num_held(self) -> int:
+        """Claims of this worker whose outcome is not recorded."""
+        return len(self._held)
+
+    def cancelled(self) -> frozenset[str] | set[str]:
+        """Held jobs whose cancellation was asked for."""
+        if not self._cancelled:
+            return frozenset()
+        with self._lock:
+            return set(self._cancelled)
+
+    def cancel(self, job_id: str) -> None:
+        """A cancellation was written down; nothing happens here if the job is not held."""
+        with self._lock:
+            if job_id in self._held:
+                self._cancelled.add(job_id)
+
+    def check_cancelled(self) -> None:
+        """Ask the database which held jobs are cancelled. Raises StoreError."""
+        with self._lock:
+            held = set(self._held)
+        if not held:
+            return
+        cancelled = self._store.cancelled(held)
+        with self._lock:
+            self._cancelled |= cancelled & self._held.keys()
+
+    def renew_due(self) -> None:
+        """Renew the claims of which half of the lease is over.
+
+        StoreError is logged: the next renewal, or the fencing token, will tell.
+        """
+        began = self._clock()
+        with self._lock:
+            due = {
+                job_id: attempt
+                for job_id, attempt in self._held.items()
+                if began - self._renewed_at[job_id] >= self._lease_s / 2
+            }
+        if not due or not self._may_renew():
+            return
+        try:
+            still = self._store.renew(due, owner=self._owner, lease_s=self._lease_s)
+        except StoreError as error:
+            log.warning("leases not renewed: %s", error.message, extra={"action": "lease_renewal_failed"})
+            return
+        with self._lock:
+            # A job that ended meanwhile cannot be renewed.
+            asked = due.keys() & self._held.keys()
+            self._renewed_at.update(dict.fromkeys(asked, began))
+        if lost := asked - still:
+            log.warning("%d leases lost", len(lost), extra={"action": "lease_lost"})
+
+    @property
+    def has_died(self) -> bool:
+        """Whether an exception ended the thread."""
+        return self._thread.failure is not None
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.end(self._lease_s)
+
+    def _turn(self) -> None:
+        self.renew_due()
+        try:
+            self.check_cancelled()
+        except StoreError as error:
+            log.warning("cancellations not read: %s", error.message, extra={"action": "cancellations_not_read"})

@@ -1,0 +1,400 @@
+"""From deliveries to jobs that the engine may start: read, put in order, claimed ahead.
+
+The feed has a thread of its own, so the device never waits for Kafka, a tokenizer or Postgres.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+from alphaloop.claim_check.store import ContentStore
+from alphaloop.errors import MessageError
+from alphaloop.settings import Settings, WorkerSettings
+from worker.admission import AdmissionQueue, Waiting, beginnings_of
+from worker.background import BoundedQueue
+from worker.claims import ClaimedJob, Claiming, Claims
+from worker.engine import Engine
+from worker.intake.partitions import Delivery
+from worker.intake.polling import Intake, Room
+from worker.intake.validation import Fetching, MessageReader, ReadyJob, Validation
+from worker.jobs.forwarding import Forwarder
+from worker.jobs.letters import DeadMessage
+from worker.jobs.publications import AnswerAgain, PublishingQueue
+from worker.jobs.recording import Recorder, undecoded
+from worker.lanes import LaneKey
+from worker.poison import Suspects
+from worker.retry import Retry
+
+#: How long one turn waits for deliveries when there is nothing else to do.
+IDLE_WAIT_S: Final = 0.1
+#: Between two questions about a job whose claim another worker holds.
+HELD_WAIT_S: Final = 0.02
+MOST_CLAIMED_AT_ONCE: Final = 256  #: jobs in one transaction
+#: Jobs claimed ahead last for so long where jobs are short: a claim costs a transaction, whatever its number of jobs.
+AHEAD_S: Final = 0.1
+#: Jobs that are claimed before the engine has room for them, at least; as many as it has slots if those are more.
+LEAST_AHEAD: Final = 8
+#: However short jobs are.
+MOST_AHEAD: Final = 512
+
+
+class JobFeed:
+    """Keeps `ready` filled with claimed jobs, in the order of admission.
+
+    Claims run ahead of the engine by no more than the jobs that start within `AHEAD_S`, so that another worker can
+    still take a waiting job. The next are claimed when half of that is used up, because a transaction costs the same
+    for one job and for many. While a job waits with which a worker died, only such jobs are claimed, one by one.
+    """
+
+    def __init__(
+        self,
+        intake: Intake,
+        reader: MessageReader,
+        queue: AdmissionQueue[ReadyJob],
+        claiming: Claiming,
+        suspects: Suspects,
+        undecoded: UndecodedJobs,
+        ready: ClaimedAhead,
+        *,
+        limits: WorkerSettings,
+        prepare_decisions: Callable[[Iterable[LaneKey]], object] = lambda lanes: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`prepare_decisions` is called with the lanes that are claimed next.
+
+        So what their first decision needs is read here and not by the loop.
+        """
+        self._intake = intake
+        self._reader = reader
+        self._queue = queue
+        self._claiming = claiming
+        self._suspects = suspects
+        self._undecoded = undecoded
+        self.ready = ready
+        self._limits = limits
+        self._prepare_decisions = prepare_decisions
+        self._clock = clock
+        self._assignment = -1
+        #: Jobs whose claim another worker or their own first delivery has, with the time at which to ask again.
+        self._held: list[tuple[float, ReadyJob]] = []
+        self._lock = threading.Lock()  # of the queue and of the counts below
+        self._taken: Counter[LaneKey] = Counter()  # jobs taken out of the queue that have not ended
+        self._aside: Counter[LaneKey] = Counter()  # of these, jobs that nobody has to wait for
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs taken from Kafka and not given to the engine."""
+        return self.num_in_turn + len(self._held) + len(self._suspects)
+
+    @property
+    def num_in_turn(self) -> int:
+        """Of these, jobs that wait for their turn alone."""
+        return len(self._reader) + len(self._queue) + len(self.ready)
+
+    @property
+    def num_suspects(self) -> int:
+        """Jobs that wait until this worker has no other claim."""
+        return len(self._suspects)
+
+    def waiting(self) -> Mapping[str, Waiting]:
+        """By task, how many jobs wait unclaimed, and the age of the oldest."""
+        with self._lock:
+            return self._queue.waiting(self._clock())
+
+    def turn(self) -> None:
+        """Take new deliveries, read and order them, and claim the jobs that start next."""
+        self._take()
+        for is_high in (True, False):
+            if self._reader.may_read(is_high=is_high):
+                ready, refused = self._reader.read(self._room(is_high=is_high).num_bytes, is_high=is_high)
+                self._add(ready)
+                self._undecoded.refuse(refused)
+        if self._reader.num_fetching:
+            self._add_fetched()
+        self._add(self._due_again())
+        self._discard_revoked()
+        self._claim_ahead()
+
+    def charge(self, device_s_by_task: Mapping[str, float]) -> None:
+        """Count the device time of an engine step, by task. Called by the loop."""
+        with self._lock:
+            self._queue.charge(device_s_by_task)
+
+    def ended(self, lanes: Sequence[LaneKey]) -> None:
+        """Jobs of these lanes have ended or were given back. Called by the loop; makes room for claims."""
+        self._forget(lanes)
+        self._intake.wake()
+
+    def set_aside(self, absent: Mapping[str, LaneKey]) -> None:
+        """These jobs wait for servers that are away, so that no other has to wait for their end. Called by the loop."""
+        self._suspects.absent = frozenset(absent)
+        aside = Counter(absent.values())
+        with self._lock:
+            is_other = aside != self._aside
+            self._aside = aside
+        if is_other:
+            self._intake.wake()
+
+    def put_back(self, jobs: Sequence[ReadyJob]) -> None:
+        """These wait in line again: their claims were given back. Called by the loop."""
+        self._add(jobs)
+        self._intake.wake()
+
+    def started(self) -> None:
+        """The loop took jobs from `ready`: there may be room for more claims."""
+        if self.ready.num_wanted:
+            self._intake.wake()
+
+    def _take(self) -> None:
+        normal, high = self._room(is_high=False), self._room(is_high=True)
+        may_read = (self._reader.may_read(is_high=True) and high.num_bytes > 0) or (
+            self._reader.may_read(is_high=False) and normal.num_bytes > 0
+        )
+        wait_s = 0.0 if may_read else HELD_WAIT_S if self._held else IDLE_WAIT_S
+        normal = normal.without(*self._reader.load(is_high=False))
+        high = high.without(*self._reader.load(is_high=True))
+        self._reader.add(self._intake.take(max(0, normal.num), wait_s, max_bytes=normal.num_bytes, high=high))
+
+    def _room(self, *, is_high: bool) -> Room:
+        """For jobs of that lane, beside those that wait. The lanes keep no room from each other."""
+        # More than the bytes of the messages, because a prompt is held as text and as tokens too.
+        room = Room(self._limits.max_buffered, self._limits.max_buffered_bytes)
+        with self._lock:
+            room = room.without(*self._queue.load(is_high=is_high))
+        if is_high:
+            return room
+        num_jobs = len(self._held) + len(self._suspects)
+        return room.without(num_jobs, sum(job.num_bytes for _, job in self._held) + self._suspects.num_bytes)
+
+    def _add(self, jobs: Iterable[ReadyJob]) -> None:
+        """Let jobs wait in line, beginning now."""
+        now = self._clock()
+        with self._lock:
+            for job in jobs:
+                self._queue.add(
+                    job.lane,
+                    job,
+                    priority=job.job.priority,
+                    num_bytes=job.num_bytes,
+                    now=now,
+                    beginnings=beginnings_of(job.prepared.token_ids),
+                    is_high=job.is_high,
+                )
+
+    def _add_fetched(self) -> None:
+        """Put the jobs in line whose prompts came from elsewhere, unless their partitions are gone meanwhile."""
+        ready, refused = self._reader.take_fetched(self._room(is_high=False).num_bytes)
+        self._add(job for job in ready if self._intake.is_current(job.delivery))
+        self._undecoded.refuse([(one, error) for one, error in refused if self._intake.is_current(one)])
+
+    def _due_again(self) -> list[ReadyJob]:
+        """Take out the held jobs whose time has come. One that is ours runs here and goes on waiting."""
+        if not self._held:
+            return []
+        now = self._clock()
+        held, self._held, due = self._held, [], list[ReadyJob]()
+        for at, job in held:
+            if at > now or self._is_ours(job):
+                self._held.append((at, job))
+            else:
+                due.append(job)
+        return due
+
+    def _discard_revoked(self) -> None:
+        """Drop waiting jobs of partitions that went to another worker."""
+        if self._intake.assignment_number == self._assignment:
+            return
+        self._assignment = self._intake.assignment_number
+        self._reader.discard(lambda delivery: not self._intake.is_current(delivery))
+        self._held = [(at, job) for at, job in self._held if self._intake.is_current(job.delivery)]
+        self._suspects.discard(lambda job: not self._intake.is_current(job.delivery))
+        with self._lock:
+            self._queue.discard(lambda job: not self._intake.is_current(job.delivery))
+
+    def _claim_ahead(self) -> None:
+        if self._suspects.come_first:
+            if (suspect := self._suspects.next()) is not None:
+                with self._lock:
+                    self._taken[suspect.lane] += 1
+                self._claim([suspect], alone=True)
+        elif new := self._next_in_line():
+            self._claim(new)
+            # After a claim more may be claimable at once: the next turn does not wait for deliveries.
+            if len(self._queue) and self.ready.num_wanted:
+                self._intake.wake()
+
+    def _next_in_line(self) -> list[ReadyJob]:
+        """Take the jobs that are claimed next out of the queue.
+
+        Another delivery of a job that is ours waits for that job's end: claimed now, it would fence what runs.
+        """
+        limit = min(self.ready.num_wanted, MOST_CLAIMED_AT_ONCE)
+        if not limit:
+            return []
+        with self._lock:
+            batch = [job for _, job in self._queue.next(limit, running=self._taken - self._aside)]
+            again = [job for job in batch if self._is_ours(job)]
+            new = [job for job in batch if not self._is_ours(job)] if again else batch
+            self._taken.update(job.lane for job in new)
+        now = self._clock()
+        self._held += [(now, job) for job in again]
+        self.ready.count_claimed(len(new))
+        return new
+
+    def _claim(self, jobs: Sequence[ReadyJob], *, alone: bool = False) -> None:
+        self._prepare_decisions(job.lane for job in jobs)
+        claims = self._claiming.claim(jobs, alone=alone)
+        now = self._clock()
+        self._held += self._suspects.set_aside(claims)
+        self._held += [(now + held_for_s, job) for job, held_for_s in claims.held]
+        owed = [*claims.to_decode, *(ended.claimed for ended in claims.ended)]
+        self._intake.handing_over.owe(claimed.ready.delivery for claimed in owed)
+        self._forget(self._undecoded.pass_on(claims))
+        self.ready.fill(claims.to_decode)
+
+    def _is_ours(self, job: ReadyJob) -> bool:
+        return self._claiming.leases.holds(job.job.job_id)
+
+    def _forget(self, lanes: Iterable[LaneKey]) -> None:
+        """Jobs of these lanes that were taken out of the queue have ended, or were given back."""
+        with self._lock:
+            self._taken.subtract(lanes)
+
+
+class ClaimedAhead(BoundedQueue[ClaimedJob]):
+    """Claimed jobs that the engine may start: `least`, or as many as were claimed within the last `AHEAD_S`.
+
+    So claims follow the rate at which jobs start.
+    """
+
+    def __init__(
+        self,
+        least: int,
+        max_bytes: int,
+        *,
+        is_ending: Callable[[], bool],
+        wake_engine: Callable[[], object] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`wake_engine` is called when jobs are ready, because the loop may be waiting for what runs."""
+        super().__init__(
+            max_items=max(least, MOST_AHEAD), max_bytes=max_bytes, num_bytes_of=lambda claimed: claimed.ready.num_bytes
+        )
+        self._least = least
+        self._is_ending = is_ending
+        self._wake_engine = wake_engine
+        self._clock = clock
+        self._claimed: deque[tuple[float, int]] = deque()
+        self._num_claimed = 0
+
+    @property
+    def num_wanted(self) -> int:
+        """How many jobs to claim now; 0 while more than half of those that should be ready are."""
+        begin = self._clock() - AHEAD_S
+        while self._claimed and self._claimed[0][0] < begin:
+            self._num_claimed -= self._claimed.popleft()[1]
+        wanted = max(self._least, min(self._num_claimed, MOST_AHEAD))
+        return wanted - len(self) if 2 * len(self) <= wanted and self.num_free else 0
+
+    def count_claimed(self, num_jobs: int) -> None:
+        """So many jobs are claimed now."""
+        self._claimed.append((self._clock(), num_jobs))
+        self._num_claimed += num_jobs
+
+    def fill(self, claimed: Sequence[ClaimedJob]) -> None:
+        """Let the engine start these; waits for room."""
+        self.put(claimed, give_up=self._is_ending)
+        self._wake_engine()
+
+
+class UndecodedJobs:
+    """Where jobs go that are not decoded here: to the dead letters, to the recorder, or out as recorded before."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        publishing: PublishingQueue,
+        forwarder: Forwarder,
+        recorder: Recorder,
+        *,
+        now: Callable[[], datetime],
+    ) -> None:
+        self._intake = intake
+        self._publishing = publishing
+        self._forwarder = forwarder
+        self._recorder = recorder
+        self._now = now
+
+    def refuse(self, refused: Sequence[tuple[Delivery, MessageError]]) -> None:
+        """These messages are no jobs."""
+        self._forwarder.put(*(DeadMessage(delivery, error, self._intake) for delivery, error in refused))
+
+    def pass_on(self, claims: Claims) -> list[LaneKey]:
+        """Pass on the jobs that need no decoding; the lanes of all that were not claimed to be decoded."""
+        self.refuse([(job.delivery, error) for job, error in claims.refused])
+        for job, known in claims.answered:
+            outcome = known.outcome or b""
+            self._publishing.put(AnswerAgain(job.delivery, job.job.job_id, outcome, known.headers, self._intake))
+        if claims.ended:
+            self._recorder.put(undecoded(claims, self._now()))
+        gone = [job for job, _ in (*claims.suspects, *claims.held, *claims.refused, *claims.answered)]
+        return [job.lane for job in (*gone, *(ended.claimed.ready for ended in claims.ended))]
+
+
+def open_reader(
+    settings: Settings, validation: Validation, contents: ContentStore | None, intake: Intake, retry: Retry
+) -> MessageReader:
+    """What reads the messages of `intake`; `contents` is where prompts lie that are in no message."""
+    num_at_once = settings.claim_check.num_readers
+    return MessageReader(
+        validation, Fetching(contents, validation, num_at_once=num_at_once, retry=retry, wake=intake.wake)
+    )
+
+
+def open_feed(
+    settings: Settings,
+    engine: Engine,
+    intake: Intake,
+    reader: MessageReader,
+    claiming: Claiming,
+    undecoded: UndecodedJobs,
+    *,
+    read_s: Callable[[int], float],
+    prepare_decisions: Callable[[Iterable[LaneKey]], object],
+    is_ending: Callable[[], bool],
+    rng: random.Random,
+) -> JobFeed:
+    """The feed of a worker.
+
+    `read_s`: device seconds in which the target reads so many tokens of a prompt, as measured. `prepare_decisions`: as
+    `JobFeed` takes it. `is_ending`: whether to wait for room no longer.
+    """
+    limits, num_slots = settings.worker, engine.load().num_slots
+    queue: AdmissionQueue[ReadyJob] = AdmissionQueue(
+        num_slots=num_slots,
+        quantum_s=limits.task_quantum_s,
+        weight_of=lambda task: reader.task(task).weight,
+        read_s=read_s,
+        most_slack_s=limits.shared_beginning_slack_s,
+    )
+    ready = ClaimedAhead(
+        max(LEAST_AHEAD, num_slots), limits.max_buffered_bytes, is_ending=is_ending, wake_engine=engine.wake
+    )
+    suspects = Suspects(claiming.leases, rng, delay_s=limits.suspect_delay_s)
+    return JobFeed(
+        intake,
+        reader,
+        queue,
+        claiming,
+        suspects,
+        undecoded,
+        ready,
+        limits=limits,
+        prepare_decisions=prepare_decisions,
+    )

@@ -1,0 +1,76 @@
+"""The `control` topic: `{"action": "cancel", "job_id": "…"}`. The worker that reads it stores it for all workers.
+
+It is read with a consumer of its own, so that a full buffer of jobs delays no cancellation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from alphaloop.errors import InvalidField, MalformedMessage, MessageError
+from alphaloop.messages.text import Identifier
+from alphaloop.store.jobs import JobStore
+from worker.intake.partitions import Delivery
+from worker.intake.polling import Intake
+from worker.retry import Retry
+
+_MOST_AT_ONCE: Final = 100
+_IDLE_WAIT_S: Final = 0.2
+
+
+class ControlReader:
+    """Stores each cancellation, which notifies all workers, and applies it in this worker at once."""
+
+    def __init__(
+        self,
+        intake: Intake,
+        store: JobStore,
+        *,
+        cancel_here: Callable[[str], None],
+        refuse: Callable[[Delivery, MessageError], None],
+        retry: Retry,
+    ) -> None:
+        self._intake = intake
+        self._store = store
+        self._cancel_here = cancel_here
+        self._refuse = refuse
+        self._retry = retry
+
+    def turn(self) -> None:
+        """Read what has come. A message that is no cancellation becomes a dead letter."""
+        for delivery in self._intake.take(_MOST_AT_ONCE, _IDLE_WAIT_S):
+            try:
+                job_id = parse_cancellation(delivery.record.value).job_id
+            except MessageError as error:
+                self._refuse(delivery, error)
+                continue
+            self._cancel(job_id)
+            self._intake.finish([delivery])
+
+    def _cancel(self, job_id: str) -> None:
+        self._retry.until_done("cancel", lambda: self._store.request_cancel(job_id))
+        self._cancel_here(job_id)
+
+
+class Cancellation(BaseModel):
+    """A request to cancel one job, before or while it is decoded. A job that has ended is not changed."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    action: Literal["cancel"]
+    job_id: Identifier
+
+
+def parse_cancellation(value: bytes | None) -> Cancellation:
+    """Raises MalformedMessage or InvalidField."""
+    try:
+        return Cancellation.model_validate(json.loads(value or b""))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        raise InvalidField(first["msg"], field=".".join(map(str, first["loc"])) or None) from None
+    except (ValueError, RecursionError):
+        raise MalformedMessage('expected {"action": "cancel", "job_id": "…"}, found no JSON') from None

@@ -1,0 +1,300 @@
+"""The partitions that are ours: what their messages are delivered as, how far each may be committed, how one leaves.
+
+A partition during one assignment is an `AssignedPartition`. Its messages come out as `Delivery`s, and its `Watermark`
+says which offset may be committed when jobs finish out of order. When it goes to another worker, `HandingOver` knows
+which claimed jobs of it have still to end.
+
+A retry topic is first in, first out, and all its messages wait equally long, but for a little jitter. So the head of a
+partition is due first: the partition is paused until then, and no other waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Final, NamedTuple, TypeAlias
+
+from alphaloop.kafka.records import Record, TopicPartition
+from alphaloop.messages.retry import Retry, sent_headers
+from alphaloop.messages.topics import is_high, retry_delay_s
+
+log = logging.getLogger(__name__)
+
+#: Partition, epoch and number.
+DeliveryKey: TypeAlias = tuple[TopicPartition, int, int]
+
+#: Between two questions whether a rebalance may still wait.
+_WAIT_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message, and the assignment under which it came: completions of an earlier assignment are void."""
+
+    record: Record  #: the message as it was sent, also of a job that is tried again
+    epoch: int
+    number: int = 0  #: of the deliveries of its partition in this assignment
+    retried_from: TopicPartition | None = None  #: the partition of the retry topic, if it comes from there
+    partition: TopicPartition = field(init=False, compare=False)  #: where it lies
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "partition", self.retried_from or self.record.topic_partition)
+
+    @property
+    def key(self) -> DeliveryKey:
+        """Names the delivery in this process."""
+        return self.partition, self.epoch, self.number
+
+    @property
+    def is_high(self) -> bool:
+        """Whether it goes before others of its task."""
+        return is_high(self.record.topic)
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes in a buffer."""
+        return self.record.num_bytes
+
+
+class Delivered(NamedTuple):
+    """The answer to a delivery."""
+
+    number: int  #: names the delivery in `finish`, because an offset may be delivered again
+    went_back: bool  #: whether the log went back to this offset
+
+
+@dataclass(slots=True)
+class _InFlight:
+    number: int
+    offset: int
+    is_finished: bool = False
+
+
+class Watermark:
+    """How far a partition may be committed when jobs finish out of order. Pure.
+
+    The offset that may be committed is that of the oldest unfinished message: everything below it is finished. Offsets
+    advance by what was delivered, not by counting, since compaction and transactions leave offsets without a message.
+    Those after the newest message are passed over, or the group would never reach the end of a partition that ends so.
+
+    An offset that is not above the one before means that the log went back: the topic was made anew, or a leader that
+    lacked the last records was elected. What was delivered at that offset and above is then no longer in the log, and
+    other messages stand there. So they are delivered, and the watermark goes back with the log. Messages below that
+    offset are still in the log and still hold the watermark. Should the same messages come again instead, they are
+    handled twice: their jobs are known by their ids and answered from the record.
+    """
+
+    def __init__(self) -> None:
+        self._in_order: deque[_InFlight] = deque()  # by offset and by number, from the oldest unfinished on
+        self._by_number: dict[int, _InFlight] = {}
+        self._num_unfinished = 0
+        self._num_delivered = 0
+        self._next: int | None = None
+        self._newest: int | None = None
+
+    def deliver(self, offset: int) -> Delivered:
+        """Note a delivered message."""
+        went_back = self._newest is not None and offset <= self._newest
+        if went_back:
+            self._forget_from(offset)
+        one = _InFlight(self._num_delivered, offset)
+        self._num_delivered += 1
+        self._num_unfinished += 1
+        self._newest = offset
+        self._in_order.append(one)
+        self._by_number[one.number] = one
+        self._next = self._in_order[0].offset
+        return Delivered(one.number, went_back)
+
+    def pass_over(self, offset: int) -> None:
+        """Note that no message lies between the newest delivered one and this offset."""
+        if self._newest is None or offset > self._newest + 1:
+            self._newest = offset - 1
+            if not self._in_order:
+                self._next = offset
+
+    def finish(self, number: int) -> None:
+        """Note a finished message. A delivery that the watermark does not wait for changes nothing."""
+        one = self._by_number.pop(number, None)
+        if one is None:
+            return
+        one.is_finished = True
+        self._num_unfinished -= 1
+        while self._in_order and self._in_order[0].is_finished:
+            self._in_order.popleft()
+        if self._newest is not None:
+            self._next = self._in_order[0].offset if self._in_order else self._newest + 1
+
+    @property
+    def committable(self) -> int | None:
+        """Next offset to read after a restart; None before anything was read. It falls only when the log goes back."""
+        return self._next
+
+    @property
+    def num_in_flight(self) -> int:
+        """Delivered, not finished, and still in the log."""
+        return self._num_unfinished
+
+    @property
+    def distance(self) -> int:
+        """Offsets from the oldest unfinished message to the newest read; what a restart would read again."""
+        return 0 if self._next is None or self._newest is None else self._newest + 1 - self._next
+
+    def _forget_from(self, offset: int) -> None:
+        while self._in_order and self._in_order[-1].offset >= offset:
+            gone = self._in_order.pop()
+            if self._by_number.pop(gone.number, None) is not None:
+                self._num_unfinished -= 1
+
+
+#: A retry waits up to so much longer than its topic's delay, by lot, so that jobs that failed together do not come
+#: back together. Within a partition a message waits at most so much for the one before.
+JITTER: Final = 0.2
+
+
+def as_sent(record: Record) -> Record:
+    """The message that failed, at its origin, if this is a retry of it; else the record itself."""
+    said = Retry.read(record.headers) if retry_delay_s(record.topic) is not None else None
+    if said is None:
+        return record
+    return replace(
+        record,
+        topic=said.topic,
+        partition=said.partition,
+        offset=said.offset,
+        timestamp_ms=said.timestamp_ms,
+        headers=tuple(sent_headers(record.headers)),
+    )
+
+
+def due_in_s(record: Record, now: datetime) -> float:
+    """Seconds until a message may be delivered, 0 for all but retries.
+
+    No more than the topic's delay and its jitter, whatever the clock of the worker was that sent it.
+    """
+    delay_s = retry_delay_s(record.topic)
+    said = Retry.read(record.headers) if delay_s is not None else None
+    if delay_s is None or said is None:
+        return 0.0
+    return min(max(0.0, said.not_before_ms / 1000 - now.timestamp()), delay_s * (1 + JITTER))
+
+
+@dataclass(slots=True)
+class AssignedPartition:
+    """A partition during one assignment, whose number is `epoch`.
+
+    The messages of a retry topic become due in their order. The first that is not due and all behind it wait in
+    `not_due`, each with its time by the intake's clock.
+    """
+
+    partition: TopicPartition
+    epoch: int
+    watermark: Watermark = field(default_factory=Watermark)
+    committed: int | None = None
+    is_paused: bool = False
+    not_due: deque[tuple[float, Delivery]] = field(default_factory=deque)
+    is_high: bool = field(init=False)
+    is_retry: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_high = is_high(self.partition.topic)
+        self.is_retry = retry_delay_s(self.partition.topic) is not None
+
+    def deliver(self, record: Record, now: Callable[[], datetime], at_s: float) -> Delivery | None:
+        """The delivery of a message, unless it has to wait; `at_s` is the intake's clock."""
+        number, went_back = self.watermark.deliver(record.offset)
+        if went_back:
+            where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+            log.warning("offsets went back: the topic was made anew or cut", extra={"action": "log_went_back", **where})
+        if not self.is_retry:
+            return Delivery(record, self.epoch, number)
+        sent = as_sent(record)
+        delivery = Delivery(sent, self.epoch, number, None if sent is record else self.partition)
+        wait_s = due_in_s(record, now())
+        if wait_s > 0 or self.not_due:
+            self.not_due.append((at_s + wait_s, delivery))
+            return None
+        return delivery
+
+    def take_due(self, at_s: float) -> list[Delivery]:
+        """Take out the deliveries that are due now."""
+        due = []
+        while self.not_due and self.not_due[0][0] <= at_s:
+            due.append(self.not_due.popleft()[1])
+        return due
+
+    @property
+    def to_commit(self) -> int | None:
+        """The next offset to read after a restart, unless that is committed."""
+        offset = self.watermark.committable
+        return None if offset == self.committed else offset
+
+
+class HandingOver:
+    """What this worker still owes for partitions that go to another worker. Any thread may call.
+
+    The rebalance waits for claimed jobs of these partitions, so that their new owner need not decode them again, but
+    only for a bounded time. Jobs that are still owed afterwards are overdue: they are given back, because their new
+    owner would otherwise wait for a job that may take long.
+    """
+
+    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """A rebalance waits up to `limit_s`."""
+        self._limit_s = limit_s
+        self._clock = clock
+        self._owed: dict[TopicPartition, set[DeliveryKey]] = {}
+        self._leaving: frozenset[TopicPartition] = frozenset()
+        self._overdue: frozenset[DeliveryKey] = frozenset()
+        self._changed = threading.Condition()
+
+    def owe(self, deliveries: Iterable[Delivery]) -> None:
+        """The jobs of these were claimed."""
+        with self._changed:
+            for delivery in deliveries:
+                self._owed.setdefault(delivery.partition, set()).add(delivery.key)
+
+    def settle(self, deliveries: Iterable[Delivery]) -> None:
+        """The jobs of these were finished, or given back."""
+        with self._changed:
+            for delivery in deliveries:
+                owed = self._owed.get(delivery.partition, set())
+                owed.discard(delivery.key)
+                if not owed:
+                    self._owed.pop(delivery.partition, None)
+            self._changed.notify_all()
+
+    def is_leaving(self, partition: TopicPartition) -> bool:
+        """Whether the partition is on its way to another worker."""
+        return partition in self._leaving
+
+    def begin(self, partitions: Sequence[TopicPartition]) -> None:
+        """These partitions leave: nothing of them may be started any more."""
+        self._leaving = frozenset(partitions)
+
+    def wait(self, may_wait: Callable[[], bool]) -> int:
+        """Wait until nothing is owed for the leaving partitions; returns how many jobs are overdue after the limit.
+
+        `may_wait` is asked ten times a second.
+        """
+        until = self._clock() + self._limit_s
+        with self._changed:
+            while self._owed_now() and self._clock() < until and may_wait():
+                self._changed.wait(_WAIT_S)
+            overdue = self._owed_now()
+            self._overdue |= overdue
+            self._leaving = frozenset()
+            return len(overdue)
+
+    def take_overdue(self) -> frozenset[DeliveryKey]:
+        """Deliveries of partitions that have left, whose jobs are to be given back now."""
+        with self._changed:
+            overdue, self._overdue = self._overdue, frozenset()
+            return overdue
+
+    def _owed_now(self) -> frozenset[DeliveryKey]:
+        return frozenset(key for partition in self._leaving for key in self._owed.get(partition, ()))
