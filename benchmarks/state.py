@@ -35,11 +35,10 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import PairPosterior, infer
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.embedded.postgres import EmbeddedPostgres
-from alphaloop.store.acceptance_state import AcceptanceStateStore, add_jobs, lock_keys
+from alphaloop.store.acceptance_state import AcceptanceStateStore, add_jobs, lock_keys, pack
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.exchange import one_exchange
-from alphaloop.store.packed_evidence import pack
 from alphaloop.store.schema import upgrade
 from worker.deciding.evidence_cache import EvidenceCache
 

@@ -23,10 +23,8 @@ from alphaloop.kafka.retention import longest_job_retention
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.notifying.sinks import Sink, open_sinks
 from alphaloop.settings import Settings, load_settings
-from alphaloop.store.clock import DatabaseClock
-from alphaloop.store.database import Database
-from alphaloop.store.leader_lease import LeaderLease
-from alphaloop.store.schedule import AdvisoryLock
+from alphaloop.store.database import Database, DatabaseClock
+from alphaloop.store.schedule import AdvisoryLock, LeaderLease
 from alphaloop.store.terms import Term
 from scheduler.leadership import LeaderLock
 from scheduler.loop import SCHEDULE_ID, Scheduler

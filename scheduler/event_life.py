@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from alphaloop.store.drift_events import DriftEvent, EventChange, EventContent, EventState
+from alphaloop.store.drift import DriftEvent, EventChange, EventContent, EventState
 from scheduler.causes.cause import Cause, Finding
 from scheduler.causes.comparing import has_recovered
 from scheduler.event_evidence import evidence_of

@@ -11,9 +11,9 @@ from typing import Final
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drift import DriftStore
-from alphaloop.store.drift_events import DriftEventStore, EventState
+from alphaloop.store.drift import DriftEventStore, EventState
 from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.traffic import DriftStore
 from scheduler.causes.cause import Finding
 from scheduler.draft_status import status_changes
 from scheduler.event_life import changes

@@ -10,9 +10,9 @@ from alphaloop.errors import StoreBusy
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.checkpoints import CheckpointStore
-from alphaloop.store.partitions import PartitionKeeper, utc_day
+from alphaloop.store.hourly_sums import RollupStore
+from alphaloop.store.housekeeping import PartitionKeeper, utc_day
 from alphaloop.store.probes import ProbeStore
-from alphaloop.store.rollups import RollupStore
 from scheduler.retention import Retention
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class LeaderLock(Protocol):
-    """What is needed of alphaloop.store.schedule.AdvisoryLock and alphaloop.store.leader_lease.LeaderLease."""
+    """What is needed of alphaloop.store.schedule.AdvisoryLock and alphaloop.store.schedule.LeaderLease."""
 
     def try_acquire(self) -> bool: ...
     def begin_term(self) -> Term: ...

@@ -20,18 +20,15 @@ from alphaloop.store.checkpoints import CheckpointStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drift import DriftStore
-from alphaloop.store.drift_events import DriftEventStore
-from alphaloop.store.drift_memory import DriftMemoryStore
+from alphaloop.store.drift import DriftEventStore, DriftMemoryStore
+from alphaloop.store.hourly_sums import RollupStore
+from alphaloop.store.housekeeping import PartitionKeeper, RetentionStore
 from alphaloop.store.incidents import IncidentStore, OpenIncident
-from alphaloop.store.partitions import PartitionKeeper
-from alphaloop.store.probe_texts import ProbeTextStore
-from alphaloop.store.probes import ProbeStore
-from alphaloop.store.retention import RetentionStore
-from alphaloop.store.rollups import RollupStore
+from alphaloop.store.probes import ProbeStore, ProbeTextStore
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import TaskFigures, task_figures
+from alphaloop.store.traffic import DriftStore
 from scheduler.causes.cause import Incident
 from scheduler.causes.probe_history import probe_histories
 from scheduler.counts import Counts

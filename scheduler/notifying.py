@@ -17,7 +17,7 @@ from alphaloop.notifying.news import NewsKind
 from alphaloop.notifying.sinks import Sink
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.database import Database
-from alphaloop.store.notifications import NotificationStore, Pending
+from alphaloop.store.reports import NotificationStore, Pending
 from scheduler.metrics import SchedulerMetrics
 
 log = logging.getLogger(__name__)

@@ -13,16 +13,15 @@ from alphaloop.kafka.topics import DRIFT_REPORTS
 from alphaloop.settings import ReportSettings, SchedulerSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drift import DriftStore
-from alphaloop.store.drift_events import DriftEventStore
-from alphaloop.store.expectations import ExpectationStore
+from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.probes import MEASURED, ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.schedule import ScheduleStore
-from alphaloop.store.server_identities import ServerIdentityStore
-from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
 from alphaloop.store.task_figures import TaskFigures, begin_of
+from alphaloop.store.traffic import DriftStore
+from alphaloop.store.workers import ServerIdentityStore
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.counts import Counts
 from scheduler.facts import SentProbes, SettingInForce

@@ -10,11 +10,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from alphaloop.claim_check.contents import drop_prompts
-from alphaloop.claim_check.store import ContentStore
+from alphaloop.claim_check.store import ContentStore, drop_prompts
 from alphaloop.errors import BrokerError, ContentError
 from alphaloop.settings import SchedulerSettings
-from alphaloop.store.retention import Dropped, RetentionStore
+from alphaloop.store.housekeeping import Dropped, RetentionStore
 from scheduler.report.files import drop_reports
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,7 @@ from alphaloop.liveness import Liveness, Pulse
 from alphaloop.settings import SchedulerSettings, Settings
 from alphaloop.start_wait import StartStopped, StartWait
 from alphaloop.starting import await_servers
-from alphaloop.store.clock import DatabaseClock
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.terms import Term
 from alphaloop.watchdog import Watchdog
 from scheduler.leadership import LeaderLock, Leadership

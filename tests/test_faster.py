@@ -22,7 +22,7 @@ from alphaloop.demo.display import final_table
 from alphaloop.explaining.explanation import Explanation
 from alphaloop.explaining.opening import opening
 from alphaloop.messages import Mode
-from alphaloop.store.overview import TaskNow
+from alphaloop.store.task_figures import TaskNow
 from alphaloop.switchback.speedup import Verdict, verdict_of
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from alphaloop.switchback.wording import figure, sentence

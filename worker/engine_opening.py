@@ -8,7 +8,7 @@ from __future__ import annotations
 from alphaloop.errors import ConfigError
 from alphaloop.settings import ModelSettings
 from alphaloop.store.database import Database
-from alphaloop.store.server_identities import ServerIdentityStore
+from alphaloop.store.workers import ServerIdentityStore
 from worker.engine import Engine
 
 

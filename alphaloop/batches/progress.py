@@ -2,53 +2,30 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any, Final, Literal
 
-from alphaloop.batches.lines import BadRequest, BatchLine, BatchReader, batch_id_of
-from alphaloop.batches.rows import bad_line_row, failed_row, output_row, refused_row
-from alphaloop.claim_check.contents import with_text
-from alphaloop.claim_check.store import ContentStore
-from alphaloop.errors import ContentError, ContentStoreUnavailable, InvalidField
-from alphaloop.files import STANDARD, readable_again, reading
+from alphaloop.batches.lines import BadRequest, Batch, BatchLine, BatchReader, Request
+from alphaloop.claim_check.store import ContentStore, by_reference, with_text
+from alphaloop.errors import ContentError, ContentStoreUnavailable, InvalidField, MessageError
+from alphaloop.files import reading
 from alphaloop.kafka.backlog import search
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import ensure_topics
 from alphaloop.letters.redriving import next_job_id
-from alphaloop.messages import Failure, Result, Status
-from alphaloop.outcomes.refusals import refusals, standing_refusals
+from alphaloop.messages import Failure, Result, Status, encode_job
+from alphaloop.messages.topics import jobs_topic
+from alphaloop.outcomes.reading import refusals, standing_refusals
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.known_jobs import known_jobs, pages_of_batch
-from alphaloop.store.redrives import RedriveStore
+from alphaloop.store.known_jobs import RedriveStore, known_jobs, pages_of_batch
 
 Part = Literal["output", "error", "open"]
 _PAGE: Final = 500
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A batch by its file, or by its name alone, by which lines are not known that were never sent."""
-
-    batch_id: str
-    path: Path | None
-
-    @classmethod
-    @contextmanager
-    def named(cls, name: str) -> Iterator[Batch]:
-        """`name` is a file, a pipe or - if there is one, else the batch_id that jobs were sent with.
-
-        Raises ConfigError.
-        """
-        if name == STANDARD or (os.path.exists(name) and not os.path.isdir(name)):
-            with readable_again(name) as path:
-                yield cls(batch_id_of(path), path)
-        else:
-            yield cls(name, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,3 +208,109 @@ def _ended(result: Result, asked: _Asked, settings: Settings, contents: ContentS
         model = settings.models.target.name
         return Row("output", status, job_id, output_row(result, custom_id=custom_id, model=model, is_chat=is_chat))
     return Row("error", status, job_id, failed_row(result, custom_id=custom_id))
+
+
+_CLIENT_ERROR, _SERVER_ERROR = 400, 500
+
+
+def output_row(result: Result, *, custom_id: str | None, model: str, is_chat: bool) -> dict[str, Any]:
+    """A request that succeeded: the response as the endpoint would have given it.
+
+    `model` is named where the result does not name one, because a worker of an earlier release wrote it.
+    """
+    body: dict[str, Any] = {
+        "id": result.job_id,
+        "object": "chat.completion" if is_chat else "text_completion",
+        "created": int(result.recorded_at.timestamp()),
+        "model": result.target or model,
+        "choices": [_choice(result, is_chat=is_chat)],
+        "usage": result.usage.model_dump() if result.usage else None,
+    }
+    response = {"status_code": 200, "request_id": result.job_id, "body": body}
+    return {"id": _request(result.job_id), "custom_id": custom_id, "response": response, "error": None}
+
+
+def failed_row(result: Result, *, custom_id: str | None) -> dict[str, Any]:
+    """A request that failed, expired or was cancelled."""
+    code = result.error.code if result.error else result.status.value
+    message = result.error.message if result.error else result.status.value
+    if result.status is Status.FAILED:
+        return _refused(result.job_id, custom_id, _SERVER_ERROR, "server_error", code, message, None)
+    error = {"code": f"batch_{result.status.value}", "message": message}
+    return {"id": _request(result.job_id), "custom_id": custom_id, "response": None, "error": error}
+
+
+def refused_row(job_id: str, code: str, message: str, field: str | None, *, custom_id: str | None) -> dict[str, Any]:
+    """A request that a worker refused."""
+    return _refused(job_id, custom_id, _CLIENT_ERROR, "invalid_request_error", code, message, field)
+
+
+def bad_line_row(number: int, error: MessageError, *, custom_id: str | None) -> dict[str, Any]:
+    """A line that was not sent; `line` is its number in the file, because it may have no custom_id."""
+    message = f"{error.message} ({error.hint})" if error.hint else error.message
+    row = refused_row(f"line-{number}", error.code, message, error.field, custom_id=custom_id)
+    return {**row, "line": number}
+
+
+def _refused(
+    job_id: str, custom_id: str | None, status: int, kind: str, code: str, message: str, field: str | None
+) -> dict[str, Any]:
+    error = {"message": message, "type": kind, "param": field, "code": code}
+    response = {"status_code": status, "request_id": job_id, "body": {"error": error}}
+    return {
+        "id": _request(job_id),
+        "custom_id": custom_id,
+        "response": response,
+        "error": {"code": code, "message": message},
+    }
+
+
+def _choice(result: Result, *, is_chat: bool) -> dict[str, Any]:
+    end = {"index": 0, "logprobs": None, "finish_reason": result.finish_reason}
+    if is_chat:
+        return {**end, "message": {"role": "assistant", "content": result.text, "refusal": None}}
+    return {**end, "text": result.text}
+
+
+def _request(job_id: str) -> str:
+    return f"batch_req_{job_id}"
+
+
+_FLUSH_S: Final = 120.0
+
+
+@dataclass(slots=True)
+class Sent:
+    """What came of it."""
+
+    num_lines: int = 0  #: with text, wrong ones among them
+    num_sent: int = 0
+    waiting: dict[str, None] = field(default_factory=dict)  #: the jobs that have not ended
+
+
+def send(lines: Iterator[BatchLine], settings: Settings, database: Database) -> Sent:
+    """Send what no worker has seen, and wait until the broker has it; wrong lines are left out.
+
+    Creates missing topics. Raises BrokerError, StoreError, ContentStoreUnavailable.
+    """
+    ensure_topics(settings.kafka, settings.tasks)
+    contents = ContentStore.of(settings.claim_check)
+    done = Sent()
+    with closing(Producer(settings.kafka, client_id="alphaloop-batch")) as producer:
+        for page in pages(lines):
+            done.num_lines += len(page)
+            jobs = [line.job for line in page if isinstance(line, Request)]
+            latest = latest_jobs(database, [job.job_id for job in jobs])
+            for job in jobs:
+                now = latest[job.job_id]
+                if now.job_id == job.job_id and not now.is_claimed:
+                    producer.send(
+                        jobs_topic(job.task),
+                        key=job.job_id.encode(),
+                        value=encode_job(by_reference(job, settings.worker.max_job_bytes, contents)),
+                    )
+                    done.num_sent += 1
+                if now.result is None:
+                    done.waiting[now.job_id] = None
+        producer.flush(_FLUSH_S)
+    return done

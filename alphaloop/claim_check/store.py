@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
+import fsspec
+from fsspec.asyn import AsyncFileSystem
+
 from alphaloop.claim_check.addresses import is_below
-from alphaloop.claim_check.clients import Client, scheme_of, written_at
 from alphaloop.errors import (
+    ConfigError,
     ContentAltered,
     ContentError,
     ContentMissing,
@@ -18,6 +24,7 @@ from alphaloop.errors import (
     InvalidField,
 )
 from alphaloop.files import replace_file
+from alphaloop.messages import Job, Result, encode_job, encode_prompt
 from alphaloop.messages.reference import ContentReference
 from alphaloop.settings import ClaimCheckSettings
 
@@ -214,3 +221,123 @@ def _is_old(facts: Mapping[str, Any], moment: datetime) -> bool:
 
 def _differs(reference: ContentReference, found: str) -> str:
     return f"expected {reference.num_bytes} bytes with the digest of the reference at {reference.url}, found {found}"
+
+
+_BODIES: Final = "bodies"
+_RESULTS: Final = "results"
+_NUM_FOLDERS: Final = 256
+#: A prompt, or what a writer left of one when it was killed.
+_PROMPT: Final = re.compile(r"[0-9a-f]{64}\.json(\.[0-9a-f]{32}\.part)?")
+#: Shares no factor with the number of folders, so that a day's runs begin all over it.
+_STRIDE: Final = 37
+
+
+def by_reference(job: Job, max_bytes: int, store: ContentStore | None) -> Job:
+    """The job as it is sent: its prompt in the store if its message would be larger than `max_bytes`.
+
+    The prompt is stored under its digest, so that the same job sent twice has the same reference. Without a store the
+    job stays as it is, and a worker refuses it. Raises ContentStoreUnavailable.
+    """
+    if store is None or job.body_ref is not None or len(encode_job(job)) <= max_bytes:
+        return job
+    content = encode_prompt(job)
+    digest = hashlib.sha256(content).hexdigest()
+    reference = store.write(f"{_BODIES}/{digest[:2]}/{digest}.json", content)
+    return job.model_copy(update={"body_ref": reference})
+
+
+def drop_prompts(store: ContentStore, before: datetime, time_is_up: Callable[[], bool]) -> tuple[int, bool]:
+    """Delete what `by_reference` has written and nobody wrote again since `before`; how much, and whether that is all.
+
+    Runs of different hours begin at different folders, so that each folder has its turn where the time is up early.
+    Raises ContentStoreUnavailable.
+    """
+    num_dropped = 0
+    first = int(before.timestamp() // 3600) * _STRIDE
+    for number in range(first, first + _NUM_FOLDERS):
+        if time_is_up():
+            return num_dropped, False
+        for url in store.written_before(f"{_BODIES}/{number % _NUM_FOLDERS:02x}", before):
+            if not _PROMPT.fullmatch(url.rpartition("/")[2]):
+                continue
+            if time_is_up():
+                return num_dropped, False
+            store.delete(url, written_before=before)
+            num_dropped += 1
+    return num_dropped, True
+
+
+def text_by_reference(result: Result, store: ContentStore) -> Result:
+    """The result with its text in the store. Its name is of job and attempt: a repeat writes the same."""
+    digest = hashlib.sha256(result.job_id.encode()).hexdigest()
+    text = (result.text or "").encode()
+    reference = store.write(f"{_RESULTS}/{digest[:2]}/{digest}.{result.attempt}.txt", text)
+    return result.model_copy(update={"text": None, "text_ref": reference})
+
+
+def with_text(result: Result, store: ContentStore | None) -> Result:
+    """The result with its text, wherever that lies; as it is without a store. Raises ContentError, InvalidField."""
+    if result.text_ref is None or store is None:
+        return result
+    return result.model_copy(update={"text": store.read(result.text_ref).decode(), "text_ref": None})
+
+
+#: The package that a user installs for a scheme that fsspec itself does not know.
+_PACKAGES: Final = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs"}
+#: What clients call the moment of the last write.
+_WRITTEN_AT: Final = ("LastModified", "mtime", "last_modified", "created")
+
+
+class Client:
+    """fsspec's client of one scheme. Threads share it."""
+
+    def __init__(self, scheme: str, options: Mapping[str, Any], timeout_s: float) -> None:
+        """Raises ConfigError where the scheme's package is missing or refuses its options."""
+        self._timeout_s = timeout_s
+        self._system: Any = _opened(scheme, options)
+
+    def path_of(self, url: str) -> str:
+        """What the client calls the object at this address."""
+        return str(self._system._strip_protocol(url))
+
+    def ask(self, method: str, *given: Any, **named: Any) -> Any:
+        """Call the client's `method`; raises whatever it raises.
+
+        A call over the network is given up after the time limit, with TimeoutError. It is then ended, so that calls to
+        a store that hangs do not pile up in the client.
+        """
+        if not isinstance(self._system, AsyncFileSystem):
+            return getattr(self._system, method)(*given, **named)
+        call = getattr(self._system, f"_{method}")(*given, **named)
+        answer = asyncio.run_coroutine_threadsafe(call, self._system.loop)
+        try:
+            return answer.result(self._timeout_s)
+        finally:
+            answer.cancel()
+
+
+def scheme_of(url: str) -> str:
+    """The scheme of an address in its one spelling."""
+    return url.partition("://")[0]
+
+
+def written_at(facts: Mapping[str, Any]) -> datetime | None:
+    """When an object was last written, from what `info` or `ls` say of it; None where the client does not say it."""
+    found = next((facts[name] for name in _WRITTEN_AT if name in facts), None)
+    if isinstance(found, int | float):
+        return datetime.fromtimestamp(found, UTC)
+    return found if isinstance(found, datetime) and found.tzinfo else None
+
+
+def _opened(scheme: str, options: Mapping[str, Any]) -> Any:
+    # Listings change behind a client's back, and the remembered ones would answer `info` too.
+    given = {"use_listings_cache": False, **options} if scheme in _PACKAGES else {}
+    try:
+        return fsspec.filesystem(scheme, **given)
+    except ImportError:
+        package = _PACKAGES.get(scheme, scheme)
+        raise ConfigError(
+            f"claim_check: {scheme}:// needs the package {package}, found none", hint=f"pip install {package}"
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"claim_check.options: {scheme}:// refuses them: {type(error).__name__}") from None

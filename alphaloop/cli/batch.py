@@ -12,9 +12,8 @@ from typing import Final
 
 import typer
 
-from alphaloop.batches.lines import BatchReader, batch_id_of
-from alphaloop.batches.progress import Batch, Part, Row, counted, rows_of
-from alphaloop.batches.sending import send
+from alphaloop.batches.lines import Batch, BatchReader, batch_id_of
+from alphaloop.batches.progress import Part, Row, counted, rows_of, send
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import connected_settings

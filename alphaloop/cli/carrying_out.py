@@ -23,8 +23,7 @@ from alphaloop.cli.children import child_command, child_environment
 from alphaloop.cli.options import global_options
 from alphaloop.cli.progress_lines import ProgressLines
 from alphaloop.cli.screen import err, note, progress
-from alphaloop.commands.events import EVENT, LOADING, Advance, Failed, Note, Report, Stage
-from alphaloop.commands.orders import MeasureOrder, Order, TrainOrder
+from alphaloop.commands import EVENT, LOADING, Advance, Failed, MeasureOrder, Note, Order, Report, Stage, TrainOrder
 from alphaloop.errors import AlphaloopError
 from alphaloop.files import STANDARD
 

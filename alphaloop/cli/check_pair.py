@@ -11,8 +11,7 @@ from rich.text import Text
 
 from alphaloop.cli.carrying_out import carry_out
 from alphaloop.cli.screen import note, out, print_json, table
-from alphaloop.commands.orders import CheckPairOrder
-from alphaloop.commands.reports import Finding, PairCheck
+from alphaloop.commands import CheckPairOrder, Finding, PairCheck
 from alphaloop.settings.device import EXPECTED, is_device_name
 from alphaloop.settings.models import DraftModelDrafterSettings, Dtype
 

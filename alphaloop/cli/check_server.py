@@ -10,8 +10,7 @@ import typer
 from alphaloop.cli.carrying_out import carry_out
 from alphaloop.cli.check_pair import show_findings
 from alphaloop.cli.screen import print_json
-from alphaloop.commands.orders import CheckServerOrder
-from alphaloop.commands.reports import ServerCheck
+from alphaloop.commands import CheckServerOrder, ServerCheck
 from alphaloop.server_kind import ServerKind
 
 EXAMPLE: Final = """\

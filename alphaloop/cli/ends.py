@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from alphaloop.cli.screen import note
 from alphaloop.kafka.backlog import search
 from alphaloop.messages import Result
-from alphaloop.outcomes.reading import Outcome, OutcomeReader
-from alphaloop.outcomes.refusals import standing_refusals
+from alphaloop.outcomes.reading import Outcome, OutcomeReader, standing_refusals
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import jobs_of_batch, known_jobs

@@ -7,7 +7,7 @@ from typing import Final
 
 import typer
 
-from alphaloop.letters.choosing import Choice
+from alphaloop.letters.reading import Choice
 from alphaloop.moments import FORMS, moment
 
 TASK: Final = typer.Option(None, help="Only this task's.")

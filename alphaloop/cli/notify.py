@@ -15,7 +15,7 @@ from alphaloop.cli.screen import out, print_json, table
 from alphaloop.errors import ConfigError, NotificationFailed
 from alphaloop.notifying.news import Gravity, Message
 from alphaloop.notifying.sinks import open_sinks
-from alphaloop.store.notifications import Attempted, NotificationStore
+from alphaloop.store.reports import Attempted, NotificationStore
 
 TEST_EXAMPLE: Final = "ALPHALOOP_SCHEDULER__NOTIFY_URLS='[\"json://localhost:8000/hook\"]' alphaloop notify test"
 LIST_EXAMPLE: Final = "alphaloop notify list --json"

@@ -20,8 +20,8 @@ from alphaloop.probe_sets import ProbeSet, ProbeSource, new_probe_set
 from alphaloop.probing.drawing import draw as draw_prompts
 from alphaloop.probing.planning import ProbePlanner
 from alphaloop.settings import Settings
-from alphaloop.store.clock import DatabaseClock
-from alphaloop.store.probe_sets import ProbeSetStore
+from alphaloop.store.database import DatabaseClock
+from alphaloop.store.probes import ProbeSetStore
 
 REGISTER_EXAMPLE: Final = "alphaloop probes register probes.jsonl --task code"
 DRAW_EXAMPLE: Final = "alphaloop probes draw --task code --prompts 40"

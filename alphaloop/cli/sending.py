@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
-from alphaloop.claim_check.contents import by_reference, with_text
-from alphaloop.claim_check.store import ContentStore
+from alphaloop.claim_check.store import ContentStore, by_reference, with_text
 from alphaloop.cli.screen import note, progress
 from alphaloop.cli.tail import GrowingText
 from alphaloop.errors import ContentError, MessageError

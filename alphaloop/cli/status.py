@@ -23,11 +23,10 @@ from alphaloop.errors import BrokerError
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.backlog import unfinished
 from alphaloop.settings import Settings
-from alphaloop.store.claims import RUNNING
-from alphaloop.store.expectations import ExpectationStore
 from alphaloop.store.incidents import IncidentStore, OpenIncident
-from alphaloop.store.overview import TaskNow, waits, with_waiting
-from alphaloop.store.task_figures import begin_of
+from alphaloop.store.jobs import RUNNING
+from alphaloop.store.switchback import ExpectationStore
+from alphaloop.store.task_figures import TaskNow, begin_of, waits, with_waiting
 from alphaloop.store.workers import SeenWorker, WorkerStore
 from alphaloop.switchback.reliability import by_drafter, reliability
 from alphaloop.switchback.wording import (

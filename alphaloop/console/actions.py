@@ -15,7 +15,7 @@ from alphaloop.console.sessions import Session
 from alphaloop.console.sources import Sources
 from alphaloop.console.views import batches, letters
 from alphaloop.kafka.cancelling import request_cancellation
-from alphaloop.store.drift_events import DriftEventStore
+from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.backlog import unfinished
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.overview import TaskNow, waits
+from alphaloop.store.task_figures import TaskNow, waits
 
 #: The figures of tasks are those of `alphaloop status` without options.
 WINDOW: Final = timedelta(days=1)

@@ -26,16 +26,13 @@ from alphaloop.explaining.measured import Measured, measured
 from alphaloop.explaining.sources import Evidence, evidence
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.costs import CostStore
+from alphaloop.store.costs import CostStore, EngineStore, MeasuredEngine
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionChange, DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
-from alphaloop.store.engines import EngineStore, MeasuredEngine
-from alphaloop.store.expectations import ExpectationStore
-from alphaloop.store.overview import Overview, TaskNow
 from alphaloop.store.past import PastStore
-from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.task_figures import WINDOW, TaskFigures, figures_of, task_figures
+from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
+from alphaloop.store.task_figures import WINDOW, Overview, TaskFigures, TaskNow, figures_of, task_figures
 from alphaloop.store.traffic import TrafficStore
 from alphaloop.store.workers import WorkerStore, running
 from alphaloop.switchback.task_speedup import TaskSpeedup

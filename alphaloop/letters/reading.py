@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import re
 import time
 import uuid
@@ -10,6 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, Final
 
 from alphaloop.errors import BrokerUnavailable
@@ -20,6 +22,7 @@ from alphaloop.messages.dead_letter import JOB_ID, OUTCOME
 from alphaloop.messages.topics import dlq_topic, jobs_topic, task_of
 from alphaloop.outcomes.reading import dead_letter_reason, job_id_of
 from alphaloop.settings import KafkaSettings
+from alphaloop.store.known_jobs import LetterKey
 
 SUFFIX: Final = dlq_topic("")
 #: TOPIC:PARTITION:OFFSET.
@@ -37,6 +40,11 @@ class Letter:
     def place(self) -> str:
         """Where it lies, as options take it."""
         return f"{self.record.topic}:{self.record.partition}:{self.record.offset}"
+
+    @property
+    def key(self) -> LetterKey:
+        """Its name in the table of redrives."""
+        return LetterKey(*self.record.topic_partition, self.record.offset, self.record.timestamp_ms or 0)
 
     @cached_property
     def reason(self) -> Mapping[str, str]:
@@ -146,3 +154,71 @@ def _at(consumer: Consumer, partition: TopicPartition, offset: int, timeout_s: f
         if time.monotonic() >= deadline:
             raise BrokerUnavailable("a dead letter could not be read in time")
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What is asked for; everything where nothing is."""
+
+    task: str | None = None
+    codes: frozenset[str] = frozenset()
+    job_ids: frozenset[str] = frozenset()
+    places: frozenset[str] = frozenset()
+    since: datetime | None = None
+    until: datetime | None = None
+
+    @property
+    def is_by_task_only(self) -> bool:
+        """Whether every letter of the topics is chosen."""
+        return not (self.codes or self.job_ids or self.places or self.since or self.until)
+
+    def holds(self, letter: Letter) -> bool:
+        """Whether this letter is chosen. One without a time is of no time."""
+        written_at = letter.written_at
+        return (
+            (not self.codes or letter.code in self.codes)
+            and (not self.job_ids or letter.job_id in self.job_ids)
+            and (not self.places or letter.place in self.places)
+            and (self.since is None or (written_at is not None and written_at >= self.since))
+            and (self.until is None or (written_at is not None and written_at < self.until))
+        )
+
+    def letters(self, kafka: KafkaSettings, *, newest: int | None = None, depth: int | None = None) -> Iterator[Letter]:
+        """The chosen letters. Raises BrokerError.
+
+        Of each partition at most the `newest` are read where all of them are chosen, and at most `depth` otherwise.
+        """
+        topics = dlq_topics(kafka, self.task)
+        if self.places:
+            found = read_places(kafka, topics, self.places)
+        else:
+            found = read_letters(kafka, topics, newest=newest if self.is_by_task_only else depth)
+        return filter(self.holds, found)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedLetter:
+    """A letter without its message: its name in the table of redrives, and what `Letter.as_json` tells of it."""
+
+    key: LetterKey
+    told: Mapping[str, Any]
+
+    def with_redrive(self, redriven: Mapping[LetterKey, str] | None) -> dict[str, Any]:
+        """What is told, and whether it was sent again; None where that is not known."""
+        return {**self.told, "redriven": None if redriven is None else self.key in redriven}
+
+
+def newest_letters(
+    kafka: KafkaSettings, choice: Choice, limit: int, *, show_value: bool = False, depth: int | None = None
+) -> Sequence[ListedLetter]:
+    """The newest `limit` of the chosen letters, oldest first. No more are ever held, and none of their values.
+
+    With `show_value` the start of each message is told, too, which may hold a prompt. Where not all letters are chosen,
+    the newest `depth` of each partition are looked through, without it all. Raises BrokerError.
+    """
+    newest: list[tuple[tuple[int, LetterKey], Mapping[str, Any]]] = []  # a heap, its oldest letter first
+    for letter in choice.letters(kafka, newest=limit, depth=depth):
+        key = letter.key
+        keep = heapq.heappush if len(newest) < limit else heapq.heappushpop
+        keep(newest, ((letter.record.timestamp_ms or 0, key), letter.as_json(show_value=show_value)))
+    return [ListedLetter(key, told) for (_, key), told in sorted(newest, key=itemgetter(0))]

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from alphaloop.measurements import DriftSubject
-from alphaloop.store.drift_events import EventState, PastState
+from alphaloop.store.drift import EventState, PastState
 from alphaloop.store.incidents import Incident
 
 #: Changes of a report that its notification lists.

@@ -11,8 +11,7 @@ from typing import Any, Final
 from alphaloop.kafka.backlog import Message, Search, search
 from alphaloop.messages import Result
 from alphaloop.messages.topics import retry_delay_s
-from alphaloop.outcomes.reading import Refusal, reason_of
-from alphaloop.outcomes.refusals import refusals_of
+from alphaloop.outcomes.reading import Refusal, reason_of, refusals_of
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import ClaimedJob, claimed_jobs

@@ -10,13 +10,12 @@ from alphaloop.probe_sets import ProbeSet
 from alphaloop.probing.due import find_due
 from alphaloop.probing.plan import ProbePlan, make_plan
 from alphaloop.settings import SchedulerSettings, TaskSettings
+from alphaloop.store.costs import EngineStore
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
-from alphaloop.store.drift_events import DriftEventStore
-from alphaloop.store.engines import EngineStore
+from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
-from alphaloop.store.probe_sets import ProbeSetStore
-from alphaloop.store.probes import MEASURED, ProbeStore
+from alphaloop.store.probes import MEASURED, ProbeSetStore, ProbeStore
 
 DAY: Final = timedelta(days=1)
 _TIMED: Final = timedelta(days=30)

@@ -1,16 +1,17 @@
-"""The evidence of every key: every outcome adds to it, every decision reads it.
+"""A `KeyEvidence` as bytes, as a row of acceptance_state holds it.
 
-One row a key, however many jobs it has seen. The arithmetic is that of alphaloop.deciding.evidence, as in a worker's
-cache. Numbers are packed, because Postgres takes three times as long to send arrays.
-
-A changed half-life holds from the change on. First- and second-order sums fade together, so they stay consistent.
+Big-endian doubles: the sums that are one number each, then, array by array, those by draft position, all of one length.
+First those of `KeyEvidence.all`, then those of `KeyEvidence.recent`. The view evidence_now reads the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -20,15 +21,159 @@ from sqlalchemy import BigInteger, Connection, Text, delete, func, text
 from sqlalchemy import cast as sql_cast
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.evidence import EvidenceSums, together
 from alphaloop.deciding.key_evidence import KeyEvidence
+from alphaloop.errors import StoreError
 from alphaloop.store.database import Database
-from alphaloop.store.exchange import driver_of
-from alphaloop.store.fold import FoldedKey, add_group, folded_of, key_of
-from alphaloop.store.packed_evidence import unpack
-from alphaloop.store.row_set import RowSet
+from alphaloop.store.exchange import RowSet, driver_of
 from alphaloop.tables import acceptance_state
-from alphaloop.tables.state import KEY
+from alphaloop.tables.evidence import KEY
+
+#: Stored rows depend on these names and their order: only a migration that rewrites the rows may change them.
+_NUMBERS: Final = (
+    "jobs",
+    "jobs_w2",
+    "rounds",
+    "offered",
+    "tokens",
+    "output_tokens",
+    "output_tokens_sq",
+    "prompt_tokens",
+    "texts",
+    "ends",
+)
+_BY_POSITION: Final = (
+    "proposed",
+    "chances",
+    "trials",
+    "accepts",
+    "trials_w2",
+    "accepts_w2",
+    "accepts_trials_w2",
+    "chances_w2",
+    "accepts_chances_w2",
+)
+
+
+def pack(evidence: KeyEvidence) -> bytes:
+    """The bytes of the evidence, without its moment."""
+    both = (evidence.all, evidence.recent)
+    length = max(len(getattr(sums, name)) for sums in both for name in _BY_POSITION)
+    values: list[float] = []
+    for sums in both:
+        values += [getattr(sums, name) for name in _NUMBERS]
+        for name in _BY_POSITION:
+            of_it = getattr(sums, name)
+            values += of_it
+            values += [0.0] * (length - len(of_it))
+    return struct.pack(f">{len(values)}d", *values)
+
+
+def unpack(packed: bytes, as_of: datetime) -> KeyEvidence:
+    """The evidence from the bytes of `pack`; empty for no bytes. Raises StoreError for anything else."""
+    if not packed:
+        return KeyEvidence.empty(as_of)
+    num_values, rest = divmod(len(packed), 16)
+    length, more = divmod(num_values - len(_NUMBERS), len(_BY_POSITION))
+    if rest or more or length < 0:
+        raise StoreError(
+            f"expected twice {len(_NUMBERS)} sums and {len(_BY_POSITION)} by position, found {len(packed)} bytes"
+        )
+    values = struct.unpack(f">{2 * num_values}d", packed)
+    return KeyEvidence(_sums(values[:num_values], length, as_of), _sums(values[num_values:], length, as_of))
+
+
+def _sums(values: tuple[float, ...], length: int, as_of: datetime) -> EvidenceSums:
+    sums: dict[str, Any] = dict(zip(_NUMBERS, values[: len(_NUMBERS)], strict=True))
+    for i, name in enumerate(_BY_POSITION):
+        start = len(_NUMBERS) + i * length
+        sums[name] = values[start : start + length]
+    return EvidenceSums(as_of, **sums)
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedKey:
+    """The content of a row of acceptance_state."""
+
+    as_of: datetime
+    packed: bytes  #: as in the table, so that folded and stored evidence are equal bit by bit
+    num_jobs: int
+    last_ledger_id: int
+
+    @property
+    def evidence(self) -> KeyEvidence:
+        """The sums, as of `as_of`."""
+        return unpack(self.packed, self.as_of)
+
+
+class LedgerRow(NamedTuple):
+    """One job's counts under one key."""
+
+    ledger_id: int
+    recorded_in: int  #: the same for rows of one transaction
+    key: EvidenceKey
+    evidence: EvidenceSums
+
+
+def fold(
+    rows: Iterable[LedgerRow], half_life: timedelta, start: Mapping[EvidenceKey, FoldedKey] | None = None
+) -> dict[EvidenceKey, FoldedKey]:
+    """What acceptance_state holds after these rows, which come in the order of `ledger_id`.
+
+    With `start`, rows that it includes are left out.
+    """
+    folded = dict(start or {})
+    for key, its in _states(rows, half_life, folded):
+        folded[key] = its
+    return folded
+
+
+def fold_at(
+    rows: Iterable[LedgerRow],
+    half_life: timedelta,
+    positions: Container[int],
+    start: Mapping[EvidenceKey, FoldedKey] | None = None,
+) -> dict[int, tuple[EvidenceKey, FoldedKey]]:
+    """What acceptance_state held of a key when one of these positions was its `last_ledger_id`, by position.
+
+    Otherwise as `fold`. A position that no key ever stood at is left out.
+    """
+    states = chain((start or {}).items(), _states(rows, half_life, start or {}))
+    return {its.last_ledger_id: (key, its) for key, its in states if its.last_ledger_id in positions}
+
+
+def _states(
+    rows: Iterable[LedgerRow], half_life: timedelta, start: Mapping[EvidenceKey, FoldedKey]
+) -> Iterator[tuple[EvidenceKey, FoldedKey]]:
+    """Each key after each transaction; keys one after the other."""
+    by_key: dict[EvidenceKey, list[LedgerRow]] = {}
+    for row in rows:
+        if row.key not in start or row.ledger_id > start[row.key].last_ledger_id:
+            by_key.setdefault(row.key, []).append(row)
+    for key, its in by_key.items():
+        standing = start.get(key)
+        for _, group in groupby(its, attrgetter("recorded_in")):
+            standing = add_group(standing, [(row.ledger_id, row.evidence) for row in group], half_life)
+            yield key, standing
+
+
+def add_group(standing: FoldedKey | None, group: Sequence[tuple[int, EvidenceSums]], half_life: timedelta) -> FoldedKey:
+    """A key's row after jobs (ledger_id, sums) that were recorded together; `standing` is None for a new key."""
+    jobs = [job for _, job in group]
+    before = standing or FoldedKey(jobs[0].as_of, b"", 0, 0)
+    evidence = before.evidence.with_job(together(jobs, half_life), half_life)
+    return FoldedKey(evidence.all.as_of, pack(evidence), before.num_jobs + len(jobs), group[-1][0])
+
+
+def key_of(row: Any) -> EvidenceKey:
+    """From a row with the columns of the key."""
+    return EvidenceKey(**{name: getattr(row, name) for name in EvidenceKey.__slots__})
+
+
+def folded_of(row: Any) -> FoldedKey:
+    """From a row of acceptance_state or of its checkpoints."""
+    return FoldedKey(row.as_of, row.evidence, row.num_jobs, row.last_ledger_id)
+
 
 THIS_TRANSACTION: Final = sql_cast(sql_cast(func.pg_current_xact_id(), Text), BigInteger)
 #: Every transaction below it has ended. Changes that are not visible yet belong to this transaction or a later one.

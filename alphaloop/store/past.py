@@ -30,10 +30,10 @@ from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.messages import Purpose
+from alphaloop.store.acceptance_state import key_of
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun, ShadowRun, Source
-from alphaloop.store.fold import key_of
-from alphaloop.store.hours import NUM_HALF_LIVES, evidence_of, sums_of_hour
+from alphaloop.store.hourly_sums import NUM_HALF_LIVES, evidence_of, sums_of_hour
 from alphaloop.store.ledger import LONGEST_WAIT, LedgerStore, counts_of, shadow_of
 from alphaloop.tables import acceptance_hourly, decode_runs, evidence_rows
 
@@ -76,8 +76,8 @@ class PastStore:
     ) -> dict[EvidenceKey, KeyEvidence]:
         """The evidence of a target on an engine at `until`, by key: exactly what acceptance_state held.
 
-        Before the first day of the ledger it is estimated from completed hours (alphaloop.store.hours), and for tasks
-        other than `task` from days, by drafter alone.
+        Before the first day of the ledger it is estimated from completed hours (alphaloop.store.hourly_sums), and for
+        tasks other than `task` from days, by drafter alone.
         """
         ledger = LedgerStore(self._database)
         if ledger.covers(until):

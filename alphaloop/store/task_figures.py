@@ -7,19 +7,23 @@ count the same jobs.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import ARRAY, BigInteger, Connection, Row, Text, bindparam, cast, func, select, text
 
 from alphaloop.acceptance import Interval
-from alphaloop.as_decoded import Decoded, at_loads, usual_load
+from alphaloop.as_decoded import Decoded, NextJob, at_loads, usual_load
 from alphaloop.clustered_share import MOST_RUNS, share_interval
-from alphaloop.messages import Purpose
-from alphaloop.store.claims import RUNNING
+from alphaloop.messages import Mode, Purpose
 from alphaloop.store.database import Database
+from alphaloop.store.decisions import LoggedSetting
+from alphaloop.store.jobs import RUNNING
+from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.switchback.task_speedup import TaskSpeedup
+from alphaloop.tables import acceptance_hourly
 
 #: The time that figures cover, unless somebody asks for another.
 WINDOW: Final = timedelta(days=1)
@@ -233,3 +237,140 @@ def _num_effective(rows: Sequence[Row[Any]]) -> float:
 def figures_of(database: Database, task: str, until: datetime | None = None) -> TaskFigures:
     """The figures of one task."""
     return task_figures(database, until, task=task).get(task) or TaskFigures(task)
+
+
+_LAST = text("""
+    SELECT last.*
+    FROM unnest(CAST(:tasks AS text[])) AS wanted(name), LATERAL (
+        SELECT task, decided_at, from_mode, from_drafter, from_num_draft_tokens, to_mode, to_drafter,
+            to_num_draft_tokens, reason, explanation
+        FROM decisions WHERE task = wanted.name ORDER BY decided_at DESC, id DESC LIMIT 1
+    ) AS last
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class LastChange:
+    """When a task's choice changed last, from what to what, and why."""
+
+    decided_at: datetime
+    before: LoggedSetting | None
+    after: LoggedSetting
+    reason: str
+    explanation: str
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceHour:
+    """First drafted tokens of a task's speculative traffic in the hour that began then: tested, and accepted."""
+
+    begins: datetime
+    trials: int
+    accepts: int
+
+    @property
+    def alpha_1(self) -> float | None:
+        """Accepted of what was tested."""
+        return self.accepts / self.trials if self.trials else None
+
+
+class TaskPages:
+    """Reads what belongs to some tasks; give it those of one page."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def last_changes(self, tasks: Collection[str]) -> dict[str, LastChange]:
+        """By task; a task without a logged choice is left out."""
+        with self._database.begin() as connection:
+            return {
+                row.task: LastChange(
+                    row.decided_at,
+                    LoggedSetting(row.from_mode, row.from_drafter, row.from_num_draft_tokens)
+                    if row.from_mode
+                    else None,
+                    LoggedSetting(row.to_mode, row.to_drafter, row.to_num_draft_tokens),
+                    row.reason,
+                    row.explanation,
+                )
+                for row in connection.execute(_LAST, {"tasks": list(tasks)})
+            }
+
+    def by_hour(self, tasks: Collection[str], since: datetime) -> dict[str, list[AcceptanceHour]]:
+        """By task, its hours after `since` in which a first drafted token was tested, oldest first."""
+        hours = acceptance_hourly.c
+        trials, accepts = (cast(func.sum(column[1]), BigInteger) for column in (hours.trials, hours.accepts))
+        query = (
+            select(hours.task, hours.bucket, trials, accepts)
+            .where(hours.task == func.any(bindparam("tasks", list(tasks), ARRAY(Text))))
+            .where(hours.bucket > since, hours.purpose == Purpose.TRAFFIC, hours.mode == Mode.SPECULATIVE)
+            .group_by(hours.task, hours.bucket)
+            .having(trials > 0)
+            .order_by(hours.task, hours.bucket)
+        )
+        found: dict[str, list[AcceptanceHour]] = {}
+        with self._database.begin() as connection:
+            for task, begins, num_trials, num_accepts in connection.execute(query):
+                found.setdefault(task, []).append(AcceptanceHour(begins, num_trials, num_accepts))
+        return found
+
+
+@dataclass(slots=True)
+class TaskNow(TaskFigures):
+    """One task: its figures, what its next job would do, and the measured speed-up.
+
+    `next_job` is None where nobody can say: before the first calibration. `measured` is None where no slice of the task
+    was recorded in the last day.
+    """
+
+    next_job: NextJob | None = None
+    measured: TaskSpeedup | None = None
+
+    @classmethod
+    def of(cls, figures: TaskFigures) -> Self:
+        """The figures, before the next job and the speed-up are known."""
+        return cls(**{its.name: getattr(figures, its.name) for its in fields(figures)})
+
+    def as_json(self, waiting: Mapping[str, int] | None) -> dict[str, Any]:
+        """Counts, and the rates that screens show. `waiting`: by task, jobs that no worker has claimed, if known."""
+        return {
+            **asdict(self),
+            "decoded": None if self.decoded is None else self.decoded.as_json(),
+            "num_jobs": self.num_jobs,
+            "num_probes": self.num_probes,
+            "num_controls": self.num_controls,
+            "waiting": None if waiting is None else waiting.get(self.task, 0),
+            "tokens_per_s": self.measured.tokens_per_s if self.measured else None,
+            "vanilla_tokens_per_s": self.measured.vanilla_tokens_per_s if self.measured else None,
+        }
+
+
+def with_waiting(found: Sequence[TaskNow], waiting: Mapping[str, int] | None) -> list[TaskNow]:
+    """Also the tasks whose jobs only wait, by name."""
+    known = {now.task for now in found}
+    fresh = [TaskNow(task) for task, number in (waiting or {}).items() if number and task not in known]
+    return sorted([*found, *fresh], key=lambda now: now.task)
+
+
+def waits(tasks: Iterable[TaskNow], unfinished: Mapping[str, int]) -> dict[str, int]:
+    """By task, the jobs that no worker has claimed: of the unfinished messages those that are held are left out."""
+    held = {now.task: now.num_held for now in tasks}
+    return {task: max(0, number - held.get(task, 0)) for task, number in unfinished.items()}
+
+
+class Overview:
+    """Reads the figures of the status table."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def tasks_now(self, window: timedelta = WINDOW) -> list[TaskNow]:
+        """Every task with a job in the window before now, by name, without what its next job would do.
+
+        The window begins at a full hour.
+        """
+        found = task_figures(self._database, window=window)
+        by_task = {task: TaskNow.of(figures) for task, figures in found.items()}
+        for task, measured in SwitchbackStore(self._database).shown(datetime.now(UTC)).items():
+            by_task.setdefault(task, TaskNow(task)).measured = measured
+        return [by_task[task] for task in sorted(by_task)]

@@ -10,9 +10,8 @@ from contextlib import closing
 from datetime import UTC, datetime
 from typing import Final
 
-from alphaloop.batches.kept import KeptBatches
-from alphaloop.batches.lines import BatchReader, Request
-from alphaloop.batches.sending import send
+from alphaloop.batches.lines import BatchReader, KeptBatches, Request
+from alphaloop.batches.progress import send
 from alphaloop.errors import InvalidField, MalformedMessage, MessageError, UnknownTask
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import TOKENS, ensure_topics

@@ -9,7 +9,7 @@ import psycopg
 from alphaloop.probe_sets import new_probe_set
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.probe_sets import ProbeSetStore
+from alphaloop.store.probes import ProbeSetStore
 from benchmarks.stored_runs.keys import DRAFTERS, TASKS
 from benchmarks.stored_runs.ledger import Filled
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from alphaloop.measurements import AcceptedLevel, DriftSubject, Stream, WatchedJob
 from alphaloop.settings import SchedulerSettings
-from alphaloop.store.drift_memory import DriftMemoryStore, Position, StoredMemory
+from alphaloop.store.drift import DriftMemoryStore, Position, StoredMemory
 from scheduler.counts import subject_of
 from scheduler.drift.memory import VERSION
 from scheduler.drift.segmented import Rates, SegmentedStream

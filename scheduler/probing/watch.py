@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from alphaloop.probe_texts import DecodedText, TextPair
 from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore, OpenIncident
-from alphaloop.store.probe_texts import ProbeTextStore
+from alphaloop.store.probes import ProbeTextStore
 
 #: Probes that were not decoded so long after their run never will be.
 _LOOK_BACK: Final = timedelta(days=2)

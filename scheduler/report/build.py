@@ -10,7 +10,7 @@ from alphaloop.as_decoded import percent
 from alphaloop.deciding.decision import NOT_A_CHOICE
 from alphaloop.probing.plan import Measurement
 from alphaloop.store.drafts import DraftRevision
-from alphaloop.store.drift_events import DriftEvent
+from alphaloop.store.drift import DriftEvent
 from alphaloop.store.incidents import OpenIncident
 from alphaloop.store.task_figures import TaskFigures
 from alphaloop.switchback.task_speedup import TaskSpeedup

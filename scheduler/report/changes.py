@@ -7,9 +7,9 @@ from datetime import datetime
 
 from alphaloop.as_decoded import at_load
 from alphaloop.measurements import DriftSubject
-from alphaloop.store.drift_events import EventState, PastState
+from alphaloop.store.drift import EventState, PastState
 from alphaloop.store.incidents import ClosedIncident
-from alphaloop.store.server_identities import ServerLife
+from alphaloop.store.workers import ServerLife
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.wording import figure
 from alphaloop.wording import words

@@ -9,7 +9,7 @@ from pydantic import AwareDatetime, Field
 
 from alphaloop.as_decoded import Decoded, NextJob
 from alphaloop.probing.due import Why
-from alphaloop.store.drift_events import EventState
+from alphaloop.store.drift import EventState
 from alphaloop.store.incidents import IncidentKind
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import TaskSpeedup

@@ -13,7 +13,7 @@ from alphaloop.errors import ConfigError, RequestRefused
 from alphaloop.server_identity import ServerIdentity, differs
 from alphaloop.server_kind import ServerKind
 from alphaloop.store.database import Database
-from alphaloop.store.server_identities import ServerIdentityStore
+from alphaloop.store.workers import ServerIdentityStore
 from scheduler.causes.probe_history import differences
 from scheduler.verdicts import Setup
 from tests.fixtures.inference_server import Answer, Asked, Connection, listening, whole

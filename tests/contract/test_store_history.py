@@ -11,9 +11,9 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.messages import Mode, Purpose
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun
-from alphaloop.store.history import HistoryStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.traffic import HistoryStore
 from tests.fixtures.runs import claim_request, decode_run, outcome, vanilla_counts
 
 pytestmark = pytest.mark.postgres

@@ -13,14 +13,12 @@ from sqlalchemy import func, select, update
 
 from alphaloop.errors import StoreUnavailable, StoreValueRefused
 from alphaloop.store.database import Database
-from alphaloop.store.drift import DriftStore
-from alphaloop.store.probe_sets import ProbeSetStore
-from alphaloop.store.probes import ProbeRun, ProbeStore
+from alphaloop.store.hourly_sums import RollupStore, sums_between
+from alphaloop.store.housekeeping import RetentionStore
+from alphaloop.store.probes import ProbeRun, ProbeSetStore, ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
-from alphaloop.store.retention import RetentionStore
-from alphaloop.store.rollups import RollupStore
 from alphaloop.store.schedule import AdvisoryLock, ScheduleStore
-from alphaloop.store.settled_sums import sums_between
+from alphaloop.store.traffic import DriftStore
 from alphaloop.tables import acceptance_daily, acceptance_hourly, probe_runs, probe_sets
 from tests.fixtures.history import ENGINE, History, decoded, drawn_counts
 from tests.fixtures.probes import probe_set, register_probe_set

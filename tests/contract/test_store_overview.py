@@ -17,12 +17,12 @@ from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Mode, Purpose, Status
 from alphaloop.messages.result import Failure
 from alphaloop.store.database import Database
-from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState
+from alphaloop.store.hourly_sums import RollupStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import DecodeRun, OutcomeStore, ShadowRun
-from alphaloop.store.overview import Overview
-from alphaloop.store.rollups import RollupStore
 from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.task_figures import Overview
 from alphaloop.switchback.expectation import Expected
 from alphaloop.tables import metadata
 from benchmarks.stored_runs.questions import ROOT, questions

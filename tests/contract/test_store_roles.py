@@ -18,9 +18,9 @@ from alphaloop.settings import PolicySettings, SchedulerSettings, TaskSettings
 from alphaloop.store import schema
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.housekeeping import PartitionKeeper
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.partitions import PartitionKeeper
 from alphaloop.store.schedule import AdvisoryLock
 from alphaloop.tables import metadata
 from scheduler.loop import Scheduler

@@ -13,11 +13,11 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.messages import Mode
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database
-from alphaloop.store.history import HistoryStore
+from alphaloop.store.hourly_sums import RollupStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore, ShadowRun
-from alphaloop.store.overview import Overview
-from alphaloop.store.rollups import RollupStore
+from alphaloop.store.task_figures import Overview
+from alphaloop.store.traffic import HistoryStore
 from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]

@@ -19,11 +19,10 @@ from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.records import TopicPartition
 from alphaloop.kafka.topics import TOKENS, ensure_topics
-from alphaloop.letters.choosing import Choice
+from alphaloop.letters.reading import Choice
 from alphaloop.messages import Chunk, chunk_headers, text_chunk
 from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic
-from alphaloop.outcomes.following import text_so_far
-from alphaloop.outcomes.refusals import refusals_of
+from alphaloop.outcomes.reading import refusals_of, text_so_far
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.known_jobs import KnownJob
 from tests.fixtures.claimed import NOW

@@ -13,8 +13,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from alphaloop.cli.check_pair import show_findings
-from alphaloop.commands.orders import CheckServerOrder
-from alphaloop.commands.reports import ServerCheck
+from alphaloop.commands import CheckServerOrder, ServerCheck
 from alphaloop.server_kind import ServerKind
 from tests.fixtures import server_replies
 from tests.fixtures.cli import Cli

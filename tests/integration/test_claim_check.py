@@ -11,16 +11,15 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from alphaloop.claim_check.contents import by_reference, with_text
-from alphaloop.claim_check.store import ContentStore
+from alphaloop.claim_check.store import ContentStore, by_reference, with_text
 from alphaloop.kafka.records import Record
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Body, Job, Result, Status, encode_job
 from alphaloop.messages.topics import dlq_topic, jobs_topic
 from alphaloop.settings import ClaimCheckSettings, KafkaSettings, Settings
 from alphaloop.store.database import Database
+from alphaloop.store.housekeeping import RetentionStore
 from alphaloop.store.outbox import Outbox
-from alphaloop.store.retention import RetentionStore
 from tests.fakes import FakeEngine, VerboseEngine
 from tests.fixtures.topics import Operator
 from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until

@@ -19,7 +19,7 @@ from alphaloop.messages import Failure, Origin, Result, Status, dead_letter
 from alphaloop.messages.topics import high_topic, jobs_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.redrives import RedriveStore
+from alphaloop.store.known_jobs import RedriveStore
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
 from tests.fixtures.worker import Client, running_worker

@@ -13,7 +13,7 @@ from alphaloop.measurements import DriftSubject
 from alphaloop.notifying.sinks import open_sinks
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.database import Database
-from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from scheduler.metrics import SchedulerMetrics
 from scheduler.notifying import Notifier
 from tests.fixtures.cli import Cli, cli

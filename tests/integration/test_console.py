@@ -22,18 +22,17 @@ from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Status
 from alphaloop.messages.result import Failure
 from alphaloop.settings import KafkaSettings, PostgresSettings, Settings
-from alphaloop.store import job_pages
+from alphaloop.store import known_jobs
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.overview import Overview
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.task_figures import figures_of
+from alphaloop.store.task_figures import Overview, figures_of
 from alphaloop.store.workers import WorkerStore
 from alphaloop.switchback.wording import figure
 from alphaloop.wording import share_with_interval
@@ -248,8 +247,8 @@ def test_jobs_of_a_batch_are_found_by_task_and_status(database: Database, visito
 def test_a_page_that_could_not_look_at_all_jobs_says_so_and_goes_on(
     database: Database, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_pages, "_FIRST_ROWS", 3)
-    monkeypatch.setattr(job_pages, "LOOK_S", 0.0)
+    monkeypatch.setattr(known_jobs, "_FIRST_ROWS", 3)
+    monkeypatch.setattr(known_jobs, "LOOK_S", 0.0)
     for number in range(5):
         task = "sql" if number == 1 else "code"
         JobStore(database).claim([claim_request(f"j-{number}", task=task)], owner="w1", lease_s=60, max_attempts=3)

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, expect
 from pydantic import SecretStr
 
 from alphaloop.store.database import Database
-from alphaloop.store.drift_events import DriftEventStore
+from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from benchmarks.console.filling import fill

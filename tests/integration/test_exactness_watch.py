@@ -15,8 +15,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.incidents import IncidentKind, IncidentStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.probe_texts import ProbeTextStore
-from alphaloop.store.probes import ProbeRun, ProbeStore
+from alphaloop.store.probes import ProbeRun, ProbeStore, ProbeTextStore
 from scheduler.probing.watch import ExactnessWatch, Watched
 from tests.fixtures.claimed import delivery, validation
 from tests.fixtures.models import VANILLA, lookup_decision

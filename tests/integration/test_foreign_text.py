@@ -26,7 +26,7 @@ from alphaloop.messages import Failure, Result, Status
 from alphaloop.pages.templates import environment
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.reports import ReportStore, StoredReport
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli, Ran

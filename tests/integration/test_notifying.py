@@ -16,10 +16,9 @@ from alphaloop.notifying.news import NewsKind
 from alphaloop.notifying.sinks import open_sinks
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.database import Database
-from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
-from alphaloop.store.notifications import NotificationStore
-from alphaloop.store.reports import ReportStore, StoredReport
+from alphaloop.store.reports import NotificationStore, ReportStore, StoredReport
 from alphaloop.store.terms import begin_term
 from alphaloop.tables import notifications
 from scheduler.metrics import SchedulerMetrics

@@ -19,9 +19,9 @@ from alphaloop.demo.display import final_table
 from alphaloop.explaining.explanation import next_jobs
 from alphaloop.settings import SchedulerSettings, TaskSettings, load_settings
 from alphaloop.store.database import Database
-from alphaloop.store.overview import Overview, TaskNow
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.task_figures import Overview, TaskNow
 from alphaloop.switchback.wording import figure, sentence
 from alphaloop.wording import counted_apart, share, share_with_interval
 from scheduler.loop import Scheduler

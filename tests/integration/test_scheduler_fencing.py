@@ -16,7 +16,7 @@ from alphaloop.errors import LeadershipLost
 from alphaloop.settings import PolicySettings, SchedulerSettings, TaskSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.probe_sets import ProbeSetStore
+from alphaloop.store.probes import ProbeSetStore
 from alphaloop.store.schedule import AdvisoryLock
 from alphaloop.store.terms import Term
 from alphaloop.tables import probe_runs, reports, schedule_runs

@@ -23,7 +23,7 @@ from alphaloop.settings import PolicySettings, ReportSettings, SchedulerSettings
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
-from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.wording import figure, load, sentence

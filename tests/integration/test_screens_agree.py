@@ -18,9 +18,8 @@ from alphaloop.messages import Mode
 from alphaloop.settings import load_settings
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.expectations import ExpectationStore
-from alphaloop.store.overview import Overview
-from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
+from alphaloop.store.task_figures import Overview
 from alphaloop.switchback.expectation import Expected
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from alphaloop.switchback.wording import figure, load, reason_word, sentence

@@ -13,7 +13,7 @@ from alphaloop.errors import StoreUnavailable
 from alphaloop.measurements import AcceptedLevel
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.database import Database
-from alphaloop.store.drift_memory import DriftMemoryStore, Position, TaskMemory
+from alphaloop.store.drift import DriftMemoryStore, Position, TaskMemory
 from alphaloop.tables import drift_memories
 from scheduler.drift import watch_traffic
 from scheduler.drift.memory import NUM_JOBS

@@ -10,7 +10,7 @@ from itertools import count, cycle
 
 from alphaloop.messages import Body, Job
 from alphaloop.probe_sets import new_probe_set
-from alphaloop.store.probe_sets import ProbeSetStore
+from alphaloop.store.probes import ProbeSetStore
 from tests.stories.prompts import StoryPrompts
 from tests.stories.size import Size
 

@@ -34,8 +34,8 @@ from alphaloop.embedded.process import free_ports
 from alphaloop.embedded.stack import EmbeddedStack
 from alphaloop.errors import AlphaloopError
 from alphaloop.store.database import Database
-from alphaloop.store.drift_events import DriftEventStore
-from alphaloop.store.probe_sets import ProbeSetStore
+from alphaloop.store.drift import DriftEventStore
+from alphaloop.store.probes import ProbeSetStore
 from alphaloop.store.reports import ReportStore
 from alphaloop.tables import reports
 from benchmarks.engines.options import VLLM_PYTHON

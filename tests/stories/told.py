@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from alphaloop.store.drafts import DraftRevision, DraftStatus
-from alphaloop.store.drift_events import DriftEvent
+from alphaloop.store.drift import DriftEvent
 from alphaloop.store.incidents import OpenIncident
 from scheduler.causes.cause import Cause
 from tests.stories.prompts import CHANGED, DRAFTED, DROPPED, WORN

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Final
 
 from alphaloop import logs
-from alphaloop.commands.events import Event, Failed, Note, Tell
-from alphaloop.commands.orders import (
+from alphaloop.commands import (
     ORDER,
     CalibrateOrder,
     CheckPairOrder,
     CheckServerOrder,
+    Event,
+    Failed,
     MeasureOrder,
+    Note,
     Order,
     RegisterOrder,
+    Tell,
 )
 from alphaloop.errors import AlphaloopError, MessageError
 from alphaloop.settings import Settings, load_settings

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import closing
 
-from alphaloop.commands.events import Advance, Report, Stage, Tell
-from alphaloop.commands.orders import CalibrateOrder
-from alphaloop.commands.reports import Calibration
+from alphaloop.commands import Advance, CalibrateOrder, Calibration, Report, Stage, Tell
 from alphaloop.cost import CostPoint
 from alphaloop.cost_state import with_shared_weights
 from alphaloop.embedded.stack import with_running_stack

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from alphaloop.commands.events import Report, Tell
-from alphaloop.commands.orders import CheckPairOrder
-from alphaloop.commands.reports import PairCheck
+from alphaloop.commands import CheckPairOrder, PairCheck, Report, Tell
 from alphaloop.settings import Settings
 from worker.decoding.device import TARGET_SETTING, find_device
 from worker.decoding.memory import available_bytes

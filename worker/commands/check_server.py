@@ -7,8 +7,7 @@ import os
 
 from pydantic import SecretStr
 
-from alphaloop.commands.events import Report, Tell
-from alphaloop.commands.orders import CheckServerOrder
+from alphaloop.commands import CheckServerOrder, Report, Tell
 from alphaloop.errors import ConfigError
 from alphaloop.settings import EndpointSettings, Settings
 from worker.servers.endpoint import Endpoint

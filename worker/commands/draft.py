@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from alphaloop.commands.events import Note, Report, Tell
-from alphaloop.commands.orders import RegisterOrder, TrainOrder
+from alphaloop.commands import Note, RegisterOrder, Report, Tell, TrainOrder
 from alphaloop.errors import ConfigError, StoreError
 from alphaloop.files import readable_again
 from alphaloop.settings import Settings

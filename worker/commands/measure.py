@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from alphaloop.commands.events import LOADING, Event, Note, Report, Stage, Tell
-from alphaloop.commands.orders import MeasureOrder
+from alphaloop.commands import LOADING, Event, MeasureOrder, Note, Report, Stage, Tell
 from alphaloop.errors import ConfigError
 from alphaloop.job_lines import JobLine
 from alphaloop.payoff.figures import VANILLA

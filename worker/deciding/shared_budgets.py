@@ -14,7 +14,7 @@ from alphaloop.deciding.evidence_source import Place
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.errors import StoreError
 from alphaloop.store.budgets import BudgetStore, BudgetSubject
-from alphaloop.store.history import HistoryStore
+from alphaloop.store.traffic import HistoryStore
 from worker.background import Write
 from worker.deciding.evidence_cache import EvidenceCache
 from worker.engine import EngineIdentity

@@ -14,8 +14,7 @@ from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.outbox import Outbox
-from alphaloop.store.refused_results import RefusedResultStore
+from alphaloop.store.outbox import Outbox, RefusedResultStore
 from worker.engine import Engine
 from worker.intake.polling import Intake
 from worker.intake.validation import ReadyJob, Validation

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from alphaloop.commands.events import Advance, Stage, Tell
+from alphaloop.commands import Advance, Stage, Tell
 from alphaloop.errors import ConfigError, DecodeFailed
 from alphaloop.payoff.bounds import min_values
 from alphaloop.payoff.figures import VANILLA, Acceptance, Candidate, Exactness

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from alphaloop.commands.reports import Finding, ServerCheck
+from alphaloop.commands import Finding, ServerCheck
 from alphaloop.errors import ServerError
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.server_kind import ServerKind

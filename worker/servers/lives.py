@@ -13,7 +13,7 @@ from typing import Final
 
 from alphaloop.errors import ConfigError
 from alphaloop.server_identity import ServerIdentity, changes, differs, told_apart
-from alphaloop.store.server_identities import ServerIdentityStore, ServerLife
+from alphaloop.store.workers import ServerIdentityStore, ServerLife
 
 log = logging.getLogger(__name__)
 

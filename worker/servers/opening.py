@@ -20,7 +20,7 @@ from alphaloop.server_identity import ServerIdentity
 from alphaloop.settings.endpoint import EndpointSettings
 from alphaloop.settings.in_process import InProcessSettings
 from alphaloop.settings.models import AnyEndpointSettings, ModelSettings
-from alphaloop.store.server_identities import ServerIdentityStore
+from alphaloop.store.workers import ServerIdentityStore
 from worker.servers.client import ServerClient
 from worker.servers.connecting import AnyEndpoint, identity_of
 from worker.servers.endpoint import Endpoint

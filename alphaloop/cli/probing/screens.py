@@ -9,7 +9,7 @@ from typing import Any
 from alphaloop.cli.screen import FittedTable, table
 from alphaloop.probe_sets import ProbeSet
 from alphaloop.probing.plan import Measurement, ProbePlan
-from alphaloop.store.probe_sets import ProbeSetVersion
+from alphaloop.store.probes import ProbeSetVersion
 
 
 def version_as_json(version: ProbeSetVersion) -> dict[str, Any]:

@@ -15,10 +15,9 @@ from alphaloop.deciding.hindsight import Case, Hindsight, Tally
 from alphaloop.deciding.replay import EngineName, PastJob, Replay, Rules, is_free
 from alphaloop.explaining.explanation import serving
 from alphaloop.settings import Settings
-from alphaloop.store.costs import CostStore
+from alphaloop.store.costs import CostStore, EngineStore
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.engines import EngineStore
 from alphaloop.store.past import PastStore
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from alphaloop.batches.kept import KeptBatches
+from alphaloop.batches.lines import KeptBatches
 from alphaloop.batches.progress import Part, Progress, Row, counted, rows_of
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.console.page import NotFound, Page, WrongRequest

@@ -14,9 +14,8 @@ from alphaloop.console.sources import Sources
 from alphaloop.console.streaming import LONGEST_S, Read
 from alphaloop.console.views.asked import moment, past, text
 from alphaloop.messages import Result, Status
-from alphaloop.outcomes.following import Event, TextSoFar, follow, text_so_far
-from alphaloop.store.job_pages import JobPages, ListedJob, Place, Wanted
-from alphaloop.store.known_jobs import known_jobs
+from alphaloop.outcomes.reading import Event, TextSoFar, follow, text_so_far
+from alphaloop.store.known_jobs import JobPages, ListedJob, Place, Wanted, known_jobs
 
 PAGE_SIZE: Final = 50
 #: Parameters of an address that choose jobs.

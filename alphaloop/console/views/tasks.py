@@ -12,8 +12,7 @@ from alphaloop.console import drawing
 from alphaloop.console.page import Page
 from alphaloop.console.sources import Sources
 from alphaloop.console.views.asked import text
-from alphaloop.store.overview import with_waiting
-from alphaloop.store.task_pages import TaskPages
+from alphaloop.store.task_figures import TaskPages, with_waiting
 
 PAGE_SIZE: Final = 50
 

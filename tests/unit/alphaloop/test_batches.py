@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.batches.lines import BadRequest, BatchReader, Request, batch_id_of
-from alphaloop.batches.rows import bad_line_row, failed_row, output_row, refused_row
+from alphaloop.batches.progress import bad_line_row, failed_row, output_row, refused_row
 from alphaloop.errors import ConfigError
 from alphaloop.messages import Failure, Result, Status, Usage
 from alphaloop.settings import load_settings

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from alphaloop.console.views.now import by_activity
-from alphaloop.store.decoded_lately import DecodedLately
-from alphaloop.store.overview import TaskNow
+from alphaloop.store.task_figures import TaskNow
+from alphaloop.store.traffic import DecodedLately
 
 
 def test_probes_and_controls_are_counted_apart_from_traffic_that_ended() -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from xml.etree import ElementTree
 
 from alphaloop.console.drawing import alpha_over_time, sparkline
-from alphaloop.store.task_pages import AcceptanceHour
+from alphaloop.store.task_figures import AcceptanceHour
 
 NOW = datetime(2026, 11, 23, 7, 30, tzinfo=UTC)
 

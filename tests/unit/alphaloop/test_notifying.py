@@ -13,7 +13,7 @@ from alphaloop.errors import ConfigError, NotificationFailed
 from alphaloop.measurements import DriftSubject
 from alphaloop.notifying.news import Gravity, Message, drift_news, report_news
 from alphaloop.notifying.sinks import open_sinks
-from alphaloop.store.drift_events import EventState, PastState
+from alphaloop.store.drift import EventState, PastState
 from tests.fixtures.hook import running_hook
 
 AT = datetime(2026, 11, 23, 6, tzinfo=UTC)

@@ -21,7 +21,7 @@ from alphaloop.cli.app import app
 from alphaloop.cli.screen import FittedTable, progress, table
 from alphaloop.cli.status import task_table
 from alphaloop.demo.display import TrafficProgress, final_table
-from alphaloop.store.overview import TaskNow
+from alphaloop.store.task_figures import TaskNow
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.report.text import render_text

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from alphaloop.measurements import DriftSubject
-from alphaloop.store.drift_events import DriftEvent, EventChange, EventState
+from alphaloop.store.drift import DriftEvent, EventChange, EventState
 from scheduler.causes.naming import Evidence, explain
 from scheduler.causes.probe_history import ProbeHistory
 from scheduler.event_life import changes

@@ -9,9 +9,9 @@ import pytest
 
 from alphaloop.measurements import DriftSubject
 from alphaloop.server_identity import ServerIdentity
-from alphaloop.store.drift_events import EventState, PastState
+from alphaloop.store.drift import EventState, PastState
 from alphaloop.store.incidents import ClosedIncident, Incident, IncidentKind
-from alphaloop.store.server_identities import ServerLife
+from alphaloop.store.workers import ServerLife
 from alphaloop.switchback.speedup import Verdict
 from scheduler.report import Report, changes_between
 from scheduler.report.changes import told_changes

@@ -14,7 +14,7 @@ import pytest
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import BrokerUnavailable
 from alphaloop.settings import ClaimCheckSettings, SchedulerSettings
-from alphaloop.store.retention import TABLES, Dropped
+from alphaloop.store.housekeeping import TABLES, Dropped
 from scheduler.report.files import drop_reports
 from scheduler.retention import MessageRetention, Retention
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from alphaloop.commands.reports import Finding
+from alphaloop.commands import Finding
 from alphaloop.errors import IncompatiblePair
 from worker.decoding.pairing.room import DeviceRoom, memory, shown_bytes
 

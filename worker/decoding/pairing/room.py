@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from alphaloop.commands.reports import Finding
+from alphaloop.commands import Finding
 
 if TYPE_CHECKING:
     from worker.decoding.pairing.pair import ModelFacts

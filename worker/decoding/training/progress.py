@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from alphaloop.commands.events import Advance, Note, Stage, Tell
+from alphaloop.commands import Advance, Note, Stage, Tell
 
 
 class Stages:

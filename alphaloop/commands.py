@@ -5,12 +5,16 @@ An order's fields are named as the options of its command in `alphaloop.cli`, wh
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from alphaloop.server_kind import ServerKind
+from alphaloop.cost import CostPoint
+from alphaloop.engine_identity import EngineIdentity
+from alphaloop.server_kind import Granularity, ServerKind
 from alphaloop.settings.device import DeviceName
 from alphaloop.settings.models import Dtype
 
@@ -93,3 +97,104 @@ class RegisterOrder(_Order):
 
 Order = MeasureOrder | CalibrateOrder | CheckPairOrder | CheckServerOrder | TrainOrder | RegisterOrder
 ORDER: Final[TypeAdapter[Order]] = TypeAdapter(Annotated[Order, Field(discriminator="command")])
+
+
+#: The stage before a measurement, in which nothing is measured that an interruption could lose.
+LOADING: Final = "loading the models"
+
+
+class _Event(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+
+class Stage(_Event):
+    """A new stage of the work begins."""
+
+    event: Literal["stage"] = "stage"
+    name: str
+    total: int | None = None  #: things to do; None where nobody knows
+    done: int = 0  #: of them, by an earlier run
+
+
+class Advance(_Event):
+    """Some things of the stage are done."""
+
+    event: Literal["advance"] = "advance"
+    num: int = 1
+    total: int | None = None  #: things to do, where this has changed
+    note: str = ""  #: shown beside the bar
+
+
+class Note(_Event):
+    """A line for the person."""
+
+    event: Literal["note"] = "note"
+    text: str
+
+
+class Report(_Event):
+    """The data that were asked for. Which type they have follows from the order."""
+
+    event: Literal["report"] = "report"
+    data: Any
+
+
+class Failed(_Event):
+    """The work ended with an error in words."""
+
+    event: Literal["failed"] = "failed"
+    message: str
+    hint: str | None = None
+
+
+Event = Stage | Advance | Note | Report | Failed
+EVENT: Final[TypeAdapter[Event]] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
+#: How work tells its events.
+Tell = Callable[[Event], None]
+
+
+Verdict = Literal["ok", "warning", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What rounds cost on this device."""
+
+    identity: EngineIdentity
+    points: tuple[CostPoint, ...]
+    seconds: float  #: in all, the loading of the model included
+    is_stored: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check, of a draft against its target or of a server, and what it found."""
+
+    check: str
+    verdict: Verdict
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class PairCheck:
+    """Every check of one pair."""
+
+    target: str
+    draft: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether a worker would refuse the draft."""
+        return any(finding.verdict == "refused" for finding in self.findings)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerCheck:
+    """What an inference server can tell."""
+
+    url: str
+    kind: ServerKind
+    model: str
+    granularity: Granularity  #: of the counts of a text that ended at its limit
+    findings: tuple[Finding, ...]
