@@ -107,7 +107,7 @@ class _Event(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
-class Stage(_Event):
+class StageEvent(_Event):
     """A new stage of the work begins."""
 
     event: Literal["stage"] = "stage"
@@ -116,7 +116,7 @@ class Stage(_Event):
     done: int = 0  #: of them, by an earlier run
 
 
-class Advance(_Event):
+class AdvanceEvent(_Event):
     """Some things of the stage are done."""
 
     event: Literal["advance"] = "advance"
@@ -125,21 +125,21 @@ class Advance(_Event):
     note: str = ""  #: shown beside the bar
 
 
-class Note(_Event):
+class NoteEvent(_Event):
     """A line for the person."""
 
     event: Literal["note"] = "note"
     text: str
 
 
-class Report(_Event):
+class ReportEvent(_Event):
     """The data that were asked for. Which type they have follows from the order."""
 
     event: Literal["report"] = "report"
     data: Any
 
 
-class Failed(_Event):
+class FailedEvent(_Event):
     """The work ended with an error in words."""
 
     event: Literal["failed"] = "failed"
@@ -147,10 +147,10 @@ class Failed(_Event):
     hint: str | None = None
 
 
-Event = Stage | Advance | Note | Report | Failed
-EVENT: Final[TypeAdapter[Event]] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
+CommandEvent = StageEvent | AdvanceEvent | NoteEvent | ReportEvent | FailedEvent
+EVENT: Final[TypeAdapter[CommandEvent]] = TypeAdapter(Annotated[CommandEvent, Field(discriminator="event")])
 #: How work tells its events.
-Tell = Callable[[Event], None]
+Tell = Callable[[CommandEvent], None]
 
 
 Verdict = Literal["ok", "warning", "refused"]
@@ -167,7 +167,7 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckFinding:
     """One check, of a draft against its target or of a server, and what it found."""
 
     check: str
@@ -181,7 +181,7 @@ class PairCheck:
 
     target: str
     draft: str
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckFinding, ...]
 
     @property
     def is_refused(self) -> bool:
@@ -197,4 +197,4 @@ class ServerCheck:
     kind: ServerKind
     model: str
     granularity: Granularity  #: of the counts of a text that ended at its limit
-    findings: tuple[Finding, ...]
+    findings: tuple[CheckFinding, ...]

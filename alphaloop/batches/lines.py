@@ -34,7 +34,7 @@ _DIGITS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BatchRequest:
     """A line that is a job."""
 
     custom_id: str
@@ -50,7 +50,7 @@ class BadRequest:
     error: MessageError
 
 
-BatchLine = Request | BadRequest
+BatchLine = BatchRequest | BadRequest
 
 
 def batch_id_of(path: Path) -> str:
@@ -63,7 +63,7 @@ def batch_id_of(path: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class BatchSource:
     """A batch by its file, or by its name alone, by which lines are not known that were never sent."""
 
     batch_id: str
@@ -71,7 +71,7 @@ class Batch:
 
     @classmethod
     @contextmanager
-    def named(cls, name: str) -> Iterator[Batch]:
+    def named(cls, name: str) -> Iterator[BatchSource]:
         """`name` is a file, a pipe or - if there is one, else the batch_id that jobs were sent with.
 
         Raises ConfigError.
@@ -111,7 +111,7 @@ class BatchReader:
             return BadRequest(number, custom_id, error)
         if isinstance(item, BadLine):
             return BadRequest(number, custom_id, item.error)
-        return Request(custom_id, item.job)
+        return BatchRequest(custom_id, item.job)
 
     def _job_fields(self, fields: dict[str, Any], custom_id: str) -> dict[str, Any]:
         if fields.get("method", "POST") != "POST":
@@ -195,9 +195,9 @@ class KeptBatches:
         """The file of this batch."""
         return self._read(batch_id) if _BATCH_ID.fullmatch(batch_id) else None
 
-    def batch(self, batch_id: str) -> Batch:
+    def batch(self, batch_id: str) -> BatchSource:
         """The batch with its file where that is kept, else by its name alone."""
-        return Batch(batch_id, self._file(batch_id) if self.find(batch_id) else None)
+        return BatchSource(batch_id, self._file(batch_id) if self.find(batch_id) else None)
 
     def drop_before(self, moment: datetime) -> None:
         """Delete files that were uploaded before then."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final, Literal
 
-from alphaloop.batches.lines import BadRequest, Batch, BatchLine, BatchReader, Request
+from alphaloop.batches.lines import BadRequest, BatchLine, BatchReader, BatchRequest, BatchSource
 from alphaloop.claim_check.store import ContentStore, by_reference, with_text
 from alphaloop.errors import ContentError, ContentStoreUnavailable, InvalidField, MessageError
 from alphaloop.files import reading
@@ -29,7 +29,7 @@ _PAGE: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RequestRow:
     """One request: where it belongs, its status in words, and its row there; none for one that is open."""
 
     part: Part
@@ -60,7 +60,7 @@ class Progress:
         return {**found, "requests_by_status": dict(self.by_status)}
 
 
-def counted(rows: Iterable[Row]) -> Progress:
+def counted(rows: Iterable[RequestRow]) -> Progress:
     """Count them."""
     by_status, by_part = Counter[str](), Counter[Part]()
     for row in rows:
@@ -70,8 +70,8 @@ def counted(rows: Iterable[Row]) -> Progress:
 
 
 def rows_of(
-    batch: Batch, settings: Settings, database: Database, contents: ContentStore | None = None
-) -> Iterator[Row]:
+    batch: BatchSource, settings: Settings, database: Database, contents: ContentStore | None = None
+) -> Iterator[RequestRow]:
     """Every request of the batch once; with `contents`, texts that lie there are in the rows.
 
     A text that is gone or altered makes its request an error. Raises ConfigError, StoreError, BrokerError,
@@ -83,7 +83,7 @@ def rows_of(
         latest = latest_jobs(database, [one.job_id for one in page if isinstance(one, _Asked)])
         for one in page:
             if isinstance(one, BadRequest):
-                yield Row("error", "invalid", None, bad_line_row(one.number, one.error, custom_id=one.custom_id))
+                yield RequestRow("error", "invalid", None, bad_line_row(one.number, one.error, custom_id=one.custom_id))
                 continue
             if one.job_id in redriven:
                 continue
@@ -92,17 +92,17 @@ def rows_of(
             if now.result is not None:
                 yield _ended(now.result, one, settings, contents)
             elif now.is_claimed:
-                yield Row("open", "running", now.job_id)
+                yield RequestRow("open", "running", now.job_id)
             else:
                 open_later[now.job_id] = one
     refused = standing_refusals(settings.kafka, database, open_later)
     for job_id, one in open_later.items():
         why = refused.get(job_id)
         if why is None:
-            yield Row("open", "waiting", job_id)
+            yield RequestRow("open", "waiting", job_id)
         else:
             row = refused_row(job_id, why.code, why.message, why.field, custom_id=one.custom_id)
-            yield Row("error", "refused", job_id, row)
+            yield RequestRow("error", "refused", job_id, row)
 
 
 def pages(lines: Iterator[BatchLine]) -> Iterator[list[BatchLine]]:
@@ -153,7 +153,7 @@ class _Asked:
     is_chat: bool | None = None
 
 
-def _pages_of(batch: Batch, settings: Settings, database: Database) -> Iterator[list[_Asked | BadRequest]]:
+def _pages_of(batch: BatchSource, settings: Settings, database: Database) -> Iterator[list[_Asked | BadRequest]]:
     """Every request of a batch once."""
     if batch.path is None:
         yield from _by_name(batch.batch_id, settings, database)
@@ -194,7 +194,7 @@ def _has_failed(job: LatestJob) -> bool:
     return job.result is not None and job.result.status is Status.FAILED
 
 
-def _ended(result: Result, asked: _Asked, settings: Settings, contents: ContentStore | None) -> Row:
+def _ended(result: Result, asked: _Asked, settings: Settings, contents: ContentStore | None) -> RequestRow:
     status, job_id, custom_id = result.status.value, result.job_id, asked.custom_id
     try:
         result = with_text(result, contents)
@@ -206,8 +206,10 @@ def _ended(result: Result, asked: _Asked, settings: Settings, contents: ContentS
     if result.status is Status.SUCCEEDED:
         is_chat = result.endpoint is None if asked.is_chat is None else asked.is_chat
         model = settings.models.target.name
-        return Row("output", status, job_id, output_row(result, custom_id=custom_id, model=model, is_chat=is_chat))
-    return Row("error", status, job_id, failed_row(result, custom_id=custom_id))
+        return RequestRow(
+            "output", status, job_id, output_row(result, custom_id=custom_id, model=model, is_chat=is_chat)
+        )
+    return RequestRow("error", status, job_id, failed_row(result, custom_id=custom_id))
 
 
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
@@ -280,7 +282,7 @@ _FLUSH_S: Final = 120.0
 
 
 @dataclass(slots=True)
-class Sent:
+class SentBatch:
     """What came of it."""
 
     num_lines: int = 0  #: with text, wrong ones among them
@@ -288,18 +290,18 @@ class Sent:
     waiting: dict[str, None] = field(default_factory=dict)  #: the jobs that have not ended
 
 
-def send(lines: Iterator[BatchLine], settings: Settings, database: Database) -> Sent:
+def send(lines: Iterator[BatchLine], settings: Settings, database: Database) -> SentBatch:
     """Send what no worker has seen, and wait until the broker has it; wrong lines are left out.
 
     Creates missing topics. Raises BrokerError, StoreError, ContentStoreUnavailable.
     """
     ensure_topics(settings.kafka, settings.tasks)
     contents = ContentStore.of(settings.claim_check)
-    done = Sent()
+    done = SentBatch()
     with closing(Producer(settings.kafka, client_id="alphaloop-batch")) as producer:
         for page in pages(lines):
             done.num_lines += len(page)
-            jobs = [line.job for line in page if isinstance(line, Request)]
+            jobs = [line.job for line in page if isinstance(line, BatchRequest)]
             latest = latest_jobs(database, [job.job_id for job in jobs])
             for job in jobs:
                 now = latest[job.job_id]

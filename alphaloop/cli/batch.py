@@ -12,8 +12,8 @@ from typing import Final
 
 import typer
 
-from alphaloop.batches.lines import Batch, BatchReader, batch_id_of
-from alphaloop.batches.progress import Part, Row, counted, rows_of, send
+from alphaloop.batches.lines import BatchReader, BatchSource, batch_id_of
+from alphaloop.batches.progress import Part, RequestRow, counted, rows_of, send
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import connected_settings
@@ -59,7 +59,7 @@ def submit(
         raise ConfigError(f"no task {task!r}", hint=f"expected one of {', '.join(settings.tasks)}")
     with closing(open_database(settings)) as database, ExitStack() as stack:
         path = stack.enter_context(readable_again(file))
-        batch = Batch(batch_id_of(path), path)
+        batch = BatchSource(batch_id_of(path), path)
         reader = stack.enter_context(OutcomeReader(settings.kafka, set(settings.tasks))) if wait else None
         lines = BatchReader(settings, batch.batch_id, task=task, ignores_model=ignore_model)
         with reading(path) as source:
@@ -86,14 +86,14 @@ def status(
 ) -> None:
     """Count the requests of a batch by what became of them."""
     settings = connected_settings(context)
-    with closing(open_database(settings)) as database, Batch.named(batch) as found:
+    with closing(open_database(settings)) as database, BatchSource.named(batch) as found:
         _tell_status(found, settings, database, as_json=as_json)
 
 
 def cancel(context: typer.Context, batch: str = _BATCH) -> None:
     """Ask the workers to cancel every request that has not ended. What has ended keeps its outcome."""
     settings = connected_settings(context)
-    with closing(open_database(settings)) as database, Batch.named(batch) as found:
+    with closing(open_database(settings)) as database, BatchSource.named(batch) as found:
         rows = rows_of(found, settings, database)
         open_jobs = [row.job_id for row in rows if row.part == "open" and row.job_id]
     request_cancellation(settings.kafka, open_jobs)
@@ -121,11 +121,13 @@ def _wait(reader: OutcomeReader, waiting: dict[str, None], timeout_s: float) -> 
         )
 
 
-def _tell_status(batch: Batch, settings: Settings, database: Database, *, as_json: bool, says_why: bool = False) -> int:
+def _tell_status(
+    batch: BatchSource, settings: Settings, database: Database, *, as_json: bool, says_why: bool = False
+) -> int:
     """Print the counts, and with `says_why` the first requests without a text; returns how many there are."""
-    wrong: list[Row] = []
+    wrong: list[RequestRow] = []
 
-    def noted() -> Iterator[Row]:
+    def noted() -> Iterator[RequestRow]:
         for row in rows_of(batch, settings, database):
             if row.part == "error" and len(wrong) < _MAX_SHOWN:
                 wrong.append(row)
@@ -144,7 +146,7 @@ def _tell_status(batch: Batch, settings: Settings, database: Database, *, as_jso
     return num_failed
 
 
-def _why(row: Row) -> str:
+def _why(row: RequestRow) -> str:
     told = row.row or {}
     error = told.get("error") or {}
     where = [f"line {told['line']}"] if "line" in told else []
@@ -157,7 +159,7 @@ def _write(context: typer.Context, name: str, to: Path | None, part: Part) -> No
     settings = connected_settings(context)
     num_open = 0
     contents = ContentStore.of(settings.claim_check)
-    with closing(open_database(settings)) as database, Batch.named(name) as batch, target.writing() as file:
+    with closing(open_database(settings)) as database, BatchSource.named(name) as batch, target.writing() as file:
         for row in rows_of(batch, settings, database, contents):
             num_open += row.part == "open"
             if row.part == part:

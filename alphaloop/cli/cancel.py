@@ -16,7 +16,7 @@ from alphaloop.cli.waiting_again import say_they_go_on, wait_again
 from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.cancelling import request_cancellation
 from alphaloop.outcomes.reading import status_of
-from alphaloop.outcomes.whereabouts import Place, Whereabouts, find_jobs
+from alphaloop.outcomes.whereabouts import JobPlace, Whereabouts, find_jobs
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.wording import counts, one_line
@@ -50,11 +50,11 @@ def cancel(
         if not wanted:
             raise AlphaloopError(f"no job of batch {batch_id} was found")
         found = find_jobs(settings, database, list(dict.fromkeys(wanted)))
-        asked = [one.job_id for one in found if one.place not in (Place.ENDED, Place.REFUSED)]
+        asked = [one.job_id for one in found if one.place not in (JobPlace.ENDED, JobPlace.REFUSED)]
         request_cancellation(settings.kafka, asked)
         if not as_json:
             _tell(found, len(asked))
-        awaited = [one.job_id for one in found if one.job_id in asked and one.place is not Place.UNKNOWN]
+        awaited = [one.job_id for one in found if one.job_id in asked and one.place is not JobPlace.UNKNOWN]
         ended = _await(context, settings, database, awaited, timeout) if wait else {}
     if as_json:
         print_json([_as_json(one, ended.get(one.job_id)) for one in found])
@@ -65,7 +65,7 @@ def cancel(
             f"{missing} {'job' if missing == 1 else 'jobs'} did not end within {timeout:g} s",
             hint="is a worker running? `alphaloop status` shows it",
         )
-    if any(one.place is Place.UNKNOWN for one in found):
+    if any(one.place is JobPlace.UNKNOWN for one in found):
         raise typer.Exit(1)
 
 

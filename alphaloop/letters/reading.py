@@ -157,7 +157,7 @@ def _at(consumer: Consumer, partition: TopicPartition, offset: int, timeout_s: f
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LetterFilter:
     """What is asked for; everything where nothing is."""
 
     task: str | None = None
@@ -209,7 +209,7 @@ class ListedLetter:
 
 
 def newest_letters(
-    kafka: KafkaSettings, choice: Choice, limit: int, *, show_value: bool = False, depth: int | None = None
+    kafka: KafkaSettings, choice: LetterFilter, limit: int, *, show_value: bool = False, depth: int | None = None
 ) -> Sequence[ListedLetter]:
     """The newest `limit` of the chosen letters, oldest first. No more are ever held, and none of their values.
 

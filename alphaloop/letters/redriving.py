@@ -19,7 +19,7 @@ from alphaloop.errors import ConfigError, InvalidField, MalformedMessage, Messag
 from alphaloop.kafka.deleting import delete_before
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.records import TopicPartition
-from alphaloop.letters.reading import Choice, Letter
+from alphaloop.letters.reading import Letter, LetterFilter
 from alphaloop.messages import Origin, derived_job_id, fields_of, parse_job
 from alphaloop.messages.dead_letter import SHORTENED, is_reason
 from alphaloop.messages.job import SHORTHAND
@@ -173,7 +173,7 @@ class Redrive:
         self.num_wrong = 0
         self.problems: list[dict[str, Any]] = []  #: the first of the wrong ones
 
-    def run(self, choice: Choice, limit: int | None) -> None:
+    def run(self, choice: LetterFilter, limit: int | None) -> None:
         """Send the chosen letters, at most `limit`. Raises BrokerError, StoreError."""
         with contextlib.closing(Producer(self._kafka, client_id="alphaloop-dlq")) as producer:
             letters = choice.letters(self._kafka)
@@ -231,10 +231,10 @@ class Purge:
         """Letters below the offsets."""
         return sum(codes.total() for codes in self._codes.values())
 
-    def read(self, choice: Choice) -> None:
+    def read(self, choice: LetterFilter) -> None:
         """Find the offsets: below them lie only letters of the chosen time. Raises BrokerError."""
         ended: set[TopicPartition] = set()
-        everything = Choice(choice.task)
+        everything = LetterFilter(choice.task)
         for letter in everything.letters(self._kafka):
             partition = letter.record.topic_partition
             if partition in ended or not choice.holds(letter):

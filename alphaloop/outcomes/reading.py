@@ -30,7 +30,7 @@ _LABELS: Final = ("custom_id", "batch_id")
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedJob:
     """A job that ended in the dead-letter topic."""
 
     job_id: str
@@ -48,7 +48,7 @@ class Refusal:
         return {"job_id": self.job_id, "status": "refused", "error": {k: v for k, v in error.items() if v is not None}}
 
 
-Outcome = Result | Refusal
+Outcome = Result | RefusedJob
 
 
 class OutcomeReader:
@@ -152,7 +152,7 @@ def dead_letter_reason(record: Record) -> dict[str, str]:
     }
 
 
-def _refusal(record: Record) -> Refusal | None:
+def _refusal(record: Record) -> RefusedJob | None:
     if any(name == OUTCOME for name, _ in record.headers):
         return None  # its result says more
     job_id = job_id_of(record)
@@ -166,7 +166,7 @@ def _refusal(record: Record) -> Refusal | None:
     custom_id, batch_id = (found if isinstance(found := sent.get(name), str) else None for name in _LABELS)
     letter = LetterKey(*record.topic_partition, record.offset, record.timestamp_ms or 0)
     code, message = reason.get("exception", "unknown"), message.removeprefix(f"{field}: ")
-    return Refusal(job_id, code, message, field, hint or None, custom_id, batch_id, letter)
+    return RefusedJob(job_id, code, message, field, hint or None, custom_id, batch_id, letter)
 
 
 def job_id_of(record: Record) -> str | None:
@@ -185,13 +185,13 @@ def _fields(record: Record) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-def refusals_of(kafka: KafkaSettings, job_ids: Collection[str]) -> dict[str, Refusal]:
+def refusals_of(kafka: KafkaSettings, job_ids: Collection[str]) -> dict[str, RefusedJob]:
     """Those of the jobs that lie in a dead-letter topic now. Raises BrokerError."""
     wanted = frozenset(job_ids)
     return refusals(kafka, lambda refusal: refusal.job_id in wanted) if wanted else {}
 
 
-def standing_refusals(kafka: KafkaSettings, database: Database, job_ids: Collection[str]) -> dict[str, Refusal]:
+def standing_refusals(kafka: KafkaSettings, database: Database, job_ids: Collection[str]) -> dict[str, RefusedJob]:
     """Those of them whose letter was not sent again: one that was waits like any other message.
 
     Raises BrokerError and StoreError.
@@ -201,11 +201,11 @@ def standing_refusals(kafka: KafkaSettings, database: Database, job_ids: Collect
     return {job_id: why for job_id, why in found.items() if why.letter not in sent_again}
 
 
-def refusals(kafka: KafkaSettings, is_wanted: Callable[[Refusal], bool]) -> dict[str, Refusal]:
+def refusals(kafka: KafkaSettings, is_wanted: Callable[[RefusedJob], bool]) -> dict[str, RefusedJob]:
     """The newest wanted refusal of each job, by job_id. Raises BrokerError."""
     suffix = dlq_topic("")
     topics = [name for name in list_topics(kafka) if name.endswith(suffix) and task_of(name.removesuffix(suffix))]
-    found: dict[str, Refusal] = {}
+    found: dict[str, RefusedJob] = {}
     if not topics:
         return found
     consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-batch")
@@ -217,7 +217,7 @@ def refusals(kafka: KafkaSettings, is_wanted: Callable[[Refusal], bool]) -> dict
             if record is not None:
                 deadline = time.monotonic() + kafka.request_timeout_s
                 refusal = read_outcome(record)
-                if isinstance(refusal, Refusal) and is_wanted(refusal):
+                if isinstance(refusal, RefusedJob) and is_wanted(refusal):
                     found[refusal.job_id] = refusal
             elif time.monotonic() >= deadline:
                 break

@@ -36,14 +36,14 @@ from alphaloop.deciding.evidence import SUMS, EvidenceSums
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.messages import Purpose
 from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import JobCounts, Source
+from alphaloop.store.decode_runs import CountSource, JobCounts
 from alphaloop.store.exchange import RowSet
 from alphaloop.tables import acceptance_daily, acceptance_hourly
 
 #: `mode` of sums that took no time; the other modes are those of alphaloop.messages.Mode.
 SHADOW: Final = "shadow"
 #: Whose sums the rows of evidence are in; the others are in none.
-_PURPOSES: Final = {Source.SHADOW: Purpose.TRAFFIC, Source.SCORED: Purpose.PROBE}
+_PURPOSES: Final = {CountSource.SHADOW: Purpose.TRAFFIC, CountSource.SCORED: Purpose.PROBE}
 #: The key of a row.
 HOUR_KEY: Final = tuple(column.name for column in acceptance_hourly.primary_key)
 _HOURS: Final = RowSet(list(acceptance_hourly.c))

@@ -46,7 +46,7 @@ _CLAIMED: Final = text("""
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimedJob:
+class JobDetails:
     """Everything that the database tells of a job that a worker has claimed at least once.
 
     `num_tokens` and `silence` are what its worker said last, and how long ago: None where it did not say that it
@@ -91,11 +91,11 @@ def known_jobs(database: Database, job_ids: Collection[str]) -> dict[str, KnownJ
         }
 
 
-def claimed_jobs(database: Database, job_ids: Collection[str]) -> dict[str, ClaimedJob]:
+def claimed_jobs(database: Database, job_ids: Collection[str]) -> dict[str, JobDetails]:
     """The same jobs with everything that is known of them, by job_id."""
     with database.begin() as connection:
         rows = connection.execute(_CLAIMED, {"job_ids": list(job_ids)}).mappings().all()
-    return {row["job_id"]: ClaimedJob(**row) for row in rows}
+    return {row["job_id"]: JobDetails(**row) for row in rows}
 
 
 def jobs_of_batch(database: Database, batch_id: str) -> list[str]:
@@ -170,7 +170,7 @@ class ListedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PageStart:
     """Behind which job a page begins: in the list of the newest."""
 
     created_at: datetime
@@ -208,7 +208,7 @@ class JobPage:
     """The newest jobs that were wanted, newest first."""
 
     jobs: list[ListedJob]
-    behind: Place | None  #: where the next page begins; None where there is nothing more
+    behind: PageStart | None  #: where the next page begins; None where there is nothing more
     num_walked: int  #: jobs that were looked at, those that are not so included
 
 
@@ -223,7 +223,7 @@ class JobPages:
         self._database = database
         self._clock = clock
 
-    def newest(self, limit: int, wanted: Wanted = _ALL, *, behind: Place | None = None) -> JobPage:
+    def newest(self, limit: int, wanted: Wanted = _ALL, *, behind: PageStart | None = None) -> JobPage:
         """The wanted jobs that were claimed first most recently.
 
         Walks over the others for LOOK_S: a page may have fewer than `limit` jobs, or none, and still have a next one.
@@ -244,7 +244,7 @@ class JobPages:
                 return JobPage(self._with_decoded(found), behind, num_walked)
             num_rows = _MORE_ROWS
 
-    def _walk(self, num_rows: int, limit: int, wanted: Wanted, behind: Place | None) -> Sequence[Row[Any]]:
+    def _walk(self, num_rows: int, limit: int, wanted: Wanted, behind: PageStart | None) -> Sequence[Row[Any]]:
         """The wanted of the next `num_rows` jobs, at most `limit`, and the last of these jobs; each with its number.
 
         The last is left out where `limit` is reached before it.
@@ -299,8 +299,8 @@ class JobPages:
         return [replace(job, decoded=by_job.get((job.job_id, job.attempt))) for job in found]
 
 
-def _place(job: ListedJob | Row[Any]) -> Place:
-    return Place(job.created_at, job.job_id)
+def _place(job: ListedJob | Row[Any]) -> PageStart:
+    return PageStart(job.created_at, job.job_id)
 
 
 def _listed(row: Sequence[Any]) -> ListedJob:

@@ -33,7 +33,7 @@ from alphaloop.probe_sets import ProbePrompt, ProbeSet, ProbeSource
 from alphaloop.probe_texts import DecodedText, ProbeText, TextPair
 from alphaloop.probing.due import TaskTraffic
 from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import Source
+from alphaloop.store.decode_runs import CountSource
 from alphaloop.store.hourly_sums import SHADOW, sums_between
 from alphaloop.tables import (
     acceptance_hourly,
@@ -175,7 +175,7 @@ class ProbeStore:
         """
         run, row = decode_runs.c, evidence_rows.c
         decoded = _results(decode_runs, since, run.purpose == Purpose.PROBE, run.drafter == probe_runs.c.drafter)
-        scored = _results(evidence_rows, since, row.source == Source.SCORED)
+        scored = _results(evidence_rows, since, row.source == CountSource.SCORED)
         query = union_all(decoded, scored).order_by("scheduled_for", "task", "position", "drafter")
         with self._database.begin() as connection:
             return [

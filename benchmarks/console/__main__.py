@@ -34,7 +34,7 @@ from rich.table import Table
 from alphaloop.batches.lines import KeptBatches
 from alphaloop.console.server import ConsoleServer
 from alphaloop.embedded.stack import EmbeddedStack
-from alphaloop.letters.reading import Choice, newest_letters
+from alphaloop.letters.reading import LetterFilter, newest_letters
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store import schema
 from alphaloop.store.database import Database
@@ -120,7 +120,7 @@ def pages_of(settings: Settings, database: Database) -> dict[str, str]:
     event = DriftEventStore(database).open_events()[-1]
     ended = next(job for job in JobPages(database).newest(100).jobs if job.status == "succeeded")
     (batch,) = KeptBatches(settings.console_batches).all()
-    letter = newest_letters(settings.kafka, Choice(), 1)[0].told["at"]
+    letter = newest_letters(settings.kafka, LetterFilter(), 1)[0].told["at"]
     return {
         "now": "/",
         "tasks": "/tasks",

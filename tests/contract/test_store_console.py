@@ -20,7 +20,7 @@ from alphaloop.store import known_jobs
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog, LoggedSetting
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.known_jobs import JobPages, Place, Wanted
+from alphaloop.store.known_jobs import JobPages, PageStart, Wanted
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.task_figures import TaskPages
@@ -121,7 +121,7 @@ def test_a_page_of_jobs_walks_an_index_however_many_there_are(database: Database
         Wanted(status="expired", until=at),
     ):
         with said_of(database) as statements:
-            page = JobPages(database).newest(50, wanted, behind=Place(NOW, "x"))
+            page = JobPages(database).newest(50, wanted, behind=PageStart(NOW, "x"))
         assert (len(page.jobs) == 50) == (wanted.status != "expired")
         for statement, parameters in statements:
             with database.begin() as connection:

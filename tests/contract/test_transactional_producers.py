@@ -19,7 +19,7 @@ from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.records import TopicPartition
 from alphaloop.kafka.topics import TOKENS, ensure_topics
-from alphaloop.letters.reading import Choice
+from alphaloop.letters.reading import LetterFilter
 from alphaloop.messages import Chunk, chunk_headers, text_chunk
 from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic
 from alphaloop.outcomes.reading import refusals_of, text_so_far
@@ -215,10 +215,10 @@ def test_dead_letters_are_read_to_the_end(
     transactions.commit(letters, jobs("a"))
     transactions.abort(letters, jobs("no", "no"))
     began = time.monotonic()
-    found = list(Choice(task=kafka.group_id).letters(kafka))
+    found = list(LetterFilter(task=kafka.group_id).letters(kafka))
     assert [json.loads(one.record.value or b"")["job_id"] for one in found] == ["a"]
     places = frozenset(f"{letters.topic}:0:{offset}" for offset in range(4))
-    assert [one.record.offset for one in Choice(task=kafka.group_id, places=places).letters(kafka)] == [0]
+    assert [one.record.offset for one in LetterFilter(task=kafka.group_id, places=places).letters(kafka)] == [0]
     assert refusals_of(kafka, ["nobody"]) == {}
     assert time.monotonic() - began < AT_ONCE_S
 

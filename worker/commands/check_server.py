@@ -7,7 +7,7 @@ import os
 
 from pydantic import SecretStr
 
-from alphaloop.commands import CheckServerOrder, Report, Tell
+from alphaloop.commands import CheckServerOrder, ReportEvent, Tell
 from alphaloop.errors import ConfigError
 from alphaloop.settings import EndpointSettings, Settings
 from worker.servers.endpoint import Endpoint
@@ -20,7 +20,7 @@ def check(order: CheckServerOrder, settings: Settings, tell: Tell) -> int:
         from worker.servers.checking import check_server
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed", hint="pip install 'alphaloop[servers]'") from None
-    tell(Report(data=asyncio.run(check_server(endpoint))))
+    tell(ReportEvent(data=asyncio.run(check_server(endpoint))))
     return 0
 
 

@@ -12,7 +12,7 @@ from alphaloop.deciding.policy import Reason
 from alphaloop.demo.display import TrafficProgress, final_table
 from alphaloop.demo.prompts import TASKS
 from alphaloop.messages import DecodingReport, Mode, Result, Status, Timings, Usage
-from alphaloop.outcomes.reading import Refusal
+from alphaloop.outcomes.reading import RefusedJob
 
 
 def rendered(what: Any, width: int = 80) -> list[str]:
@@ -48,7 +48,7 @@ def test_progress_counts_what_came_back() -> None:
     progress = TrafficProgress.of({"code": 3, "legal": 2})
     progress.add("code", result("a", Mode.SPECULATIVE))
     progress.add("code", result("b", Mode.VANILLA))
-    progress.add("legal", Refusal("c", "unknown_task", "no such task"))
+    progress.add("legal", RefusedJob("c", "unknown_task", "no such task"))
     assert (progress.done, progress.failed) == (3, 1)
     code, legal = (line.split() for line in rendered(progress)[1:3])
     assert code[:2] == ["code", "2/3"]
