@@ -13,7 +13,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import DriftEventStore, EventState
 from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.traffic import DriftStore
+from alphaloop.store.traffic import TrafficStore
 from scheduler.causes.cause import Finding
 from scheduler.draft_status import status_changes
 from scheduler.event_life import changes
@@ -39,7 +39,7 @@ class Flagger:
     def __init__(self, database: Database, settings: SchedulerSettings) -> None:
         self._settings = settings
         self._events, self._drafts = DriftEventStore(database), DraftRegistry(database)
-        self._drift, self._switchback = DriftStore(database), SwitchbackStore(database)
+        self._drift, self._switchback = TrafficStore(database), SwitchbackStore(database)
 
     def flag(self, judged: Mapping[About, Judged], choices: Mapping[str, SettingInForce], now: datetime) -> Flagged:
         """Carry out the findings of a run at `now`. `choices` are in force, by task."""

@@ -23,12 +23,12 @@ from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import DriftEventStore, DriftMemoryStore
 from alphaloop.store.hourly_sums import RollupStore
 from alphaloop.store.housekeeping import PartitionKeeper, RetentionStore
-from alphaloop.store.incidents import IncidentStore, OpenIncident
+from alphaloop.store.incidents import IncidentStore, KnownIncident
 from alphaloop.store.probes import ProbeStore, ProbeTextStore
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import TaskFigures, task_figures
-from alphaloop.store.traffic import DriftStore
+from alphaloop.store.traffic import TrafficStore
 from scheduler.causes.cause import Incident
 from scheduler.causes.probe_history import probe_histories
 from scheduler.counts import Counts
@@ -105,7 +105,7 @@ class Scheduler:
         self._owner, self._schedule_id = owner, schedule_id
         self._schedule = ScheduleStore(database)
         self._drift, self._drafts, self._decisions = (
-            DriftStore(database),
+            TrafficStore(database),
             DraftRegistry(database),
             DecisionLog(database),
         )
@@ -204,7 +204,7 @@ class Scheduler:
             self._drift.num_jobs(since, now),
         )
 
-    def _judge(self, counts: Counts, incidents: Sequence[OpenIncident]) -> dict[About, Judged]:
+    def _judge(self, counts: Counts, incidents: Sequence[KnownIncident]) -> dict[About, Judged]:
         margin = self._settings.alpha_margin
         accepted = self._drift_events.accepted_levels(counts.now)
         parents = {

@@ -20,7 +20,7 @@ from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
 from alphaloop.store.task_figures import TaskFigures, begin_of
-from alphaloop.store.traffic import DriftStore
+from alphaloop.store.traffic import TrafficStore
 from alphaloop.store.workers import ServerIdentityStore
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.counts import Counts
@@ -65,7 +65,7 @@ class Reporter:
         self._sender, self._folder = sender, folder
         self._schedule_id, self._flush_timeout_s = schedule_id, flush_timeout_s
         self._timetable = timetable(settings)
-        self._drift, self._drafts = DriftStore(database), DraftRegistry(database)
+        self._drift, self._drafts = TrafficStore(database), DraftRegistry(database)
         self._events, self._incidents = DriftEventStore(database), IncidentStore(database)
         self._probes, self._schedule = ProbeStore(database), ScheduleStore(database)
         self._switchback, self._reports = SwitchbackStore(database), ReportStore(database)

@@ -23,10 +23,10 @@ from alphaloop.errors import BrokerError
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.backlog import unfinished
 from alphaloop.settings import Settings
-from alphaloop.store.incidents import IncidentStore, OpenIncident
+from alphaloop.store.incidents import IncidentStore, KnownIncident
 from alphaloop.store.jobs import RUNNING
 from alphaloop.store.switchback import ExpectationStore
-from alphaloop.store.task_figures import TaskNow, begin_of, waits, with_waiting
+from alphaloop.store.task_figures import TaskFigures, begin_of, waits, with_waiting
 from alphaloop.store.workers import SeenWorker, WorkerStore
 from alphaloop.switchback.reliability import by_drafter, reliability
 from alphaloop.switchback.wording import (
@@ -106,7 +106,7 @@ def status(
 
 
 def task_table(
-    tasks: Sequence[TaskNow], waiting: dict[str, int] | None, ages: Mapping[str, float] | None = None
+    tasks: Sequence[TaskFigures], waiting: dict[str, int] | None, ages: Mapping[str, float] | None = None
 ) -> FittedTable:
     """One row a task, for a terminal of 80 columns. `ages`: seconds since the oldest unfinished job was sent."""
     shown = table("task", "jobs", "rounds drafted", "α₁ [95 %]", "speed-up [95 %]", "next job")
@@ -122,7 +122,7 @@ def task_table(
     return shown
 
 
-def _jobs(now: TaskNow, num_waiting: int | None, age_s: float | None) -> str:
+def _jobs(now: TaskFigures, num_waiting: int | None, age_s: float | None) -> str:
     """Traffic by status, and what waits; probes and controls stand apart."""
     ended = {status: number for status, number in now.jobs.items() if status != RUNNING}
     lines = [f"{number:,} {status}" for status, number in ended.items() if number] or ["none ended"]
@@ -135,7 +135,7 @@ def _jobs(now: TaskNow, num_waiting: int | None, age_s: float | None) -> str:
     return "\n".join([*lines, *([f"apart: {apart}"] if apart else [])])
 
 
-def _drafted(now: TaskNow) -> str:
+def _drafted(now: TaskFigures) -> str:
     done = now.decoded
     if done is None:
         return "-"
@@ -144,22 +144,22 @@ def _drafted(now: TaskNow) -> str:
     return "\n".join([told, *drafted_by_load(done)])
 
 
-def _acceptance(now: TaskNow) -> str:
+def _acceptance(now: TaskFigures) -> str:
     """α₁ with its drafter, which may be another than that of the next job."""
     return "\n".join(filter(None, (share_with_interval(now.alpha_1), now.alpha_drafter)))
 
 
-def _speedup(now: TaskNow) -> str:
+def _speedup(now: TaskFigures) -> str:
     its = now.measured
     return figure(its) if its is None else f"{figure(its)}\n{its.drafter}, {load(its)}"
 
 
-def _next(now: TaskNow) -> str:
+def _next(now: TaskFigures) -> str:
     one = now.next_job
     return "-" if one is None else f"{setting(one)}\n{at_load(one)}\n{why(one.reason, one.drafter, now.measured)}"
 
 
-def _covers(tasks: Sequence[TaskNow], window: timedelta) -> str:
+def _covers(tasks: Sequence[TaskFigures], window: timedelta) -> str:
     begin = f"{begin_of(datetime.now(UTC), window):%Y-%m-%d %H:%M} UTC"
     told = (
         f"Jobs, rounds and acceptance: traffic since {begin}; by the sequences that ran where that made a difference. "
@@ -206,7 +206,7 @@ def told_of(workers: Sequence[SeenWorker]) -> list[str]:
     return found
 
 
-def _incident_as_json(one: OpenIncident) -> dict[str, Any]:
+def _incident_as_json(one: KnownIncident) -> dict[str, Any]:
     return {"opened_at": one.opened_at.isoformat(), **asdict(one.found)}
 
 

@@ -10,7 +10,7 @@ from alphaloop.probe_sets import ProbeSet
 from alphaloop.probing.due import find_due
 from alphaloop.probing.plan import ProbePlan, make_plan
 from alphaloop.settings import SchedulerSettings, TaskSettings
-from alphaloop.store.costs import EngineStore
+from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
 from alphaloop.store.drift import DriftEventStore
@@ -30,7 +30,7 @@ class ProbePlanner:
     ) -> None:
         """`tasks` are those that workers know: a probe of any other would become a dead letter."""
         self._sets, self._probes = ProbeSetStore(database), ProbeStore(database)
-        self._drafts, self._engines = DraftRegistry(database), EngineStore(database)
+        self._drafts, self._engines = DraftRegistry(database), CostStore(database)
         self._drift, self._incidents = DriftEventStore(database), IncidentStore(database)
         self._settings, self._tasks, self._change_jobs = settings, tasks, change_jobs
 

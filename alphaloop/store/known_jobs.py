@@ -98,13 +98,6 @@ def claimed_jobs(database: Database, job_ids: Collection[str]) -> dict[str, JobD
     return {row["job_id"]: JobDetails(**row) for row in rows}
 
 
-def jobs_of_batch(database: Database, batch_id: str) -> list[str]:
-    """Jobs of a batch that a worker has claimed."""
-    query = select(jobs.c.job_id).where(jobs.c.batch_id == batch_id).order_by(jobs.c.created_at, jobs.c.job_id)
-    with database.begin() as connection:
-        return list(connection.execute(query).scalars())
-
-
 def pages_of_batch(database: Database, batch_id: str) -> Iterator[list[tuple[str, str | None]]]:
     """job_id and custom_id of every job of a batch that a worker has claimed, in the order of their first claims.
 

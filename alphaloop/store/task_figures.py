@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from sqlalchemy import ARRAY, BigInteger, Connection, Row, Text, bindparam, cast, func, select, text
 
@@ -123,6 +123,9 @@ class TaskFigures:
     alpha_sampling_bucket: str | None = None
     alpha_num_draft_tokens: tuple[int, int] | None = None  #: smallest and largest k of the jobs behind `alpha`
     decoded: Decoded | None = None  #: how the traffic was decoded; None where none was
+    #: What its next job would do; None before somebody asked, and where nobody can say: before the first calibration.
+    next_job: NextJob | None = None
+    measured: TaskSpeedup | None = None  #: None where no slice of it was recorded in the last day
 
     @property
     def num_jobs(self) -> int:
@@ -158,6 +161,28 @@ class TaskFigures:
         self.alpha_drafter, self.alpha_sampling_bucket = rows[0].drafter, rows[0].sampling_bucket
         self.alpha_num_draft_tokens = min(row.least_k for row in rows), max(row.most_k for row in rows)
 
+    def counts_as_json(self) -> dict[str, Any]:
+        """What was counted, for machines."""
+        left_out = ("next_job", "measured")
+        return {
+            **{name: value for name, value in asdict(self).items() if name not in left_out},
+            "decoded": None if self.decoded is None else self.decoded.as_json(),
+            "num_jobs": self.num_jobs,
+            "num_probes": self.num_probes,
+            "num_controls": self.num_controls,
+        }
+
+    def as_json(self, waiting: Mapping[str, int] | None) -> dict[str, Any]:
+        """Counts, and the rates that screens show. `waiting`: by task, jobs that no worker has claimed, if known."""
+        return {
+            **self.counts_as_json(),
+            "next_job": None if self.next_job is None else asdict(self.next_job),
+            "measured": None if self.measured is None else asdict(self.measured),
+            "waiting": None if waiting is None else waiting.get(self.task, 0),
+            "tokens_per_s": self.measured.tokens_per_s if self.measured else None,
+            "vanilla_tokens_per_s": self.measured.vanilla_tokens_per_s if self.measured else None,
+        }
+
 
 def begin_of(until: datetime, window: timedelta = WINDOW) -> datetime:
     """Where a window before `until` begins: at a full hour, because older counts are kept by the hour."""
@@ -189,64 +214,33 @@ def task_figures(
     return found
 
 
-def _commonest(rows: Sequence[Row[Any]]) -> str:
-    jobs: Counter[str] = Counter()
-    for row in rows:
-        jobs[row.sampling_bucket] += row.num_jobs
-    return max(sorted(jobs), key=lambda bucket: jobs[bucket])
-
-
-def _decoded(rows: Sequence[Row[Any]]) -> Decoded:
-    lengths = [k for row in rows for k in (row.least_k, row.most_k) if k is not None]
-    return Decoded(
-        num_jobs=sum(row.num_jobs for row in rows),
-        by_load=at_loads((row.running, row.num_rounds, row.num_drafted) for row in rows),
-        drafters=tuple(sorted({drafter for row in rows for drafter in row.drafters})),
-        num_draft_tokens=(min(lengths), max(lengths)) if lengths else None,
-        running=usual_load((row.running, row.num_rounds) for row in rows),
-        sampling_bucket=_commonest(rows),
-    )
-
-
-def _clusters(connection: Connection, between: Mapping[str, Any], *, is_past: bool) -> dict[str, list[Row[Any]]]:
-    """By task, its hours where enough of them hold its jobs, so that few rows are read; else runs of its jobs.
-
-    Of a past moment the hour that it lies in has later jobs too, so its jobs are read.
-    """
-    by_task = _by_task(connection.execute(_HOURS, between))
-    few = [task for task, rows in by_task.items() if is_past or _num_effective(rows) < _LEAST_HOURS]
-    if few:
-        jobs = _by_task(connection.execute(_RUNS, {**between, "tasks": few, "most_runs": MOST_RUNS}))
-        by_task = {task: rows for task, rows in by_task.items() if task not in few} | jobs
-    return by_task
-
-
-def _by_task(rows: Iterable[Row[Any]]) -> dict[str, list[Row[Any]]]:
-    found: dict[str, list[Row[Any]]] = defaultdict(list)
-    for row in rows:
-        found[row.task].append(row)
-    return found
-
-
-def _num_effective(rows: Sequence[Row[Any]]) -> float:
-    """The number of equal clusters that would hold as much (Kish 1965)."""
-    squares = sum(row.n1 * row.n1 for row in rows)
-    return float(sum(row.n1 for row in rows) ** 2 / squares) if squares else 0.0
-
-
 def figures_of(database: Database, task: str, until: datetime | None = None) -> TaskFigures:
     """The figures of one task."""
     return task_figures(database, until, task=task).get(task) or TaskFigures(task)
 
 
-_LAST = text("""
-    SELECT last.*
-    FROM unnest(CAST(:tasks AS text[])) AS wanted(name), LATERAL (
-        SELECT task, decided_at, from_mode, from_drafter, from_num_draft_tokens, to_mode, to_drafter,
-            to_num_draft_tokens, reason, explanation
-        FROM decisions WHERE task = wanted.name ORDER BY decided_at DESC, id DESC LIMIT 1
-    ) AS last
-""")
+def recent_tasks(database: Database, window: timedelta = WINDOW) -> list[TaskFigures]:
+    """Every task with a job in the window before now, by name, with its measured speed-up: the status table.
+
+    The window begins at a full hour.
+    """
+    found = task_figures(database, window=window)
+    for task, measured in SwitchbackStore(database).shown(datetime.now(UTC)).items():
+        found.setdefault(task, TaskFigures(task)).measured = measured
+    return [found[task] for task in sorted(found)]
+
+
+def with_waiting(found: Sequence[TaskFigures], waiting: Mapping[str, int] | None) -> list[TaskFigures]:
+    """Also the tasks whose jobs only wait, by name."""
+    known = {now.task for now in found}
+    fresh = [TaskFigures(task) for task, number in (waiting or {}).items() if number and task not in known]
+    return sorted([*found, *fresh], key=lambda now: now.task)
+
+
+def waits(tasks: Iterable[TaskFigures], unfinished: Mapping[str, int]) -> dict[str, int]:
+    """By task, the jobs that no worker has claimed: of the unfinished messages those that are held are left out."""
+    held = {now.task: now.num_held for now in tasks}
+    return {task: max(0, number - held.get(task, 0)) for task, number in unfinished.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,62 +309,56 @@ class TaskPages:
         return found
 
 
-@dataclass(slots=True)
-class TaskNow(TaskFigures):
-    """One task: its figures, what its next job would do, and the measured speed-up.
+_LAST = text("""
+    SELECT last.*
+    FROM unnest(CAST(:tasks AS text[])) AS wanted(name), LATERAL (
+        SELECT task, decided_at, from_mode, from_drafter, from_num_draft_tokens, to_mode, to_drafter,
+            to_num_draft_tokens, reason, explanation
+        FROM decisions WHERE task = wanted.name ORDER BY decided_at DESC, id DESC LIMIT 1
+    ) AS last
+""")
 
-    `next_job` is None where nobody can say: before the first calibration. `measured` is None where no slice of the task
-    was recorded in the last day.
+
+def _commonest(rows: Sequence[Row[Any]]) -> str:
+    jobs: Counter[str] = Counter()
+    for row in rows:
+        jobs[row.sampling_bucket] += row.num_jobs
+    return max(sorted(jobs), key=lambda bucket: jobs[bucket])
+
+
+def _decoded(rows: Sequence[Row[Any]]) -> Decoded:
+    lengths = [k for row in rows for k in (row.least_k, row.most_k) if k is not None]
+    return Decoded(
+        num_jobs=sum(row.num_jobs for row in rows),
+        by_load=at_loads((row.running, row.num_rounds, row.num_drafted) for row in rows),
+        drafters=tuple(sorted({drafter for row in rows for drafter in row.drafters})),
+        num_draft_tokens=(min(lengths), max(lengths)) if lengths else None,
+        running=usual_load((row.running, row.num_rounds) for row in rows),
+        sampling_bucket=_commonest(rows),
+    )
+
+
+def _clusters(connection: Connection, between: Mapping[str, Any], *, is_past: bool) -> dict[str, list[Row[Any]]]:
+    """By task, its hours where enough of them hold its jobs, so that few rows are read; else runs of its jobs.
+
+    Of a past moment the hour that it lies in has later jobs too, so its jobs are read.
     """
-
-    next_job: NextJob | None = None
-    measured: TaskSpeedup | None = None
-
-    @classmethod
-    def of(cls, figures: TaskFigures) -> Self:
-        """The figures, before the next job and the speed-up are known."""
-        return cls(**{its.name: getattr(figures, its.name) for its in fields(figures)})
-
-    def as_json(self, waiting: Mapping[str, int] | None) -> dict[str, Any]:
-        """Counts, and the rates that screens show. `waiting`: by task, jobs that no worker has claimed, if known."""
-        return {
-            **asdict(self),
-            "decoded": None if self.decoded is None else self.decoded.as_json(),
-            "num_jobs": self.num_jobs,
-            "num_probes": self.num_probes,
-            "num_controls": self.num_controls,
-            "waiting": None if waiting is None else waiting.get(self.task, 0),
-            "tokens_per_s": self.measured.tokens_per_s if self.measured else None,
-            "vanilla_tokens_per_s": self.measured.vanilla_tokens_per_s if self.measured else None,
-        }
+    by_task = _by_task(connection.execute(_HOURS, between))
+    few = [task for task, rows in by_task.items() if is_past or _num_effective(rows) < _LEAST_HOURS]
+    if few:
+        jobs = _by_task(connection.execute(_RUNS, {**between, "tasks": few, "most_runs": MOST_RUNS}))
+        by_task = {task: rows for task, rows in by_task.items() if task not in few} | jobs
+    return by_task
 
 
-def with_waiting(found: Sequence[TaskNow], waiting: Mapping[str, int] | None) -> list[TaskNow]:
-    """Also the tasks whose jobs only wait, by name."""
-    known = {now.task for now in found}
-    fresh = [TaskNow(task) for task, number in (waiting or {}).items() if number and task not in known]
-    return sorted([*found, *fresh], key=lambda now: now.task)
+def _by_task(rows: Iterable[Row[Any]]) -> dict[str, list[Row[Any]]]:
+    found: dict[str, list[Row[Any]]] = defaultdict(list)
+    for row in rows:
+        found[row.task].append(row)
+    return found
 
 
-def waits(tasks: Iterable[TaskNow], unfinished: Mapping[str, int]) -> dict[str, int]:
-    """By task, the jobs that no worker has claimed: of the unfinished messages those that are held are left out."""
-    held = {now.task: now.num_held for now in tasks}
-    return {task: max(0, number - held.get(task, 0)) for task, number in unfinished.items()}
-
-
-class Overview:
-    """Reads the figures of the status table."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def tasks_now(self, window: timedelta = WINDOW) -> list[TaskNow]:
-        """Every task with a job in the window before now, by name, without what its next job would do.
-
-        The window begins at a full hour.
-        """
-        found = task_figures(self._database, window=window)
-        by_task = {task: TaskNow.of(figures) for task, figures in found.items()}
-        for task, measured in SwitchbackStore(self._database).shown(datetime.now(UTC)).items():
-            by_task.setdefault(task, TaskNow(task)).measured = measured
-        return [by_task[task] for task in sorted(by_task)]
+def _num_effective(rows: Sequence[Row[Any]]) -> float:
+    """The number of equal clusters that would hold as much (Kish 1965)."""
+    squares = sum(row.n1 * row.n1 for row in rows)
+    return float(sum(row.n1 for row in rows) ** 2 / squares) if squares else 0.0

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from alphaloop.probe_texts import DecodedText, TextPair
-from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore, OpenIncident
+from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore, KnownIncident
 from alphaloop.store.probes import ProbeTextStore
 
 #: Probes that were not decoded so long after their run never will be.
@@ -71,8 +71,8 @@ def merged(found: Iterable[Incident]) -> list[Incident]:
 
 
 def disproved(
-    incidents: Iterable[OpenIncident], pairs: Iterable[TextPair], found: Sequence[Incident]
-) -> list[OpenIncident]:
+    incidents: Iterable[KnownIncident], pairs: Iterable[TextPair], found: Sequence[Incident]
+) -> list[KnownIncident]:
     """Open incidents whose task and drafter were compared again, with nothing wrong."""
     compared = {(text.task, text.drafter) for pair in pairs for text in (pair.control, pair.probe)}
     wrong = {(one.task, one.drafter) for one in found}

@@ -11,7 +11,7 @@ from alphaloop.deciding.decision import NOT_A_CHOICE
 from alphaloop.probing.plan import Measurement
 from alphaloop.store.drafts import DraftRevision
 from alphaloop.store.drift import DriftEvent
-from alphaloop.store.incidents import OpenIncident
+from alphaloop.store.incidents import KnownIncident
 from alphaloop.store.task_figures import TaskFigures
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.causes.cause import Cause
@@ -44,7 +44,7 @@ def build_report(
     events: Sequence[DriftEvent],
     sent: SentProbes,
     measured: Mapping[str, TaskSpeedup],
-    incidents: Sequence[OpenIncident],
+    incidents: Sequence[KnownIncident],
     watched: Watched,
     flagged: Flagged,
 ) -> Report:
@@ -106,7 +106,7 @@ def build_report(
     )
 
 
-def _incident_line(one: OpenIncident) -> IncidentLine:
+def _incident_line(one: KnownIncident) -> IncidentLine:
     found = one.found
     return IncidentLine(
         kind=found.kind,
@@ -226,7 +226,7 @@ def _headline(
     tasks: Sequence[TaskLine],
     drift: Sequence[DriftLine],
     drafts: Sequence[DraftLine],
-    incidents: Sequence[OpenIncident],
+    incidents: Sequence[KnownIncident],
 ) -> str:
     if not tasks:
         return "Nothing was decoded in this window: no acceptance to report yet."

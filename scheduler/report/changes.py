@@ -8,7 +8,7 @@ from datetime import datetime
 from alphaloop.as_decoded import at_load
 from alphaloop.measurements import DriftSubject
 from alphaloop.store.drift import EventState, PastState
-from alphaloop.store.incidents import ClosedIncident
+from alphaloop.store.incidents import KnownIncident
 from alphaloop.store.workers import ServerLife
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.wording import figure
@@ -21,7 +21,7 @@ def changes_between(
     before: Report | None,
     now: Report,
     states: Sequence[tuple[DriftSubject, PastState]],
-    closed: Sequence[ClosedIncident],
+    closed: Sequence[KnownIncident],
     servers: Sequence[ServerLife],
 ) -> Changes:
     """Changes since the report `before`. `states` and `closed` are what became of flags and incidents since then.
@@ -42,7 +42,7 @@ def changes_between(
     return Changes(since=before.created_at, lines=tuple(lines))
 
 
-def _incidents(since: datetime, now: Report, closed: Sequence[ClosedIncident]) -> Iterable[ChangeLine]:
+def _incidents(since: datetime, now: Report, closed: Sequence[KnownIncident]) -> Iterable[ChangeLine]:
     for line in now.incidents:
         if line.opened_at > since:
             told = f"{line.task}: incident opened, {words(line.kind)}: {line.sentence}"

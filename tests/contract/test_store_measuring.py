@@ -18,7 +18,7 @@ from alphaloop.store.housekeeping import RetentionStore
 from alphaloop.store.probes import ProbeRun, ProbeSetStore, ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.schedule import AdvisoryLock, ScheduleStore
-from alphaloop.store.traffic import DriftStore
+from alphaloop.store.traffic import TrafficStore
 from alphaloop.tables import acceptance_daily, acceptance_hourly, probe_runs, probe_sets
 from tests.fixtures.history import ENGINE, History, decoded, drawn_counts
 from tests.fixtures.probes import probe_set, register_probe_set
@@ -171,7 +171,7 @@ class TestDrift:
         history.traffic("sql", 0.7, 1, NOW - HOUR, MINUTE)
         history.decode_probe("p", "code", "lookup", 0.7, NOW - HOUR)
         history.traffic("code", 0.7, 1, NOW - 3 * DAY, MINUTE)
-        streams = DriftStore(database).streams(NOW - DAY, NOW, max_jobs=4)
+        streams = TrafficStore(database).streams(NOW - DAY, NOW, max_jobs=4)
         assert sorted((s.task, s.drafter, len(jobs)) for s, jobs in streams.items()) == [
             ("code", "", 2),
             ("code", "lookup", 4),
@@ -186,7 +186,7 @@ class TestDrift:
     ) -> None:
         for task, num_jobs in (("busy", 30), ("small", 3), ("other", 30)):
             history.traffic(task, 0.7, num_jobs, NOW - 5 * HOUR, MINUTE)
-        streams = DriftStore(database).streams(NOW - DAY, NOW, max_all_jobs=23)
+        streams = TrafficStore(database).streams(NOW - DAY, NOW, max_all_jobs=23)
         assert {stream.task: len(jobs) for stream, jobs in streams.items()} == {"busy": 10, "small": 3, "other": 10}
         (jobs,) = [jobs for stream, jobs in streams.items() if stream.task == "busy"]
         assert jobs[-1].decoded_at == NOW - 5 * HOUR + 29 * MINUTE
@@ -198,16 +198,16 @@ class TestDrift:
         history.traffic("code", 0.7, 1, rare, MINUTE)
         history.vanilla("code", 20, rare + HOUR, 12 * MINUTE)  # five an hour
         history.traffic("code", 0.7, 1, rare + 4 * HOUR, MINUTE)
-        streams = DriftStore(database).streams(NOW - DAY, NOW, max_read=10)
+        streams = TrafficStore(database).streams(NOW - DAY, NOW, max_read=10)
         assert {stream.drafter: len(jobs) for stream, jobs in streams.items()} == {"lookup": 1, "": 10}
-        everything = DriftStore(database).streams(NOW - DAY, NOW)
+        everything = TrafficStore(database).streams(NOW - DAY, NOW)
         assert {stream.drafter: len(jobs) for stream, jobs in everything.items()} == {"lookup": 2, "": 20}
 
     def test_tokens_of_traffic(self, database: Database, history: History) -> None:
         history.traffic("code", 0.7, 3, NOW - 2 * HOUR, MINUTE)
         history.vanilla("code", 2, NOW - 2 * HOUR, MINUTE)
         history.decode_probe("p", "code", "lookup", 0.7, NOW - 2 * HOUR)
-        store = DriftStore(database)
+        store = TrafficStore(database)
         assert store.num_tokens("code", NOW - DAY, NOW) == 5 * 48
         assert store.num_tokens("sql", NOW - DAY, NOW) == 0
 

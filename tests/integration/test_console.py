@@ -32,7 +32,7 @@ from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.task_figures import Overview, figures_of
+from alphaloop.store.task_figures import figures_of, recent_tasks
 from alphaloop.store.workers import WorkerStore
 from alphaloop.switchback.wording import figure
 from alphaloop.wording import share_with_interval
@@ -109,7 +109,7 @@ def test_figures_of_tasks_are_those_of_the_status_table(database: Database, visi
     fill(database, plans(3), now=now)
     twin = {one["task"]: one for one in visitor.read("/tasks.json")["tasks"]}
     page = visitor.get("/tasks").text
-    shown = Overview(database).tasks_now()
+    shown = recent_tasks(database)
     assert twin.keys() == {task.task for task in shown} == {"code", "sql", "summarization"}
     for task in shown:
         its = twin[task.task]
@@ -148,7 +148,7 @@ def test_a_task_is_explained_as_the_command_does(database: Database, visitor: Vi
 def test_what_goes_on_now(database: Database, visitor: Visitor) -> None:
     fill(database, plans(4), now=datetime.now(UTC))
     now = visitor.read("/now.json")
-    tasks = {task.task: task for task in Overview(database).tasks_now()}
+    tasks = {task.task: task for task in recent_tasks(database)}
     assert now["num_held"] == sum(task.jobs.get("running", 0) for task in tasks.values()) > 0
     assert {task["task"]: task["num_held"] for task in now["tasks"]} == {
         name: task.jobs.get("running", 0) for name, task in tasks.items()
@@ -195,7 +195,7 @@ def test_tasks_come_in_pages_and_are_found_by_a_part_of_their_name(database: Dat
         if page["behind"] is None:
             break
         address = f"/tasks.json?behind={page['behind']}"
-    assert seen == [now.task for now in Overview(database).tasks_now()]
+    assert seen == [now.task for now in recent_tasks(database)]
     assert len(seen) > 50
     found = visitor.read("/tasks.json?q=sum")
     assert [task["task"] for task in found["tasks"]] == ["summarization"]

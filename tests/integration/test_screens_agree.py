@@ -19,7 +19,7 @@ from alphaloop.settings import load_settings
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
-from alphaloop.store.task_figures import Overview
+from alphaloop.store.task_figures import recent_tasks
 from alphaloop.switchback.expectation import Expected
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from alphaloop.switchback.wording import figure, load, reason_word, sentence
@@ -50,7 +50,7 @@ def test_five_screens_agree_about_the_measured_speed_up(cli: Cli, cli_environmen
         view = connection.execute(text("SELECT speedup, speedup_low, speedup_high FROM task_speedup_now")).one()
     expected = dict(zip(("mean", "low", "high"), view, strict=True))
     explained = cli("explain", "code", "--json").json["measured"]["speedup"]
-    (status,) = Overview(twelve_jobs).tasks_now()
+    (status,) = recent_tasks(twelve_jobs)
     assert explained["speedup"] == status.as_json(None)["measured"]["speedup"] == expected
     console = Console(width=110)
     with console.capture() as printed:
@@ -105,7 +105,7 @@ def test_without_a_verdict_all_screens_say_what_is_missing(
 ) -> None:
     shown = shown_speedup(twelve_jobs, 3)
     assert figure(shown) == "no verdict yet (3 of 8 blocks)"
-    (status,) = Overview(twelve_jobs).tasks_now()
+    (status,) = recent_tasks(twelve_jobs)
     assert figure(status.measured) == figure(shown)
     assert sentence("lookup", shown) in " ".join(render_text(report_of("code", shown)).split())
     metrics = SchedulerMetrics()

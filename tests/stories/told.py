@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from alphaloop.store.drafts import DraftRevision, DraftStatus
 from alphaloop.store.drift import DriftEvent
-from alphaloop.store.incidents import OpenIncident
+from alphaloop.store.incidents import KnownIncident
 from scheduler.causes.cause import Cause
 from tests.stories.prompts import CHANGED, DRAFTED, DROPPED, WORN
 
@@ -31,7 +31,7 @@ class Story:
 
 def judge_stories(
     events: Sequence[DriftEvent],
-    incidents: Sequence[OpenIncident],
+    incidents: Sequence[KnownIncident],
     drafts: Sequence[DraftRevision],
     report: Mapping[str, Any],
     target: str,
@@ -74,7 +74,7 @@ def judge_stories(
     ]
 
 
-def _others(events: Sequence[DriftEvent], incidents: Sequence[OpenIncident]) -> Story:
+def _others(events: Sequence[DriftEvent], incidents: Sequence[KnownIncident]) -> Story:
     """Nothing else may be named, but that the new target fits the drafts less in other tasks too."""
     named = [
         event

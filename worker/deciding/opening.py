@@ -16,7 +16,7 @@ from alphaloop.store.decision_records import DecisionRecordStore
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.switchback import ExpectationStore
-from alphaloop.store.traffic import HistoryStore
+from alphaloop.store.traffic import TrafficStore
 from worker.background import Write
 from worker.costs.known import KnownCosts
 from worker.costs.opening import open_costs
@@ -73,7 +73,7 @@ def open_deciding(
     journal = StoredDecisions(DecisionRecordStore(database), facts, lambda: costs.state)
     choices = StoredChoices(DecisionLog(database, half_life=fading), identity, owner, write=write)
     budgets = SharedBudgets(
-        BudgetStore(database), HistoryStore(database), evidence_cache, identity, revisions(engine), write=write
+        BudgetStore(database), TrafficStore(database), evidence_cache, identity, revisions(engine), write=write
     )
     decider = Decider(
         engine,

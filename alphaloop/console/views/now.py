@@ -15,7 +15,7 @@ from alphaloop.messages import Purpose
 from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.schedule import ScheduleStore
-from alphaloop.store.task_figures import TaskNow
+from alphaloop.store.task_figures import TaskFigures
 from alphaloop.store.traffic import WINDOW, DecodedLately, decoded_lately
 from alphaloop.store.workers import WorkerStore
 
@@ -70,7 +70,7 @@ def now(sources: Sources, request: Request) -> Page:
 
 
 def by_activity(
-    tasks: Sequence[TaskNow], decoded: Sequence[DecodedLately], waiting: Mapping[str, int] | None
+    tasks: Sequence[TaskFigures], decoded: Sequence[DecodedLately], waiting: Mapping[str, int] | None
 ) -> list[TaskActivity]:
     """The tasks in which something goes on, the busiest first."""
     ended, measuring, tokens = Counter[str](), Counter[str](), Counter[str]()

@@ -21,7 +21,7 @@ from alphaloop.cli.app import app
 from alphaloop.cli.screen import FittedTable, progress, table
 from alphaloop.cli.status import task_table
 from alphaloop.demo.display import TrafficProgress, final_table
-from alphaloop.store.task_figures import TaskNow
+from alphaloop.store.task_figures import TaskFigures
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.report.text import render_text
@@ -106,9 +106,9 @@ def test_a_table_fits_with_long_names(shape: str) -> None:
     assert_fits(rendered(made), *(cell for cell in columns.values() if "_" not in cell and len(cell) < 14))
 
 
-def now(task: str) -> TaskNow:
+def now(task: str) -> TaskFigures:
     loads = (AtLoad(1, 2, 9000, 8600), AtLoad(5, 8, 12_000, 3))
-    return TaskNow(
+    return TaskFigures(
         task,
         jobs={"succeeded": 123_456, "failed": 12, "running": 240},
         probes={"succeeded": 64},

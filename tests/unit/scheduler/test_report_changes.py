@@ -10,7 +10,7 @@ import pytest
 from alphaloop.measurements import DriftSubject
 from alphaloop.server_identity import ServerIdentity
 from alphaloop.store.drift import EventState, PastState
-from alphaloop.store.incidents import ClosedIncident, Incident, IncidentKind
+from alphaloop.store.incidents import Incident, IncidentKind, KnownIncident
 from alphaloop.store.workers import ServerLife
 from alphaloop.switchback.speedup import Verdict
 from scheduler.report import Report, changes_between
@@ -92,8 +92,8 @@ def test_a_server_that_came_back_as_another_is_named() -> None:
 def test_incidents_come_first() -> None:
     found = Incident(IncidentKind.CUT_SHORT, "sql", "", "", "t", "e", ("j",), "It ended early.", {})
     closed = [
-        ClosedIncident(1, found, AT - HOUR, AT + HOUR),
-        ClosedIncident(2, found, AT + HOUR / 2, AT + HOUR),
+        KnownIncident(1, found, AT - HOUR, AT + HOUR),
+        KnownIncident(2, found, AT + HOUR / 2, AT + HOUR),
     ]
     now = later(full(), incidents=(full().incidents[0].model_copy(update={"opened_at": AT + HOUR}),))
     lines = changes_between(full(), now, [(SUBJECT, past(EventState.OPENED, AT + HOUR))], closed, []).lines

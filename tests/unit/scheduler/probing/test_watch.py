@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from alphaloop.near_ties import tolerance_of
 from alphaloop.probe_texts import DecodedText, ProbeText, TextPair
-from alphaloop.store.incidents import IncidentKind, OpenIncident
+from alphaloop.store.incidents import IncidentKind, KnownIncident
 from scheduler.probing.watch import disproved, examine, merged
 
 NOW = datetime(2026, 1, 5, tzinfo=UTC)
@@ -101,7 +101,7 @@ def test_the_same_fault_on_several_prompts_is_one_incident() -> None:
 def test_later_probes_without_a_fault_disprove_it() -> None:
     wrong, right = TextPair(control(), decoded("lookup", (5, 1))), TextPair(control(), decoded("lookup"))
     (found,) = examine(wrong)
-    incident = OpenIncident(1, found, NOW)
+    incident = KnownIncident(1, found, NOW)
     assert disproved([incident], [], []) == []
     assert disproved([incident], [wrong, right], examine(wrong)) == []
     assert disproved([incident], [TextPair(control(), decoded("tiny"))], []) == []
