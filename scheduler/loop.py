@@ -24,7 +24,7 @@ from alphaloop.store.drift import DriftEventStore, DriftMemoryStore
 from alphaloop.store.hourly_sums import RollupStore
 from alphaloop.store.housekeeping import PartitionKeeper, RetentionStore
 from alphaloop.store.incidents import IncidentStore, KnownIncident
-from alphaloop.store.probes import ProbeStore, ProbeTextStore
+from alphaloop.store.probes import ProbeStore
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import TaskFigures, task_figures
@@ -114,7 +114,7 @@ class Scheduler:
         self._flagger = Flagger(database, settings)
         self._drift_memory, self._drift_events = DriftMemoryStore(database), DriftEventStore(database)
         self._incidents = IncidentStore(database)
-        self._watch = ExactnessWatch(ProbeTextStore(database), self._incidents)
+        self._watch = ExactnessWatch(ProbeStore(database), self._incidents)
         self._housekeeper = Housekeeper(
             PartitionKeeper(database),
             RollupStore(database),

@@ -1,7 +1,16 @@
-"""A `KeyEvidence` as bytes, as a row of acceptance_state holds it.
+"""The evidence of every key: every outcome adds to it, every decision reads it.
 
-Big-endian doubles: the sums that are one number each, then, array by array, those by draft position, all of one length.
-First those of `KeyEvidence.all`, then those of `KeyEvidence.recent`. The view evidence_now reads the same.
+One row a key, however many jobs it has seen. The arithmetic is that of alphaloop.deciding.evidence, as in a worker's
+cache. A changed half-life holds from the change on. First- and second-order sums fade together, so they stay
+consistent.
+
+`fold` makes the same rows from the ledger, bit by bit. Jobs of one key that were recorded in one transaction are added
+up first and then added to the row; a fold repeats these groups, because sums of floating-point numbers depend on the
+grouping.
+
+Numbers are packed, because Postgres takes three times as long to send arrays. A row holds big-endian doubles: the sums
+that are one number each, then, array by array, those by draft position, all of one length. First those of
+`KeyEvidence.all`, then those of `KeyEvidence.recent`. The view evidence_now reads the same.
 """
 
 from __future__ import annotations
@@ -17,8 +26,7 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from psycopg import Cursor
 from psycopg.rows import namedtuple_row
-from sqlalchemy import BigInteger, Connection, Text, delete, func, text
-from sqlalchemy import cast as sql_cast
+from sqlalchemy import Connection, delete, text
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums, together
@@ -29,66 +37,160 @@ from alphaloop.store.exchange import RowSet, driver_of
 from alphaloop.tables import acceptance_state
 from alphaloop.tables.evidence import KEY
 
-#: Stored rows depend on these names and their order: only a migration that rewrites the rows may change them.
-_NUMBERS: Final = (
-    "jobs",
-    "jobs_w2",
-    "rounds",
-    "offered",
-    "tokens",
-    "output_tokens",
-    "output_tokens_sq",
-    "prompt_tokens",
-    "texts",
-    "ends",
-)
-_BY_POSITION: Final = (
-    "proposed",
-    "chances",
-    "trials",
-    "accepts",
-    "trials_w2",
-    "accepts_w2",
-    "accepts_trials_w2",
-    "chances_w2",
-    "accepts_chances_w2",
-)
+
+class Pair(NamedTuple):
+    """A drafter under a target, on an engine; an empty drafter is vanilla decoding."""
+
+    target_revision: str
+    engine: str
+    drafter: str
+    draft_revision: str
 
 
-def pack(evidence: KeyEvidence) -> bytes:
-    """The bytes of the evidence, without its moment."""
-    both = (evidence.all, evidence.recent)
-    length = max(len(getattr(sums, name)) for sums in both for name in _BY_POSITION)
-    values: list[float] = []
-    for sums in both:
-        values += [getattr(sums, name) for name in _NUMBERS]
-        for name in _BY_POSITION:
-            of_it = getattr(sums, name)
-            values += of_it
-            values += [0.0] * (length - len(of_it))
-    return struct.pack(f">{len(values)}d", *values)
+class StateRow(NamedTuple):
+    """One key and its evidence, unpacked on access, because a worker reads far more rows than it uses."""
 
+    pair: Pair
+    task: str
+    segment: str
+    sampling_bucket: str
+    prompt_bucket: str
+    num_jobs: int
+    as_of: datetime
+    packed: bytes
+    last_ledger_id: int  #: the last row of the ledger that it includes: its position
 
-def unpack(packed: bytes, as_of: datetime) -> KeyEvidence:
-    """The evidence from the bytes of `pack`; empty for no bytes. Raises StoreError for anything else."""
-    if not packed:
-        return KeyEvidence.empty(as_of)
-    num_values, rest = divmod(len(packed), 16)
-    length, more = divmod(num_values - len(_NUMBERS), len(_BY_POSITION))
-    if rest or more or length < 0:
-        raise StoreError(
-            f"expected twice {len(_NUMBERS)} sums and {len(_BY_POSITION)} by position, found {len(packed)} bytes"
+    @classmethod
+    def of(cls, key: EvidenceKey, folded: FoldedKey) -> StateRow:
+        """The row of a key as it was just written."""
+        pair = Pair(key.target_revision, key.engine, key.drafter, key.draft_revision)
+        where = key.task, key.segment, key.sampling_bucket, key.prompt_bucket
+        return cls(pair, *where, folded.num_jobs, folded.as_of, folded.packed, folded.last_ledger_id)
+
+    @property
+    def key(self) -> EvidenceKey:
+        """The evidence key."""
+        return EvidenceKey(
+            self.task,
+            self.pair.target_revision,
+            self.pair.engine,
+            self.sampling_bucket,
+            self.prompt_bucket,
+            self.segment,
+            self.pair.drafter,
+            self.pair.draft_revision,
         )
-    values = struct.unpack(f">{2 * num_values}d", packed)
-    return KeyEvidence(_sums(values[:num_values], length, as_of), _sums(values[num_values:], length, as_of))
+
+    @property
+    def evidence(self) -> KeyEvidence:
+        """The evidence, as of `as_of`."""
+        return unpack(self.packed, self.as_of)
 
 
-def _sums(values: tuple[float, ...], length: int, as_of: datetime) -> EvidenceSums:
-    sums: dict[str, Any] = dict(zip(_NUMBERS, values[: len(_NUMBERS)], strict=True))
-    for i, name in enumerate(_BY_POSITION):
-        start = len(_NUMBERS) + i * length
-        sums[name] = values[start : start + length]
-    return EvidenceSums(as_of, **sums)
+@dataclass(frozen=True, slots=True)
+class StateRead:
+    """Rows read at one moment. If `is_all` is False, only those that changed since an earlier read."""
+
+    rows: Sequence[StateRow]
+    seen: int  #: for the next read: transactions below it are covered by this read or an earlier one
+    is_all: bool
+
+
+class AcceptanceStateStore:
+    """Reads the state; `add_jobs` writes it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def read(
+        self, target_revision: str, engine: str, drafters: Mapping[str, str], *, since: int | None = None
+    ) -> StateRead:
+        """The rows of a target, an engine and `drafters` (name → revision), and those of vanilla decoding.
+
+        With `since`, an earlier read's `seen`, only those that changed meanwhile; but all of them if the database was
+        restored to a time before that read.
+        """
+        pairs = [Pair(target_revision, engine, *drafter) for drafter in (("", ""), *drafters.items())]
+        with self._database.begin() as connection:
+            # Before the rows are read, so that what commits in between is read twice and never missed.
+            seen: int = connection.execute(_OLDEST_RUNNING).scalar_one()
+            is_all = since is None or seen < since
+            changed, more = ("", ()) if is_all else (" AND changed_in >= %s", (since,))
+            rows = [
+                StateRow(pair, *row) for pair in pairs for row in _read(connection, _OF_PAIR + changed, (*pair, *more))
+            ]
+        return StateRead(rows, seen, is_all)
+
+    def of_task(self, task: str) -> list[StateRow]:
+        """Every row of a task, for all targets, engines and drafters."""
+        with self._database.begin() as connection:
+            return [StateRow(Pair(*row[:4]), *row[4:]) for row in _read(connection, _OF_TASK, (task,))]
+
+    def drop_before(self, at: datetime) -> int:
+        """Delete rows without a job since `at`, of drafts and tasks that are gone; returns how many."""
+        with self._database.begin() as connection:
+            return connection.execute(delete(acceptance_state).where(acceptance_state.c.as_of < at)).rowcount
+
+
+@dataclass(frozen=True, slots=True)
+class LockedKeys:
+    """Keys locked by `lock_keys`. Its answers can be read behind the exchange."""
+
+    keys: Sequence[EvidenceKey]
+    drawn: Cursor[tuple[int, datetime]]
+    standing: Cursor[Any]
+
+    def ledger_ids(self) -> tuple[list[int], datetime]:
+        """The ids that were drawn, ascending, and the moment by the database's clock."""
+        rows = self.drawn.fetchall()
+        return [ledger_id for ledger_id, _ in rows], rows[0][1]
+
+
+def lock_keys(driver: psycopg.Connection, jobs: Sequence[tuple[EvidenceKey, EvidenceSums] | None]) -> LockedKeys:
+    """Lock the keys of these jobs and draw a ledger_id for each; None in `jobs` is a row that is no evidence.
+
+    Keys are locked in one order, so that two workers cannot deadlock. Rows are read and ledger_ids drawn under the
+    locks, so no job of another worker is lost, and the ledger_ids of a key have the order in which jobs were added.
+    """
+    evidence = [job for job in jobs if job is not None]
+    as_of = {key: job.as_of for key, job in reversed(evidence)}
+    keys = sorted(as_of, key=_place)
+    rows = {"rows": RowSet.parameter({**key.columns, "as_of": as_of[key]} for key in keys)}
+    if keys:
+        driver.execute(_LOCK, rows)
+    drawn = driver.execute(_DRAW, {"number": len(jobs)})
+    standing = driver.cursor(row_factory=namedtuple_row)
+    return LockedKeys(keys, drawn, standing.execute(_STANDING, rows))
+
+
+def add_jobs(
+    driver: psycopg.Connection,
+    locked: LockedKeys,
+    jobs: Sequence[tuple[EvidenceKey, EvidenceSums] | None],
+    ledger_ids: Sequence[int],
+    half_life: timedelta,
+) -> list[StateRow]:
+    """Fade the rows of the locked keys and add jobs, one `EvidenceSums` each; returns the rows as they are now."""
+    if not locked.keys:
+        return []
+    standing = {key_of(row): folded_of(row) for row in locked.standing.fetchall()}
+    by_key: dict[EvidenceKey, list[tuple[int, EvidenceSums]]] = {}
+    for ledger_id, job in zip(ledger_ids, jobs, strict=True):
+        if job is not None:
+            by_key.setdefault(job[0], []).append((ledger_id, job[1]))
+    folded = {key: _add_group(standing.get(key), by_key[key], half_life) for key in locked.keys}
+    changed = RowSet.parameter(
+        {
+            **key.columns,
+            "as_of": its.as_of,
+            "num_jobs": its.num_jobs,
+            "evidence": its.packed,
+            "last_ledger_id": its.last_ledger_id,
+        }
+        for key, its in folded.items()
+    )
+    driver.execute(_CHANGE, {"rows": changed})
+    return [StateRow.of(key, its) for key, its in folded.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,22 +244,9 @@ def fold_at(
     return {its.last_ledger_id: (key, its) for key, its in states if its.last_ledger_id in positions}
 
 
-def _states(
-    rows: Iterable[LedgerRow], half_life: timedelta, start: Mapping[EvidenceKey, FoldedKey]
-) -> Iterator[tuple[EvidenceKey, FoldedKey]]:
-    """Each key after each transaction; keys one after the other."""
-    by_key: dict[EvidenceKey, list[LedgerRow]] = {}
-    for row in rows:
-        if row.key not in start or row.ledger_id > start[row.key].last_ledger_id:
-            by_key.setdefault(row.key, []).append(row)
-    for key, its in by_key.items():
-        standing = start.get(key)
-        for _, group in groupby(its, attrgetter("recorded_in")):
-            standing = add_group(standing, [(row.ledger_id, row.evidence) for row in group], half_life)
-            yield key, standing
-
-
-def add_group(standing: FoldedKey | None, group: Sequence[tuple[int, EvidenceSums]], half_life: timedelta) -> FoldedKey:
+def _add_group(
+    standing: FoldedKey | None, group: Sequence[tuple[int, EvidenceSums]], half_life: timedelta
+) -> FoldedKey:
     """A key's row after jobs (ledger_id, sums) that were recorded together; `standing` is None for a new key."""
     jobs = [job for _, job in group]
     before = standing or FoldedKey(jobs[0].as_of, b"", 0, 0)
@@ -175,60 +264,85 @@ def folded_of(row: Any) -> FoldedKey:
     return FoldedKey(row.as_of, row.evidence, row.num_jobs, row.last_ledger_id)
 
 
-THIS_TRANSACTION: Final = sql_cast(sql_cast(func.pg_current_xact_id(), Text), BigInteger)
+def pack(evidence: KeyEvidence) -> bytes:
+    """The bytes of the evidence, without its moment."""
+    both = (evidence.all, evidence.recent)
+    length = max(len(getattr(sums, name)) for sums in both for name in _BY_POSITION)
+    values: list[float] = []
+    for sums in both:
+        values += [getattr(sums, name) for name in _NUMBERS]
+        for name in _BY_POSITION:
+            of_it = getattr(sums, name)
+            values += of_it
+            values += [0.0] * (length - len(of_it))
+    return struct.pack(f">{len(values)}d", *values)
+
+
+def unpack(packed: bytes, as_of: datetime) -> KeyEvidence:
+    """The evidence from the bytes of `pack`; empty for no bytes. Raises StoreError for anything else."""
+    if not packed:
+        return KeyEvidence.empty(as_of)
+    num_values, rest = divmod(len(packed), 16)
+    length, more = divmod(num_values - len(_NUMBERS), len(_BY_POSITION))
+    if rest or more or length < 0:
+        raise StoreError(
+            f"expected twice {len(_NUMBERS)} sums and {len(_BY_POSITION)} by position, found {len(packed)} bytes"
+        )
+    values = struct.unpack(f">{2 * num_values}d", packed)
+    return KeyEvidence(_sums(values[:num_values], length, as_of), _sums(values[num_values:], length, as_of))
+
+
+#: Stored rows depend on these names and their order: only a migration that rewrites the rows may change them.
+_NUMBERS: Final = (
+    "jobs",
+    "jobs_w2",
+    "rounds",
+    "offered",
+    "tokens",
+    "output_tokens",
+    "output_tokens_sq",
+    "prompt_tokens",
+    "texts",
+    "ends",
+)
+_BY_POSITION: Final = (
+    "proposed",
+    "chances",
+    "trials",
+    "accepts",
+    "trials_w2",
+    "accepts_w2",
+    "accepts_trials_w2",
+    "chances_w2",
+    "accepts_chances_w2",
+)
+
+
+def _sums(values: tuple[float, ...], length: int, as_of: datetime) -> EvidenceSums:
+    sums: dict[str, Any] = dict(zip(_NUMBERS, values[: len(_NUMBERS)], strict=True))
+    for i, name in enumerate(_BY_POSITION):
+        start = len(_NUMBERS) + i * length
+        sums[name] = values[start : start + length]
+    return EvidenceSums(as_of, **sums)
+
+
+def _states(
+    rows: Iterable[LedgerRow], half_life: timedelta, start: Mapping[EvidenceKey, FoldedKey]
+) -> Iterator[tuple[EvidenceKey, FoldedKey]]:
+    """Each key after each transaction; keys one after the other."""
+    by_key: dict[EvidenceKey, list[LedgerRow]] = {}
+    for row in rows:
+        if row.key not in start or row.ledger_id > start[row.key].last_ledger_id:
+            by_key.setdefault(row.key, []).append(row)
+    for key, its in by_key.items():
+        standing = start.get(key)
+        for _, group in groupby(its, attrgetter("recorded_in")):
+            standing = _add_group(standing, [(row.ledger_id, row.evidence) for row in group], half_life)
+            yield key, standing
+
+
 #: Every transaction below it has ended. Changes that are not visible yet belong to this transaction or a later one.
 _OLDEST_RUNNING: Final = text("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
-
-
-class Pair(NamedTuple):
-    """A drafter under a target, on an engine; an empty drafter is vanilla decoding."""
-
-    target_revision: str
-    engine: str
-    drafter: str
-    draft_revision: str
-
-
-class StateRow(NamedTuple):
-    """One key and its evidence, unpacked on access, because a worker reads far more rows than it uses."""
-
-    pair: Pair
-    task: str
-    segment: str
-    sampling_bucket: str
-    prompt_bucket: str
-    num_jobs: int
-    as_of: datetime
-    packed: bytes
-    last_ledger_id: int  #: the last row of the ledger that it includes: its position
-
-    @classmethod
-    def of(cls, key: EvidenceKey, folded: FoldedKey) -> StateRow:
-        """The row of a key as it was just written."""
-        pair = Pair(key.target_revision, key.engine, key.drafter, key.draft_revision)
-        where = key.task, key.segment, key.sampling_bucket, key.prompt_bucket
-        return cls(pair, *where, folded.num_jobs, folded.as_of, folded.packed, folded.last_ledger_id)
-
-    @property
-    def key(self) -> EvidenceKey:
-        """The evidence key."""
-        return EvidenceKey(
-            self.task,
-            self.pair.target_revision,
-            self.pair.engine,
-            self.sampling_bucket,
-            self.prompt_bucket,
-            self.segment,
-            self.pair.drafter,
-            self.pair.draft_revision,
-        )
-
-    @property
-    def evidence(self) -> KeyEvidence:
-        """The evidence, as of `as_of`."""
-        return unpack(self.packed, self.as_of)
-
-
 #: One drafter at a time: an index finds its rows, and the columns that they share are not sent with each row.
 _OF_PAIR: Final = """
     SELECT task, segment, sampling_bucket, prompt_bucket, num_jobs, as_of, evidence, last_ledger_id
@@ -243,116 +357,10 @@ _OF_TASK: Final = """
 """
 
 
-@dataclass(frozen=True, slots=True)
-class StateRead:
-    """Rows read at one moment. If `is_all` is False, only those that changed since an earlier read."""
-
-    rows: Sequence[StateRow]
-    seen: int  #: for the next read: transactions below it are covered by this read or an earlier one
-    is_all: bool
-
-
-class AcceptanceStateStore:
-    """Reads the state; `add_jobs` writes it."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def read(
-        self, target_revision: str, engine: str, drafters: Mapping[str, str], *, since: int | None = None
-    ) -> StateRead:
-        """The rows of a target, an engine and `drafters` (name → revision), and those of vanilla decoding.
-
-        With `since`, an earlier read's `seen`, only those that changed meanwhile; but all of them if the database was
-        restored to a time before that read.
-        """
-        pairs = [Pair(target_revision, engine, *drafter) for drafter in (("", ""), *drafters.items())]
-        with self._database.begin() as connection:
-            # Before the rows are read, so that what commits in between is read twice and never missed.
-            seen: int = connection.execute(_OLDEST_RUNNING).scalar_one()
-            is_all = since is None or seen < since
-            changed, more = ("", ()) if is_all else (" AND changed_in >= %s", (since,))
-            rows = [
-                StateRow(pair, *row) for pair in pairs for row in _read(connection, _OF_PAIR + changed, (*pair, *more))
-            ]
-        return StateRead(rows, seen, is_all)
-
-    def of_task(self, task: str) -> list[StateRow]:
-        """Every row of a task, for all targets, engines and drafters."""
-        with self._database.begin() as connection:
-            return [StateRow(Pair(*row[:4]), *row[4:]) for row in _read(connection, _OF_TASK, (task,))]
-
-    def drop_before(self, at: datetime) -> int:
-        """Delete rows without a job since `at`, of drafts and tasks that are gone; returns how many."""
-        with self._database.begin() as connection:
-            return connection.execute(delete(acceptance_state).where(acceptance_state.c.as_of < at)).rowcount
-
-
 def _read(connection: Connection, query: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
     """Rows in Postgres's binary form, without SQLAlchemy, so that packed evidence is not sent as hex."""
     with driver_of(connection).cursor(binary=True) as cursor:
         return cursor.execute(query.encode(), parameters).fetchall()
-
-
-@dataclass(frozen=True, slots=True)
-class LockedKeys:
-    """Keys locked by `lock_keys`. Its answers can be read behind the exchange."""
-
-    keys: Sequence[EvidenceKey]
-    drawn: Cursor[tuple[int, datetime]]
-    standing: Cursor[Any]
-
-    def ledger_ids(self) -> tuple[list[int], datetime]:
-        """The ids that were drawn, ascending, and the moment by the database's clock."""
-        rows = self.drawn.fetchall()
-        return [ledger_id for ledger_id, _ in rows], rows[0][1]
-
-
-def lock_keys(driver: psycopg.Connection, jobs: Sequence[tuple[EvidenceKey, EvidenceSums] | None]) -> LockedKeys:
-    """Lock the keys of these jobs and draw a ledger_id for each; None in `jobs` is a row that is no evidence.
-
-    Keys are locked in one order, so that two workers cannot deadlock. Rows are read and ledger_ids drawn under the
-    locks, so no job of another worker is lost, and the ledger_ids of a key have the order in which jobs were added.
-    """
-    evidence = [job for job in jobs if job is not None]
-    as_of = {key: job.as_of for key, job in reversed(evidence)}
-    keys = sorted(as_of, key=_place)
-    rows = {"rows": RowSet.parameter({**key.columns, "as_of": as_of[key]} for key in keys)}
-    if keys:
-        driver.execute(_LOCK, rows)
-    drawn = driver.execute(_DRAW, {"number": len(jobs)})
-    standing = driver.cursor(row_factory=namedtuple_row)
-    return LockedKeys(keys, drawn, standing.execute(_STANDING, rows))
-
-
-def add_jobs(
-    driver: psycopg.Connection,
-    locked: LockedKeys,
-    jobs: Sequence[tuple[EvidenceKey, EvidenceSums] | None],
-    ledger_ids: Sequence[int],
-    half_life: timedelta,
-) -> list[StateRow]:
-    """Fade the rows of the locked keys and add jobs, one `EvidenceSums` each; returns the rows as they are now."""
-    if not locked.keys:
-        return []
-    standing = {key_of(row): folded_of(row) for row in locked.standing.fetchall()}
-    by_key: dict[EvidenceKey, list[tuple[int, EvidenceSums]]] = {}
-    for ledger_id, job in zip(ledger_ids, jobs, strict=True):
-        if job is not None:
-            by_key.setdefault(job[0], []).append((ledger_id, job[1]))
-    folded = {key: add_group(standing.get(key), by_key[key], half_life) for key in locked.keys}
-    changed = RowSet.parameter(
-        {
-            **key.columns,
-            "as_of": its.as_of,
-            "num_jobs": its.num_jobs,
-            "evidence": its.packed,
-            "last_ledger_id": its.last_ledger_id,
-        }
-        for key, its in folded.items()
-    )
-    driver.execute(_CHANGE, {"rows": changed})
-    return [StateRow.of(key, its) for key, its in folded.items()]
 
 
 _DRAW: Final = """

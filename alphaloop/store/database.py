@@ -1,4 +1,4 @@
-"""A pool of connections to Postgres, and the conversion of the driver's exceptions to ours."""
+"""Connections to Postgres: transactions, the database's clock, notices, and the driver's exceptions as ours."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Database:
 
         Raises StoreUnavailable for what passes by itself: the server does not answer, the connection broke (whether the
         transaction committed is then unknown: read again), a lock is held, the disk is full. Raises StoreError for
-        everything else that Postgres refuses; see alphaloop.store.database.
+        everything else that Postgres refuses; see `store_error`.
         """
         try:
             with self._engine.begin() as connection:
@@ -221,7 +221,10 @@ _SLOWEST_ANSWER_S: Final = 1.0
 
 
 class DatabaseClock:
-    """Tells the database's time from one measured offset to this machine's monotonic clock. Threads share it."""
+    """Tells the database's time from one measured offset to this machine's monotonic clock. Threads share it.
+
+    Deadlines must not depend on the clock of the machine that a worker runs on.
+    """
 
     def __init__(self, database: Database, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._database = database
@@ -274,13 +277,16 @@ def followed(
 
 
 #: Sent by triggers on draft_revisions and drift_events, so that a change in psql sends one too.
-DRAFTS_CHANGED: Final = "alphaloop_drafts"
+_DRAFTS_CHANGED: Final = "alphaloop_drafts"
 #: Told by whoever writes a cancellation down.
 CANCELLATIONS: Final = "alphaloop_cancellations"
 
 
 class Listener:
-    """Waits for notices. One thread owns it; the next wait replaces a lost connection.
+    """Waits for notices of changes by other processes. One thread owns it; the next wait replaces a lost connection.
+
+    A notice says only that something changed. Its receiver reads the tables, as it also does at intervals without one,
+    because a broken connection loses notices.
 
     Behind a pooler in transaction mode there are none, and the receiver reads at its intervals.
     """
@@ -288,7 +294,7 @@ class Listener:
     def __init__(self, database: Database, *channels: str) -> None:
         """Listens to these channels, or to all that there are."""
         self._database = database
-        self._channels = channels or (DRAFTS_CHANGED, CANCELLATIONS)
+        self._channels = channels or (_DRAFTS_CHANGED, CANCELLATIONS)
         self._connection: psycopg.Connection | None = None
         self._ended = threading.Event()
 
@@ -371,7 +377,14 @@ _LOGIN_REFUSED: Final = (
 
 
 def store_error(error: SQLAlchemyError | psycopg.Error | UnicodeEncodeError, where: str) -> StoreError:
-    """The error of our tree for one of the driver's. Holds no parameter, no row and no password."""
+    """The error of our tree for one of the driver's. Holds no parameter, no row and no password.
+
+    `StoreUnavailable` means: wait, and do the same again. The connection is gone, the disk is full, another transaction
+    holds a lock (`StoreBusy`), or an operator has made the server read-only. `StoreLoginRefused` is among these errors,
+    because somebody may mend the login while a worker runs; a process that starts ends with it. `StoreValueRefused`
+    means: leave this row out and go on, because Postgres never takes it. Every other `StoreError` needs a person: a
+    right or a table is missing.
+    """
     if isinstance(
         error, UnicodeEncodeError
     ):  # such as an argument in another encoding; not shown, as it may be a prompt
@@ -385,7 +398,7 @@ def store_error(error: SQLAlchemyError | psycopg.Error | UnicodeEncodeError, whe
     told = original.diag.message_primary
     broken = isinstance(error, DBAPIError) and error.connection_invalidated
     if broken or state.startswith(_GONE) or (not state and isinstance(original, psycopg.OperationalError)):
-        refused = tls_hint(str(original)) or _login_hint(original)
+        refused = _tls_hint(str(original)) or _login_hint(original)
         if not state and refused is not None:
             return StoreLoginRefused(f"no connection to {where}: {_first_line(original)}", hint=refused)
         hint = _hint(state) or _PASSING["08"]
@@ -416,8 +429,10 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-#: A part of libpq's or the server's text, and what to do. https://www.postgresql.org/docs/current/libpq-ssl.html
-_KNOWN: Final = (
+#: A part of libpq's or the server's text, and what to set. libpq gives no code for these, only a text, which it does
+#: not translate in the build that psycopg[binary] brings. A text that is not known here leaves the ordinary hint.
+#: https://www.postgresql.org/docs/current/libpq-ssl.html
+_TLS_HINTS: Final = (
     (
         "certificate verify failed",
         "the server's certificate was not signed by a certificate in sslrootcert of postgres.url (DATABASE_URL): set "
@@ -453,6 +468,6 @@ _KNOWN: Final = (
 )
 
 
-def tls_hint(told: str) -> str | None:
+def _tls_hint(told: str) -> str | None:
     """What to set, if TLS is why a connection failed; `told` is libpq's text."""
-    return next((hint for part, hint in _KNOWN if part in told), None)
+    return next((hint for part, hint in _TLS_HINTS if part in told), None)

@@ -1,4 +1,7 @@
-"""What a drift event is, its states, and what a run does to it. Pure."""
+"""Drift events and their lives, and what the drift test remembers between two runs.
+
+An event is opened, explained, confirmed, acknowledged, closed, and reopened if the change comes back soon.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,8 @@ from alphaloop.store.database import Database
 from alphaloop.store.hourly_sums import SHADOW, sums_between
 from alphaloop.tables import decode_runs, drift_event_states, drift_events, drift_memories, drift_positions
 
+SCHEDULER: Final = "scheduler"
+
 
 class EventState(StrEnum):
     """What became of an event. The values are those of `drift_event_states.state`."""
@@ -28,12 +33,6 @@ class EventState(StrEnum):
     ACKNOWLEDGED = "acknowledged"  #: somebody took note of it
     CLOSED = "closed"  #: evidence showed that it was over
     REOPENED = "reopened"  #: it came back soon
-
-
-class NoSuchEvent(AlphaloopError, LookupError):
-    """No open drift event has this number."""
-
-    code = "no_such_event"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +111,10 @@ class PastState:
     evidence: Mapping[str, Any] | None
 
 
-__all__ = ["DriftEvent", "DriftEventStore", "EventChange", "EventContent", "EventState", "NoSuchEvent", "PastState"]
+class NoSuchEvent(AlphaloopError, LookupError):
+    """No open drift event has this number."""
 
-SCHEDULER: Final = "scheduler"
+    code = "no_such_event"
 
 
 class DriftEventStore:
@@ -241,69 +241,6 @@ class DriftEventStore:
             return [_event(row) for row in connection.execute(query)]
 
 
-_SUBJECT: Final = tuple(field.name for field in fields(DriftSubject))
-_CONTENT: Final = tuple(field.name for field in fields(EventContent) if field.name != "subject")
-_LIFE: Final = tuple(field.name for field in fields(DriftEvent) if field.name != "content")
-
-
-def _event(row: Row[Any]) -> DriftEvent:
-    subject = DriftSubject(**{name: getattr(row, name) for name in _SUBJECT})
-    content = EventContent(subject, **{name: getattr(row, name) for name in _CONTENT})
-    return DriftEvent(content=content, **{name: getattr(row, name) for name in _LIFE})
-
-
-def _carry_out(connection: Connection, change: EventChange, now: datetime) -> int | None:
-    """The event's number; None where its level was accepted since the run read it."""
-    values: dict[str, Any] = {
-        **asdict(change.content.subject),
-        **{name: getattr(change.content, name) for name in _CONTENT},
-        "evidence": dict(change.content.evidence),
-    }
-    events = drift_events.c
-    if change.event_id is None:
-        statement = insert(drift_events).values(**values, opened_at=now, raised_at=now).returning(events.id)
-        return int(connection.execute(statement).scalar_one())
-    if change.state is EventState.CLOSED:
-        values = {"closed_at": func.greatest(now, events.opened_at), "closed_because": change.sentence}
-    elif change.state is EventState.CONFIRMED:
-        values["confirmed_at"] = now
-    elif change.state is EventState.EXPLAINED:
-        values |= {"raised_at": now, "confirmed_at": None}
-    elif change.state is EventState.REOPENED:
-        values |= {"closed_at": None, "closed_because": None, "raised_at": now, "confirmed_at": None}
-        # Whoever took note of it took it for over.
-        values |= {"acknowledged_at": None, "num_reopened": events.num_reopened + 1}
-    changed = update(drift_events).where(events.id == change.event_id, events.accepted_at.is_(None)).values(**values)
-    return connection.execute(changed.returning(events.id)).scalar()
-
-
-def _note(
-    connection: Connection,
-    event_id: int,
-    state: EventState,
-    content: EventContent,
-    sentence: str,
-    actor: str,
-    now: datetime,
-) -> None:
-    connection.execute(
-        insert(drift_event_states).values(
-            event_id=event_id,
-            at=now,
-            state=state,
-            cause=content.cause,
-            sentence=sentence,
-            actor=actor,
-            evidence=None if state is EventState.ACKNOWLEDGED else dict(content.evidence),
-        )
-    )
-
-
-_HOUR: Final = timedelta(hours=1)
-_DAY: Final = timedelta(days=1)
-_STREAM: Final = tuple(field.name for field in fields(Stream))
-
-
 @dataclass(frozen=True, slots=True)
 class Position:
     """A place in the order in which jobs were decoded."""
@@ -408,6 +345,70 @@ class DriftMemoryStore:
         """Delete the memories of streams that had no job since `before`."""
         with self._database.begin() as connection:
             connection.execute(delete(drift_memories).where(drift_memories.c.last_decoded_at < before))
+
+
+__all__ = ["DriftEvent", "DriftEventStore", "EventChange", "EventContent", "EventState", "NoSuchEvent", "PastState"]
+_SUBJECT: Final = tuple(field.name for field in fields(DriftSubject))
+_CONTENT: Final = tuple(field.name for field in fields(EventContent) if field.name != "subject")
+_LIFE: Final = tuple(field.name for field in fields(DriftEvent) if field.name != "content")
+
+
+def _event(row: Row[Any]) -> DriftEvent:
+    subject = DriftSubject(**{name: getattr(row, name) for name in _SUBJECT})
+    content = EventContent(subject, **{name: getattr(row, name) for name in _CONTENT})
+    return DriftEvent(content=content, **{name: getattr(row, name) for name in _LIFE})
+
+
+def _carry_out(connection: Connection, change: EventChange, now: datetime) -> int | None:
+    """The event's number; None where its level was accepted since the run read it."""
+    values: dict[str, Any] = {
+        **asdict(change.content.subject),
+        **{name: getattr(change.content, name) for name in _CONTENT},
+        "evidence": dict(change.content.evidence),
+    }
+    events = drift_events.c
+    if change.event_id is None:
+        statement = insert(drift_events).values(**values, opened_at=now, raised_at=now).returning(events.id)
+        return int(connection.execute(statement).scalar_one())
+    if change.state is EventState.CLOSED:
+        values = {"closed_at": func.greatest(now, events.opened_at), "closed_because": change.sentence}
+    elif change.state is EventState.CONFIRMED:
+        values["confirmed_at"] = now
+    elif change.state is EventState.EXPLAINED:
+        values |= {"raised_at": now, "confirmed_at": None}
+    elif change.state is EventState.REOPENED:
+        values |= {"closed_at": None, "closed_because": None, "raised_at": now, "confirmed_at": None}
+        # Whoever took note of it took it for over.
+        values |= {"acknowledged_at": None, "num_reopened": events.num_reopened + 1}
+    changed = update(drift_events).where(events.id == change.event_id, events.accepted_at.is_(None)).values(**values)
+    return connection.execute(changed.returning(events.id)).scalar()
+
+
+def _note(
+    connection: Connection,
+    event_id: int,
+    state: EventState,
+    content: EventContent,
+    sentence: str,
+    actor: str,
+    now: datetime,
+) -> None:
+    connection.execute(
+        insert(drift_event_states).values(
+            event_id=event_id,
+            at=now,
+            state=state,
+            cause=content.cause,
+            sentence=sentence,
+            actor=actor,
+            evidence=None if state is EventState.ACKNOWLEDGED else dict(content.evidence),
+        )
+    )
+
+
+_HOUR: Final = timedelta(hours=1)
+_DAY: Final = timedelta(days=1)
+_STREAM: Final = tuple(field.name for field in fields(Stream))
 
 
 def _drafted(sums: Any) -> tuple[Any, ...]:

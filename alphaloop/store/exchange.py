@@ -1,6 +1,7 @@
-"""Statements of the hot path: straight to the driver, several in one exchange with the server.
+"""Fast statements for the hot path, straight to the driver: several in one exchange, many rows as one parameter, COPY.
 
-SQLAlchemy takes 25 to 80 µs for a statement, and each answer that is waited for costs a change of threads twice.
+SQLAlchemy takes 25 to 80 µs for a statement, and each answer that is waited for costs a change of threads twice. A
+placeholder for each value would cost 60 µs a row.
 """
 
 from __future__ import annotations
@@ -37,7 +38,11 @@ _DIALECT: Final = postgresql.dialect()  # type: ignore[no-untyped-call]
 
 
 class RowSet:
-    """Rows with these columns, under the name `given` in a statement; the parameter is called `rows`."""
+    """Many rows as one parameter, `rows`: `INSERT … SELECT … FROM json_to_recordset(…)` reads them as `given`.
+
+    The text of such a statement does not depend on the number of rows, so the driver parses it once and Postgres
+    prepares it once.
+    """
 
     def __init__(self, columns: Sequence[Column[Any]]) -> None:
         self.names: Final = tuple(column.name for column in columns)
@@ -67,7 +72,10 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"
 
 
 def copy_lines(connection: Connection, table: Table, columns: Sequence[str], lines: Iterable[str]) -> None:
-    """Insert rows with the values of `columns`, in the caller's transaction. Each line ends with a newline.
+    """Insert rows with the values of `columns` by COPY, in the caller's transaction. Each line ends with a newline.
+
+    Postgres reads them in a third of the time of an INSERT. The lines are made by the caller, not by the driver: what
+    rows have in common is then written once for all of them, which halves the time again.
 
     Raises psycopg.Error, which `Database.begin` converts.
     """

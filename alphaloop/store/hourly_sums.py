@@ -1,6 +1,7 @@
-"""Sums by hour: counts and times of runs, and counts of shadows, added to with every recorded job.
+"""Sums by hour and by day: counts and times of runs, and counts of shadows, added to with every recorded job.
 
-A fold of the ledger like acceptance_state: jobs that are recorded together are added up first.
+A fold of the ledger like acceptance_state: jobs that are recorded together are added up first. Days are summed from
+hours. Evidence of a time before the ledger is estimated from hours.
 """
 
 from __future__ import annotations
@@ -42,34 +43,8 @@ from alphaloop.tables import acceptance_daily, acceptance_hourly
 
 #: `mode` of sums that took no time; the other modes are those of alphaloop.messages.Mode.
 SHADOW: Final = "shadow"
-#: Whose sums the rows of evidence are in; the others are in none.
-_PURPOSES: Final = {CountSource.SHADOW: Purpose.TRAFFIC, CountSource.SCORED: Purpose.PROBE}
 #: The key of a row.
 HOUR_KEY: Final = tuple(column.name for column in acceptance_hourly.primary_key)
-_HOURS: Final = RowSet(list(acceptance_hourly.c))
-_SUMS: Final = ", ".join(
-    f"{column.name} = array_add(standing.{column.name}, excluded.{column.name})"
-    if isinstance(column.type, ARRAY)
-    else f"{column.name} = standing.{column.name} + excluded.{column.name}"
-    for column in acceptance_hourly.c
-    if not column.primary_key
-)
-
-
-def _collation(column: Column[Any]) -> str:
-    return ' COLLATE "C"' if isinstance(column.type, Text) else ""
-
-
-#: A row's sums without any job; lists are replaced, never changed.
-_NO_JOBS: Final[dict[str, Any]] = {
-    column.name: [] if isinstance(column.type, ARRAY) else 0 for column in acceptance_hourly.c if not column.primary_key
-}
-#: Rows are locked in one order, whatever the collation of the database, so two workers that share hours never deadlock.
-_ADD: Final = f"""
-    INSERT INTO acceptance_hourly AS standing ({_HOURS.columns}) SELECT {_HOURS.given} FROM {_HOURS.source}
-    ORDER BY {", ".join(f"given.{column.name}{_collation(column)}" for column in acceptance_hourly.primary_key)}
-    ON CONFLICT ({", ".join(HOUR_KEY)}) DO UPDATE SET {_SUMS}
-"""  # noqa: S608 - names of columns, no values
 
 
 def add_to_hours(driver: psycopg.Connection, jobs: Sequence[JobCounts]) -> None:
@@ -99,55 +74,8 @@ def sums_by_hour(jobs: Iterable[JobCounts]) -> dict[tuple[Any, ...], dict[str, A
     return {tuple(row[name] for name in HOUR_KEY): row for row in rows.values()}
 
 
-def _hour_of(moment: datetime) -> datetime:
-    return moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
-
-
-def _row(
-    rows: dict[tuple[Any, ...], dict[str, Any]],
-    key: EvidenceKey,
-    bucket: datetime,
-    purpose: str,
-    mode: str,
-    num_draft_tokens: int,
-) -> dict[str, Any]:
-    """The row to add a job to; without jobs if it is new."""
-    place = (bucket, key, purpose, mode, num_draft_tokens)
-    if place not in rows:
-        how = {"bucket": bucket, "purpose": purpose, "mode": mode, "num_draft_tokens": num_draft_tokens}
-        rows[place] = {**_NO_JOBS, **how, **key.columns}
-    return rows[place]
-
-
-def _add(row: dict[str, Any], counts: AcceptanceCounts, num_tokens: int, num_prompt_tokens: int) -> None:
-    """Add one job. Sums of squares and products are those of single jobs."""
-    row["num_jobs"] += 1
-    row["rounds"] += counts.rounds
-    row["num_empty_rounds"] += counts.num_empty_rounds
-    row["num_cropped"] += counts.num_cropped
-    row["num_prompt_tokens"] += num_prompt_tokens
-    row["num_tokens"] += num_tokens
-    row["rounds_sq"] += counts.rounds**2
-    row["tokens_sq"] += num_tokens**2
-    row["rounds_tokens"] += counts.rounds * num_tokens
-    if not counts.proposed:
-        return
-    by_position: dict[str, Sequence[int]] = {
-        "proposed": counts.proposed,
-        "trials": counts.trials,
-        "accepts": counts.accepts,
-        "trials_sq": [trials**2 for trials in counts.trials],
-        "accepts_sq": [accepts**2 for accepts in counts.accepts],
-        "accepts_trials": [a * t for a, t in zip(counts.accepts, counts.trials, strict=True)],
-    }
-    for name, values in by_position.items():
-        row[name] = [a + b for a, b in zip_longest(row[name], values, fillvalue=0)]
-
-
 #: Hours change until so long after their day: jobs are recorded late, after midnight or after an outage.
-LATE: Final = timedelta(days=2)
-_KEY: Final = tuple(c.name for c in acceptance_daily.primary_key.columns if c.name != "bucket")
-_SUMMED: Final = tuple(c for c in acceptance_hourly.c if not c.primary_key)
+_LATE: Final = timedelta(days=2)
 
 
 class RollupStore:
@@ -159,12 +87,12 @@ class RollupStore:
     def roll_up(self, now: datetime) -> list[date]:
         """Sum up every day that has jobs beyond its sum, up to the day of `now`; returns those days, in order.
 
-        Looked at are the days from `LATE` before the last one that was summed up, so no day is left out, however long
+        Looked at are the days from `_LATE` before the last one that was summed up, so no day is left out, however long
         nobody called this.
         """
         days, hours = acceptance_daily.c, acceptance_hourly.c
         first = (
-            select(func.coalesce(func.max(days.bucket) - LATE, select(func.min(hours.bucket)).scalar_subquery()))
+            select(func.coalesce(func.max(days.bucket) - _LATE, select(func.min(hours.bucket)).scalar_subquery()))
             .where(days.bucket <= now)
             .scalar_subquery()
         )
@@ -198,32 +126,15 @@ class RollupStore:
             return len(connection.execute(upsert).all())
 
 
-def _num_jobs(connection: Connection, sums: Table, since: datetime, until: datetime) -> dict[date, int]:
-    """Jobs by UTC day. It only grows, so a day with as many jobs as in its sum has not changed since."""
-    day = func.date_trunc("day", sums.c.bucket, "UTC")
-    query = select(day, func.sum(sums.c.num_jobs)).where(sums.c.bucket >= since, sums.c.bucket <= until).group_by(day)
-    return {start.astimezone(UTC).date(): int(number) for start, number in connection.execute(query)}
-
-
-def _sum(column: Column[Any]) -> ColumnElement[Any]:
-    if isinstance(column.type, ARRAY):
-        return func.sum_by_position(column, type_=column.type)
-    return cast(func.sum(column), Double if isinstance(column.type, Double) else BigInteger)
-
-
-_DAY: Final = timedelta(days=1)
-_LAST_HOUR: Final = timedelta(hours=23)
-
-
 def sums_between(connection: Connection, since: datetime, until: datetime) -> Subquery:
     """The sums of the hours that began in (since, until]; `bucket` is the start of the hour, or of the settled day.
 
-    A day is settled when it was summed up `LATE` or more after its end. A job that is recorded later than that is in no
-    daily sum.
+    A day is settled when it was summed up `_LATE` or more after its end. A job that is recorded later than that is in
+    no daily sum.
     """
     first = _midnight(since) + _DAY
     summed: datetime | None = connection.execute(select(func.max(acceptance_daily.c.bucket))).scalar_one()
-    settled = first if summed is None else _midnight(summed - LATE)
+    settled = first if summed is None else _midnight(summed - _LATE)
     end = max(first, min(settled, _midnight(until - _LAST_HOUR) + _DAY))
     days, hours = acceptance_daily.c.bucket, acceptance_hourly.c.bucket
     parts: list[Select[tuple[object, ...]]] = [
@@ -234,15 +145,8 @@ def sums_between(connection: Connection, since: datetime, until: datetime) -> Su
     return union_all(*parts).subquery("sums")
 
 
-def _midnight(at: datetime) -> datetime:
-    return datetime.combine(at.astimezone(UTC).date(), time(), UTC)
-
-
 #: Hours older than so many half-lives weigh less than half a percent.
 NUM_HALF_LIVES: Final = 8
-#: The last jobs of a key are added a few at a time, by hour, so that older jobs leave the recent window.
-NUM_RECENT, NUM_AT_ONCE = 96, 4
-_HOUR: Final = timedelta(hours=1)
 
 
 def evidence_of(hours: Sequence[EvidenceSums], half_life: timedelta) -> KeyEvidence:
@@ -297,6 +201,109 @@ def sums_of_hour(row: Any, *, until: datetime) -> EvidenceSums:
         chances_w2=tuple(chances_w2),
         accepts_chances_w2=tuple(map(_product, accepts, chances, accepts_sq, chances_w2)),
     )
+
+
+#: Whose sums the rows of evidence are in; the others are in none.
+_PURPOSES: Final = {CountSource.SHADOW: Purpose.TRAFFIC, CountSource.SCORED: Purpose.PROBE}
+_HOURS: Final = RowSet(list(acceptance_hourly.c))
+_SUMS: Final = ", ".join(
+    f"{column.name} = array_add(standing.{column.name}, excluded.{column.name})"
+    if isinstance(column.type, ARRAY)
+    else f"{column.name} = standing.{column.name} + excluded.{column.name}"
+    for column in acceptance_hourly.c
+    if not column.primary_key
+)
+
+
+def _collation(column: Column[Any]) -> str:
+    return ' COLLATE "C"' if isinstance(column.type, Text) else ""
+
+
+#: A row's sums without any job; lists are replaced, never changed.
+_NO_JOBS: Final[dict[str, Any]] = {
+    column.name: [] if isinstance(column.type, ARRAY) else 0 for column in acceptance_hourly.c if not column.primary_key
+}
+#: Rows are locked in one order, whatever the collation of the database, so two workers that share hours never deadlock.
+_ADD: Final = f"""
+    INSERT INTO acceptance_hourly AS standing ({_HOURS.columns}) SELECT {_HOURS.given} FROM {_HOURS.source}
+    ORDER BY {", ".join(f"given.{column.name}{_collation(column)}" for column in acceptance_hourly.primary_key)}
+    ON CONFLICT ({", ".join(HOUR_KEY)}) DO UPDATE SET {_SUMS}
+"""  # noqa: S608 - names of columns, no values
+
+
+def _hour_of(moment: datetime) -> datetime:
+    return moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
+
+
+def _row(
+    rows: dict[tuple[Any, ...], dict[str, Any]],
+    key: EvidenceKey,
+    bucket: datetime,
+    purpose: str,
+    mode: str,
+    num_draft_tokens: int,
+) -> dict[str, Any]:
+    """The row to add a job to; without jobs if it is new."""
+    place = (bucket, key, purpose, mode, num_draft_tokens)
+    if place not in rows:
+        how = {"bucket": bucket, "purpose": purpose, "mode": mode, "num_draft_tokens": num_draft_tokens}
+        rows[place] = {**_NO_JOBS, **how, **key.columns}
+    return rows[place]
+
+
+def _add(row: dict[str, Any], counts: AcceptanceCounts, num_tokens: int, num_prompt_tokens: int) -> None:
+    """Add one job. Sums of squares and products are those of single jobs."""
+    row["num_jobs"] += 1
+    row["rounds"] += counts.rounds
+    row["num_empty_rounds"] += counts.num_empty_rounds
+    row["num_cropped"] += counts.num_cropped
+    row["num_prompt_tokens"] += num_prompt_tokens
+    row["num_tokens"] += num_tokens
+    row["rounds_sq"] += counts.rounds**2
+    row["tokens_sq"] += num_tokens**2
+    row["rounds_tokens"] += counts.rounds * num_tokens
+    if not counts.proposed:
+        return
+    by_position: dict[str, Sequence[int]] = {
+        "proposed": counts.proposed,
+        "trials": counts.trials,
+        "accepts": counts.accepts,
+        "trials_sq": [trials**2 for trials in counts.trials],
+        "accepts_sq": [accepts**2 for accepts in counts.accepts],
+        "accepts_trials": [a * t for a, t in zip(counts.accepts, counts.trials, strict=True)],
+    }
+    for name, values in by_position.items():
+        row[name] = [a + b for a, b in zip_longest(row[name], values, fillvalue=0)]
+
+
+_KEY: Final = tuple(c.name for c in acceptance_daily.primary_key.columns if c.name != "bucket")
+_SUMMED: Final = tuple(c for c in acceptance_hourly.c if not c.primary_key)
+
+
+def _num_jobs(connection: Connection, sums: Table, since: datetime, until: datetime) -> dict[date, int]:
+    """Jobs by UTC day. It only grows, so a day with as many jobs as in its sum has not changed since."""
+    day = func.date_trunc("day", sums.c.bucket, "UTC")
+    query = select(day, func.sum(sums.c.num_jobs)).where(sums.c.bucket >= since, sums.c.bucket <= until).group_by(day)
+    return {start.astimezone(UTC).date(): int(number) for start, number in connection.execute(query)}
+
+
+def _sum(column: Column[Any]) -> ColumnElement[Any]:
+    if isinstance(column.type, ARRAY):
+        return func.sum_by_position(column, type_=column.type)
+    return cast(func.sum(column), Double if isinstance(column.type, Double) else BigInteger)
+
+
+_DAY: Final = timedelta(days=1)
+_LAST_HOUR: Final = timedelta(hours=23)
+
+
+def _midnight(at: datetime) -> datetime:
+    return datetime.combine(at.astimezone(UTC).date(), time(), UTC)
+
+
+#: The last jobs of a key are added a few at a time, by hour, so that older jobs leave the recent window.
+NUM_RECENT, NUM_AT_ONCE = 96, 4
+_HOUR: Final = timedelta(hours=1)
 
 
 def _product(accepts: float, chances: float, accepts_sq: float, chances_sq: float) -> float:

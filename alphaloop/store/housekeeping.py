@@ -1,6 +1,7 @@
-"""The daily partitions of the tables that grow with every job: made ahead, dropped by retention.
+"""Housekeeping: the daily partitions of tables that grow with every job, and the deletion of old rows.
 
-There is no default partition, because its rows would block every later partition.
+Partitions are made ahead and dropped whole. There is no default partition, because its rows would block every later
+partition. Rows of other tables are deleted in portions of one short transaction each.
 """
 
 from __future__ import annotations
@@ -15,24 +16,7 @@ from sqlalchemy import Connection, text
 from alphaloop.store.database import Database
 
 #: Dropped together, so that the ledger has all rows of a day or none.
-PARTITIONED: Final = ("decode_runs", "evidence_rows", "switchback_slices", "decision_records", "decision_inputs")
-_MAKE: Final = text("SELECT make_partitions(CAST(:days AS date[]))")
-_DROP: Final = text("SELECT drop_partitions(CAST(:before AS date))")
-# Read from the catalog, because to_regclass may answer from a cache without the partitions of another process.
-_MISSING: Final = text("""
-    SELECT day, parent FROM unnest(CAST(:days AS date[])) AS day, unnest(CAST(:tables AS text[])) AS parent
-    WHERE NOT EXISTS (
-        SELECT FROM pg_class
-        WHERE relname = parent || '_' || to_char(day, 'YYYYMMDD') AND pg_table_is_visible(pg_class.oid)
-    )
-    ORDER BY day, parent
-""")
-_PARTITIONS: Final = text("""
-    SELECT p.relname AS parent, right(c.relname, 8) AS day
-    FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_class p ON p.oid = i.inhparent
-    WHERE p.relname = ANY(:tables) AND p.relkind = 'p' AND pg_table_is_visible(p.oid)
-    ORDER BY day, parent
-""")
+_PARTITIONED: Final = ("decode_runs", "evidence_rows", "switchback_slices", "decision_records", "decision_inputs")
 
 
 class PartitionKeeper:
@@ -65,7 +49,7 @@ class PartitionKeeper:
 
 def partition_days(connection: Connection) -> list[date]:
     """The days that have a partition of decode_runs, oldest first."""
-    return [day for _, day in _partitions(connection, PARTITIONED[:1])]
+    return [day for _, day in _partitions(connection, _PARTITIONED[:1])]
 
 
 def ensure_days(connection: Connection, days: Iterable[date]) -> list[date]:
@@ -73,7 +57,7 @@ def ensure_days(connection: Connection, days: Iterable[date]) -> list[date]:
 
     The database's function does it, so that a worker needs no right to change the schema.
     """
-    wanted = {"days": sorted(set(days)), "tables": list(PARTITIONED)}
+    wanted = {"days": sorted(set(days)), "tables": list(_PARTITIONED)}
     if not connection.execute(_MISSING, wanted).first():
         return []
     return list(connection.execute(_MAKE, {"days": wanted["days"]}).scalar_one())
@@ -100,15 +84,102 @@ def utc_day(at: datetime) -> date:
     return at.astimezone(UTC).date()
 
 
+#: Rows of one transaction: some ten milliseconds.
+CHUNK_ROWS: Final = 1000
+#: Texts in a folder or an object store that are deleted between two looks at the time.
+_CHUNK_TEXTS: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What one call deleted; `is_all` is False where the time was up first."""
+
+    num_rows: int
+    is_all: bool
+
+
+class RetentionStore:
+    """Deletes old rows until none is left or the time is up."""
+
+    def __init__(self, database: Database, *, chunk_rows: int = CHUNK_ROWS) -> None:
+        self._database = database
+        self._chunk_rows = chunk_rows
+
+    def drop_jobs(self, before: datetime, time_is_up: Callable[[], bool]) -> Dropped:
+        """Delete jobs that ended before `before`, with their texts, and claims that nobody renewed since then.
+
+        A job whose result Kafka has not acknowledged is kept. `time_is_up` is asked between two transactions.
+        """
+        num_rows, since = 0, datetime.min.replace(tzinfo=UTC)
+        while not time_is_up():
+            given = {"since": since, "before": before, "chunk": self._chunk_rows}
+            with self._database.begin() as connection:
+                found, last = connection.execute(_JOBS, given).one()
+            num_rows += found
+            if found < self._chunk_rows:
+                return Dropped(num_rows, is_all=True)
+            # The next chunk does not pass over the remains of those before it.
+            since = last
+        return Dropped(num_rows, is_all=False)
+
+    def drop_texts(self, before: datetime, time_is_up: Callable[[], bool], delete: Callable[[str], None]) -> Dropped:
+        """Delete texts outside Postgres whose jobs are gone, each with `delete`, and then their rows.
+
+        A text whose deletion was interrupted is deleted again. Raises whatever `delete` raises.
+        """
+        num_rows = 0
+        while not time_is_up():
+            with self._database.begin() as connection:
+                urls = list(connection.execute(_TEXTS, {"before": before, "chunk": _CHUNK_TEXTS}).scalars())
+            for url in urls:
+                delete(url)
+            with self._database.begin() as connection:
+                connection.execute(_FORGET_TEXTS, {"urls": urls})
+            num_rows += len(urls)
+            if len(urls) < _CHUNK_TEXTS:
+                return Dropped(num_rows, is_all=True)
+        return Dropped(num_rows, is_all=False)
+
+    def drop(self, table: str, before: datetime, time_is_up: Callable[[], bool]) -> Dropped:
+        """Delete the rows of one of `TABLES` that belong to the time before `before`."""
+        statement = text(
+            f"DELETE FROM {table} WHERE ctid = ANY(ARRAY("  # noqa: S608 - a name of this module, no values
+            f"SELECT ctid FROM {table} WHERE {_TOO_OLD[table]} LIMIT :chunk FOR UPDATE SKIP LOCKED))"
+        )
+        given: dict[str, Any] = {"before": before, "chunk": self._chunk_rows}
+        num_rows = 0
+        while not time_is_up():
+            with self._database.begin() as connection:
+                found = connection.execute(statement, given).rowcount
+            num_rows += found
+            if found < self._chunk_rows:
+                return Dropped(num_rows, is_all=True)
+        return Dropped(num_rows, is_all=False)
+
+
+_MAKE: Final = text("SELECT make_partitions(CAST(:days AS date[]))")
+_DROP: Final = text("SELECT drop_partitions(CAST(:before AS date))")
+# Read from the catalog, because to_regclass may answer from a cache without the partitions of another process.
+_MISSING: Final = text("""
+    SELECT day, parent FROM unnest(CAST(:days AS date[])) AS day, unnest(CAST(:tables AS text[])) AS parent
+    WHERE NOT EXISTS (
+        SELECT FROM pg_class
+        WHERE relname = parent || '_' || to_char(day, 'YYYYMMDD') AND pg_table_is_visible(pg_class.oid)
+    )
+    ORDER BY day, parent
+""")
+_PARTITIONS: Final = text("""
+    SELECT p.relname AS parent, right(c.relname, 8) AS day
+    FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_class p ON p.oid = i.inhparent
+    WHERE p.relname = ANY(:tables) AND p.relkind = 'p' AND pg_table_is_visible(p.oid)
+    ORDER BY day, parent
+""")
+
+
 def _partitions(connection: Connection, tables: Iterable[str]) -> list[tuple[str, date]]:
     rows = connection.execute(_PARTITIONS, {"tables": list(tables)})
     return [(parent, datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC).date()) for parent, day in rows]
 
-
-#: Rows of one transaction: some ten milliseconds.
-CHUNK_ROWS: Final = 1000
-#: Texts in a folder or an object store that are deleted between two looks at the time.
-CHUNK_TEXTS: Final = 50
 
 # By the time of creation, because an index on the time of the end would make every outcome write to all indexes. What
 # ended before a moment was created before it. A claim whose lease ended so long ago is of a job whose message is gone.
@@ -174,70 +245,3 @@ _TOO_OLD: Final = {
 }
 #: What `RetentionStore.drop` takes.
 TABLES: Final = tuple(_TOO_OLD)
-
-
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """What one call deleted; `is_all` is False where the time was up first."""
-
-    num_rows: int
-    is_all: bool
-
-
-class RetentionStore:
-    """Deletes old rows until none is left or the time is up."""
-
-    def __init__(self, database: Database, *, chunk_rows: int = CHUNK_ROWS) -> None:
-        self._database = database
-        self._chunk_rows = chunk_rows
-
-    def drop_jobs(self, before: datetime, time_is_up: Callable[[], bool]) -> Dropped:
-        """Delete jobs that ended before `before`, with their texts, and claims that nobody renewed since then.
-
-        A job whose result Kafka has not acknowledged is kept. `time_is_up` is asked between two transactions.
-        """
-        num_rows, since = 0, datetime.min.replace(tzinfo=UTC)
-        while not time_is_up():
-            given = {"since": since, "before": before, "chunk": self._chunk_rows}
-            with self._database.begin() as connection:
-                found, last = connection.execute(_JOBS, given).one()
-            num_rows += found
-            if found < self._chunk_rows:
-                return Dropped(num_rows, is_all=True)
-            # The next chunk does not pass over the remains of those before it.
-            since = last
-        return Dropped(num_rows, is_all=False)
-
-    def drop_texts(self, before: datetime, time_is_up: Callable[[], bool], delete: Callable[[str], None]) -> Dropped:
-        """Delete texts outside Postgres whose jobs are gone, each with `delete`, and then their rows.
-
-        A text whose deletion was interrupted is deleted again. Raises whatever `delete` raises.
-        """
-        num_rows = 0
-        while not time_is_up():
-            with self._database.begin() as connection:
-                urls = list(connection.execute(_TEXTS, {"before": before, "chunk": CHUNK_TEXTS}).scalars())
-            for url in urls:
-                delete(url)
-            with self._database.begin() as connection:
-                connection.execute(_FORGET_TEXTS, {"urls": urls})
-            num_rows += len(urls)
-            if len(urls) < CHUNK_TEXTS:
-                return Dropped(num_rows, is_all=True)
-        return Dropped(num_rows, is_all=False)
-
-    def drop(self, table: str, before: datetime, time_is_up: Callable[[], bool]) -> Dropped:
-        """Delete the rows of one of `TABLES` that belong to the time before `before`."""
-        statement = text(
-            f"DELETE FROM {table} WHERE ctid = ANY(ARRAY("  # noqa: S608 - a name of this module, no values
-            f"SELECT ctid FROM {table} WHERE {_TOO_OLD[table]} LIMIT :chunk FOR UPDATE SKIP LOCKED))"
-        )
-        given: dict[str, Any] = {"before": before, "chunk": self._chunk_rows}
-        num_rows = 0
-        while not time_is_up():
-            with self._database.begin() as connection:
-                found = connection.execute(statement, given).rowcount
-            num_rows += found
-            if found < self._chunk_rows:
-                return Dropped(num_rows, is_all=True)
-        return Dropped(num_rows, is_all=False)

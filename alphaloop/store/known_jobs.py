@@ -1,4 +1,4 @@
-"""What the database knows of jobs that a person asks for."""
+"""Jobs as people look them up: by id, by batch or page by page; which letters became jobs; whether all adds up."""
 
 from __future__ import annotations
 
@@ -30,19 +30,26 @@ from sqlalchemy.dialects.postgresql import insert
 from alphaloop.store.database import Database
 from alphaloop.tables import decode_runs, jobs, redrives
 
-_PAGE: Final = 500
+
+@dataclass(frozen=True, slots=True)
+class KnownJob:
+    """A job that a worker has claimed at least once. `outcome` is the recorded Result, None while the job runs."""
+
+    job_id: str
+    created_at: datetime
+    outcome: bytes | None
 
 
-# The worker's row says which of its claims it decodes, and how far it is.
-_CLAIMED: Final = text("""
-    SELECT jobs.job_id, jobs.task, jobs.status, jobs.attempt, jobs.num_crashes, jobs.num_failures, jobs.owner,
-        jobs.lease_expires_at, jobs.lease_expires_at > clock_timestamp() AS is_held, jobs.created_at, jobs.finished_at,
-        jobs.outcome::text AS outcome, workers.num_tokens[array_position(workers.job_ids, jobs.job_id)] AS num_tokens,
-        clock_timestamp() - workers.seen_at AS silence,
-        EXISTS (SELECT FROM cancellations WHERE cancellations.job_id = jobs.job_id) AS is_cancelling
-    FROM jobs LEFT JOIN workers ON workers.owner = jobs.owner
-    WHERE jobs.job_id = ANY(:job_ids)
-""")
+def known_jobs(database: Database, job_ids: Collection[str]) -> dict[str, KnownJob]:
+    """Those of the jobs that a worker has claimed, by job_id."""
+    query = select(jobs.c.job_id, jobs.c.created_at, cast(jobs.c.outcome, Text)).where(
+        jobs.c.job_id == func.any(bindparam("job_ids", list(job_ids), ARRAY(Text)))
+    )
+    with database.begin() as connection:
+        return {
+            job_id: KnownJob(job_id, created_at, None if outcome is None else outcome.encode())
+            for job_id, created_at, outcome in connection.execute(query)
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,27 +75,6 @@ class JobDetails:
     num_tokens: int | None
     silence: timedelta | None
     is_cancelling: bool
-
-
-@dataclass(frozen=True, slots=True)
-class KnownJob:
-    """A job that a worker has claimed at least once. `outcome` is the recorded Result, None while the job runs."""
-
-    job_id: str
-    created_at: datetime
-    outcome: bytes | None
-
-
-def known_jobs(database: Database, job_ids: Collection[str]) -> dict[str, KnownJob]:
-    """Those of the jobs that a worker has claimed, by job_id."""
-    query = select(jobs.c.job_id, jobs.c.created_at, cast(jobs.c.outcome, Text)).where(
-        jobs.c.job_id == func.any(bindparam("job_ids", list(job_ids), ARRAY(Text)))
-    )
-    with database.begin() as connection:
-        return {
-            job_id: KnownJob(job_id, created_at, None if outcome is None else outcome.encode())
-            for job_id, created_at, outcome in connection.execute(query)
-        }
 
 
 def claimed_jobs(database: Database, job_ids: Collection[str]) -> dict[str, JobDetails]:
@@ -120,14 +106,6 @@ def pages_of_batch(database: Database, batch_id: str) -> Iterator[list[tuple[str
             last = page[-1].created_at, page[-1].job_id
         if len(page) < _PAGE:
             return
-
-
-#: The longest that a page looks for jobs that are so. It then shows what it found, and a link to the rest.
-LOOK_S: Final = 1.0
-#: Rows that one statement walks: the first finds what is common, the others what is rare.
-_FIRST_ROWS, _MORE_ROWS = 1_000, 20_000
-#: Clocks of workers, which write when a job was decoded, and of the database, which writes when it was claimed.
-_CLOCKS_APART: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +183,8 @@ class JobPage:
     num_walked: int  #: jobs that were looked at, those that are not so included
 
 
-_COLUMNS: Final = tuple(jobs.c[field.name] for field in fields(ListedJob) if field.name != "decoded")
+#: The longest that a page looks for jobs that are so. It then shows what it found, and a link to the rest.
+LOOK_S: Final = 1.0
 _ALL: Final = Wanted()
 
 
@@ -292,14 +271,6 @@ class JobPages:
         return [replace(job, decoded=by_job.get((job.job_id, job.attempt))) for job in found]
 
 
-def _place(job: ListedJob | Row[Any]) -> PageStart:
-    return PageStart(job.created_at, job.job_id)
-
-
-def _listed(row: Sequence[Any]) -> ListedJob:
-    return ListedJob(*tuple[Any, ...](row))
-
-
 class LetterKey(NamedTuple):
     """Where a dead letter lies, and its timestamp in milliseconds since 1970; 0 if it has none."""
 
@@ -307,9 +278,6 @@ class LetterKey(NamedTuple):
     partition: int
     offset: int
     written_at_ms: int
-
-
-_KEY = (redrives.c.topic, redrives.c.partition, redrives.c.offset, redrives.c.written_at_ms)
 
 
 class RedriveStore:
@@ -351,31 +319,6 @@ class RedriveStore:
             connection.execute(statement)
 
 
-# `<=` and `=` by position: accepts ≤ trials ≤ proposed ≤ rounds, and tokens = rounds + accepted - cropped.
-# PostgreSQL reads no field of a JSON document with an escaped NUL in it, which a generated text may hold.
-_CHECK: Final = text(r"""
-    WITH runs AS (
-        SELECT job_id, count(*) AS times, sum(num_tokens)::bigint AS num_tokens,
-               bool_and(num_tokens = rounds + array_sum(accepts) - num_cropped
-                        AND array_ge(proposed, trials) AND array_ge(trials, accepts)
-                        AND coalesce(proposed[1], 0) = rounds - num_empty_rounds) AS adds_up
-        FROM decode_runs GROUP BY job_id
-    )
-    SELECT count(*) AS num_jobs,
-           count(*) FILTER (WHERE status <> 'running' AND outcome IS NOT NULL) AS num_outcomes,
-           count(*) FILTER (WHERE status = 'succeeded') AS num_succeeded,
-           count(*) FILTER (WHERE status = 'succeeded' AND runs.times = 1) AS num_decoded_once,
-           count(*) FILTER (WHERE runs.job_id IS NOT NULL AND NOT runs.adds_up) AS num_wrong_counts,
-           count(*) FILTER (WHERE status = 'succeeded'
-               AND (replace(outcome::text, '\u0000', '\ufffd')::json #>> '{usage,completion_tokens}')::bigint
-                   IS DISTINCT FROM runs.num_tokens)
-               AS num_wrong_tokens,
-           coalesce(sum(runs.num_tokens), 0)::bigint AS num_tokens,
-           (SELECT coalesce(sum(cardinality(job_ids)), 0)::bigint FROM outbox) AS num_unpublished
-    FROM jobs LEFT JOIN runs USING (job_id)
-""")
-
-
 @dataclass(frozen=True, slots=True)
 class Integrity:
     """The result of one check of all jobs."""
@@ -403,3 +346,55 @@ def check(database: Database) -> Integrity:
     """Check every stored job. Retention drops old runs; check before that."""
     with database.begin() as connection:
         return Integrity(**connection.execute(_CHECK).mappings().one())
+
+
+_PAGE: Final = 500
+# The worker's row says which of its claims it decodes, and how far it is.
+_CLAIMED: Final = text("""
+    SELECT jobs.job_id, jobs.task, jobs.status, jobs.attempt, jobs.num_crashes, jobs.num_failures, jobs.owner,
+        jobs.lease_expires_at, jobs.lease_expires_at > clock_timestamp() AS is_held, jobs.created_at, jobs.finished_at,
+        jobs.outcome::text AS outcome, workers.num_tokens[array_position(workers.job_ids, jobs.job_id)] AS num_tokens,
+        clock_timestamp() - workers.seen_at AS silence,
+        EXISTS (SELECT FROM cancellations WHERE cancellations.job_id = jobs.job_id) AS is_cancelling
+    FROM jobs LEFT JOIN workers ON workers.owner = jobs.owner
+    WHERE jobs.job_id = ANY(:job_ids)
+""")
+#: Rows that one statement walks: the first finds what is common, the others what is rare.
+_FIRST_ROWS, _MORE_ROWS = 1_000, 20_000
+#: Clocks of workers, which write when a job was decoded, and of the database, which writes when it was claimed.
+_CLOCKS_APART: Final = timedelta(days=1)
+_COLUMNS: Final = tuple(jobs.c[field.name] for field in fields(ListedJob) if field.name != "decoded")
+
+
+def _place(job: ListedJob | Row[Any]) -> PageStart:
+    return PageStart(job.created_at, job.job_id)
+
+
+def _listed(row: Sequence[Any]) -> ListedJob:
+    return ListedJob(*tuple[Any, ...](row))
+
+
+_KEY = (redrives.c.topic, redrives.c.partition, redrives.c.offset, redrives.c.written_at_ms)
+# `<=` and `=` by position: accepts ≤ trials ≤ proposed ≤ rounds, and tokens = rounds + accepted - cropped.
+# PostgreSQL reads no field of a JSON document with an escaped NUL in it, which a generated text may hold.
+_CHECK: Final = text(r"""
+    WITH runs AS (
+        SELECT job_id, count(*) AS times, sum(num_tokens)::bigint AS num_tokens,
+               bool_and(num_tokens = rounds + array_sum(accepts) - num_cropped
+                        AND array_ge(proposed, trials) AND array_ge(trials, accepts)
+                        AND coalesce(proposed[1], 0) = rounds - num_empty_rounds) AS adds_up
+        FROM decode_runs GROUP BY job_id
+    )
+    SELECT count(*) AS num_jobs,
+           count(*) FILTER (WHERE status <> 'running' AND outcome IS NOT NULL) AS num_outcomes,
+           count(*) FILTER (WHERE status = 'succeeded') AS num_succeeded,
+           count(*) FILTER (WHERE status = 'succeeded' AND runs.times = 1) AS num_decoded_once,
+           count(*) FILTER (WHERE runs.job_id IS NOT NULL AND NOT runs.adds_up) AS num_wrong_counts,
+           count(*) FILTER (WHERE status = 'succeeded'
+               AND (replace(outcome::text, '\u0000', '\ufffd')::json #>> '{usage,completion_tokens}')::bigint
+                   IS DISTINCT FROM runs.num_tokens)
+               AS num_wrong_tokens,
+           coalesce(sum(runs.num_tokens), 0)::bigint AS num_tokens,
+           (SELECT coalesce(sum(cardinality(job_ids)), 0)::bigint FROM outbox) AS num_unpublished
+    FROM jobs LEFT JOIN runs USING (job_id)
+""")

@@ -1,4 +1,7 @@
-"""Recording outcomes: result, counts, evidence, status and the message, in one transaction or not at all."""
+"""Recording outcomes: status, result, counts, evidence and the message to publish, in one transaction or not at all.
+
+Outcomes of several jobs are recorded together, because a commit costs as much for one as for many.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,6 @@ from alphaloop.store.housekeeping import KnownDays, utc_day
 from alphaloop.store.outbox import OutboxMessage, enqueue
 from alphaloop.store.probes import record_texts
 from alphaloop.tables import decode_runs, evidence_rows
-
-__all__ = ["DecodeRun", "Outcome", "OutcomeStore", "ShadowRun"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,6 @@ class Outcome:
         return self.counted.evidence
 
 
-def _ignore(rows: Sequence[StateRow]) -> None:
-    """Nobody keeps a copy of the evidence."""
-
-
 class OutcomeStore:
     """Records outcomes. The evidence that they add to fades by `half_life`.
 
@@ -72,7 +69,7 @@ class OutcomeStore:
         database: Database,
         *,
         half_life: timedelta = timedelta(days=3),
-        changed: Callable[[Sequence[StateRow]], None] = _ignore,
+        changed: Callable[[Sequence[StateRow]], None] | None = None,
     ) -> None:
         self._database = database
         self._half_life = half_life
@@ -95,7 +92,7 @@ class OutcomeStore:
         except StoreError:
             self._days.forget()
             raise
-        if rows:
+        if rows and self._changed is not None:
             self._changed(rows)
         return messages
 
@@ -112,6 +109,42 @@ class OutcomeStore:
         if len(winners) < len(outcomes):
             winners += _recorded_before(connection, outcomes, {won.job_id for won in winners})
         return _enqueue(connection, winners, owner) if winners else [], rows
+
+
+def record_counts(
+    connection: Connection,
+    jobs: Sequence[JobCounts],
+    half_life: timedelta,
+    *,
+    recorded_at: datetime | None = None,
+    days: KnownDays | None = None,
+) -> list[StateRow]:
+    """Record these jobs together, in the caller's transaction; `recorded_at` is now unless given.
+
+    Returns the rows of acceptance_state that changed, as they are now. A missing partition is made first; those of
+    `days` are not looked for. All rows are locked before a ledger_id is drawn, so jobs are added to every sum in the
+    order of their ledger_ids.
+    """
+    jobs = [job for job in jobs if job.run is not None or job.shadows]
+    if not jobs:
+        return []
+    decoded = {job.run.decoded_at for job in jobs if job.run} | {s.decoded_at for job in jobs for s in job.shadows}
+    (days or KnownDays()).ensure(connection, {utc_day(at) for at in decoded})
+    evidence = [row for job in jobs for row in _ledger_rows(job)]
+    with one_exchange(connection) as driver:
+        add_to_hours(driver, jobs)
+        locked = lock_keys(driver, evidence)
+    drawn, clock = locked.ledger_ids()
+    changed = add_jobs(driver, locked, evidence, drawn, half_life)
+    rows = _Rows(min(drawn), recorded_at or clock)
+    ledger_ids = iter(drawn)
+    for job in jobs:
+        rows.add(job, ledger_ids)
+    if rows.runs:
+        copy_lines(connection, decode_runs, _RUN_COLUMNS, rows.runs)
+    if rows.evidence:
+        copy_lines(connection, evidence_rows, _EVIDENCE_COLUMNS, rows.evidence)
+    return changed
 
 
 def _end_jobs(connection: Connection, outcomes: Sequence[Outcome], owner: str) -> list[Outcome]:
@@ -200,8 +233,6 @@ _END_JOBS: Final = """
     )
     SELECT job_id, is_unknown FROM ended
 """
-
-
 _COUNTED: Final = (
     *("ledger_id", "recorded_in", "recorded_at", "job_id", "decoded_at"),
     *EvidenceKey.__slots__,
@@ -220,42 +251,6 @@ _EVIDENCE_COLUMNS: Final = (
     *("source", "is_whole", "num_draft_tokens", "num_prompt_tokens", "num_output_tokens", "is_cut"),
 )
 _key_values: Final[Callable[[EvidenceKey], tuple[str, ...]]] = attrgetter(*EvidenceKey.__slots__)
-
-
-def record_counts(
-    connection: Connection,
-    jobs: Sequence[JobCounts],
-    half_life: timedelta,
-    *,
-    recorded_at: datetime | None = None,
-    days: KnownDays | None = None,
-) -> list[StateRow]:
-    """Record these jobs together, in the caller's transaction; `recorded_at` is now unless given.
-
-    Returns the rows of acceptance_state that changed, as they are now. A missing partition is made first; those of
-    `days` are not looked for. All rows are locked before a ledger_id is drawn, so jobs are added to every sum in the
-    order of their ledger_ids.
-    """
-    jobs = [job for job in jobs if job.run is not None or job.shadows]
-    if not jobs:
-        return []
-    decoded = {job.run.decoded_at for job in jobs if job.run} | {s.decoded_at for job in jobs for s in job.shadows}
-    (days or KnownDays()).ensure(connection, {utc_day(at) for at in decoded})
-    evidence = [row for job in jobs for row in _ledger_rows(job)]
-    with one_exchange(connection) as driver:
-        add_to_hours(driver, jobs)
-        locked = lock_keys(driver, evidence)
-    drawn, clock = locked.ledger_ids()
-    changed = add_jobs(driver, locked, evidence, drawn, half_life)
-    rows = _Rows(min(drawn), recorded_at or clock)
-    ledger_ids = iter(drawn)
-    for job in jobs:
-        rows.add(job, ledger_ids)
-    if rows.runs:
-        copy_lines(connection, decode_runs, _RUN_COLUMNS, rows.runs)
-    if rows.evidence:
-        copy_lines(connection, evidence_rows, _EVIDENCE_COLUMNS, rows.evidence)
-    return changed
 
 
 def _ledger_rows(job: JobCounts) -> list[tuple[EvidenceKey, EvidenceSums] | None]:

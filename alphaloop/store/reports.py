@@ -1,4 +1,9 @@
-"""The reports of the scheduler."""
+"""The reports of the scheduler, and the notifications that were sent of reports, drift events and incidents.
+
+What happened is its own record: the states of drift events, the incidents and the reports. So a notification cannot be
+lost between the event and a list of things to send, because there is no such list. A row of `notifications` is written
+before the first attempt to send.
+"""
 
 from __future__ import annotations
 
@@ -88,21 +93,10 @@ class ReportStore:
         return StoredReport(**row) if row else None
 
 
-_COLUMNS: Final = tuple(column for column in reports.c if column.name != "id")
-
-
-def _length(name: str) -> ColumnElement[int]:
-    """The length of an array of a report's data; 0 where the data have none."""
-    part = reports.c.content[name]
-    return case((func.jsonb_typeof(part) == "array", func.jsonb_array_length(part, type_=Integer)), else_=0)
-
-
 #: What is older is no news.
-OLDEST: Final = timedelta(days=7)
+_OLDEST: Final = timedelta(days=7)
 #: Whoever took note of an event knows it; the other states are the scheduler's.
-TOLD_STATES: Final = tuple(state for state in EventState if state is not EventState.ACKNOWLEDGED)
-_SUBJECT: Final = tuple(field.name for field in fields(DriftSubject))
-_STATE: Final = tuple(field.name for field in fields(PastState))
+_TOLD_STATES: Final = tuple(state for state in EventState if state is not EventState.ACKNOWLEDGED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +141,7 @@ class NotificationStore:
             known_since: datetime | None = connection.execute(known).scalar()
             if known_since is None:
                 return []
-            since = max(known_since, now - OLDEST)
+            since = max(known_since, now - _OLDEST)
             return [one for kind in kinds for one in _READ[kind](connection, sink, since)]
 
     def begin(self, sink: str, pending: Pending, now: datetime) -> bool:
@@ -192,12 +186,25 @@ class NotificationStore:
         return [Attempted(**{**row, "kind": NewsKind(row["kind"])}) for row in rows]
 
 
+_COLUMNS: Final = tuple(column for column in reports.c if column.name != "id")
+
+
+def _length(name: str) -> ColumnElement[int]:
+    """The length of an array of a report's data; 0 where the data have none."""
+    part = reports.c.content[name]
+    return case((func.jsonb_typeof(part) == "array", func.jsonb_array_length(part, type_=Integer)), else_=0)
+
+
+_SUBJECT: Final = tuple(field.name for field in fields(DriftSubject))
+_STATE: Final = tuple(field.name for field in fields(PastState))
+
+
 def _drift(connection: Connection, sink: str, since: datetime) -> list[Pending]:
     states, events = drift_event_states.c, drift_events.c
     query = (
         select(states.id, *(states[name] for name in _STATE), *(events[name] for name in _SUBJECT), events.action)
         .join(drift_events, events.id == states.event_id)
-        .where(states.at >= since, states.state.in_(TOLD_STATES))
+        .where(states.at >= since, states.state.in_(_TOLD_STATES))
     )
 
     def told(row: Row[Any]) -> News:

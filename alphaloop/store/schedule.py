@@ -18,17 +18,6 @@ from alphaloop.store.exchange import driver_of
 from alphaloop.store.terms import SCHEDULER, Term, begin_term
 from alphaloop.tables import schedule_runs
 
-#: Any fixed number: every scheduler of this database takes the same lock.
-LEADER_LOCK: Final = 0x616C7068616D65
-# A leader without a network must notice it soon, because another one takes over: the connection ends after about 20 s.
-_KEEPALIVE: Final[dict[str, int]] = {
-    "keepalives": 1,
-    "keepalives_idle": 5,
-    "keepalives_interval": 5,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 20_000,
-}
-
 
 class ScheduleStore:
     """The runs that were due. A run inserts its row first, so that it happens once."""
@@ -88,6 +77,56 @@ class ScheduleStore:
         )
         with self._database.begin() as connection:
             return list(connection.execute(query).scalars())
+
+
+class LeaderLease:
+    """What `AdvisoryLock` does, with a row that the leader renews at each check. One thread uses it.
+
+    A leader that died is followed after `lease_s`. One that was only slow writes nothing any more: its term has ended.
+    """
+
+    def __init__(self, database: Database, owner: str, *, lease_s: float) -> None:
+        """`owner` must be new for each process; `lease_s` longer than some checks."""
+        self._database = database
+        self._given: dict[str, Any] = {"role": SCHEDULER, "owner": owner, "lease_s": lease_s}
+
+    def try_acquire(self) -> bool:
+        """Take the lease if it is free, without waiting for its end. Raises StoreError."""
+        with self._database.begin() as connection:
+            return connection.execute(_TAKE, self._given).first() is not None
+
+    def begin_term(self) -> Term:
+        """Number this leadership, so that what the leader before still tries to write is refused. Raises StoreError."""
+        with self._database.begin() as connection:
+            return begin_term(driver_of(connection))
+
+    def is_held(self) -> bool:
+        """Renew the lease; False if it has run out, or the database does not answer."""
+        try:
+            with self._database.begin() as connection:
+                return connection.execute(_RENEW, self._given).first() is not None
+        except StoreError:
+            return False
+
+    def release(self) -> None:
+        """Let another process lead at once; without a database the lease runs out."""
+        try:
+            with self._database.begin() as connection:
+                connection.execute(_GIVE_UP, self._given)
+        except StoreError:
+            return
+
+
+#: Any fixed number: every scheduler of this database takes the same lock.
+LEADER_LOCK: Final = 0x616C7068616D65
+# A leader without a network must notice it soon, because another one takes over: the connection ends after about 20 s.
+_KEEPALIVE: Final[dict[str, int]] = {
+    "keepalives": 1,
+    "keepalives_idle": 5,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
 
 
 class AdvisoryLock:
@@ -180,41 +219,3 @@ _RENEW: Final = text(f"""
     WHERE role = :role AND owner = :owner AND expires_at > clock_timestamp() RETURNING role
 """)  # noqa: S608 - no values
 _GIVE_UP: Final = text("DELETE FROM leader_leases WHERE role = :role AND owner = :owner")
-
-
-class LeaderLease:
-    """What `AdvisoryLock` does, with a row that the leader renews at each check. One thread uses it.
-
-    A leader that died is followed after `lease_s`. One that was only slow writes nothing any more: its term has ended.
-    """
-
-    def __init__(self, database: Database, owner: str, *, lease_s: float) -> None:
-        """`owner` must be new for each process; `lease_s` longer than some checks."""
-        self._database = database
-        self._given: dict[str, Any] = {"role": SCHEDULER, "owner": owner, "lease_s": lease_s}
-
-    def try_acquire(self) -> bool:
-        """Take the lease if it is free, without waiting for its end. Raises StoreError."""
-        with self._database.begin() as connection:
-            return connection.execute(_TAKE, self._given).first() is not None
-
-    def begin_term(self) -> Term:
-        """Number this leadership, so that what the leader before still tries to write is refused. Raises StoreError."""
-        with self._database.begin() as connection:
-            return begin_term(driver_of(connection))
-
-    def is_held(self) -> bool:
-        """Renew the lease; False if it has run out, or the database does not answer."""
-        try:
-            with self._database.begin() as connection:
-                return connection.execute(_RENEW, self._given).first() is not None
-        except StoreError:
-            return False
-
-    def release(self) -> None:
-        """Let another process lead at once; without a database the lease runs out."""
-        try:
-            with self._database.begin() as connection:
-                connection.execute(_GIVE_UP, self._given)
-        except StoreError:
-            return

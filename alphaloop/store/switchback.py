@@ -1,4 +1,7 @@
-"""Slices of the switchback experiment, and the speed-ups computed from them."""
+"""The switchback experiment: slices, the speed-ups computed from them, and pairs of expected and measured ones.
+
+Pairs are closed with the slices of the experiment and outlive them.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,6 @@ from alphaloop.switchback.task_speedup import Subject, TaskSpeedup, shown_of, ta
 from alphaloop.tables import expectation_pairs, switchback_slices, task_speedups
 from alphaloop.tables.switchback import SUBJECT
 
-#: Slices that are fetched together.
-_AT_ONCE: Final = 2_000
-_IN_TIME: Final = (switchback_slices.c.started_at, switchback_slices.c.block_id)
 #: The time that a speed-up covers. The view task_speedup_now shows nothing older.
 WINDOW: Final = timedelta(days=1)
 
@@ -61,18 +61,18 @@ class SwitchbackStore:
     def refresh(self, now: datetime, tasks: Collection[str] | None = None) -> int:
         """Compute the speed-ups of these tasks, or of all, from the slices up to `now`; returns how many.
 
-        Expectations are compared with what was measured, where enough was (alphaloop.store.switchback).
+        Expectations are compared with what was measured, where enough was .
 
         Rows of subjects without a slice in the window are dropped when all tasks are refreshed.
         """
         with self._database.begin() as connection:
-            ended = last_ends(connection, now - WINDOW)
+            ended = _last_ends(connection, now - WINDOW)
             found: list[TaskSpeedup] = []
             pairs: list[ExpectationPair] = []
             for subject, slices in _by_subject(connection, now, tasks):
                 found += _speedup_of(subject, slices, now)
-                pairs += pair_since(ended.get(subject), subject, slices, now)
-            add_pairs(connection, pairs)
+                pairs += _pair_since(ended.get(subject), subject, slices, now)
+            _add_pairs(connection, pairs)
             if tasks is None:
                 connection.execute(delete(task_speedups).where(task_speedups.c.covers_to < now - WINDOW))
             if found:
@@ -97,6 +97,57 @@ class SwitchbackStore:
         with self._database.begin() as connection:
             by_subject = _by_subject(connection, moment, [task])
             return shown_of(one for its in by_subject for one in _speedup_of(*its, moment))
+
+
+#: The time whose pairs screens show. The view expectation_now shows the same.
+SHOWN: Final = timedelta(days=7)
+
+
+class ExpectationStore:
+    """Reads pairs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def newest(
+        self,
+        target_revision: str,
+        engine: str,
+        device: str,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> list[ExpectationPair]:
+        """The pairs that correct expectations on such a device, of whichever host: the newest of each task and drafter.
+
+        With `since`, at least those that were closed after that moment; with `until`, none that was closed later.
+        """
+        pairs = expectation_pairs.c
+        where = [pairs.target_revision == target_revision, pairs.engine == engine, pairs.device == device]
+        if since is not None:
+            where.append(pairs.computed_at > since - _LATE)
+        if until is not None:
+            where.append(pairs.computed_at <= until)
+        return self._read(where)
+
+    def shown(self, now: datetime, task: str | None = None) -> list[ExpectationPair]:
+        """The pairs that screens show, of every task or one: the newest of each task and drafter in a week."""
+        pairs = expectation_pairs.c
+        where = [pairs.computed_at > now - SHOWN, pairs.computed_at <= now]
+        return self._read(where if task is None else [*where, pairs.task == task])
+
+    def _read(self, where: Iterable[Any]) -> list[ExpectationPair]:
+        pairs = expectation_pairs.c
+        age = func.row_number().over(partition_by=(pairs.task, pairs.drafter), order_by=pairs.covers_to.desc())
+        newest = select(expectation_pairs, age.label("age")).where(*where).subquery()
+        query = select(newest).where(newest.c.age <= MOST_PAIRS).order_by(newest.c.covers_to, newest.c.task)
+        with self._database.begin() as connection:
+            return [_pair(row) for row in connection.execute(query)]
+
+
+#: Slices that are fetched together.
+_AT_ONCE: Final = 2_000
+_IN_TIME: Final = (switchback_slices.c.started_at, switchback_slices.c.block_id)
 
 
 def _slices(since: datetime, until: datetime | None, tasks: Collection[str] | None) -> Select[Any]:
@@ -179,8 +230,6 @@ def _speedup(row: Row[Any]) -> TaskSpeedup:
     return TaskSpeedup(subject=_subject(row), speedup=bounds, verdict=Verdict(row.verdict), **figures)
 
 
-#: The time whose pairs screens show. The view expectation_now shows the same.
-SHOWN: Final = timedelta(days=7)
 #: A transaction that closes a pair ends within this time of the pair's `computed_at`.
 _LATE: Final = timedelta(minutes=1)
 _FIGURES: Final = (
@@ -196,25 +245,25 @@ _FIGURES: Final = (
 )
 
 
-def pair_since(
+def _pair_since(
     ended: datetime | None, subject: Subject, slices: Sequence[Slice], now: datetime
 ) -> list[ExpectationPair]:
     """The pair of a subject if its slices since its last pair suffice, else none.
 
-    The slices are those of the last day, or of as long as a pair may take. `ended` is of `last_ends`.
+    The slices are those of the last day, or of as long as a pair may take. `ended` is of `_last_ends`.
     """
     later = slices if ended is None else [one for one in slices if one.started_at > ended]
     pair = expectation_pair(subject, later, now)
     return [] if pair is None else [pair]
 
 
-def add_pairs(connection: Connection, pairs: Sequence[ExpectationPair]) -> None:
+def _add_pairs(connection: Connection, pairs: Sequence[ExpectationPair]) -> None:
     """Store pairs. Two workers of one host may close the same pair: the first one counts."""
     if pairs:
-        connection.execute(insert(expectation_pairs).on_conflict_do_nothing(), [_values(pair) for pair in pairs])
+        connection.execute(insert(expectation_pairs).on_conflict_do_nothing(), [_pair_values(pair) for pair in pairs])
 
 
-def last_ends(connection: Connection, since: datetime) -> dict[Subject, datetime]:
+def _last_ends(connection: Connection, since: datetime) -> dict[Subject, datetime]:
     """When the last slice of each subject's last pair began, of pairs since then."""
     pairs = expectation_pairs.c
     names = [pairs[name] for name in SUBJECT]
@@ -222,49 +271,7 @@ def last_ends(connection: Connection, since: datetime) -> dict[Subject, datetime
     return {Subject(*names): ended for *names, ended in connection.execute(query)}
 
 
-class ExpectationStore:
-    """Reads pairs."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def newest(
-        self,
-        target_revision: str,
-        engine: str,
-        device: str,
-        *,
-        since: datetime | None = None,
-        until: datetime | None = None,
-    ) -> list[ExpectationPair]:
-        """The pairs that correct expectations on such a device, of whichever host: the newest of each task and drafter.
-
-        With `since`, at least those that were closed after that moment; with `until`, none that was closed later.
-        """
-        pairs = expectation_pairs.c
-        where = [pairs.target_revision == target_revision, pairs.engine == engine, pairs.device == device]
-        if since is not None:
-            where.append(pairs.computed_at > since - _LATE)
-        if until is not None:
-            where.append(pairs.computed_at <= until)
-        return self._read(where)
-
-    def shown(self, now: datetime, task: str | None = None) -> list[ExpectationPair]:
-        """The pairs that screens show, of every task or one: the newest of each task and drafter in a week."""
-        pairs = expectation_pairs.c
-        where = [pairs.computed_at > now - SHOWN, pairs.computed_at <= now]
-        return self._read(where if task is None else [*where, pairs.task == task])
-
-    def _read(self, where: Iterable[Any]) -> list[ExpectationPair]:
-        pairs = expectation_pairs.c
-        age = func.row_number().over(partition_by=(pairs.task, pairs.drafter), order_by=pairs.covers_to.desc())
-        newest = select(expectation_pairs, age.label("age")).where(*where).subquery()
-        query = select(newest).where(newest.c.age <= MOST_PAIRS).order_by(newest.c.covers_to, newest.c.task)
-        with self._database.begin() as connection:
-            return [_pair(row) for row in connection.execute(query)]
-
-
-def _values(pair: ExpectationPair) -> dict[str, Any]:
+def _pair_values(pair: ExpectationPair) -> dict[str, Any]:
     return {
         **asdict(pair.subject),
         **{name: getattr(pair, name) for name in _FIGURES},

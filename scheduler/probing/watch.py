@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from alphaloop.probe_texts import DecodedText, TextPair
 from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore, KnownIncident
-from alphaloop.store.probes import ProbeTextStore
+from alphaloop.store.probes import ProbeStore
 
 #: Probes that were not decoded so long after their run never will be.
 _LOOK_BACK: Final = timedelta(days=2)
@@ -37,7 +37,7 @@ class Watched:
 class ExactnessWatch:
     """Compares what was decoded since the last run; opens incidents, and closes those that later probes disprove."""
 
-    texts: ProbeTextStore
+    texts: ProbeStore
     incidents: IncidentStore
 
     def compare_new(self, now: datetime) -> Watched:

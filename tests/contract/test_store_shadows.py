@@ -13,9 +13,10 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.messages import Mode
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database
+from alphaloop.store.decode_runs import ShadowRun
 from alphaloop.store.hourly_sums import RollupStore
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.outcomes import OutcomeStore, ShadowRun
+from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.task_figures import recent_tasks
 from alphaloop.store.traffic import TrafficStore
 from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts

@@ -15,7 +15,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.incidents import IncidentKind, IncidentStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.probes import ProbeRun, ProbeStore, ProbeTextStore
+from alphaloop.store.probes import ProbeRun, ProbeStore
 from scheduler.probing.watch import ExactnessWatch, Watched
 from tests.fixtures.claimed import delivery, validation
 from tests.fixtures.models import VANILLA, lookup_decision
@@ -57,7 +57,7 @@ def _with_a_token_lost(one: Generation) -> Generation:
 
 @pytest.fixture
 def watch(database: Database) -> ExactnessWatch:
-    return ExactnessWatch(ProbeTextStore(database), IncidentStore(database))
+    return ExactnessWatch(ProbeStore(database), IncidentStore(database))
 
 
 def decode(engine: Any, claimed: ClaimedJob, decision: Decision) -> Generation:

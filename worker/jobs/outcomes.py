@@ -15,7 +15,8 @@ from alphaloop.messages import Failure, Job, Purpose, Result, Status
 from alphaloop.messages.result import encode_fields
 from alphaloop.near_ties import tolerance_of
 from alphaloop.probe_texts import ProbeText
-from alphaloop.store.outcomes import DecodeRun, Outcome, ShadowRun
+from alphaloop.store.decode_runs import DecodeRun, ShadowRun
+from alphaloop.store.outcomes import Outcome
 from worker.engine import EngineIdentity, Generation, ShadowCounts
 from worker.jobs.claiming import ClaimedJob
 from worker.jobs.run_rows import run_of

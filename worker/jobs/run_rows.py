@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 from alphaloop.acceptance import EvidenceKey, prompt_bucket
 from alphaloop.deciding.policy import Decision
 from alphaloop.messages import Mode
-from alphaloop.store.outcomes import DecodeRun
+from alphaloop.store.decode_runs import DecodeRun
 from worker.engine import EngineIdentity, Generation
 from worker.jobs.claiming import ClaimedJob
 

@@ -22,7 +22,8 @@ from alphaloop.errors import ConfigError
 from alphaloop.kafka.records import Record
 from alphaloop.messages import Body, Job
 from alphaloop.settings import Settings
-from alphaloop.store.outcomes import DecodeRun, Outcome
+from alphaloop.store.decode_runs import DecodeRun
+from alphaloop.store.outcomes import Outcome
 from tests.fakes import FakeEngine
 from worker.intake.polling import Delivery
 from worker.job_spans import JobSpans
