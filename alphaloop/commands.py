@@ -1,6 +1,8 @@
-"""What the command line asks of `python -m worker.commands`.
+"""What passes between the command line and `python -m worker.commands`, which carries out what needs a model.
 
-An order's fields are named as the options of its command in `alphaloop.cli`, which alone declares defaults and bounds.
+The command line writes one order as a line of JSON to that process's standard input. The process answers with one
+event a line on its standard output. Only the command line shows anything. An order's fields are named as the options of
+its command in `alphaloop.cli`, which alone declares defaults and bounds.
 """
 
 from __future__ import annotations

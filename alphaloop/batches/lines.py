@@ -1,4 +1,4 @@
-"""The lines of an OpenAI batch file as jobs.
+"""OpenAI batch files: their lines as jobs, and the files that were uploaded.
 
 A batch is named by its content, and a job by its batch and its `custom_id`. So the same file sent twice is the same
 jobs, which workers decode once: an interrupted submission is simply repeated, and nothing else has to be remembered.
@@ -28,9 +28,6 @@ from alphaloop.settings import Settings
 
 #: What OpenAI's batch API calls an endpoint, and the field of the body that it needs.
 ENDPOINTS: Final = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
-#: Of alphaloop's jobs, which a line may have beside OpenAI's.
-_OWN_FIELDS: Final = ("task", "segment", "priority", "deadline")
-_DIGITS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,36 +48,6 @@ class BadRequest:
 
 
 BatchLine = BatchRequest | BadRequest
-
-
-def batch_id_of(path: Path) -> str:
-    """The name of the batch in a file: the same for the same bytes. Raises ConfigError for a file that is not there."""
-    try:
-        with path.open("rb") as file:
-            return f"batch-{hashlib.file_digest(file, 'sha256').hexdigest()[:_DIGITS]}"
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}", hint="name a JSONL file of batch requests") from None
-
-
-@dataclass(frozen=True, slots=True)
-class BatchSource:
-    """A batch by its file, or by its name alone, by which lines are not known that were never sent."""
-
-    batch_id: str
-    path: Path | None
-
-    @classmethod
-    @contextmanager
-    def named(cls, name: str) -> Iterator[BatchSource]:
-        """`name` is a file, a pipe or - if there is one, else the batch_id that jobs were sent with.
-
-        Raises ConfigError.
-        """
-        if name == STANDARD or (os.path.exists(name) and not os.path.isdir(name)):
-            with readable_again(name) as path:
-                yield cls(batch_id_of(path), path)
-        else:
-            yield cls(name, None)
 
 
 class BatchReader:
@@ -130,26 +97,34 @@ class BatchReader:
         return {**own, "custom_id": custom_id, "body": body, "job_id": f"{self._batch_id}.{digest}"}
 
 
-def _custom_id(fields: dict[str, Any]) -> str:
-    custom_id = fields.get("custom_id")
-    if not isinstance(custom_id, str) or not custom_id:
-        raise InvalidField("expected a text that names the request", field="custom_id")
-    return custom_id
-
-
-def _fields(line: bytes) -> dict[str, Any]:
+def batch_id_of(path: Path) -> str:
+    """The name of the batch in a file: the same for the same bytes. Raises ConfigError for a file that is not there."""
     try:
-        fields = json.loads(line.decode())
-    except UnicodeDecodeError as error:
-        raise MalformedMessage(f"expected UTF-8, found byte 0x{line[error.start]:02x} at {error.start}") from None
-    except (ValueError, RecursionError):
-        raise MalformedMessage("expected one JSON object a line, found something else") from None
-    if not isinstance(fields, dict):
-        raise MalformedMessage("expected one JSON object a line, found another value")
-    return without_nulls(fields)
+        with path.open("rb") as file:
+            return f"batch-{hashlib.file_digest(file, 'sha256').hexdigest()[:_DIGITS]}"
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}", hint="name a JSONL file of batch requests") from None
 
 
-_BATCH_ID: Final = re.compile(r"batch-[0-9a-f]{24}")
+@dataclass(frozen=True, slots=True)
+class BatchSource:
+    """A batch by its file, or by its name alone, by which lines are not known that were never sent."""
+
+    batch_id: str
+    path: Path | None
+
+    @classmethod
+    @contextmanager
+    def named(cls, name: str) -> Iterator[BatchSource]:
+        """`name` is a file, a pipe or - if there is one, else the batch_id that jobs were sent with.
+
+        Raises ConfigError.
+        """
+        if name == STANDARD or (os.path.exists(name) and not os.path.isdir(name)):
+            with readable_again(name) as path:
+                yield cls(batch_id_of(path), path)
+        else:
+            yield cls(name, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +140,12 @@ class KeptBatch:
 
 
 class KeptBatches:
-    """The folder. Threads and processes may share it."""
+    """A folder of uploaded files, so that what became of their lines can be told later.
+
+    Threads and processes may share it.
+
+    A file holds prompts: only the account of the process may read it, and it is deleted after some days.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -226,3 +206,30 @@ class KeptBatches:
             if self._file(batch_id).is_file():
                 return KeptBatch(**{**facts, "at": datetime.fromisoformat(facts["at"])})
         return None
+
+
+#: Of alphaloop's jobs, which a line may have beside OpenAI's.
+_OWN_FIELDS: Final = ("task", "segment", "priority", "deadline")
+_DIGITS: Final = 24
+
+
+def _custom_id(fields: dict[str, Any]) -> str:
+    custom_id = fields.get("custom_id")
+    if not isinstance(custom_id, str) or not custom_id:
+        raise InvalidField("expected a text that names the request", field="custom_id")
+    return custom_id
+
+
+def _fields(line: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise MalformedMessage(f"expected UTF-8, found byte 0x{line[error.start]:02x} at {error.start}") from None
+    except (ValueError, RecursionError):
+        raise MalformedMessage("expected one JSON object a line, found something else") from None
+    if not isinstance(fields, dict):
+        raise MalformedMessage("expected one JSON object a line, found another value")
+    return without_nulls(fields)
+
+
+_BATCH_ID: Final = re.compile(r"batch-[0-9a-f]{24}")

@@ -1,4 +1,4 @@
-"""What became of each request of a batch: rows of the output and the error file, and those that have not ended."""
+"""Sending a batch, and what became of each request: a row of OpenAI's output or error file, or still open."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import RedriveStore, known_jobs, pages_of_batch
 
 Part = Literal["output", "error", "open"]
-_PAGE: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +57,6 @@ class Progress:
         totals = {"total": sum(self.by_part.values()), "completed": completed, "failed": failed}
         found: dict[str, Any] = {"id": batch_id, "object": "batch", "status": self.state, "request_counts": totals}
         return {**found, "requests_by_status": dict(self.by_status)}
-
-
-def counted(rows: Iterable[RequestRow]) -> Progress:
-    """Count them."""
-    by_status, by_part = Counter[str](), Counter[Part]()
-    for row in rows:
-        by_status[row.status] += 1
-        by_part[row.part] += 1
-    return Progress(by_status, by_part)
 
 
 def rows_of(
@@ -105,10 +95,50 @@ def rows_of(
             yield RequestRow("error", "refused", job_id, row)
 
 
-def pages(lines: Iterator[BatchLine]) -> Iterator[list[BatchLine]]:
-    """So many lines at a time as one query asks for."""
-    while page := list(islice(lines, _PAGE)):
-        yield page
+def counted(rows: Iterable[RequestRow]) -> Progress:
+    """Count them."""
+    by_status, by_part = Counter[str](), Counter[Part]()
+    for row in rows:
+        by_status[row.status] += 1
+        by_part[row.part] += 1
+    return Progress(by_status, by_part)
+
+
+@dataclass(slots=True)
+class SentBatch:
+    """What came of it."""
+
+    num_lines: int = 0  #: with text, wrong ones among them
+    num_sent: int = 0
+    waiting: dict[str, None] = field(default_factory=dict)  #: the jobs that have not ended
+
+
+def send(lines: Iterator[BatchLine], settings: Settings, database: Database) -> SentBatch:
+    """Send what no worker has seen, and wait until the broker has it; wrong lines are left out.
+
+    Creates missing topics. Raises BrokerError, StoreError, ContentStoreUnavailable.
+    """
+    ensure_topics(settings.kafka, settings.tasks)
+    contents = ContentStore.of(settings.claim_check)
+    done = SentBatch()
+    with closing(Producer(settings.kafka, client_id="alphaloop-batch")) as producer:
+        for page in pages(lines):
+            done.num_lines += len(page)
+            jobs = [line.job for line in page if isinstance(line, BatchRequest)]
+            latest = latest_jobs(database, [job.job_id for job in jobs])
+            for job in jobs:
+                now = latest[job.job_id]
+                if now.job_id == job.job_id and not now.is_claimed:
+                    producer.send(
+                        jobs_topic(job.task),
+                        key=job.job_id.encode(),
+                        value=encode_job(by_reference(job, settings.worker.max_job_bytes, contents)),
+                    )
+                    done.num_sent += 1
+                if now.result is None:
+                    done.waiting[now.job_id] = None
+        producer.flush(_FLUSH_S)
+    return done
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +172,54 @@ def latest_jobs(database: Database, job_ids: Collection[str]) -> dict[str, Lates
                 latest[first] = replace(job, made_of=(*before.made_of, before.job_id))
                 found[first] = job_id
     return latest
+
+
+def output_row(result: Result, *, custom_id: str | None, model: str, is_chat: bool) -> dict[str, Any]:
+    """A request that succeeded: the response as the endpoint would have given it.
+
+    `model` is named where the result does not name one, because a worker of an earlier release wrote it.
+    """
+    body: dict[str, Any] = {
+        "id": result.job_id,
+        "object": "chat.completion" if is_chat else "text_completion",
+        "created": int(result.recorded_at.timestamp()),
+        "model": result.target or model,
+        "choices": [_choice(result, is_chat=is_chat)],
+        "usage": result.usage.model_dump() if result.usage else None,
+    }
+    response = {"status_code": 200, "request_id": result.job_id, "body": body}
+    return {"id": _request(result.job_id), "custom_id": custom_id, "response": response, "error": None}
+
+
+def failed_row(result: Result, *, custom_id: str | None) -> dict[str, Any]:
+    """A request that failed, expired or was cancelled."""
+    code = result.error.code if result.error else result.status.value
+    message = result.error.message if result.error else result.status.value
+    if result.status is Status.FAILED:
+        return _refused(result.job_id, custom_id, _SERVER_ERROR, "server_error", code, message, None)
+    error = {"code": f"batch_{result.status.value}", "message": message}
+    return {"id": _request(result.job_id), "custom_id": custom_id, "response": None, "error": error}
+
+
+def refused_row(job_id: str, code: str, message: str, field: str | None, *, custom_id: str | None) -> dict[str, Any]:
+    """A request that a worker refused."""
+    return _refused(job_id, custom_id, _CLIENT_ERROR, "invalid_request_error", code, message, field)
+
+
+def bad_line_row(number: int, error: MessageError, *, custom_id: str | None) -> dict[str, Any]:
+    """A line that was not sent; `line` is its number in the file, because it may have no custom_id."""
+    message = f"{error.message} ({error.hint})" if error.hint else error.message
+    row = refused_row(f"line-{number}", error.code, message, error.field, custom_id=custom_id)
+    return {**row, "line": number}
+
+
+def pages(lines: Iterator[BatchLine]) -> Iterator[list[BatchLine]]:
+    """So many lines at a time as one query asks for."""
+    while page := list(islice(lines, _PAGE)):
+        yield page
+
+
+_PAGE: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,45 +293,6 @@ def _ended(result: Result, asked: _Asked, settings: Settings, contents: ContentS
 _CLIENT_ERROR, _SERVER_ERROR = 400, 500
 
 
-def output_row(result: Result, *, custom_id: str | None, model: str, is_chat: bool) -> dict[str, Any]:
-    """A request that succeeded: the response as the endpoint would have given it.
-
-    `model` is named where the result does not name one, because a worker of an earlier release wrote it.
-    """
-    body: dict[str, Any] = {
-        "id": result.job_id,
-        "object": "chat.completion" if is_chat else "text_completion",
-        "created": int(result.recorded_at.timestamp()),
-        "model": result.target or model,
-        "choices": [_choice(result, is_chat=is_chat)],
-        "usage": result.usage.model_dump() if result.usage else None,
-    }
-    response = {"status_code": 200, "request_id": result.job_id, "body": body}
-    return {"id": _request(result.job_id), "custom_id": custom_id, "response": response, "error": None}
-
-
-def failed_row(result: Result, *, custom_id: str | None) -> dict[str, Any]:
-    """A request that failed, expired or was cancelled."""
-    code = result.error.code if result.error else result.status.value
-    message = result.error.message if result.error else result.status.value
-    if result.status is Status.FAILED:
-        return _refused(result.job_id, custom_id, _SERVER_ERROR, "server_error", code, message, None)
-    error = {"code": f"batch_{result.status.value}", "message": message}
-    return {"id": _request(result.job_id), "custom_id": custom_id, "response": None, "error": error}
-
-
-def refused_row(job_id: str, code: str, message: str, field: str | None, *, custom_id: str | None) -> dict[str, Any]:
-    """A request that a worker refused."""
-    return _refused(job_id, custom_id, _CLIENT_ERROR, "invalid_request_error", code, message, field)
-
-
-def bad_line_row(number: int, error: MessageError, *, custom_id: str | None) -> dict[str, Any]:
-    """A line that was not sent; `line` is its number in the file, because it may have no custom_id."""
-    message = f"{error.message} ({error.hint})" if error.hint else error.message
-    row = refused_row(f"line-{number}", error.code, message, error.field, custom_id=custom_id)
-    return {**row, "line": number}
-
-
 def _refused(
     job_id: str, custom_id: str | None, status: int, kind: str, code: str, message: str, field: str | None
 ) -> dict[str, Any]:
@@ -279,40 +318,3 @@ def _request(job_id: str) -> str:
 
 
 _FLUSH_S: Final = 120.0
-
-
-@dataclass(slots=True)
-class SentBatch:
-    """What came of it."""
-
-    num_lines: int = 0  #: with text, wrong ones among them
-    num_sent: int = 0
-    waiting: dict[str, None] = field(default_factory=dict)  #: the jobs that have not ended
-
-
-def send(lines: Iterator[BatchLine], settings: Settings, database: Database) -> SentBatch:
-    """Send what no worker has seen, and wait until the broker has it; wrong lines are left out.
-
-    Creates missing topics. Raises BrokerError, StoreError, ContentStoreUnavailable.
-    """
-    ensure_topics(settings.kafka, settings.tasks)
-    contents = ContentStore.of(settings.claim_check)
-    done = SentBatch()
-    with closing(Producer(settings.kafka, client_id="alphaloop-batch")) as producer:
-        for page in pages(lines):
-            done.num_lines += len(page)
-            jobs = [line.job for line in page if isinstance(line, BatchRequest)]
-            latest = latest_jobs(database, [job.job_id for job in jobs])
-            for job in jobs:
-                now = latest[job.job_id]
-                if now.job_id == job.job_id and not now.is_claimed:
-                    producer.send(
-                        jobs_topic(job.task),
-                        key=job.job_id.encode(),
-                        value=encode_job(by_reference(job, settings.worker.max_job_bytes, contents)),
-                    )
-                    done.num_sent += 1
-                if now.result is None:
-                    done.waiting[now.job_id] = None
-        producer.flush(_FLUSH_S)
-    return done

@@ -1,4 +1,7 @@
-"""Reads and writes content in a folder or an object store, through fsspec, with bounds on size and time."""
+"""Large prompts and texts in a folder or an object store, with bounds on size and time; messages refer to them.
+
+fsspec's client of each scheme does the reading and writing. A prompt is stored under its digest, a text under its job.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,6 @@ from alphaloop.messages import Job, Result, encode_job, encode_prompt
 from alphaloop.messages.reference import ContentReference
 from alphaloop.settings import ClaimCheckSettings
 
-Answer = TypeVar("Answer")
-
-_MAY_NOT: Final = "are the credentials right, and may they read, write, delete and list there?"
-
 
 class ContentStore:
     """One folder or prefix that content is written to, and all that it may be read from. Threads share it.
@@ -55,8 +54,8 @@ class ContentStore:
         self._url = url
         self._prefixes = (url, *read_urls)
         self._max_bytes = max_bytes
-        schemes = dict.fromkeys(scheme_of(prefix) for prefix in self._prefixes)
-        self._clients = {scheme: Client(scheme, options or {}, timeout_s) for scheme in schemes}
+        schemes = dict.fromkeys(_scheme_of(prefix) for prefix in self._prefixes)
+        self._clients = {scheme: _Client(scheme, options or {}, timeout_s) for scheme in schemes}
 
     @classmethod
     def of(cls, settings: ClaimCheckSettings) -> Self | None:
@@ -120,7 +119,7 @@ class ContentStore:
         client, path = self._place(url)
 
         def write() -> None:
-            if scheme_of(url) == "file":
+            if _scheme_of(url) == "file":
                 self._require_root(url)  # made here, a folder would hide that its disk is not mounted
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 replace_file(Path(path), content)
@@ -164,11 +163,11 @@ class ContentStore:
         except OSError as error:
             raise ContentStoreUnavailable(f"cannot delete {url}: {type(error).__name__}", hint=_MAY_NOT) from None
 
-    def _place(self, url: str) -> tuple[Client, str]:
-        client = self._clients[scheme_of(url)]
+    def _place(self, url: str) -> tuple[_Client, str]:
+        client = self._clients[_scheme_of(url)]
         return client, client.path_of(url)
 
-    def _told(self, url: str, act: Callable[[], Answer], *, nothing_is_missing: bool = False) -> Answer:
+    def _told(self, url: str, act: Callable[[], _Answer], *, nothing_is_missing: bool = False) -> _Answer:
         """What `act` answers; whatever a client raises because its store is away becomes ContentStoreUnavailable."""
         try:
             return act()
@@ -187,10 +186,10 @@ class ContentStore:
 
     def _refuse_links(self, url: str, path: str) -> None:
         """A link in the folder must not lead out of it."""
-        if scheme_of(url) == "file" and not any(
+        if _scheme_of(url) == "file" and not any(
             Path(os.path.realpath(path)).is_relative_to(os.path.realpath(prefix.removeprefix("file://")))
             for prefix in self._prefixes
-            if scheme_of(prefix) == "file"
+            if _scheme_of(prefix) == "file"
         ):
             raise ContentMissing(f"{url} leads out of the folder")
 
@@ -198,7 +197,7 @@ class ContentStore:
         """Raises ContentStoreUnavailable where the folder or bucket itself is not there, or lets nobody in."""
         prefix = next(prefix for prefix in self._prefixes if url.startswith(f"{prefix}/"))
         client, path = self._place(prefix)
-        root = path if scheme_of(prefix) == "file" else path.split("/")[0]
+        root = path if _scheme_of(prefix) == "file" else path.split("/")[0]
         try:
             if not self._told(prefix, lambda: client.ask("exists", root)):
                 # Clients of object stores say no as well where they are not let in, and here they say why.
@@ -208,28 +207,6 @@ class ContentStore:
         except FileNotFoundError:
             hint = "is the disk mounted, and does the bucket exist?"
             raise ContentStoreUnavailable(f"there is no {prefix}", hint=hint) from None
-
-
-def _name_of(facts: Mapping[str, Any]) -> str:
-    return str(facts["name"]).rstrip("/").rpartition("/")[2]
-
-
-def _is_old(facts: Mapping[str, Any], moment: datetime) -> bool:
-    written = written_at(facts)
-    return written is not None and written < moment
-
-
-def _differs(reference: ContentReference, found: str) -> str:
-    return f"expected {reference.num_bytes} bytes with the digest of the reference at {reference.url}, found {found}"
-
-
-_BODIES: Final = "bodies"
-_RESULTS: Final = "results"
-_NUM_FOLDERS: Final = 256
-#: A prompt, or what a writer left of one when it was killed.
-_PROMPT: Final = re.compile(r"[0-9a-f]{64}\.json(\.[0-9a-f]{32}\.part)?")
-#: Shares no factor with the number of folders, so that a day's runs begin all over it.
-_STRIDE: Final = 37
 
 
 def by_reference(job: Job, max_bytes: int, store: ContentStore | None) -> Job:
@@ -244,6 +221,21 @@ def by_reference(job: Job, max_bytes: int, store: ContentStore | None) -> Job:
     digest = hashlib.sha256(content).hexdigest()
     reference = store.write(f"{_BODIES}/{digest[:2]}/{digest}.json", content)
     return job.model_copy(update={"body_ref": reference})
+
+
+def text_by_reference(result: Result, store: ContentStore) -> Result:
+    """The result with its text in the store. Its name is of job and attempt: a repeat writes the same."""
+    digest = hashlib.sha256(result.job_id.encode()).hexdigest()
+    text = (result.text or "").encode()
+    reference = store.write(f"{_RESULTS}/{digest[:2]}/{digest}.{result.attempt}.txt", text)
+    return result.model_copy(update={"text": None, "text_ref": reference})
+
+
+def with_text(result: Result, store: ContentStore | None) -> Result:
+    """The result with its text, wherever that lies; as it is without a store. Raises ContentError, InvalidField."""
+    if result.text_ref is None or store is None:
+        return result
+    return result.model_copy(update={"text": store.read(result.text_ref).decode(), "text_ref": None})
 
 
 def drop_prompts(store: ContentStore, before: datetime, time_is_up: Callable[[], bool]) -> tuple[int, bool]:
@@ -267,28 +259,37 @@ def drop_prompts(store: ContentStore, before: datetime, time_is_up: Callable[[],
     return num_dropped, True
 
 
-def text_by_reference(result: Result, store: ContentStore) -> Result:
-    """The result with its text in the store. Its name is of job and attempt: a repeat writes the same."""
-    digest = hashlib.sha256(result.job_id.encode()).hexdigest()
-    text = (result.text or "").encode()
-    reference = store.write(f"{_RESULTS}/{digest[:2]}/{digest}.{result.attempt}.txt", text)
-    return result.model_copy(update={"text": None, "text_ref": reference})
+_Answer = TypeVar("_Answer")
+_MAY_NOT: Final = "are the credentials right, and may they read, write, delete and list there?"
 
 
-def with_text(result: Result, store: ContentStore | None) -> Result:
-    """The result with its text, wherever that lies; as it is without a store. Raises ContentError, InvalidField."""
-    if result.text_ref is None or store is None:
-        return result
-    return result.model_copy(update={"text": store.read(result.text_ref).decode(), "text_ref": None})
+def _name_of(facts: Mapping[str, Any]) -> str:
+    return str(facts["name"]).rstrip("/").rpartition("/")[2]
 
 
+def _is_old(facts: Mapping[str, Any], moment: datetime) -> bool:
+    written = _written_at(facts)
+    return written is not None and written < moment
+
+
+def _differs(reference: ContentReference, found: str) -> str:
+    return f"expected {reference.num_bytes} bytes with the digest of the reference at {reference.url}, found {found}"
+
+
+_BODIES: Final = "bodies"
+_RESULTS: Final = "results"
+_NUM_FOLDERS: Final = 256
+#: A prompt, or what a writer left of one when it was killed.
+_PROMPT: Final = re.compile(r"[0-9a-f]{64}\.json(\.[0-9a-f]{32}\.part)?")
+#: Shares no factor with the number of folders, so that a day's runs begin all over it.
+_STRIDE: Final = 37
 #: The package that a user installs for a scheme that fsspec itself does not know.
 _PACKAGES: Final = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs"}
 #: What clients call the moment of the last write.
 _WRITTEN_AT: Final = ("LastModified", "mtime", "last_modified", "created")
 
 
-class Client:
+class _Client:
     """fsspec's client of one scheme. Threads share it."""
 
     def __init__(self, scheme: str, options: Mapping[str, Any], timeout_s: float) -> None:
@@ -316,12 +317,12 @@ class Client:
             answer.cancel()
 
 
-def scheme_of(url: str) -> str:
+def _scheme_of(url: str) -> str:
     """The scheme of an address in its one spelling."""
     return url.partition("://")[0]
 
 
-def written_at(facts: Mapping[str, Any]) -> datetime | None:
+def _written_at(facts: Mapping[str, Any]) -> datetime | None:
     """When an object was last written, from what `info` or `ls` say of it; None where the client does not say it."""
     found = next((facts[name] for name in _WRITTEN_AT if name in facts), None)
     if isinstance(found, int | float):

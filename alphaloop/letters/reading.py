@@ -1,4 +1,7 @@
-"""Reading dead letters one by one, so that a command holds few of them however many there are."""
+"""Dead letters as they lie in Kafka: read one by one, filtered, and the newest listed.
+
+A command holds few of them, however many there are.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,7 @@ from alphaloop.outcomes.reading import dead_letter_reason, job_id_of
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.known_jobs import LetterKey
 
-SUFFIX: Final = dlq_topic("")
-#: TOPIC:PARTITION:OFFSET.
-_PLACE: Final = re.compile(r"([a-zA-Z0-9._-]{1,249}):([0-9]{1,9}):([0-9]{1,18})")
-_SHOWN_CHARS: Final = 200
+_SUFFIX: Final = dlq_topic("")
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Letter:
     @property
     def sent_to(self) -> str:
         """The topic of the message."""
-        return self.reason.get("topic", self.record.topic.removesuffix(SUFFIX))
+        return self.reason.get("topic", self.record.topic.removesuffix(_SUFFIX))
 
     @property
     def written_at(self) -> datetime | None:
@@ -98,64 +98,6 @@ class Letter:
         return letter
 
 
-def dlq_topics(kafka: KafkaSettings, task: str | None) -> list[str]:
-    """The dead-letter topics of jobs, of one task or of all. Raises BrokerUnavailable."""
-    wanted = None if task is None else jobs_topic(task)
-    sources = {topic: topic.removesuffix(SUFFIX) for topic in list_topics(kafka) if topic.endswith(SUFFIX)}
-    return [topic for topic, source in sources.items() if task_of(source) and wanted in (None, source)]
-
-
-def read_letters(kafka: KafkaSettings, topics: Sequence[str], *, newest: int | None = None) -> Iterator[Letter]:
-    """Everything that lies on these topics now, in the order of each partition; of each the `newest`, if given.
-
-    Raises BrokerUnavailable if the rest cannot be read.
-    """
-    if not topics:
-        return
-    consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-dlq")
-    with contextlib.closing(consumer):
-        found = consumer.assign_from(topics, at="earliest", newest=newest)
-        unread = {tp: high for tp, (low, high) in found.items() if high > low}
-        deadline = time.monotonic() + kafka.request_timeout_s
-        for record in consumer.read_until(unread):
-            if record is not None:
-                yield Letter(record)
-                deadline = time.monotonic() + kafka.request_timeout_s
-            elif time.monotonic() >= deadline:
-                raise BrokerUnavailable(f"{len(unread)} partitions of dead letters could not be read to their end")
-
-
-def read_places(kafka: KafkaSettings, topics: Collection[str], places: Collection[str]) -> Iterator[Letter]:
-    """The letters at these places of the topics, in their order; a place where none lies is passed over.
-
-    Raises BrokerError.
-    """
-    named = (match for place in places if (match := _PLACE.fullmatch(place)) and match[1] in topics)
-    wanted = sorted({(TopicPartition(match[1], int(match[2])), int(match[3])) for match in named})
-    if not wanted:
-        return
-    consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-dlq")
-    with contextlib.closing(consumer):
-        found = consumer.bounds(list(dict.fromkeys(partition.topic for partition, _ in wanted)))
-        for partition, offset in wanted:
-            low, high = found.get(partition, (0, 0))
-            if low <= offset < high:
-                consumer.assign_at({partition: offset})
-                if (record := _at(consumer, partition, offset, kafka.request_timeout_s)) is not None:
-                    yield Letter(record)
-
-
-def _at(consumer: Consumer, partition: TopicPartition, offset: int, timeout_s: float) -> Record | None:
-    """The record at the offset from which the partition is read; None where none is."""
-    deadline = time.monotonic() + timeout_s
-    for record in consumer.read_until({partition: offset + 1}):
-        if record is not None and record.topic_partition == partition:
-            return record if record.offset == offset else None
-        if time.monotonic() >= deadline:
-            raise BrokerUnavailable("a dead letter could not be read in time")
-    return None
-
-
 @dataclass(frozen=True, slots=True)
 class LetterFilter:
     """What is asked for; everything where nothing is."""
@@ -188,9 +130,9 @@ class LetterFilter:
 
         Of each partition at most the `newest` are read where all of them are chosen, and at most `depth` otherwise.
         """
-        topics = dlq_topics(kafka, self.task)
+        topics = _dlq_topics(kafka, self.task)
         if self.places:
-            found = read_places(kafka, topics, self.places)
+            found = _read_places(kafka, topics, self.places)
         else:
             found = read_letters(kafka, topics, newest=newest if self.is_by_task_only else depth)
         return filter(self.holds, found)
@@ -222,3 +164,66 @@ def newest_letters(
         keep = heapq.heappush if len(newest) < limit else heapq.heappushpop
         keep(newest, ((letter.record.timestamp_ms or 0, key), letter.as_json(show_value=show_value)))
     return [ListedLetter(key, told) for (_, key), told in sorted(newest, key=itemgetter(0))]
+
+
+def read_letters(kafka: KafkaSettings, topics: Sequence[str], *, newest: int | None = None) -> Iterator[Letter]:
+    """Everything that lies on these topics now, in the order of each partition; of each the `newest`, if given.
+
+    Raises BrokerUnavailable if the rest cannot be read.
+    """
+    if not topics:
+        return
+    consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-dlq")
+    with contextlib.closing(consumer):
+        found = consumer.assign_from(topics, at="earliest", newest=newest)
+        unread = {tp: high for tp, (low, high) in found.items() if high > low}
+        deadline = time.monotonic() + kafka.request_timeout_s
+        for record in consumer.read_until(unread):
+            if record is not None:
+                yield Letter(record)
+                deadline = time.monotonic() + kafka.request_timeout_s
+            elif time.monotonic() >= deadline:
+                raise BrokerUnavailable(f"{len(unread)} partitions of dead letters could not be read to their end")
+
+
+def _read_places(kafka: KafkaSettings, topics: Collection[str], places: Collection[str]) -> Iterator[Letter]:
+    """The letters at these places of the topics, in their order; a place where none lies is passed over.
+
+    Raises BrokerError.
+    """
+    named = (match for place in places if (match := _PLACE.fullmatch(place)) and match[1] in topics)
+    wanted = sorted({(TopicPartition(match[1], int(match[2])), int(match[3])) for match in named})
+    if not wanted:
+        return
+    consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-dlq")
+    with contextlib.closing(consumer):
+        found = consumer.bounds(list(dict.fromkeys(partition.topic for partition, _ in wanted)))
+        for partition, offset in wanted:
+            low, high = found.get(partition, (0, 0))
+            if low <= offset < high:
+                consumer.assign_at({partition: offset})
+                if (record := _at(consumer, partition, offset, kafka.request_timeout_s)) is not None:
+                    yield Letter(record)
+
+
+def _dlq_topics(kafka: KafkaSettings, task: str | None) -> list[str]:
+    """The dead-letter topics of jobs, of one task or of all. Raises BrokerUnavailable."""
+    wanted = None if task is None else jobs_topic(task)
+    sources = {topic: topic.removesuffix(_SUFFIX) for topic in list_topics(kafka) if topic.endswith(_SUFFIX)}
+    return [topic for topic, source in sources.items() if task_of(source) and wanted in (None, source)]
+
+
+#: TOPIC:PARTITION:OFFSET.
+_PLACE: Final = re.compile(r"([a-zA-Z0-9._-]{1,249}):([0-9]{1,9}):([0-9]{1,18})")
+_SHOWN_CHARS: Final = 200
+
+
+def _at(consumer: Consumer, partition: TopicPartition, offset: int, timeout_s: float) -> Record | None:
+    """The record at the offset from which the partition is read; None where none is."""
+    deadline = time.monotonic() + timeout_s
+    for record in consumer.read_until({partition: offset + 1}):
+        if record is not None and record.topic_partition == partition:
+            return record if record.offset == offset else None
+        if time.monotonic() >= deadline:
+            raise BrokerUnavailable("a dead letter could not be read in time")
+    return None

@@ -1,4 +1,9 @@
-"""The outcomes of jobs just sent: their results, and the dead letters of those that were refused."""
+"""The ends of jobs, read from Kafka: results, the dead letters of refused jobs, and texts while they grow.
+
+A refused job has no row in the database, so its dead letter is looked for. `follow` takes whichever comes first, the
+final chunk from `tokens`, the result from `results`, or the row of the database: a job need not be streamed, and a
+chunk or a result may be older than its topic keeps it.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +29,6 @@ from alphaloop.messages.topics import dlq_topic, jobs_topic, task_of
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import KnownJob, LetterKey, RedriveStore
-
-_POLL_S: Final = 0.2
-_LABELS: Final = ("custom_id", "batch_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,23 +154,6 @@ def dead_letter_reason(record: Record) -> dict[str, str]:
     }
 
 
-def _refusal(record: Record) -> RefusedJob | None:
-    if any(name == OUTCOME for name, _ in record.headers):
-        return None  # its result says more
-    job_id = job_id_of(record)
-    if job_id is None:
-        return None
-    reason = dead_letter_reason(record)
-    field = reason.get("field")
-    # The header holds the error as a log shows it: field, message and hint in one text.
-    message, _, hint = reason.get("message", "no reason given").partition("\nhint: ")
-    sent = _fields(record)
-    custom_id, batch_id = (found if isinstance(found := sent.get(name), str) else None for name in _LABELS)
-    letter = LetterKey(*record.topic_partition, record.offset, record.timestamp_ms or 0)
-    code, message = reason.get("exception", "unknown"), message.removeprefix(f"{field}: ")
-    return RefusedJob(job_id, code, message, field, hint or None, custom_id, batch_id, letter)
-
-
 def job_id_of(record: Record) -> str | None:
     """The job_id in a message of a job, else its key; None without both."""
     found = _fields(record).get("job_id")
@@ -177,28 +162,10 @@ def job_id_of(record: Record) -> str | None:
     return record.key.decode("utf-8", "replace") if record.key else None
 
 
-def _fields(record: Record) -> dict[str, Any]:
-    try:
-        fields = json.loads(record.value or b"")
-    except (ValueError, RecursionError):
-        return {}
-    return fields if isinstance(fields, dict) else {}
-
-
 def refusals_of(kafka: KafkaSettings, job_ids: Collection[str]) -> dict[str, RefusedJob]:
     """Those of the jobs that lie in a dead-letter topic now. Raises BrokerError."""
     wanted = frozenset(job_ids)
     return refusals(kafka, lambda refusal: refusal.job_id in wanted) if wanted else {}
-
-
-def standing_refusals(kafka: KafkaSettings, database: Database, job_ids: Collection[str]) -> dict[str, RefusedJob]:
-    """Those of them whose letter was not sent again: one that was waits like any other message.
-
-    Raises BrokerError and StoreError.
-    """
-    found = refusals_of(kafka, job_ids)
-    sent_again = RedriveStore(database).of([why.letter for why in found.values() if why.letter is not None])
-    return {job_id: why for job_id, why in found.items() if why.letter not in sent_again}
 
 
 def refusals(kafka: KafkaSettings, is_wanted: Callable[[RefusedJob], bool]) -> dict[str, RefusedJob]:
@@ -224,10 +191,14 @@ def refusals(kafka: KafkaSettings, is_wanted: Callable[[RefusedJob], bool]) -> d
     return found
 
 
-#: Between two looks into the database, for jobs whose result cannot be read from Kafka any more.
-_LOOK_EVERY_S: Final = 2.0
-#: Chunks are read from so long before the job's first claim, because the clocks of worker and database may differ.
-_MARGIN: Final = timedelta(minutes=1)
+def standing_refusals(kafka: KafkaSettings, database: Database, job_ids: Collection[str]) -> dict[str, RefusedJob]:
+    """Those of them whose letter was not sent again: one that was waits like any other message.
+
+    Raises BrokerError and StoreError.
+    """
+    found = refusals_of(kafka, job_ids)
+    sent_again = RedriveStore(database).of([why.letter for why in found.values() if why.letter is not None])
+    return {job_id: why for job_id, why in found.items() if why.letter not in sent_again}
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +282,41 @@ def text_so_far(kafka: KafkaSettings, job: KnownJob, *, timeout_s: float) -> Tex
                 with contextlib.suppress(MalformedMessage):
                     reader.take(read_chunk(record.value, record.headers))
     return TextSoFar(job.job_id, reader.attempt, reader.text) if reader.attempt else None
+
+
+_POLL_S: Final = 0.2
+_LABELS: Final = ("custom_id", "batch_id")
+
+
+def _refusal(record: Record) -> RefusedJob | None:
+    if any(name == OUTCOME for name, _ in record.headers):
+        return None  # its result says more
+    job_id = job_id_of(record)
+    if job_id is None:
+        return None
+    reason = dead_letter_reason(record)
+    field = reason.get("field")
+    # The header holds the error as a log shows it: field, message and hint in one text.
+    message, _, hint = reason.get("message", "no reason given").partition("\nhint: ")
+    sent = _fields(record)
+    custom_id, batch_id = (found if isinstance(found := sent.get(name), str) else None for name in _LABELS)
+    letter = LetterKey(*record.topic_partition, record.offset, record.timestamp_ms or 0)
+    code, message = reason.get("exception", "unknown"), message.removeprefix(f"{field}: ")
+    return RefusedJob(job_id, code, message, field, hint or None, custom_id, batch_id, letter)
+
+
+def _fields(record: Record) -> dict[str, Any]:
+    try:
+        fields = json.loads(record.value or b"")
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+#: Between two looks into the database, for jobs whose result cannot be read from Kafka any more.
+_LOOK_EVERY_S: Final = 2.0
+#: Chunks are read from so long before the job's first claim, because the clocks of worker and database may differ.
+_MARGIN: Final = timedelta(minutes=1)
 
 
 class _Following:

@@ -1,4 +1,8 @@
-"""Every table, in SQLAlchemy Core, with a comment a column. The migrations build exactly these."""
+"""Every table, in SQLAlchemy Core, with a comment a column. The migrations build exactly these.
+
+Importing this package loads all of them into `metadata`; the migrations repeat the comments, because a migration must
+not change when a table does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drift events, and what became of each."""
+"""Drift events and their history, the memory of the drift test, exactness incidents, and notifications."""
 
 from __future__ import annotations
 

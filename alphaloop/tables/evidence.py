@@ -1,4 +1,7 @@
-"""The ledger of evidence: one row for every job and drafter counted. All other evidence is a fold of it."""
+"""The ledger of evidence, everything that is folded from it, the costs of devices, and the log of choices.
+
+The ledger has one row for every job and drafter counted. acceptance_state and the sums by hour and day are folds of it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs, their claims and outcomes, and what still has to be published."""
+"""Jobs, their claims and outcomes, what still has to be published, and the processes and servers that run."""
 
 from __future__ import annotations
 
