@@ -33,7 +33,7 @@ from alphaloop.messages import Purpose
 from alphaloop.store.acceptance_state import key_of
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import CountSource, DecodeRun, ShadowRun
-from alphaloop.store.hourly_sums import NUM_HALF_LIVES, evidence_of, sums_of_hour
+from alphaloop.store.hours import NUM_HALF_LIVES, evidence_of, sums_of_hour
 from alphaloop.store.ledger import LONGEST_WAIT, LedgerStore, counts_of, shadow_of
 from alphaloop.tables import acceptance_hourly, decode_runs, evidence_rows
 
@@ -76,7 +76,7 @@ class PastStore:
     ) -> dict[EvidenceKey, KeyEvidence]:
         """The evidence of a target on an engine at `until`, by key: exactly what acceptance_state held.
 
-        Before the first day of the ledger it is estimated from completed hours (alphaloop.store.hourly_sums), and for
+        Before the first day of the ledger it is estimated from completed hours (alphaloop.store.hours), and for
         tasks other than `task` from days, by drafter alone.
         """
         ledger = LedgerStore(self._database)

@@ -1,4 +1,7 @@
-"""Scheduled runs, each once, and the lock that makes one process of several the leader."""
+"""Scheduled runs, each once, and the lease that makes one process of several the leader.
+
+The lease is a row with a time limit. It needs no session, so it holds behind a pooler in transaction mode too.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ class ScheduleStore:
 
 
 class LeaderLease:
-    """What `AdvisoryLock` does, with a row that the leader renews at each check. One thread uses it.
+    """The lease that makes one process of several the leader, which renews it at each check. One thread uses it.
 
     A leader that died is followed after `lease_s`. One that was only slow writes nothing any more: its term has ended.
     """
