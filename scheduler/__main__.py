@@ -14,9 +14,9 @@ from alphaloop.notifying import Sink
 from alphaloop.notifying import open_sinks
 from alphaloop.settings import Settings
 from alphaloop.settings import load_settings
-from alphaloop.store.clock import DatabaseClock
 from alphaloop.store.database import Database
-from alphaloop.store.leader_lease import LeaderLease
+from alphaloop.store.database import DatabaseClock
+from alphaloop.store.schedule import LeaderLease
 from alphaloop.store.terms import Term
 from collections.abc import Sequence
 from pathlib import Path

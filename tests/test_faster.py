@@ -11,7 +11,7 @@ from alphaloop.demo.flow import final_table
 from alphaloop.explaining.explanation import Explanation
 from alphaloop.explaining.opening import opening
 from alphaloop.messages import Mode
-from alphaloop.store.overview import TaskNow
+from alphaloop.store.task_figures import TaskFigures
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.speedup import verdict_of
 from alphaloop.switchback.task_speedup import TaskSpeedup
@@ -109,7 +109,7 @@ def page_cell(html: str) -> str:
 @given(reason=st.sampled_from(list(Reason)), measured=speedups())
 def test_every_table_says_faster_of_what_was_measured_faster(reason: Reason, measured: TaskSpeedup | None) -> None:
     coming = NextJob("speculative", "lookup", 8, reason, "", 4, "greedy")
-    now = TaskNow("code", next_job=coming, measured=measured)
+    now = TaskFigures("code", next_job=coming, measured=measured)
     report = of_report(reason, measured)
     said = {
         "status": rendered(task_table([now], None)),

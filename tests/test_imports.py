@@ -82,7 +82,7 @@ def test_the_two_processes_never_import_each_other_and_alphaloop_neither() -> No
 
 
 def test_the_processes_never_ask_their_machine_for_the_time_of_day() -> None:
-    """It comes from alphaloop.store.clock: a machine whose clock is wrong must not expire jobs."""
+    """It comes from alphaloop.store.database: a machine whose clock is wrong must not expire jobs."""
     asked = {"datetime.now", "datetime.utcnow", "datetime.today", "date.today", "time.time"}
     for name, source in modules().items():
         calls = (ast.unparse(node.func) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call))

@@ -10,10 +10,10 @@ from alphaloop.liveness import Liveness
 from alphaloop.liveness import Pulse
 from alphaloop.messages.topics import JOBS_PATTERN
 from alphaloop.settings import Settings
-from alphaloop.store.clock import DatabaseClock
 from alphaloop.store.database import Database
+from alphaloop.store.database import DatabaseClock
+from alphaloop.store.database import Listener
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.notices import Listener
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probes import ProbeStore
 from alphaloop.store.workers import WorkerSetup

@@ -4,11 +4,10 @@ Either is imported only when it is opened, because torch takes four seconds to l
 """
 
 from __future__ import annotations
-
 from alphaloop.errors import ConfigError
 from alphaloop.settings import ModelSettings
 from alphaloop.store.database import Database
-from alphaloop.store.server_identities import ServerIdentityStore
+from alphaloop.store.workers import ServerIdentityStore
 from worker.engine import Engine
 
 

@@ -30,7 +30,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from alphaloop import __version__
 from alphaloop.messages import Status as JobStatus
 from alphaloop.settings import TracingSettings
-from alphaloop.store.outcomes import DecodeRun
+from alphaloop.store.decode_runs import DecodeRun
 from worker.engine import EngineIdentity
 from worker.tracing import JobTrace, TracedJob
 

@@ -18,7 +18,8 @@ from alphaloop import __version__
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.policy import Decision
 from alphaloop.liveness import Pulse
-from alphaloop.store.outcomes import DecodeRun, Outcome
+from alphaloop.store.decode_runs import DecodeRun
+from alphaloop.store.outcomes import Outcome
 from worker.costs.known import KnownCosts
 from worker.engine import EngineIdentity, Step
 from worker.intake.polling import Intake

@@ -1,33 +1,48 @@
-"""The lines of an OpenAI batch file as jobs.
+"""OpenAI batch files: their lines as jobs, and the files that were uploaded.
 
 A batch is named by its content, and a job by its batch and its `custom_id`. So the same file sent twice is the same
 jobs, which workers decode once: an interrupted submission is simply repeated, and nothing else has to be remembered.
 """
 
 from __future__ import annotations
-
-import hashlib
-import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
-
-from alphaloop.errors import ConfigError, InvalidField, MalformedMessage, MessageError
-from alphaloop.job_lines import BadLine, JobReader, Overrides
+from alphaloop.errors import ConfigError
+from alphaloop.errors import InvalidField
+from alphaloop.errors import MalformedMessage
+from alphaloop.errors import MessageError
+from alphaloop.files import STANDARD
+from alphaloop.files import readable_again
+from alphaloop.files import replace_file
+from alphaloop.job_lines import BadLine
+from alphaloop.job_lines import JobReader
+from alphaloop.job_lines import Overrides
 from alphaloop.messages import Job
 from alphaloop.messages.job import without_nulls
 from alphaloop.settings import Settings
+from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextlib import suppress
+from dataclasses import asdict
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from typing import Final
+from typing import IO
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+
 
 #: What OpenAI's batch API calls an endpoint, and the field of the body that it needs.
 ENDPOINTS: Final = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
-#: Of alphaloop's jobs, which a line may have beside OpenAI's.
-_OWN_FIELDS: Final = ("task", "segment", "priority", "deadline")
-_DIGITS: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BatchRequest:
     """A line that is a job."""
 
     custom_id: str
@@ -43,16 +58,7 @@ class BadRequest:
     error: MessageError
 
 
-BatchLine = Request | BadRequest
-
-
-def batch_id_of(path: Path) -> str:
-    """The name of the batch in a file: the same for the same bytes. Raises ConfigError for a file that is not there."""
-    try:
-        with path.open("rb") as file:
-            return f"batch-{hashlib.file_digest(file, 'sha256').hexdigest()[:_DIGITS]}"
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}", hint="name a JSONL file of batch requests") from None
+BatchLine = BatchRequest | BadRequest
 
 
 class BatchReader:
@@ -83,7 +89,7 @@ class BatchReader:
             return BadRequest(number, custom_id, error)
         if isinstance(item, BadLine):
             return BadRequest(number, custom_id, item.error)
-        return Request(custom_id, item.job)
+        return BatchRequest(custom_id, item.job)
 
     def _job_fields(self, fields: dict[str, Any], custom_id: str) -> dict[str, Any]:
         if fields.get("method", "POST") != "POST":
@@ -100,6 +106,122 @@ class BatchReader:
         digest = hashlib.sha256(custom_id.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
         own: dict[str, Any] = {name: fields[name] for name in _OWN_FIELDS if name in fields}
         return {**own, "custom_id": custom_id, "body": body, "job_id": f"{self._batch_id}.{digest}"}
+
+
+def batch_id_of(path: Path) -> str:
+    """The name of the batch in a file: the same for the same bytes. Raises ConfigError for a file that is not there."""
+    try:
+        with path.open("rb") as file:
+            return f"batch-{hashlib.file_digest(file, 'sha256').hexdigest()[:_DIGITS]}"
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}", hint="name a JSONL file of batch requests") from None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSource:
+    """A batch by its file, or by its name alone, by which lines are not known that were never sent."""
+
+    batch_id: str
+    path: Path | None
+
+    @classmethod
+    @contextmanager
+    def named(cls, name: str) -> Iterator[BatchSource]:
+        """`name` is a file, a pipe or - if there is one, else the batch_id that jobs were sent with.
+
+        Raises ConfigError.
+        """
+        if name == STANDARD or (os.path.exists(name) and not os.path.isdir(name)):
+            with readable_again(name) as path:
+                yield cls(batch_id_of(path), path)
+        else:
+            yield cls(name, None)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBatch:
+    """An uploaded file, and what was said with it."""
+
+    batch_id: str
+    name: str  #: of the file on the machine that it came from
+    task: str  #: of lines that name none
+    by: str  #: who sent it
+    at: datetime
+    num_bytes: int
+
+
+class KeptBatches:
+    """A folder of uploaded files, so that what became of their lines can be told later.
+
+    Threads and processes may share it.
+
+    A file holds prompts: only the account of the process may read it, and it is deleted after some days.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def add(self, content: IO[bytes], *, name: str, task: str, by: str, at: datetime) -> KeptBatch:
+        """Keep a file; the same content again is the same batch. Raises ConfigError where it cannot be written."""
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with tempfile.NamedTemporaryFile(dir=self._folder, suffix=".part", delete=False) as part:  # mode 0600
+                path = Path(part.name)
+                shutil.copyfileobj(content, part, 1 << 20)
+            try:
+                kept = KeptBatch(batch_id_of(path), name, task, by, at, path.stat().st_size)
+                os.replace(path, self._file(kept.batch_id))
+            finally:
+                path.unlink(missing_ok=True)
+            self._say(kept)
+        except OSError as error:
+            raise ConfigError(f"{self._folder}: {error.strerror or error}", hint="data_dir must be writable") from None
+        return kept
+
+    def all(self) -> list[KeptBatch]:
+        """Every file, the newest first."""
+        return sorted(self._found(), key=lambda one: (one.at, one.batch_id), reverse=True)
+
+    def find(self, batch_id: str) -> KeptBatch | None:
+        """The file of this batch."""
+        return self._read(batch_id) if _BATCH_ID.fullmatch(batch_id) else None
+
+    def batch(self, batch_id: str) -> BatchSource:
+        """The batch with its file where that is kept, else by its name alone."""
+        return BatchSource(batch_id, self._file(batch_id) if self.find(batch_id) else None)
+
+    def drop_before(self, moment: datetime) -> None:
+        """Delete files that were uploaded before then."""
+        for one in self._found():
+            if one.at < moment:
+                self._file(one.batch_id).unlink(missing_ok=True)
+                self._facts(one.batch_id).unlink(missing_ok=True)
+
+    def _file(self, batch_id: str) -> Path:
+        return self._folder / f"{batch_id}.jsonl"
+
+    def _facts(self, batch_id: str) -> Path:
+        return self._folder / f"{batch_id}.json"
+
+    def _say(self, kept: KeptBatch) -> None:
+        replace_file(self._facts(kept.batch_id), json.dumps({**asdict(kept), "at": kept.at.isoformat()}), mode=0o600)
+
+    def _found(self) -> Iterator[KeptBatch]:
+        for path in self._folder.glob("batch-*.json"):
+            if (kept := self.find(path.stem)) is not None:
+                yield kept
+
+    def _read(self, batch_id: str) -> KeptBatch | None:
+        with suppress(OSError, ValueError, TypeError):  # another process deletes it, or is not done
+            facts = json.loads(self._facts(batch_id).read_text(encoding="utf-8"))
+            if self._file(batch_id).is_file():
+                return KeptBatch(**{**facts, "at": datetime.fromisoformat(facts["at"])})
+        return None
+
+
+#: Of alphaloop's jobs, which a line may have beside OpenAI's.
+_OWN_FIELDS: Final = ("task", "segment", "priority", "deadline")
+_DIGITS: Final = 24
 
 
 def _custom_id(fields: dict[str, Any]) -> str:
@@ -119,3 +241,6 @@ def _fields(line: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise MalformedMessage("expected one JSON object a line, found another value")
     return without_nulls(fields)
+
+
+_BATCH_ID: Final = re.compile(r"batch-[0-9a-f]{24}")

@@ -1,58 +1,34 @@
-"""What became of each request of a batch: rows of the output and the error file, and those that have not ended."""
+"""Sending a batch, and what became of each request: a row of OpenAI's output or error file, or still open."""
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any, Final, Literal
 
-from alphaloop.batches.lines import BadRequest, BatchLine, BatchReader, batch_id_of
-from alphaloop.batches.rows import bad_line_row, failed_row, output_row, refused_row
-from alphaloop.claim_check.contents import with_text
-from alphaloop.claim_check.store import ContentStore
-from alphaloop.errors import ContentError, ContentStoreUnavailable, InvalidField
-from alphaloop.files import STANDARD, readable_again, reading
+from alphaloop.batches.lines import BadRequest, BatchLine, BatchReader, BatchRequest, BatchSource
+from alphaloop.claim_check.store import ContentStore, by_reference, with_text
+from alphaloop.errors import ContentError, ContentStoreUnavailable, InvalidField, MessageError
+from alphaloop.files import reading
 from alphaloop.kafka.backlog import search
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import ensure_topics
 from alphaloop.letters.redriving import next_job_id
-from alphaloop.messages import Failure, Result, Status
-from alphaloop.outcomes.refusals import refusals, standing_refusals
+from alphaloop.messages import Failure, Result, Status, encode_job
+from alphaloop.messages.topics import jobs_topic
+from alphaloop.outcomes.reading import refusals, standing_refusals
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.known_jobs import known_jobs, pages_of_batch
-from alphaloop.store.redrives import RedriveStore
+from alphaloop.store.known_jobs import RedriveStore, known_jobs, pages_of_batch
 
 Part = Literal["output", "error", "open"]
-_PAGE: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """A batch by its file, or by its name alone, by which lines are not known that were never sent."""
-
-    batch_id: str
-    path: Path | None
-
-    @classmethod
-    @contextmanager
-    def named(cls, name: str) -> Iterator[Batch]:
-        """`name` is a file, a pipe or - if there is one, else the batch_id that jobs were sent with.
-
-        Raises ConfigError.
-        """
-        if name == STANDARD or (os.path.exists(name) and not os.path.isdir(name)):
-            with readable_again(name) as path:
-                yield cls(batch_id_of(path), path)
-        else:
-            yield cls(name, None)
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
+class RequestRow:
     """One request: where it belongs, its status in words, and its row there; none for one that is open."""
 
     part: Part
@@ -83,18 +59,9 @@ class Progress:
         return {**found, "requests_by_status": dict(self.by_status)}
 
 
-def counted(rows: Iterable[Row]) -> Progress:
-    """Count them."""
-    by_status, by_part = Counter[str](), Counter[Part]()
-    for row in rows:
-        by_status[row.status] += 1
-        by_part[row.part] += 1
-    return Progress(by_status, by_part)
-
-
 def rows_of(
-    batch: Batch, settings: Settings, database: Database, contents: ContentStore | None = None
-) -> Iterator[Row]:
+    batch: BatchSource, settings: Settings, database: Database, contents: ContentStore | None = None
+) -> Iterator[RequestRow]:
     """Every request of the batch once; with `contents`, texts that lie there are in the rows.
 
     A text that is gone or altered makes its request an error. Raises ConfigError, StoreError, BrokerError,
@@ -106,7 +73,7 @@ def rows_of(
         latest = latest_jobs(database, [one.job_id for one in page if isinstance(one, _Asked)])
         for one in page:
             if isinstance(one, BadRequest):
-                yield Row("error", "invalid", None, bad_line_row(one.number, one.error, custom_id=one.custom_id))
+                yield RequestRow("error", "invalid", None, bad_line_row(one.number, one.error, custom_id=one.custom_id))
                 continue
             if one.job_id in redriven:
                 continue
@@ -115,23 +82,63 @@ def rows_of(
             if now.result is not None:
                 yield _ended(now.result, one, settings, contents)
             elif now.is_claimed:
-                yield Row("open", "running", now.job_id)
+                yield RequestRow("open", "running", now.job_id)
             else:
                 open_later[now.job_id] = one
     refused = standing_refusals(settings.kafka, database, open_later)
     for job_id, one in open_later.items():
         why = refused.get(job_id)
         if why is None:
-            yield Row("open", "waiting", job_id)
+            yield RequestRow("open", "waiting", job_id)
         else:
             row = refused_row(job_id, why.code, why.message, why.field, custom_id=one.custom_id)
-            yield Row("error", "refused", job_id, row)
+            yield RequestRow("error", "refused", job_id, row)
 
 
-def pages(lines: Iterator[BatchLine]) -> Iterator[list[BatchLine]]:
-    """So many lines at a time as one query asks for."""
-    while page := list(islice(lines, _PAGE)):
-        yield page
+def counted(rows: Iterable[RequestRow]) -> Progress:
+    """Count them."""
+    by_status, by_part = Counter[str](), Counter[Part]()
+    for row in rows:
+        by_status[row.status] += 1
+        by_part[row.part] += 1
+    return Progress(by_status, by_part)
+
+
+@dataclass(slots=True)
+class SentBatch:
+    """What came of it."""
+
+    num_lines: int = 0  #: with text, wrong ones among them
+    num_sent: int = 0
+    waiting: dict[str, None] = field(default_factory=dict)  #: the jobs that have not ended
+
+
+def send(lines: Iterator[BatchLine], settings: Settings, database: Database) -> SentBatch:
+    """Send what no worker has seen, and wait until the broker has it; wrong lines are left out.
+
+    Creates missing topics. Raises BrokerError, StoreError, ContentStoreUnavailable.
+    """
+    ensure_topics(settings.kafka, settings.tasks)
+    contents = ContentStore.of(settings.claim_check)
+    done = SentBatch()
+    with closing(Producer(settings.kafka, client_id="alphaloop-batch")) as producer:
+        for page in pages(lines):
+            done.num_lines += len(page)
+            jobs = [line.job for line in page if isinstance(line, BatchRequest)]
+            latest = latest_jobs(database, [job.job_id for job in jobs])
+            for job in jobs:
+                now = latest[job.job_id]
+                if now.job_id == job.job_id and not now.is_claimed:
+                    producer.send(
+                        jobs_topic(job.task),
+                        key=job.job_id.encode(),
+                        value=encode_job(by_reference(job, settings.worker.max_job_bytes, contents)),
+                    )
+                    done.num_sent += 1
+                if now.result is None:
+                    done.waiting[now.job_id] = None
+        producer.flush(_FLUSH_S)
+    return done
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +174,54 @@ def latest_jobs(database: Database, job_ids: Collection[str]) -> dict[str, Lates
     return latest
 
 
+def output_row(result: Result, *, custom_id: str | None, model: str, is_chat: bool) -> dict[str, Any]:
+    """A request that succeeded: the response as the endpoint would have given it.
+
+    `model` is named where the result does not name one, because a worker of an earlier release wrote it.
+    """
+    body: dict[str, Any] = {
+        "id": result.job_id,
+        "object": "chat.completion" if is_chat else "text_completion",
+        "created": int(result.recorded_at.timestamp()),
+        "model": result.target or model,
+        "choices": [_choice(result, is_chat=is_chat)],
+        "usage": result.usage.model_dump() if result.usage else None,
+    }
+    response = {"status_code": 200, "request_id": result.job_id, "body": body}
+    return {"id": _request(result.job_id), "custom_id": custom_id, "response": response, "error": None}
+
+
+def failed_row(result: Result, *, custom_id: str | None) -> dict[str, Any]:
+    """A request that failed, expired or was cancelled."""
+    code = result.error.code if result.error else result.status.value
+    message = result.error.message if result.error else result.status.value
+    if result.status is Status.FAILED:
+        return _refused(result.job_id, custom_id, _SERVER_ERROR, "server_error", code, message, None)
+    error = {"code": f"batch_{result.status.value}", "message": message}
+    return {"id": _request(result.job_id), "custom_id": custom_id, "response": None, "error": error}
+
+
+def refused_row(job_id: str, code: str, message: str, field: str | None, *, custom_id: str | None) -> dict[str, Any]:
+    """A request that a worker refused."""
+    return _refused(job_id, custom_id, _CLIENT_ERROR, "invalid_request_error", code, message, field)
+
+
+def bad_line_row(number: int, error: MessageError, *, custom_id: str | None) -> dict[str, Any]:
+    """A line that was not sent; `line` is its number in the file, because it may have no custom_id."""
+    message = f"{error.message} ({error.hint})" if error.hint else error.message
+    row = refused_row(f"line-{number}", error.code, message, error.field, custom_id=custom_id)
+    return {**row, "line": number}
+
+
+def pages(lines: Iterator[BatchLine]) -> Iterator[list[BatchLine]]:
+    """So many lines at a time as one query asks for."""
+    while page := list(islice(lines, _PAGE)):
+        yield page
+
+
+_PAGE: Final = 500
+
+
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """A request that was sent. `is_chat` is None where only its result can say so."""
@@ -176,7 +231,7 @@ class _Asked:
     is_chat: bool | None = None
 
 
-def _pages_of(batch: Batch, settings: Settings, database: Database) -> Iterator[list[_Asked | BadRequest]]:
+def _pages_of(batch: BatchSource, settings: Settings, database: Database) -> Iterator[list[_Asked | BadRequest]]:
     """Every request of a batch once."""
     if batch.path is None:
         yield from _by_name(batch.batch_id, settings, database)
@@ -217,7 +272,7 @@ def _has_failed(job: LatestJob) -> bool:
     return job.result is not None and job.result.status is Status.FAILED
 
 
-def _ended(result: Result, asked: _Asked, settings: Settings, contents: ContentStore | None) -> Row:
+def _ended(result: Result, asked: _Asked, settings: Settings, contents: ContentStore | None) -> RequestRow:
     status, job_id, custom_id = result.status.value, result.job_id, asked.custom_id
     try:
         result = with_text(result, contents)
@@ -229,5 +284,37 @@ def _ended(result: Result, asked: _Asked, settings: Settings, contents: ContentS
     if result.status is Status.SUCCEEDED:
         is_chat = result.endpoint is None if asked.is_chat is None else asked.is_chat
         model = settings.models.target.name
-        return Row("output", status, job_id, output_row(result, custom_id=custom_id, model=model, is_chat=is_chat))
-    return Row("error", status, job_id, failed_row(result, custom_id=custom_id))
+        return RequestRow(
+            "output", status, job_id, output_row(result, custom_id=custom_id, model=model, is_chat=is_chat)
+        )
+    return RequestRow("error", status, job_id, failed_row(result, custom_id=custom_id))
+
+
+_CLIENT_ERROR, _SERVER_ERROR = 400, 500
+
+
+def _refused(
+    job_id: str, custom_id: str | None, status: int, kind: str, code: str, message: str, field: str | None
+) -> dict[str, Any]:
+    error = {"message": message, "type": kind, "param": field, "code": code}
+    response = {"status_code": status, "request_id": job_id, "body": {"error": error}}
+    return {
+        "id": _request(job_id),
+        "custom_id": custom_id,
+        "response": response,
+        "error": {"code": code, "message": message},
+    }
+
+
+def _choice(result: Result, *, is_chat: bool) -> dict[str, Any]:
+    end = {"index": 0, "logprobs": None, "finish_reason": result.finish_reason}
+    if is_chat:
+        return {**end, "message": {"role": "assistant", "content": result.text, "refusal": None}}
+    return {**end, "text": result.text}
+
+
+def _request(job_id: str) -> str:
+    return f"batch_req_{job_id}"
+
+
+_FLUSH_S: Final = 120.0

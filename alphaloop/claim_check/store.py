@@ -1,29 +1,39 @@
-"""Reads and writes content in a folder or an object store, through fsspec, with bounds on size and time."""
+"""Large prompts and texts in a folder or an object store, with bounds on size and time; messages refer to them.
+
+fsspec's client of each scheme does the reading and writing. A prompt is stored under its digest, a text under its job.
+"""
 
 from __future__ import annotations
-
-import os
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
-from pathlib import Path
-from typing import Any, Final, Self, TypeVar
-
 from alphaloop.claim_check.addresses import is_below
-from alphaloop.claim_check.clients import Client, scheme_of, written_at
-from alphaloop.errors import (
-    ContentAltered,
-    ContentError,
-    ContentMissing,
-    ContentStoreUnavailable,
-    InvalidField,
-)
+from alphaloop.errors import ConfigError
+from alphaloop.errors import ContentAltered
+from alphaloop.errors import ContentError
+from alphaloop.errors import ContentMissing
+from alphaloop.errors import ContentStoreUnavailable
+from alphaloop.errors import InvalidField
 from alphaloop.files import replace_file
+from alphaloop.messages import Job
+from alphaloop.messages import Result
+from alphaloop.messages import encode_job
+from alphaloop.messages import encode_prompt
 from alphaloop.messages.job import ContentReference
 from alphaloop.settings import ClaimCheckSettings
-
-Answer = TypeVar("Answer")
-
-_MAY_NOT: Final = "are the credentials right, and may they read, write, delete and list there?"
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from datetime import UTC
+from datetime import datetime
+from fsspec.asyn import AsyncFileSystem
+from pathlib import Path
+from typing import Any
+from typing import Final
+from typing import Self
+from typing import TypeVar
+import asyncio
+import fsspec
+import hashlib
+import os
+import re
 
 
 class ContentStore:
@@ -48,8 +58,8 @@ class ContentStore:
         self._url = url
         self._prefixes = (url, *read_urls)
         self._max_bytes = max_bytes
-        schemes = dict.fromkeys(scheme_of(prefix) for prefix in self._prefixes)
-        self._clients = {scheme: Client(scheme, options or {}, timeout_s) for scheme in schemes}
+        schemes = dict.fromkeys(_scheme_of(prefix) for prefix in self._prefixes)
+        self._clients = {scheme: _Client(scheme, options or {}, timeout_s) for scheme in schemes}
 
     @classmethod
     def of(cls, settings: ClaimCheckSettings) -> Self | None:
@@ -113,7 +123,7 @@ class ContentStore:
         client, path = self._place(url)
 
         def write() -> None:
-            if scheme_of(url) == "file":
+            if _scheme_of(url) == "file":
                 self._require_root(url)  # made here, a folder would hide that its disk is not mounted
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 replace_file(Path(path), content)
@@ -157,11 +167,11 @@ class ContentStore:
         except OSError as error:
             raise ContentStoreUnavailable(f"cannot delete {url}: {type(error).__name__}", hint=_MAY_NOT) from None
 
-    def _place(self, url: str) -> tuple[Client, str]:
-        client = self._clients[scheme_of(url)]
+    def _place(self, url: str) -> tuple[_Client, str]:
+        client = self._clients[_scheme_of(url)]
         return client, client.path_of(url)
 
-    def _told(self, url: str, act: Callable[[], Answer], *, nothing_is_missing: bool = False) -> Answer:
+    def _told(self, url: str, act: Callable[[], _Answer], *, nothing_is_missing: bool = False) -> _Answer:
         """What `act` answers; whatever a client raises because its store is away becomes ContentStoreUnavailable."""
         try:
             return act()
@@ -180,10 +190,10 @@ class ContentStore:
 
     def _refuse_links(self, url: str, path: str) -> None:
         """A link in the folder must not lead out of it."""
-        if scheme_of(url) == "file" and not any(
+        if _scheme_of(url) == "file" and not any(
             Path(os.path.realpath(path)).is_relative_to(os.path.realpath(prefix.removeprefix("file://")))
             for prefix in self._prefixes
-            if scheme_of(prefix) == "file"
+            if _scheme_of(prefix) == "file"
         ):
             raise ContentMissing(f"{url} leads out of the folder")
 
@@ -191,7 +201,7 @@ class ContentStore:
         """Raises ContentStoreUnavailable where the folder or bucket itself is not there, or lets nobody in."""
         prefix = next(prefix for prefix in self._prefixes if url.startswith(f"{prefix}/"))
         client, path = self._place(prefix)
-        root = path if scheme_of(prefix) == "file" else path.split("/")[0]
+        root = path if _scheme_of(prefix) == "file" else path.split("/")[0]
         try:
             if not self._told(prefix, lambda: client.ask("exists", root)):
                 # Clients of object stores say no as well where they are not let in, and here they say why.
@@ -203,14 +213,136 @@ class ContentStore:
             raise ContentStoreUnavailable(f"there is no {prefix}", hint=hint) from None
 
 
+def by_reference(job: Job, max_bytes: int, store: ContentStore | None) -> Job:
+    """The job as it is sent: its prompt in the store if its message would be larger than `max_bytes`.
+
+    The prompt is stored under its digest, so that the same job sent twice has the same reference. Without a store the
+    job stays as it is, and a worker refuses it. Raises ContentStoreUnavailable.
+    """
+    if store is None or job.body_ref is not None or len(encode_job(job)) <= max_bytes:
+        return job
+    content = encode_prompt(job)
+    digest = hashlib.sha256(content).hexdigest()
+    reference = store.write(f"{_BODIES}/{digest[:2]}/{digest}.json", content)
+    return job.model_copy(update={"body_ref": reference})
+
+
+def text_by_reference(result: Result, store: ContentStore) -> Result:
+    """The result with its text in the store. Its name is of job and attempt: a repeat writes the same."""
+    digest = hashlib.sha256(result.job_id.encode()).hexdigest()
+    text = (result.text or "").encode()
+    reference = store.write(f"{_RESULTS}/{digest[:2]}/{digest}.{result.attempt}.txt", text)
+    return result.model_copy(update={"text": None, "text_ref": reference})
+
+
+def with_text(result: Result, store: ContentStore | None) -> Result:
+    """The result with its text, wherever that lies; as it is without a store. Raises ContentError, InvalidField."""
+    if result.text_ref is None or store is None:
+        return result
+    return result.model_copy(update={"text": store.read(result.text_ref).decode(), "text_ref": None})
+
+
+def drop_prompts(store: ContentStore, before: datetime, time_is_up: Callable[[], bool]) -> tuple[int, bool]:
+    """Delete what `by_reference` has written and nobody wrote again since `before`; how much, and whether that is all.
+
+    Runs of different hours begin at different folders, so that each folder has its turn where the time is up early.
+    Raises ContentStoreUnavailable.
+    """
+    num_dropped = 0
+    first = int(before.timestamp() // 3600) * _STRIDE
+    for number in range(first, first + _NUM_FOLDERS):
+        if time_is_up():
+            return num_dropped, False
+        for url in store.written_before(f"{_BODIES}/{number % _NUM_FOLDERS:02x}", before):
+            if not _PROMPT.fullmatch(url.rpartition("/")[2]):
+                continue
+            if time_is_up():
+                return num_dropped, False
+            store.delete(url, written_before=before)
+            num_dropped += 1
+    return num_dropped, True
+
+
+_Answer = TypeVar("_Answer")
+_MAY_NOT: Final = "are the credentials right, and may they read, write, delete and list there?"
+
+
 def _name_of(facts: Mapping[str, Any]) -> str:
     return str(facts["name"]).rstrip("/").rpartition("/")[2]
 
 
 def _is_old(facts: Mapping[str, Any], moment: datetime) -> bool:
-    written = written_at(facts)
+    written = _written_at(facts)
     return written is not None and written < moment
 
 
 def _differs(reference: ContentReference, found: str) -> str:
     return f"expected {reference.num_bytes} bytes with the digest of the reference at {reference.url}, found {found}"
+
+
+_BODIES: Final = "bodies"
+_RESULTS: Final = "results"
+_NUM_FOLDERS: Final = 256
+#: A prompt, or what a writer left of one when it was killed.
+_PROMPT: Final = re.compile(r"[0-9a-f]{64}\.json(\.[0-9a-f]{32}\.part)?")
+#: Shares no factor with the number of folders, so that a day's runs begin all over it.
+_STRIDE: Final = 37
+#: The package that a user installs for a scheme that fsspec itself does not know.
+_PACKAGES: Final = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs"}
+#: What clients call the moment of the last write.
+_WRITTEN_AT: Final = ("LastModified", "mtime", "last_modified", "created")
+
+
+class _Client:
+    """fsspec's client of one scheme. Threads share it."""
+
+    def __init__(self, scheme: str, options: Mapping[str, Any], timeout_s: float) -> None:
+        """Raises ConfigError where the scheme's package is missing or refuses its options."""
+        self._timeout_s = timeout_s
+        self._system: Any = _opened(scheme, options)
+
+    def path_of(self, url: str) -> str:
+        """What the client calls the object at this address."""
+        return str(self._system._strip_protocol(url))
+
+    def ask(self, method: str, *given: Any, **named: Any) -> Any:
+        """Call the client's `method`; raises whatever it raises.
+
+        A call over the network is given up after the time limit, with TimeoutError. It is then ended, so that calls to
+        a store that hangs do not pile up in the client.
+        """
+        if not isinstance(self._system, AsyncFileSystem):
+            return getattr(self._system, method)(*given, **named)
+        call = getattr(self._system, f"_{method}")(*given, **named)
+        answer = asyncio.run_coroutine_threadsafe(call, self._system.loop)
+        try:
+            return answer.result(self._timeout_s)
+        finally:
+            answer.cancel()
+
+
+def _scheme_of(url: str) -> str:
+    """The scheme of an address in its one spelling."""
+    return url.partition("://")[0]
+
+
+def _written_at(facts: Mapping[str, Any]) -> datetime | None:
+    """When an object was last written, from what `info` or `ls` say of it; None where the client does not say it."""
+    found = next((facts[name] for name in _WRITTEN_AT if name in facts), None)
+    if isinstance(found, int | float):
+        return datetime.fromtimestamp(found, UTC)
+    return found if isinstance(found, datetime) and found.tzinfo else None
+
+
+def _opened(scheme: str, options: Mapping[str, Any]) -> Any:
+    # Listings change behind a client's back, and the remembered ones would answer `info` too.
+    given = {"use_listings_cache": False, **options} if scheme in _PACKAGES else {}
+    try:
+        return fsspec.filesystem(scheme, **given)
+    except ImportError:
+        package = _PACKAGES.get(scheme, scheme)
+        raise ConfigError(
+            f"claim_check: {scheme}:// needs the package {package}, found none", hint=f"pip install {package}"
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"claim_check.options: {scheme}:// refuses them: {type(error).__name__}") from None

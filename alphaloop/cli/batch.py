@@ -1,31 +1,42 @@
 """`alphaloop batch`: OpenAI batch files in, output and error files out."""
 
 from __future__ import annotations
-
-import json
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
-from pathlib import Path
-from typing import Final
-
-import typer
-
-from alphaloop.batches.lines import BatchReader, batch_id_of
-from alphaloop.batches.progress import Batch, Part, Row, counted, rows_of
-from alphaloop.batches.sending import send
+from alphaloop.batches.lines import BatchReader
+from alphaloop.batches.lines import BatchSource
+from alphaloop.batches.lines import batch_id_of
+from alphaloop.batches.progress import Part
+from alphaloop.batches.progress import RequestRow
+from alphaloop.batches.progress import counted
+from alphaloop.batches.progress import rows_of
+from alphaloop.batches.progress import send
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import connected_settings
-from alphaloop.cli.screen import note, print_json
-from alphaloop.errors import AlphaloopError, ConfigError
-from alphaloop.files import STANDARD, Destination, readable_again, reading, shown_name
+from alphaloop.cli.screen import note
+from alphaloop.cli.screen import print_json
+from alphaloop.errors import AlphaloopError
+from alphaloop.errors import ConfigError
+from alphaloop.files import Destination
+from alphaloop.files import STANDARD
+from alphaloop.files import readable_again
+from alphaloop.files import reading
+from alphaloop.files import shown_name
 from alphaloop.kafka.producer import request_cancellation
 from alphaloop.outcomes.reading import OutcomeReader
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.wording import counts, one_line
+from alphaloop.wording import counts
+from alphaloop.wording import one_line
+from collections.abc import Iterator
+from contextlib import ExitStack
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+import json
+import sys
+import time
+import typer
+
 
 SUBMIT_EXAMPLE: Final = "alphaloop batch submit requests.jsonl --task chat --wait"
 STATUS_EXAMPLE: Final = "alphaloop batch status requests.jsonl"
@@ -60,7 +71,7 @@ def submit(
         raise ConfigError(f"no task {task!r}", hint=f"expected one of {', '.join(settings.tasks)}")
     with closing(open_database(settings)) as database, ExitStack() as stack:
         path = stack.enter_context(readable_again(file))
-        batch = Batch(batch_id_of(path), path)
+        batch = BatchSource(batch_id_of(path), path)
         reader = stack.enter_context(OutcomeReader(settings.kafka, set(settings.tasks))) if wait else None
         lines = BatchReader(settings, batch.batch_id, task=task, ignores_model=ignore_model)
         with reading(path) as source:
@@ -87,14 +98,14 @@ def status(
 ) -> None:
     """Count the requests of a batch by what became of them."""
     settings = connected_settings(context)
-    with closing(open_database(settings)) as database, Batch.named(batch) as found:
+    with closing(open_database(settings)) as database, BatchSource.named(batch) as found:
         _tell_status(found, settings, database, as_json=as_json)
 
 
 def cancel(context: typer.Context, batch: str = _BATCH) -> None:
     """Ask the workers to cancel every request that has not ended. What has ended keeps its outcome."""
     settings = connected_settings(context)
-    with closing(open_database(settings)) as database, Batch.named(batch) as found:
+    with closing(open_database(settings)) as database, BatchSource.named(batch) as found:
         rows = rows_of(found, settings, database)
         open_jobs = [row.job_id for row in rows if row.part == "open" and row.job_id]
     request_cancellation(settings.kafka, open_jobs)
@@ -122,11 +133,13 @@ def _wait(reader: OutcomeReader, waiting: dict[str, None], timeout_s: float) -> 
         )
 
 
-def _tell_status(batch: Batch, settings: Settings, database: Database, *, as_json: bool, says_why: bool = False) -> int:
+def _tell_status(
+    batch: BatchSource, settings: Settings, database: Database, *, as_json: bool, says_why: bool = False
+) -> int:
     """Print the counts, and with `says_why` the first requests without a text; returns how many there are."""
-    wrong: list[Row] = []
+    wrong: list[RequestRow] = []
 
-    def noted() -> Iterator[Row]:
+    def noted() -> Iterator[RequestRow]:
         for row in rows_of(batch, settings, database):
             if row.part == "error" and len(wrong) < _MAX_SHOWN:
                 wrong.append(row)
@@ -145,7 +158,7 @@ def _tell_status(batch: Batch, settings: Settings, database: Database, *, as_jso
     return num_failed
 
 
-def _why(row: Row) -> str:
+def _why(row: RequestRow) -> str:
     told = row.row or {}
     error = told.get("error") or {}
     where = [f"line {told['line']}"] if "line" in told else []
@@ -158,7 +171,7 @@ def _write(context: typer.Context, name: str, to: Path | None, part: Part) -> No
     settings = connected_settings(context)
     num_open = 0
     contents = ContentStore.of(settings.claim_check)
-    with closing(open_database(settings)) as database, Batch.named(name) as batch, target.writing() as file:
+    with closing(open_database(settings)) as database, BatchSource.named(name) as batch, target.writing() as file:
         for row in rows_of(batch, settings, database, contents):
             num_open += row.part == "open"
             if row.part == part:

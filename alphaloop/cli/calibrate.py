@@ -10,8 +10,7 @@ import typer
 
 from alphaloop.cli.carrying_out import carry_out
 from alphaloop.cli.screen import FittedTable, note, out, print_json, table
-from alphaloop.commands.orders import CalibrateOrder
-from alphaloop.commands.reports import Calibration
+from alphaloop.commands import CalibrateOrder, Calibration
 from alphaloop.cost import CostKind, CostPoint
 
 EXAMPLE: Final = """\

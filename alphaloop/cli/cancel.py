@@ -1,25 +1,32 @@
 """`alphaloop cancel`: a request on the control topic, what it found, and the answer."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from contextlib import closing
-from typing import Any, Final
-
-import typer
-
 from alphaloop.cli.connection import open_database
-from alphaloop.cli.ends import ends, jobs_named
-from alphaloop.cli.options import connected_settings, global_options
-from alphaloop.cli.screen import note, out, print_json
-from alphaloop.cli.waiting_again import say_they_go_on, wait_again
+from alphaloop.cli.ends import ends
+from alphaloop.cli.ends import jobs_named
+from alphaloop.cli.options import connected_settings
+from alphaloop.cli.options import global_options
+from alphaloop.cli.screen import note
+from alphaloop.cli.screen import out
+from alphaloop.cli.screen import print_json
+from alphaloop.cli.waiting_again import say_they_go_on
+from alphaloop.cli.waiting_again import wait_again
 from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.producer import request_cancellation
 from alphaloop.outcomes.reading import status_of
-from alphaloop.outcomes.whereabouts import Place, Whereabouts, find_jobs
+from alphaloop.outcomes.whereabouts import JobPlace
+from alphaloop.outcomes.whereabouts import Whereabouts
+from alphaloop.outcomes.whereabouts import find_jobs
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.wording import counts, one_line
+from alphaloop.wording import counts
+from alphaloop.wording import one_line
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+from typing import Final
+import typer
+
 
 _MAX_SHOWN: Final = 20
 EXAMPLE: Final = """\
@@ -50,11 +57,11 @@ def cancel(
         if not wanted:
             raise AlphaloopError(f"no job of batch {batch_id} was found")
         found = find_jobs(settings, database, list(dict.fromkeys(wanted)))
-        asked = [one.job_id for one in found if one.place not in (Place.ENDED, Place.REFUSED)]
+        asked = [one.job_id for one in found if one.place not in (JobPlace.ENDED, JobPlace.REFUSED)]
         request_cancellation(settings.kafka, asked)
         if not as_json:
             _tell(found, len(asked))
-        awaited = [one.job_id for one in found if one.job_id in asked and one.place is not Place.UNKNOWN]
+        awaited = [one.job_id for one in found if one.job_id in asked and one.place is not JobPlace.UNKNOWN]
         ended = _await(context, settings, database, awaited, timeout) if wait else {}
     if as_json:
         print_json([_as_json(one, ended.get(one.job_id)) for one in found])
@@ -65,7 +72,7 @@ def cancel(
             f"{missing} {'job' if missing == 1 else 'jobs'} did not end within {timeout:g} s",
             hint="is a worker running? `alphaloop status` shows it",
         )
-    if any(one.place is Place.UNKNOWN for one in found):
+    if any(one.place is JobPlace.UNKNOWN for one in found):
         raise typer.Exit(1)
 
 

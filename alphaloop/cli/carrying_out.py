@@ -23,8 +23,18 @@ from alphaloop.cli.children import child_command, child_environment
 from alphaloop.cli.options import global_options
 from alphaloop.cli.progress_lines import ProgressLines
 from alphaloop.cli.screen import err, note, progress
-from alphaloop.commands.events import EVENT, LOADING, Advance, Failed, Note, Report, Stage
-from alphaloop.commands.orders import MeasureOrder, Order, TrainOrder
+from alphaloop.commands import (
+    EVENT,
+    LOADING,
+    AdvanceEvent,
+    FailedEvent,
+    MeasureOrder,
+    NoteEvent,
+    Order,
+    ReportEvent,
+    StageEvent,
+    TrainOrder,
+)
 from alphaloop.errors import AlphaloopError
 from alphaloop.files import STANDARD
 
@@ -89,7 +99,7 @@ def _send(order: Order, stdin: IO[bytes]) -> None:
             shutil.copyfileobj(sys.stdin.buffer, stdin)
 
 
-def _show_events(lines: IO[bytes], show: Callable[[Any], None], on_stage: Callable[[str], None]) -> Failed | None:
+def _show_events(lines: IO[bytes], show: Callable[[Any], None], on_stage: Callable[[str], None]) -> FailedEvent | None:
     """Show events until the process ends; returns the error if it reported one."""
     failure = None
     is_terminal = err().is_terminal
@@ -99,23 +109,23 @@ def _show_events(lines: IO[bytes], show: Callable[[Any], None], on_stage: Callab
         task = bar.add_task("starting", total=None, note="")
         for line in lines:
             match event := EVENT.validate_json(line):
-                case Stage():
+                case StageEvent():
                     on_stage(event.name)
                     # The total of a task cannot be set to unknown, so another task replaces it.
                     bar.remove_task(task)
                     task = bar.add_task(event.name, total=event.total, completed=event.done, note="")
                     if not is_terminal:
                         written.stage(event.name, event.done, event.total)
-                case Advance():
+                case AdvanceEvent():
                     bar.update(task, advance=event.num, total=event.total, note=event.note)
                     if not is_terminal:
                         written.advance(event.num, event.total)
-                case Note():
+                case NoteEvent():
                     note(event.text)
-                case Report():
+                case ReportEvent():
                     bar.stop()
                     show(event.data)
-                case Failed():
+                case FailedEvent():
                     failure = event
     return failure
 

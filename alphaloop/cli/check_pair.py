@@ -11,8 +11,7 @@ from rich.text import Text
 
 from alphaloop.cli.carrying_out import carry_out
 from alphaloop.cli.screen import note, out, print_json, table
-from alphaloop.commands.orders import CheckPairOrder
-from alphaloop.commands.reports import Finding, PairCheck
+from alphaloop.commands import CheckFinding, CheckPairOrder, PairCheck
 from alphaloop.settings.device import EXPECTED, is_device_name
 from alphaloop.settings.models import DraftModelDrafterSettings, Dtype
 
@@ -69,7 +68,7 @@ def show(found: PairCheck) -> None:
     note("the draft is refused" if found.is_refused else "the draft can serve")
 
 
-def show_findings(findings: Iterable[Finding]) -> None:
+def show_findings(findings: Iterable[CheckFinding]) -> None:
     """A row for every finding."""
     shown = table("check", "verdict", "found")
     for finding in findings:

@@ -16,12 +16,10 @@ from alphaloop.cli.letter_options import AT, CODE, JOB_ID, SINCE, TASK, UNTIL, c
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import note, out, paragraph, print_json
 from alphaloop.errors import AlphaloopError
-from alphaloop.letters.listing import ListedLetter, newest_letters
-from alphaloop.letters.purging import Purge
-from alphaloop.letters.redriving import corrections_of
-from alphaloop.letters.sending import Redrive
+from alphaloop.letters.reading import ListedLetter, newest_letters
+from alphaloop.letters.redriving import Purge, Redrive, corrections_of
 from alphaloop.settings import Settings
-from alphaloop.store.redrives import RedriveStore
+from alphaloop.store.known_jobs import RedriveStore
 from alphaloop.wording import one_line
 
 LIST_EXAMPLE: Final = """\

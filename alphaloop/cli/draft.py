@@ -13,7 +13,7 @@ from alphaloop.cli.connection import open_database
 from alphaloop.cli.draft_report import show
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import note, out, print_json, table
-from alphaloop.commands.orders import RegisterOrder, TrainOrder
+from alphaloop.commands import RegisterOrder, TrainOrder
 from alphaloop.draft_card import DraftCard, Judgement
 from alphaloop.store.drafts import DraftRegistry, DraftRevision
 from alphaloop.wording import share

@@ -14,7 +14,7 @@ from alphaloop.cli.screen import note as tell
 from alphaloop.cli.screen import out, paragraph, print_json, table
 from alphaloop.errors import AlphaloopError
 from alphaloop.moments import moment
-from alphaloop.store.drift_events import DriftEvent, DriftEventStore, NoSuchEvent, PastState
+from alphaloop.store.drift import DriftEvent, DriftEventStore, NoSuchEvent, PastState
 
 LIST_EXAMPLE: Final = """\
 alphaloop drift list

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 from alphaloop.cli.screen import note
 from alphaloop.kafka.backlog import search
 from alphaloop.messages import Result
-from alphaloop.outcomes.reading import Outcome, OutcomeReader
-from alphaloop.outcomes.refusals import standing_refusals
+from alphaloop.outcomes.reading import Outcome, OutcomeReader, standing_refusals
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.known_jobs import jobs_of_batch, known_jobs
+from alphaloop.store.known_jobs import known_jobs, pages_of_batch
 
 
 def jobs_named(settings: Settings, database: Database, batch_id: str) -> list[str]:
@@ -20,7 +19,8 @@ def jobs_named(settings: Settings, database: Database, batch_id: str) -> list[st
     if not found.is_complete:
         note("the backlog is too long to be read through: jobs of the batch that wait in Kafka may be missing here")
     waiting = [message.job_id for message in found.messages]
-    return list(dict.fromkeys([*jobs_of_batch(database, batch_id), *waiting]))
+    claimed = (job_id for page in pages_of_batch(database, batch_id) for job_id, _ in page)
+    return list(dict.fromkeys([*claimed, *waiting]))
 
 
 def ends(settings: Settings, database: Database, job_ids: Sequence[str], *, timeout_s: float) -> Iterator[Outcome]:

@@ -10,7 +10,7 @@ import typer
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import out, print_json
-from alphaloop.outcomes.whereabouts import Place, find_jobs
+from alphaloop.outcomes.whereabouts import JobPlace, find_jobs
 from alphaloop.wording import one_line
 
 EXAMPLE: Final = "alphaloop job order-4711"
@@ -34,5 +34,5 @@ def job(
     else:
         for one in found:
             out().print(one_line(f"{one.job_id}: {one.sentence()}"), soft_wrap=True)
-    if any(one.place is Place.UNKNOWN for one in found):
+    if any(one.place is JobPlace.UNKNOWN for one in found):
         raise typer.Exit(1)

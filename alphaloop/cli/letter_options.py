@@ -7,7 +7,7 @@ from typing import Final
 
 import typer
 
-from alphaloop.letters.choosing import Choice
+from alphaloop.letters.reading import LetterFilter
 from alphaloop.moments import FORMS, moment
 
 TASK: Final = typer.Option(None, help="Only this task's.")
@@ -26,9 +26,9 @@ def choice_of(
     since: str | None,
     until: str | None,
     now: datetime,
-) -> Choice:
+) -> LetterFilter:
     """What the options ask for. Raises ConfigError for a time that is none."""
-    return Choice(
+    return LetterFilter(
         task,
         frozenset(code),
         frozenset(job_id),

@@ -11,7 +11,7 @@ from alphaloop.cli.carrying_out import carry_out
 from alphaloop.cli.measuring.as_json import as_json as report_as_json
 from alphaloop.cli.measuring.screens import show
 from alphaloop.cli.screen import print_json
-from alphaloop.commands.orders import MeasureOrder
+from alphaloop.commands import MeasureOrder
 from alphaloop.payoff.report import Report
 
 EXAMPLE: Final = """\

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
-from alphaloop.claim_check.contents import by_reference, with_text
-from alphaloop.claim_check.store import ContentStore
+from alphaloop.claim_check.store import ContentStore, by_reference, with_text
 from alphaloop.cli.screen import note, progress
 from alphaloop.cli.tail import GrowingText
 from alphaloop.errors import ContentError, MessageError
@@ -19,7 +18,7 @@ from alphaloop.job_lines import BadLine, JobLine
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages import Job, Result, encode_job
-from alphaloop.outcomes.reading import Outcome, OutcomeReader, Refusal, reason_of, status_of
+from alphaloop.outcomes.reading import Outcome, OutcomeReader, RefusedJob, reason_of, status_of
 from alphaloop.settings import KafkaSettings
 from alphaloop.wording import counts, one_line
 
@@ -174,7 +173,7 @@ def _outcomes(
 
 def _named_in_line(outcome: Outcome, line: JobLine) -> Outcome:
     """The outcome with its error's field named as in the line: the message has the body that was read from it."""
-    if isinstance(outcome, Refusal):
+    if isinstance(outcome, RefusedJob):
         return replace(outcome, field=line.named_in_line(outcome.field))
     if outcome.error is None:
         return outcome

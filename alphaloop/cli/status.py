@@ -1,21 +1,21 @@
 """`alphaloop status`: every task and every worker at a glance."""
 
 from __future__ import annotations
-
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final
-from urllib.parse import urlsplit
-
-import typer
-
-from alphaloop.as_decoded import at_load, drafted_by_load, percent, setting
-from alphaloop.cli.children import LogFollower, child_log, field_of
+from alphaloop.as_decoded import at_load
+from alphaloop.as_decoded import drafted_by_load
+from alphaloop.as_decoded import percent
+from alphaloop.as_decoded import setting
+from alphaloop.cli.children import LogFollower
+from alphaloop.cli.children import child_log
+from alphaloop.cli.children import field_of
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import connected_settings
-from alphaloop.cli.screen import FittedTable, note, out, paragraph, print_json, table
+from alphaloop.cli.screen import FittedTable
+from alphaloop.cli.screen import note
+from alphaloop.cli.screen import out
+from alphaloop.cli.screen import paragraph
+from alphaloop.cli.screen import print_json
+from alphaloop.cli.screen import table
 from alphaloop.embedded.process import is_listening
 from alphaloop.embedded.stack import running_stack
 from alphaloop.errors import BrokerError
@@ -23,22 +23,39 @@ from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.backlog import unfinished
 from alphaloop.metrics_server import url_of
 from alphaloop.settings import Settings
-from alphaloop.store.claims import RUNNING
-from alphaloop.store.expectations import ExpectationStore
-from alphaloop.store.incidents import IncidentStore, OpenIncident
-from alphaloop.store.overview import TaskNow, waits, with_waiting
+from alphaloop.store.incidents import IncidentStore
+from alphaloop.store.incidents import KnownIncident
+from alphaloop.store.jobs import RUNNING
+from alphaloop.store.switchback import ExpectationStore
+from alphaloop.store.task_figures import TaskFigures
 from alphaloop.store.task_figures import begin_of
-from alphaloop.store.workers import SeenWorker, WorkerStore
-from alphaloop.switchback.reliability import by_drafter, reliability
-from alphaloop.switchback.wording import (
-    computed,
-    draft_lengths,
-    expectations_of_all,
-    figure,
-    load,
-    why,
-)
-from alphaloop.wording import counted_apart, rate, share_with_interval
+from alphaloop.store.task_figures import waits
+from alphaloop.store.task_figures import with_waiting
+from alphaloop.store.workers import SeenWorker
+from alphaloop.store.workers import WorkerStore
+from alphaloop.switchback.reliability import by_drafter
+from alphaloop.switchback.reliability import reliability
+from alphaloop.switchback.wording import computed
+from alphaloop.switchback.wording import draft_lengths
+from alphaloop.switchback.wording import expectations_of_all
+from alphaloop.switchback.wording import figure
+from alphaloop.switchback.wording import load
+from alphaloop.switchback.wording import why
+from alphaloop.wording import counted_apart
+from alphaloop.wording import rate
+from alphaloop.wording import share_with_interval
+from collections import Counter
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
+from typing import Any
+from typing import Final
+from urllib.parse import urlsplit
+import typer
+
 
 #: A worker says every two seconds what it does; one that is silent for so long may be in a long step, or dead.
 _SILENT_S: Final = 15.0
@@ -107,7 +124,7 @@ def status(
 
 
 def task_table(
-    tasks: Sequence[TaskNow], waiting: dict[str, int] | None, ages: Mapping[str, float] | None = None
+    tasks: Sequence[TaskFigures], waiting: dict[str, int] | None, ages: Mapping[str, float] | None = None
 ) -> FittedTable:
     """One row a task, for a terminal of 80 columns. `ages`: seconds since the oldest unfinished job was sent."""
     shown = table("task", "jobs", "rounds drafted", "α₁ [95 %]", "speed-up [95 %]", "next job")
@@ -123,7 +140,7 @@ def task_table(
     return shown
 
 
-def _jobs(now: TaskNow, num_waiting: int | None, age_s: float | None) -> str:
+def _jobs(now: TaskFigures, num_waiting: int | None, age_s: float | None) -> str:
     """Traffic by status, and what waits; probes and controls stand apart."""
     ended = {status: number for status, number in now.jobs.items() if status != RUNNING}
     lines = [f"{number:,} {status}" for status, number in ended.items() if number] or ["none ended"]
@@ -136,7 +153,7 @@ def _jobs(now: TaskNow, num_waiting: int | None, age_s: float | None) -> str:
     return "\n".join([*lines, *([f"apart: {apart}"] if apart else [])])
 
 
-def _drafted(now: TaskNow) -> str:
+def _drafted(now: TaskFigures) -> str:
     done = now.decoded
     if done is None:
         return "-"
@@ -145,22 +162,22 @@ def _drafted(now: TaskNow) -> str:
     return "\n".join([told, *drafted_by_load(done)])
 
 
-def _acceptance(now: TaskNow) -> str:
+def _acceptance(now: TaskFigures) -> str:
     """α₁ with its drafter, which may be another than that of the next job."""
     return "\n".join(filter(None, (share_with_interval(now.alpha_1), now.alpha_drafter)))
 
 
-def _speedup(now: TaskNow) -> str:
+def _speedup(now: TaskFigures) -> str:
     its = now.measured
     return figure(its) if its is None else f"{figure(its)}\n{its.drafter}, {load(its)}"
 
 
-def _next(now: TaskNow) -> str:
+def _next(now: TaskFigures) -> str:
     one = now.next_job
     return "-" if one is None else f"{setting(one)}\n{at_load(one)}\n{why(one.reason, one.drafter, now.measured)}"
 
 
-def _covers(tasks: Sequence[TaskNow], window: timedelta) -> str:
+def _covers(tasks: Sequence[TaskFigures], window: timedelta) -> str:
     begin = f"{begin_of(datetime.now(UTC), window):%Y-%m-%d %H:%M} UTC"
     told = (
         f"Jobs, rounds and acceptance: traffic since {begin}; by the sequences that ran where that made a difference. "
@@ -207,7 +224,7 @@ def told_of(workers: Sequence[SeenWorker]) -> list[str]:
     return found
 
 
-def _incident_as_json(one: OpenIncident) -> dict[str, Any]:
+def _incident_as_json(one: KnownIncident) -> dict[str, Any]:
     return {"opened_at": one.opened_at.isoformat(), **asdict(one.found)}
 
 

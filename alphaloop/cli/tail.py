@@ -14,7 +14,7 @@ from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import as_shown, note, print_json_line
 from alphaloop.errors import AlphaloopError
 from alphaloop.messages import Status
-from alphaloop.outcomes.following import Ended, Event, TextSoFar, Waits, follow
+from alphaloop.outcomes.reading import Ended, Event, TextSoFar, Waits, follow
 from alphaloop.store.known_jobs import known_jobs
 
 EXAMPLE: Final = """\

@@ -15,7 +15,7 @@ from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.backlog import unfinished
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.overview import TaskNow, waits
+from alphaloop.store.task_figures import TaskFigures, waits
 
 #: The figures of tasks are those of `alphaloop status` without options.
 WINDOW: Final = timedelta(days=1)
@@ -38,7 +38,7 @@ class Sources:
             raise ConfigError("no database is configured", hint="set DATABASE_URL")
         return cls(settings, _database(settings, url), Remembered(settings.console.refresh_s))
 
-    def tasks(self) -> Reading[Sequence[TaskNow]]:
+    def tasks(self) -> Reading[Sequence[TaskFigures]]:
         """Every task of the last day, by name: what `alphaloop status` shows."""
         return self.remembered.get("tasks", lambda: tasks_now(self.database, self.settings, WINDOW))
 

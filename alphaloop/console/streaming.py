@@ -13,7 +13,7 @@ from typing import Any, Final
 from starlette.responses import Response, StreamingResponse
 
 from alphaloop.errors import AlphaloopError
-from alphaloop.outcomes.following import Ended, Event, TextSoFar, Waits
+from alphaloop.outcomes.reading import Ended, Event, TextSoFar, Waits
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ MAX_STREAMS: Final = 24
 LONGEST_S: Final = 600.0
 _ALIVE_EVERY_S: Final = 15.0
 
-#: Reads events until they end or nobody watches: alphaloop.outcomes.following.follow of one job.
+#: Reads events until they end or nobody watches: alphaloop.outcomes.reading.follow of one job.
 Read = Callable[[Callable[[], bool]], Iterable[Event]]
 
 

@@ -13,9 +13,8 @@ from urllib.parse import quote
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
-from alphaloop.batches.kept import KeptBatches
-from alphaloop.batches.lines import BatchReader
-from alphaloop.batches.sending import send
+from alphaloop.batches.lines import BatchReader, KeptBatches
+from alphaloop.batches.progress import send
 from alphaloop.console.page import WrongRequest
 from alphaloop.console.sessions import Session, is_token_of
 from alphaloop.console.sources import Sources

@@ -1,8 +1,8 @@
 """Where posteriors come from: the evidence behind each one, named by positions in the ledger.
 
 A position is the `ledger_id` of the last row that a key's evidence includes. The row names the key, and a fold of the
-ledger up to the position gives the key's evidence bit by bit (alphaloop/store/fold.py). Positions keep the order in
-which the evidence was added up, because sums of floating-point numbers depend on it.
+ledger up to the position gives the key's evidence bit by bit (alphaloop/store/acceptance_state.py). Positions keep the
+order in which the evidence was added up, because sums of floating-point numbers depend on it.
 """
 
 from __future__ import annotations

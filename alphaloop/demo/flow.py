@@ -37,9 +37,9 @@ from alphaloop.outcomes.reading import is_success
 from alphaloop.probes import new_probe_set
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.integrity import check
-from alphaloop.store.probe_sets import ProbeSetStore
-from alphaloop.store.progress import probe_progress
+from alphaloop.store.known_jobs import check
+from alphaloop.store.probes import ProbeSetStore
+from alphaloop.store.probes import probe_progress
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.switchback.speedup import Verdict

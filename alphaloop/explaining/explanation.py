@@ -26,16 +26,13 @@ from alphaloop.explaining.measured import Measured, measured
 from alphaloop.explaining.sources import Evidence, evidence
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.costs import CostStore
+from alphaloop.store.costs import CostStore, MeasuredEngine
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionChange, DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
-from alphaloop.store.engines import EngineStore, MeasuredEngine
-from alphaloop.store.expectations import ExpectationStore
-from alphaloop.store.overview import Overview, TaskNow
 from alphaloop.store.past import PastStore
-from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.task_figures import WINDOW, TaskFigures, figures_of, task_figures
+from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
+from alphaloop.store.task_figures import WINDOW, TaskFigures, figures_of, recent_tasks, task_figures
 from alphaloop.store.traffic import TrafficStore
 from alphaloop.store.workers import WorkerStore, running
 from alphaloop.switchback.task_speedup import TaskSpeedup
@@ -223,12 +220,12 @@ def _next_job(made: Decision, request: ExplainRequest) -> NextJob:
     return NextJob(*its, request.batch, request.sampling_bucket)
 
 
-def tasks_now(database: Database, settings: Settings, window: timedelta = WINDOW) -> list[TaskNow]:
+def tasks_now(database: Database, settings: Settings, window: timedelta = WINDOW) -> list[TaskFigures]:
     """Every task with a job in the window before now, by name: what was done, and what its next job would do.
 
     The next job is decided at the load of the last day, whatever the window.
     """
-    found, now = Overview(database).tasks_now(window), datetime.now(UTC)
+    found, now = recent_tasks(database, window), datetime.now(UTC)
     of_day: Mapping[str, TaskFigures] = {one.task: one for one in found}
     if window != WINDOW:
         of_day = task_figures(database)
@@ -310,14 +307,14 @@ def what_runs(database: Database, settings: Settings, at: datetime) -> WhatRuns:
 def engine_of(database: Database, facts: SessionFacts, at: datetime) -> MeasuredEngine:
     """The engine of a worker; if its calibration is gone, or not done yet, `at` stands for its moment."""
     key = facts.host, facts.device, facts.engine, facts.target_revision
-    for engine in EngineStore(database).measured():
+    for engine in CostStore(database).measured():
         if (engine.host, engine.device, engine.engine, engine.target_revision) == key:
             return engine
     return MeasuredEngine(*key, at, ())
 
 
 def _configured(database: Database, settings: Settings, at: datetime) -> WhatRuns:
-    engines = EngineStore(database).measured()
+    engines = CostStore(database).measured()
     if not engines:
         raise AlphaloopError("no worker has measured its device yet", hint="start one with `alphaloop up`")
     batch = settings.worker.batch_size

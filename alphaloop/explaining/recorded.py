@@ -12,9 +12,8 @@ from alphaloop.explaining.sources import evidence
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.expectations import ExpectationStore
 from alphaloop.store.past_decisions import RecordedDecisions
-from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
 from alphaloop.store.task_figures import figures_of
 from alphaloop.store.traffic import TrafficStore
 

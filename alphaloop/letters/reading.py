@@ -1,30 +1,42 @@
-"""Reading dead letters one by one, so that a command holds few of them however many there are."""
+"""Dead letters as they lie in Kafka: read one by one, filtered, and the newest listed.
+
+A command holds few of them, however many there are.
+"""
 
 from __future__ import annotations
-
+from alphaloop.errors import BrokerUnavailable
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.offsets import Record
+from alphaloop.kafka.offsets import TopicPartition
+from alphaloop.kafka.topics import list_topics
+from alphaloop.messages.dead_letter import JOB_ID
+from alphaloop.messages.dead_letter import OUTCOME
+from alphaloop.messages.topics import dlq_topic
+from alphaloop.messages.topics import jobs_topic
+from alphaloop.messages.topics import task_of
+from alphaloop.outcomes.reading import dead_letter_reason
+from alphaloop.outcomes.reading import job_id_of
+from alphaloop.settings import KafkaSettings
+from alphaloop.store.known_jobs import LetterKey
+from collections.abc import Collection
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from datetime import datetime
+from functools import cached_property
+from operator import itemgetter
+from typing import Any
+from typing import Final
 import contextlib
+import heapq
 import re
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from functools import cached_property
-from typing import Any, Final
 
-from alphaloop.errors import BrokerUnavailable
-from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.offsets import Record, TopicPartition
-from alphaloop.kafka.topics import list_topics
-from alphaloop.messages.dead_letter import JOB_ID, OUTCOME
-from alphaloop.messages.topics import dlq_topic, jobs_topic, task_of
-from alphaloop.outcomes.reading import dead_letter_reason, job_id_of
-from alphaloop.settings import KafkaSettings
 
-SUFFIX: Final = dlq_topic("")
-#: TOPIC:PARTITION:OFFSET.
-_PLACE: Final = re.compile(r"([a-zA-Z0-9._-]{1,249}):([0-9]{1,9}):([0-9]{1,18})")
-_SHOWN_CHARS: Final = 200
+_SUFFIX: Final = dlq_topic("")
 
 
 @dataclass(frozen=True)
@@ -37,6 +49,11 @@ class Letter:
     def place(self) -> str:
         """Where it lies, as options take it."""
         return f"{self.record.topic}:{self.record.partition}:{self.record.offset}"
+
+    @property
+    def key(self) -> LetterKey:
+        """Its name in the table of redrives."""
+        return LetterKey(*self.record.topic_partition, self.record.offset, self.record.timestamp_ms or 0)
 
     @cached_property
     def reason(self) -> Mapping[str, str]:
@@ -51,7 +68,7 @@ class Letter:
     @property
     def sent_to(self) -> str:
         """The topic of the message."""
-        return self.reason.get("topic", self.record.topic.removesuffix(SUFFIX))
+        return self.reason.get("topic", self.record.topic.removesuffix(_SUFFIX))
 
     @property
     def written_at(self) -> datetime | None:
@@ -90,11 +107,72 @@ class Letter:
         return letter
 
 
-def dlq_topics(kafka: KafkaSettings, task: str | None) -> list[str]:
-    """The dead-letter topics of jobs, of one task or of all. Raises BrokerUnavailable."""
-    wanted = None if task is None else jobs_topic(task)
-    sources = {topic: topic.removesuffix(SUFFIX) for topic in list_topics(kafka) if topic.endswith(SUFFIX)}
-    return [topic for topic, source in sources.items() if task_of(source) and wanted in (None, source)]
+@dataclass(frozen=True, slots=True)
+class LetterFilter:
+    """What is asked for; everything where nothing is."""
+
+    task: str | None = None
+    codes: frozenset[str] = frozenset()
+    job_ids: frozenset[str] = frozenset()
+    places: frozenset[str] = frozenset()
+    since: datetime | None = None
+    until: datetime | None = None
+
+    @property
+    def is_by_task_only(self) -> bool:
+        """Whether every letter of the topics is chosen."""
+        return not (self.codes or self.job_ids or self.places or self.since or self.until)
+
+    def holds(self, letter: Letter) -> bool:
+        """Whether this letter is chosen. One without a time is of no time."""
+        written_at = letter.written_at
+        return (
+            (not self.codes or letter.code in self.codes)
+            and (not self.job_ids or letter.job_id in self.job_ids)
+            and (not self.places or letter.place in self.places)
+            and (self.since is None or (written_at is not None and written_at >= self.since))
+            and (self.until is None or (written_at is not None and written_at < self.until))
+        )
+
+    def letters(self, kafka: KafkaSettings, *, newest: int | None = None, depth: int | None = None) -> Iterator[Letter]:
+        """The chosen letters. Raises BrokerError.
+
+        Of each partition at most the `newest` are read where all of them are chosen, and at most `depth` otherwise.
+        """
+        topics = _dlq_topics(kafka, self.task)
+        if self.places:
+            found = _read_places(kafka, topics, self.places)
+        else:
+            found = read_letters(kafka, topics, newest=newest if self.is_by_task_only else depth)
+        return filter(self.holds, found)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedLetter:
+    """A letter without its message: its name in the table of redrives, and what `Letter.as_json` tells of it."""
+
+    key: LetterKey
+    told: Mapping[str, Any]
+
+    def with_redrive(self, redriven: Mapping[LetterKey, str] | None) -> dict[str, Any]:
+        """What is told, and whether it was sent again; None where that is not known."""
+        return {**self.told, "redriven": None if redriven is None else self.key in redriven}
+
+
+def newest_letters(
+    kafka: KafkaSettings, choice: LetterFilter, limit: int, *, show_value: bool = False, depth: int | None = None
+) -> Sequence[ListedLetter]:
+    """The newest `limit` of the chosen letters, oldest first. No more are ever held, and none of their values.
+
+    With `show_value` the start of each message is told, too, which may hold a prompt. Where not all letters are chosen,
+    the newest `depth` of each partition are looked through, without it all. Raises BrokerError.
+    """
+    newest: list[tuple[tuple[int, LetterKey], Mapping[str, Any]]] = []  # a heap, its oldest letter first
+    for letter in choice.letters(kafka, newest=limit, depth=depth):
+        key = letter.key
+        keep = heapq.heappush if len(newest) < limit else heapq.heappushpop
+        keep(newest, ((letter.record.timestamp_ms or 0, key), letter.as_json(show_value=show_value)))
+    return [ListedLetter(key, told) for (_, key), told in sorted(newest, key=itemgetter(0))]
 
 
 def read_letters(kafka: KafkaSettings, topics: Sequence[str], *, newest: int | None = None) -> Iterator[Letter]:
@@ -117,7 +195,7 @@ def read_letters(kafka: KafkaSettings, topics: Sequence[str], *, newest: int | N
                 raise BrokerUnavailable(f"{len(unread)} partitions of dead letters could not be read to their end")
 
 
-def read_places(kafka: KafkaSettings, topics: Collection[str], places: Collection[str]) -> Iterator[Letter]:
+def _read_places(kafka: KafkaSettings, topics: Collection[str], places: Collection[str]) -> Iterator[Letter]:
     """The letters at these places of the topics, in their order; a place where none lies is passed over.
 
     Raises BrokerError.
@@ -135,6 +213,18 @@ def read_places(kafka: KafkaSettings, topics: Collection[str], places: Collectio
                 consumer.assign_at({partition: offset})
                 if (record := _at(consumer, partition, offset, kafka.request_timeout_s)) is not None:
                     yield Letter(record)
+
+
+def _dlq_topics(kafka: KafkaSettings, task: str | None) -> list[str]:
+    """The dead-letter topics of jobs, of one task or of all. Raises BrokerUnavailable."""
+    wanted = None if task is None else jobs_topic(task)
+    sources = {topic: topic.removesuffix(_SUFFIX) for topic in list_topics(kafka) if topic.endswith(_SUFFIX)}
+    return [topic for topic, source in sources.items() if task_of(source) and wanted in (None, source)]
+
+
+#: TOPIC:PARTITION:OFFSET.
+_PLACE: Final = re.compile(r"([a-zA-Z0-9._-]{1,249}):([0-9]{1,9}):([0-9]{1,18})")
+_SHOWN_CHARS: Final = 200
 
 
 def _at(consumer: Consumer, partition: TopicPartition, offset: int, timeout_s: float) -> Record | None:

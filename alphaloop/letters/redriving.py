@@ -1,26 +1,160 @@
-"""What a dead letter becomes when it is sent again.
+"""Dead letters sent again as new messages, and old ones deleted.
 
 Why a failed job gets a new job_id: docs/decisions/0014-retries.md.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
-from alphaloop.errors import ConfigError, InvalidField, MalformedMessage
-from alphaloop.letters.reading import Letter
+from alphaloop.errors import ConfigError, InvalidField, MalformedMessage, MessageError
+from alphaloop.kafka.deleting import delete_before
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.records import TopicPartition
+from alphaloop.letters.reading import Letter, LetterFilter
 from alphaloop.messages import Origin, derived_job_id, fields_of, parse_job
 from alphaloop.messages.dead_letter import SHORTENED, is_reason
 from alphaloop.messages.job import SHORTHAND
 from alphaloop.messages.topics import jobs_topic, task_of
+from alphaloop.settings import KafkaSettings
+from alphaloop.store.known_jobs import RedriveStore
 
-_AGAIN: Final = re.compile(r"(.*)~([1-9][0-9]{0,8})")
-_MAX_ID_CHARS: Final = 200
+
+class Redrive:
+    """One run of the command.
+
+    A run that dies between acknowledgement and mark leaves letters that are sent twice. Their job_ids are the same both
+    times, so the jobs are decoded once.
+    """
+
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        store: RedriveStore,
+        corrections: Mapping[str, Any],
+        *,
+        again: bool,
+        dry_run: bool,
+    ) -> None:
+        self._kafka = kafka
+        self._store = store
+        self._corrections = corrections
+        self._again = again
+        self._dry_run = dry_run
+        self.num_sent = 0
+        self.num_before = 0  #: letters left out, because they were sent before
+        self.num_wrong = 0
+        self.problems: list[dict[str, Any]] = []  #: the first of the wrong ones
+
+    def run(self, choice: LetterFilter, limit: int | None) -> None:
+        """Send the chosen letters, at most `limit`. Raises BrokerError, StoreError."""
+        with contextlib.closing(Producer(self._kafka, client_id="alphaloop-dlq")) as producer:
+            letters = choice.letters(self._kafka)
+            while portion := list(islice(letters, _PORTION)):
+                room = None if limit is None else limit - self.num_sent
+                if room is not None and room <= 0:
+                    return
+                messages = list(self._messages(self._wanted(portion)))[:room]
+                self.num_sent += len(messages)
+                if self._dry_run:
+                    continue
+                for letter, message in messages:
+                    producer.send(message.topic, key=letter.record.key, value=message.value, headers=message.headers)
+                producer.flush(_FLUSH_S)
+                self._store.mark({letter.key: message.job_id for letter, message in messages})
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "dry_run": self._dry_run,
+            "sent": self.num_sent,
+            "sent_before": self.num_before,
+            "wrong": self.num_wrong,
+            "problems": self.problems,
+        }
+
+    def _wanted(self, letters: Sequence[Letter]) -> Sequence[Letter]:
+        if self._again:
+            return letters
+        before = self._store.of([letter.key for letter in letters])
+        self.num_before += len(before)
+        return [letter for letter in letters if letter.key not in before]
+
+    def _messages(self, letters: Iterable[Letter]) -> Iterator[tuple[Letter, Redriven]]:
+        for letter in letters:
+            try:
+                yield letter, redriven(letter, self._corrections)
+            except MessageError as error:
+                self.num_wrong += 1
+                if len(self.problems) < _MOST_PROBLEMS:
+                    self.problems.append({"at": letter.place, "code": error.code, "message": str(error)})
+
+
+class Purge:
+    """What would be deleted: of each partition the records below an offset."""
+
+    def __init__(self, kafka: KafkaSettings, store: RedriveStore) -> None:
+        self._kafka = kafka
+        self._store = store
+        self._codes: dict[TopicPartition, Counter[str]] = {}
+        self._offsets: dict[TopicPartition, int] = {}
+
+    @property
+    def num_letters(self) -> int:
+        """Letters below the offsets."""
+        return sum(codes.total() for codes in self._codes.values())
+
+    def read(self, choice: LetterFilter) -> None:
+        """Find the offsets: below them lie only letters of the chosen time. Raises BrokerError."""
+        ended: set[TopicPartition] = set()
+        everything = LetterFilter(choice.task)
+        for letter in everything.letters(self._kafka):
+            partition = letter.record.topic_partition
+            if partition in ended or not choice.holds(letter):
+                ended.add(partition)  # younger letters, and older ones behind them, stay
+                continue
+            self._codes.setdefault(partition, Counter())[letter.code] += 1
+            self._offsets[partition] = letter.record.offset + 1
+
+    def carry_out(self) -> None:
+        """Delete them, and forget which of them were sent again. Raises BrokerError, StoreError."""
+        delete_before(self._kafka, self._offsets)
+        for partition, offset in self._offsets.items():
+            self._store.forget_before(partition.topic, partition.partition, offset)
+
+    def rows(self) -> list[str]:
+        """For people, a line a partition."""
+        if not self._offsets:
+            return ["no dead letters are that old"]
+        rows = []
+        for partition, codes in sorted(self._codes.items()):
+            where = f"{partition.topic}[{partition.partition}] below offset {self._offsets[partition]}"
+            by_code = ", ".join(f"{number} {code}" for code, number in codes.most_common())
+            rows.append(f"{where}: {codes.total()} letters ({by_code})")
+        return rows
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        return {
+            "letters": self.num_letters,
+            "partitions": [
+                {
+                    "topic": partition.topic,
+                    "partition": partition.partition,
+                    "below_offset": self._offsets[partition],
+                    "codes": dict(codes),
+                }
+                for partition, codes in sorted(self._codes.items())
+            ],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +217,22 @@ def corrections_of(settings: Sequence[str], option: str) -> dict[str, Any]:
     return found
 
 
-def _fields(value: bytes | None) -> dict[str, Any]:
-    fields = fields_of(value)
-    if fields is None:
-        raise MalformedMessage("not a JSON object, so nothing in it can be corrected", hint="send a new job instead")
-    return fields
-
-
 def next_job_id(job_id: str, *, is_redriven: bool) -> str:
     """The job that a failed one becomes; `is_redriven` says whether it was itself made of a failed one."""
     match = _AGAIN.fullmatch(job_id) if is_redriven else None
     found = f"{match[1]}~{int(match[2]) + 1}" if match else f"{job_id}~1"
     return found if len(found) <= _MAX_ID_CHARS else f"{uuid.uuid5(uuid.NAMESPACE_OID, job_id)}~1"
+
+
+_AGAIN: Final = re.compile(r"(.*)~([1-9][0-9]{0,8})")
+_MAX_ID_CHARS: Final = 200
+
+
+def _fields(value: bytes | None) -> dict[str, Any]:
+    fields = fields_of(value)
+    if fields is None:
+        raise MalformedMessage("not a JSON object, so nothing in it can be corrected", hint="send a new job instead")
+    return fields
 
 
 def _set(fields: dict[str, Any], path: str, value: Any) -> None:
@@ -132,3 +270,8 @@ def _put(inner: Any, name: str, value: Any) -> None:
 
 def _number(digits: str | None) -> int:
     return int(digits) if digits and digits.isdigit() and len(digits) < 19 else 0
+
+
+_PORTION: Final = 100
+_FLUSH_S: Final = 120.0
+_MOST_PROBLEMS: Final = 20

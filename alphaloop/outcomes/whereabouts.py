@@ -11,14 +11,13 @@ from typing import Any, Final
 from alphaloop.kafka.backlog import Message, Search, search
 from alphaloop.messages import Result
 from alphaloop.messages.topics import retry_delay_s
-from alphaloop.outcomes.reading import Refusal, reason_of
-from alphaloop.outcomes.refusals import refusals_of
+from alphaloop.outcomes.reading import RefusedJob, reason_of, refusals_of
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.known_jobs import ClaimedJob, claimed_jobs
+from alphaloop.store.known_jobs import JobDetails, claimed_jobs
 
 
-class Place(StrEnum):
+class JobPlace(StrEnum):
     """Where a job is."""
 
     WAITING = "waiting"  #: in Kafka: no worker has claimed it, or one gave it back
@@ -39,10 +38,10 @@ class Whereabouts:
     """One job: where it is, and what told so."""
 
     job_id: str
-    place: Place
-    claimed: ClaimedJob | None = None
+    place: JobPlace
+    claimed: JobDetails | None = None
     message: Message | None = None
-    refusal: Refusal | None = None
+    refusal: RefusedJob | None = None
     is_search_complete: bool = True  #: whether all of Kafka's backlog was read, where that matters
 
     @property
@@ -54,15 +53,15 @@ class Whereabouts:
     def sentence(self) -> str:
         """Where it is, in words."""
         match self.place:
-            case Place.WAITING:
+            case JobPlace.WAITING:
                 return _waiting(self.message, self.claimed)
-            case Place.ENDED if (result := self.result) is not None and self.claimed is not None:
+            case JobPlace.ENDED if (result := self.result) is not None and self.claimed is not None:
                 when = f" at {_time(self.claimed.finished_at)}" if self.claimed.finished_at else ""
                 tokens = f", {result.usage.completion_tokens} tokens" if result.usage else ""
                 return f"ended {result.status.value}{when}{tokens}" + _because(reason_of(result))
-            case Place.REFUSED if self.refusal is not None:
+            case JobPlace.REFUSED if self.refusal is not None:
                 return f"refused{_because(reason_of(self.refusal))}"
-            case Place.UNKNOWN:
+            case JobPlace.UNKNOWN:
                 return _unknown(is_search_complete=self.is_search_complete)
         assert self.claimed is not None  # noqa: S101 - every other place is a claim's
         return _with_worker(self.place, self.claimed)
@@ -113,31 +112,31 @@ def search_for(settings: Settings, job_ids: Collection[str]) -> Search:
 
 
 def _place(
-    job_id: str, claimed: ClaimedJob | None, message: Message | None, refusal: Refusal | None, is_complete: bool
+    job_id: str, claimed: JobDetails | None, message: Message | None, refusal: RefusedJob | None, is_complete: bool
 ) -> Whereabouts:
     if claimed is not None and not _waits_again(claimed):
         return Whereabouts(job_id, _place_of(claimed), claimed)
     if message is not None or claimed is not None:
-        return Whereabouts(job_id, Place.WAITING, claimed, message)
+        return Whereabouts(job_id, JobPlace.WAITING, claimed, message)
     if refusal is not None:
-        return Whereabouts(job_id, Place.REFUSED, refusal=refusal)
-    return Whereabouts(job_id, Place.UNKNOWN, is_search_complete=is_complete)
+        return Whereabouts(job_id, JobPlace.REFUSED, refusal=refusal)
+    return Whereabouts(job_id, JobPlace.UNKNOWN, is_search_complete=is_complete)
 
 
-def _waits_again(claimed: ClaimedJob) -> bool:
+def _waits_again(claimed: JobDetails) -> bool:
     """Whether the claim was given back, so that the message waits in Kafka for another one."""
     return claimed.outcome is None and claimed.owner is None
 
 
-def _place_of(claimed: ClaimedJob) -> Place:
+def _place_of(claimed: JobDetails) -> JobPlace:
     if claimed.outcome is not None:
-        return Place.ENDED
+        return JobPlace.ENDED
     if not claimed.is_held:
-        return Place.LEFT
-    return Place.RUNNING if claimed.num_tokens is not None else Place.HELD
+        return JobPlace.LEFT
+    return JobPlace.RUNNING if claimed.num_tokens is not None else JobPlace.HELD
 
 
-def _waiting(message: Message | None, claimed: ClaimedJob | None) -> str:
+def _waiting(message: Message | None, claimed: JobDetails | None) -> str:
     again = f"; it has failed {_times(claimed.num_failures)}" if claimed and claimed.num_failures else ""
     if message is None:
         return f"waits in Kafka: a worker gave it back{again}"
@@ -151,13 +150,13 @@ def _waiting(message: Message | None, claimed: ClaimedJob | None) -> str:
     return f"waits in Kafka, {before} ({place}{sent}){again}"
 
 
-def _with_worker(place: Place, claimed: ClaimedJob) -> str:
+def _with_worker(place: JobPlace, claimed: JobDetails) -> str:
     until = f"its lease runs until {_time(claimed.lease_expires_at)}" if claimed.lease_expires_at else "without a lease"
     cancelling = "; its cancellation was asked for" if claimed.is_cancelling else ""
     attempt = f", attempt {claimed.attempt}" if claimed.attempt > 1 else ""
-    if place is Place.LEFT:
+    if place is JobPlace.LEFT:
         return f"{claimed.owner} had it{attempt} and is gone: the next worker takes it over{cancelling}"
-    if place is Place.RUNNING and claimed.silence is not None:
+    if place is JobPlace.RUNNING and claimed.silence is not None:
         said = "" if claimed.silence < _SILENCE else f" {claimed.silence.total_seconds():.0f} s ago"
         return f"is decoded by {claimed.owner}{attempt}: {claimed.num_tokens} tokens so far{said}; {until}{cancelling}"
     return f"is held by {claimed.owner}{attempt} and waits there for a free slot; {until}{cancelling}"

@@ -1,38 +1,41 @@
 """The evidence of every key: every outcome adds to it, every decision reads it.
 
 One row a key, however many jobs it has seen. The arithmetic is that of alphaloop.deciding.evidence, as in a worker's
-cache. Numbers are packed, because Postgres takes three times as long to send arrays.
+cache. A changed half-life holds from the change on. First- and second-order sums fade together, so they stay
+consistent.
 
-A changed half-life holds from the change on. First- and second-order sums fade together, so they stay consistent.
+`fold` makes the same rows from the ledger, bit by bit. Jobs of one key that were recorded in one transaction are added
+up first and then added to the row; a fold repeats these groups, because sums of floating-point numbers depend on the
+grouping.
+
+Numbers are packed, because Postgres takes three times as long to send arrays. A row holds big-endian doubles: the sums
+that are one number each, then, array by array, those by draft position, all of one length. First those of
+`KeyEvidence.all`, then those of `KeyEvidence.recent`. The view evidence_now reads the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg import Cursor
 from psycopg.rows import namedtuple_row
-from sqlalchemy import BigInteger, Connection, Text, delete, func, text
-from sqlalchemy import cast as sql_cast
+from sqlalchemy import Connection, delete, text
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.evidence import EvidenceSums, together
 from alphaloop.deciding.key_evidence import KeyEvidence
+from alphaloop.errors import StoreError
 from alphaloop.store.database import Database
-from alphaloop.store.exchange import driver_of
-from alphaloop.store.fold import FoldedKey, add_group, folded_of, key_of
-from alphaloop.store.packed_evidence import unpack
-from alphaloop.store.row_set import RowSet
+from alphaloop.store.exchange import RowSet, driver_of
 from alphaloop.tables import acceptance_state
-from alphaloop.tables.state import KEY
-
-THIS_TRANSACTION: Final = sql_cast(sql_cast(func.pg_current_xact_id(), Text), BigInteger)
-#: Every transaction below it has ended. Changes that are not visible yet belong to this transaction or a later one.
-_OLDEST_RUNNING: Final = text("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+from alphaloop.tables.evidence import KEY
 
 
 class Pair(NamedTuple):
@@ -84,20 +87,6 @@ class StateRow(NamedTuple):
         return unpack(self.packed, self.as_of)
 
 
-#: One drafter at a time: an index finds its rows, and the columns that they share are not sent with each row.
-_OF_PAIR: Final = """
-    SELECT task, segment, sampling_bucket, prompt_bucket, num_jobs, as_of, evidence, last_ledger_id
-    FROM acceptance_state
-    WHERE target_revision = %s AND engine = %s AND drafter = %s AND draft_revision = %s
-"""
-_OF_TASK: Final = """
-    SELECT target_revision, engine, drafter, draft_revision,
-           task, segment, sampling_bucket, prompt_bucket, num_jobs, as_of, evidence, last_ledger_id
-    FROM acceptance_state WHERE task = %s
-    ORDER BY target_revision, engine, drafter, draft_revision, segment, sampling_bucket, prompt_bucket
-"""
-
-
 @dataclass(frozen=True, slots=True)
 class StateRead:
     """Rows read at one moment. If `is_all` is False, only those that changed since an earlier read."""
@@ -141,12 +130,6 @@ class AcceptanceStateStore:
         """Delete rows without a job since `at`, of drafts and tasks that are gone; returns how many."""
         with self._database.begin() as connection:
             return connection.execute(delete(acceptance_state).where(acceptance_state.c.as_of < at)).rowcount
-
-
-def _read(connection: Connection, query: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
-    """Rows in Postgres's binary form, without SQLAlchemy, so that packed evidence is not sent as hex."""
-    with driver_of(connection).cursor(binary=True) as cursor:
-        return cursor.execute(query.encode(), parameters).fetchall()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +178,7 @@ def add_jobs(
     for ledger_id, job in zip(ledger_ids, jobs, strict=True):
         if job is not None:
             by_key.setdefault(job[0], []).append((ledger_id, job[1]))
-    folded = {key: add_group(standing.get(key), by_key[key], half_life) for key in locked.keys}
+    folded = {key: _add_group(standing.get(key), by_key[key], half_life) for key in locked.keys}
     changed = RowSet.parameter(
         {
             **key.columns,
@@ -208,6 +191,176 @@ def add_jobs(
     )
     driver.execute(_CHANGE, {"rows": changed})
     return [StateRow.of(key, its) for key, its in folded.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedKey:
+    """The content of a row of acceptance_state."""
+
+    as_of: datetime
+    packed: bytes  #: as in the table, so that folded and stored evidence are equal bit by bit
+    num_jobs: int
+    last_ledger_id: int
+
+    @property
+    def evidence(self) -> KeyEvidence:
+        """The sums, as of `as_of`."""
+        return unpack(self.packed, self.as_of)
+
+
+class LedgerRow(NamedTuple):
+    """One job's counts under one key."""
+
+    ledger_id: int
+    recorded_in: int  #: the same for rows of one transaction
+    key: EvidenceKey
+    evidence: EvidenceSums
+
+
+def fold(
+    rows: Iterable[LedgerRow], half_life: timedelta, start: Mapping[EvidenceKey, FoldedKey] | None = None
+) -> dict[EvidenceKey, FoldedKey]:
+    """What acceptance_state holds after these rows, which come in the order of `ledger_id`.
+
+    With `start`, rows that it includes are left out.
+    """
+    folded = dict(start or {})
+    for key, its in _states(rows, half_life, folded):
+        folded[key] = its
+    return folded
+
+
+def fold_at(
+    rows: Iterable[LedgerRow],
+    half_life: timedelta,
+    positions: Container[int],
+    start: Mapping[EvidenceKey, FoldedKey] | None = None,
+) -> dict[int, tuple[EvidenceKey, FoldedKey]]:
+    """What acceptance_state held of a key when one of these positions was its `last_ledger_id`, by position.
+
+    Otherwise as `fold`. A position that no key ever stood at is left out.
+    """
+    states = chain((start or {}).items(), _states(rows, half_life, start or {}))
+    return {its.last_ledger_id: (key, its) for key, its in states if its.last_ledger_id in positions}
+
+
+def _add_group(
+    standing: FoldedKey | None, group: Sequence[tuple[int, EvidenceSums]], half_life: timedelta
+) -> FoldedKey:
+    """A key's row after jobs (ledger_id, sums) that were recorded together; `standing` is None for a new key."""
+    jobs = [job for _, job in group]
+    before = standing or FoldedKey(jobs[0].as_of, b"", 0, 0)
+    evidence = before.evidence.with_job(together(jobs, half_life), half_life)
+    return FoldedKey(evidence.all.as_of, pack(evidence), before.num_jobs + len(jobs), group[-1][0])
+
+
+def key_of(row: Any) -> EvidenceKey:
+    """From a row with the columns of the key."""
+    return EvidenceKey(**{name: getattr(row, name) for name in EvidenceKey.__slots__})
+
+
+def folded_of(row: Any) -> FoldedKey:
+    """From a row of acceptance_state or of its checkpoints."""
+    return FoldedKey(row.as_of, row.evidence, row.num_jobs, row.last_ledger_id)
+
+
+def pack(evidence: KeyEvidence) -> bytes:
+    """The bytes of the evidence, without its moment."""
+    both = (evidence.all, evidence.recent)
+    length = max(len(getattr(sums, name)) for sums in both for name in _BY_POSITION)
+    values: list[float] = []
+    for sums in both:
+        values += [getattr(sums, name) for name in _NUMBERS]
+        for name in _BY_POSITION:
+            of_it = getattr(sums, name)
+            values += of_it
+            values += [0.0] * (length - len(of_it))
+    return struct.pack(f">{len(values)}d", *values)
+
+
+def unpack(packed: bytes, as_of: datetime) -> KeyEvidence:
+    """The evidence from the bytes of `pack`; empty for no bytes. Raises StoreError for anything else."""
+    if not packed:
+        return KeyEvidence.empty(as_of)
+    num_values, rest = divmod(len(packed), 16)
+    length, more = divmod(num_values - len(_NUMBERS), len(_BY_POSITION))
+    if rest or more or length < 0:
+        raise StoreError(
+            f"expected twice {len(_NUMBERS)} sums and {len(_BY_POSITION)} by position, found {len(packed)} bytes"
+        )
+    values = struct.unpack(f">{2 * num_values}d", packed)
+    return KeyEvidence(_sums(values[:num_values], length, as_of), _sums(values[num_values:], length, as_of))
+
+
+#: Stored rows depend on these names and their order: only a migration that rewrites the rows may change them.
+_NUMBERS: Final = (
+    "jobs",
+    "jobs_w2",
+    "rounds",
+    "offered",
+    "tokens",
+    "output_tokens",
+    "output_tokens_sq",
+    "prompt_tokens",
+    "texts",
+    "ends",
+)
+_BY_POSITION: Final = (
+    "proposed",
+    "chances",
+    "trials",
+    "accepts",
+    "trials_w2",
+    "accepts_w2",
+    "accepts_trials_w2",
+    "chances_w2",
+    "accepts_chances_w2",
+)
+
+
+def _sums(values: tuple[float, ...], length: int, as_of: datetime) -> EvidenceSums:
+    sums: dict[str, Any] = dict(zip(_NUMBERS, values[: len(_NUMBERS)], strict=True))
+    for i, name in enumerate(_BY_POSITION):
+        start = len(_NUMBERS) + i * length
+        sums[name] = values[start : start + length]
+    return EvidenceSums(as_of, **sums)
+
+
+def _states(
+    rows: Iterable[LedgerRow], half_life: timedelta, start: Mapping[EvidenceKey, FoldedKey]
+) -> Iterator[tuple[EvidenceKey, FoldedKey]]:
+    """Each key after each transaction; keys one after the other."""
+    by_key: dict[EvidenceKey, list[LedgerRow]] = {}
+    for row in rows:
+        if row.key not in start or row.ledger_id > start[row.key].last_ledger_id:
+            by_key.setdefault(row.key, []).append(row)
+    for key, its in by_key.items():
+        standing = start.get(key)
+        for _, group in groupby(its, attrgetter("recorded_in")):
+            standing = _add_group(standing, [(row.ledger_id, row.evidence) for row in group], half_life)
+            yield key, standing
+
+
+#: Every transaction below it has ended. Changes that are not visible yet belong to this transaction or a later one.
+_OLDEST_RUNNING: Final = text("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
+#: One drafter at a time: an index finds its rows, and the columns that they share are not sent with each row.
+_OF_PAIR: Final = """
+    SELECT task, segment, sampling_bucket, prompt_bucket, num_jobs, as_of, evidence, last_ledger_id
+    FROM acceptance_state
+    WHERE target_revision = %s AND engine = %s AND drafter = %s AND draft_revision = %s
+"""
+_OF_TASK: Final = """
+    SELECT target_revision, engine, drafter, draft_revision,
+           task, segment, sampling_bucket, prompt_bucket, num_jobs, as_of, evidence, last_ledger_id
+    FROM acceptance_state WHERE task = %s
+    ORDER BY target_revision, engine, drafter, draft_revision, segment, sampling_bucket, prompt_bucket
+"""
+
+
+def _read(connection: Connection, query: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
+    """Rows in Postgres's binary form, without SQLAlchemy, so that packed evidence is not sent as hex."""
+    with driver_of(connection).cursor(binary=True) as cursor:
+        return cursor.execute(query.encode(), parameters).fetchall()
 
 
 _DRAW: Final = """

@@ -10,10 +10,10 @@ from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.orm import aliased
 
 from alphaloop.acceptance import EvidenceKey
+from alphaloop.store.acceptance_state import FoldedKey, folded_of, key_of
 from alphaloop.store.database import Database
-from alphaloop.store.fold import FoldedKey, folded_of, key_of
 from alphaloop.tables import acceptance_checkpoints, acceptance_state
-from alphaloop.tables.state import KEY
+from alphaloop.tables.evidence import KEY
 
 _COPIED: Final = (*KEY, "as_of", "num_jobs", "evidence", "last_ledger_id")
 

@@ -11,9 +11,9 @@ from sqlalchemy import Connection, select
 from alphaloop.deciding.decision import Decision
 from alphaloop.deciding.evidence import EvidenceSums, together
 from alphaloop.deciding.goodput import Alternative
-from alphaloop.store.packed_evidence import unpack
+from alphaloop.store.acceptance_state import unpack
 from alphaloop.tables import acceptance_state
-from alphaloop.tables.state import KEY
+from alphaloop.tables.evidence import KEY
 
 
 @dataclass(frozen=True, slots=True)

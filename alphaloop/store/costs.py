@@ -1,11 +1,13 @@
-"""Measured round times, kept so that a restarted worker knows its device."""
+"""Measured round times, kept so that a restarted worker knows its device and a screen can explain a decision."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, NamedTuple
 
-from sqlalchemy import Connection, bindparam, delete, func, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.cost import CostKind, CostPoint, CostTable
@@ -15,6 +17,18 @@ from alphaloop.tables import cost_profiles
 
 #: The target's own rows: no drafter, no revision.
 _TARGET: Final = ("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredEngine:
+    """A device of a host, the engine on it, and the target it served."""
+
+    host: str
+    device: str
+    engine: str
+    target_revision: str
+    measured_at: datetime
+    batches: tuple[int, ...]  #: batch sizes whose costs were measured
 
 
 class CostStore:
@@ -42,13 +56,7 @@ class CostStore:
             costs.num_corrections,
             costs.correction_variance,
             func.extract("epoch", func.now() - func.coalesce(costs.corrected_at, costs.measured_at)).label("age_s"),
-        ).where(
-            costs.host == host,
-            costs.device == device,
-            costs.engine == engine,
-            costs.target_revision == target_revision,
-            tuple_(costs.drafter, costs.draft_revision).in_([_TARGET, *drafters.items()]),
-        )
+        ).where(*_Where(host, device, engine, target_revision, drafters).conditions)
         with self._database.begin() as connection:
             rows = connection.execute(query).all()
         points = [
@@ -86,7 +94,7 @@ class CostStore:
         `drafters` gives the revision of each drafter among them.
         """
         with self._database.begin() as connection:
-            self._save(connection, host, device, engine, target_revision, drafters, points)
+            _save(connection, _Where(host, device, engine, target_revision, drafters), points)
 
     def replace(
         self,
@@ -98,18 +106,10 @@ class CostStore:
         points: Iterable[CostPoint],
     ) -> None:
         """Store points in place of all that was measured for this target and these drafters."""
-        costs = cost_profiles.c
+        where = _Where(host, device, engine, target_revision, drafters)
         with self._database.begin() as connection:
-            connection.execute(
-                delete(cost_profiles).where(
-                    costs.host == host,
-                    costs.device == device,
-                    costs.engine == engine,
-                    costs.target_revision == target_revision,
-                    tuple_(costs.drafter, costs.draft_revision).in_([_TARGET, *drafters.items()]),
-                )
-            )
-            self._save(connection, host, device, engine, target_revision, drafters, points)
+            connection.execute(delete(cost_profiles).where(*where.conditions))
+            _save(connection, where, points)
 
     def save_corrections(
         self,
@@ -121,12 +121,10 @@ class CostStore:
         points: Iterable[CostPoint],
     ) -> None:
         """Store corrections from real rounds, as of now; skips points that were deleted or measured anew meanwhile."""
+        where = _Where(host, device, engine, target_revision, drafters)
         rows = [
             {
-                **{
-                    f"at_{name}": value
-                    for name, value in _key(host, device, engine, target_revision, drafters, point).items()
-                },
+                **{f"at_{name}": value for name, value in where.key(point).items()},
                 "at_median_ms": point.median_ms,
                 "correction": point.correction,
                 "num_corrections": point.num_corrections,
@@ -150,55 +148,97 @@ class CostStore:
         with self._database.begin() as connection:
             connection.execute(statement, rows)
 
-    @staticmethod
-    def _save(
-        connection: Connection,
-        host: str,
-        device: str,
-        engine: str,
-        target_revision: str,
-        drafters: Mapping[str, str],
-        points: Iterable[CostPoint],
-    ) -> None:
-        rows = [
-            {
-                **_key(host, device, engine, target_revision, drafters, point),
-                "median_ms": point.median_ms,
-                "num_samples": point.num_samples,
-                "correction_variance": point.correction_variance,
-            }
-            for point in CostTable(points).points
-        ]
-        if not rows:
-            return
-        statement = insert(cost_profiles)
-        statement = statement.on_conflict_do_update(
-            index_elements=list(cost_profiles.primary_key),
-            set_={
-                "median_ms": statement.excluded.median_ms,
-                "num_samples": statement.excluded.num_samples,
-                "measured_at": func.now(),
-                "correction": 1.0,
-                "num_corrections": 0,
-                "correction_variance": statement.excluded.correction_variance,
-                "corrected_at": None,
-            },
+    def first_measured(self, until: datetime) -> datetime | None:
+        """When the newest pair of an engine and a target was calibrated first, of those before `until`."""
+        costs = cost_profiles.c
+        first = (
+            select(func.min(costs.measured_at).label("at"))
+            .where(costs.drafter == "", costs.measured_at <= until)
+            .group_by(costs.engine, costs.target_revision)
+            .subquery()
         )
-        connection.execute(statement, rows)
+        with self._database.begin() as connection:
+            found: datetime | None = connection.execute(select(func.max(first.c.at))).scalar_one()
+        return found
+
+    def measured(self) -> list[MeasuredEngine]:
+        """Every engine that was calibrated, the newest calibration first."""
+        costs = cost_profiles.c
+        key = (costs.host, costs.device, costs.engine, costs.target_revision)
+        last = func.max(costs.measured_at)
+        query = (
+            select(*key, last, func.array_agg(costs.batch.distinct()))
+            .where(costs.drafter == "")
+            .group_by(*key)
+            .order_by(last.desc(), *key)
+        )
+        with self._database.begin() as connection:
+            return [
+                MeasuredEngine(host, device, engine, target, at, tuple(sorted(batches)))
+                for host, device, engine, target, at, batches in connection.execute(query)
+            ]
 
 
-def _key(
-    host: str, device: str, engine: str, target_revision: str, drafters: Mapping[str, str], point: CostPoint
-) -> dict[str, object]:
-    return {
-        "host": host,
-        "device": device,
-        "engine": engine,
-        "target_revision": target_revision,
-        "drafter": point.drafter or "",
-        "draft_revision": drafters[point.drafter] if point.drafter else "",
-        "batch": point.batch,
-        "width": point.width,
-        "context": point.context,
-        "kind": point.kind.value,
-    }
+class _Where(NamedTuple):
+    """What rows of the table are about: a target on an engine, and some drafters (name → revision)."""
+
+    host: str
+    device: str
+    engine: str
+    target_revision: str
+    drafters: Mapping[str, str]
+
+    @property
+    def conditions(self) -> tuple[ColumnElement[bool], ...]:
+        """Of the rows of the target and of these drafters."""
+        costs = cost_profiles.c
+        return (
+            costs.host == self.host,
+            costs.device == self.device,
+            costs.engine == self.engine,
+            costs.target_revision == self.target_revision,
+            tuple_(costs.drafter, costs.draft_revision).in_([_TARGET, *self.drafters.items()]),
+        )
+
+    def key(self, point: CostPoint) -> dict[str, object]:
+        """The primary key of a point's row."""
+        return {
+            "host": self.host,
+            "device": self.device,
+            "engine": self.engine,
+            "target_revision": self.target_revision,
+            "drafter": point.drafter or "",
+            "draft_revision": self.drafters[point.drafter] if point.drafter else "",
+            "batch": point.batch,
+            "width": point.width,
+            "context": point.context,
+            "kind": point.kind.value,
+        }
+
+
+def _save(connection: Connection, where: _Where, points: Iterable[CostPoint]) -> None:
+    rows = [
+        {
+            **where.key(point),
+            "median_ms": point.median_ms,
+            "num_samples": point.num_samples,
+            "correction_variance": point.correction_variance,
+        }
+        for point in CostTable(points).points
+    ]
+    if not rows:
+        return
+    statement = insert(cost_profiles)
+    statement = statement.on_conflict_do_update(
+        index_elements=list(cost_profiles.primary_key),
+        set_={
+            "median_ms": statement.excluded.median_ms,
+            "num_samples": statement.excluded.num_samples,
+            "measured_at": func.now(),
+            "correction": 1.0,
+            "num_corrections": 0,
+            "correction_variance": statement.excluded.correction_variance,
+            "corrected_at": None,
+        },
+    )
+    connection.execute(statement, rows)

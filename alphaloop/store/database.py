@@ -1,25 +1,38 @@
-"""A pool of connections to Postgres, and the conversion of the driver's exceptions to ours."""
+"""Connections to Postgres: transactions, the database's clock, notices, and the driver's exceptions as ours."""
 
 from __future__ import annotations
 
+import math
 import select
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import copy
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
 
 import psycopg
+from psycopg import sql
 from pydantic import SecretStr
 from sqlalchemy import Connection, TextClause, create_engine, event, make_url, text
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError, DisconnectionError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from alphaloop.errors import ConfigError, SchemaMismatch, StoreError
-from alphaloop.store.refusals import store_error
+from alphaloop.errors import (
+    ConfigError,
+    SchemaMismatch,
+    StoreBusy,
+    StoreError,
+    StoreLoginRefused,
+    StoreUnavailable,
+    StoreValueRefused,
+)
+from alphaloop.store.exchange import driver_of
 from alphaloop.store.session_limits import DEFAULT_LIMITS, SessionLimits
 
 #: The revisions of migrations/ that this code knows and can run on, oldest first. A rolling upgrade migrates first and
@@ -82,7 +95,7 @@ class Database:
 
         Raises StoreUnavailable for what passes by itself: the server does not answer, the connection broke (whether the
         transaction committed is then unknown: read again), a lock is held, the disk is full. Raises StoreError for
-        everything else that Postgres refuses; see alphaloop.store.refusals.
+        everything else that Postgres refuses; see `store_error`.
         """
         try:
             with self._engine.begin() as connection:
@@ -201,3 +214,260 @@ def parse_url(url: SecretStr) -> URL:
     if parsed.drivername not in ("postgres", "postgresql", _DRIVER):
         raise ConfigError(f"expected a URL that starts with postgresql://, found {parsed.drivername}://", hint=hint)
     return parsed.set(drivername=_DRIVER)
+
+
+#: A slower answer says too little about when it was given: the offset measured before stays.
+_SLOWEST_ANSWER_S: Final = 1.0
+
+
+class DatabaseClock:
+    """Tells the database's time from one measured offset to this machine's monotonic clock. Threads share it.
+
+    Deadlines must not depend on the clock of the machine that a worker runs on.
+    """
+
+    def __init__(self, database: Database, *, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._database = database
+        self._monotonic = monotonic
+        self._measured: tuple[datetime, float] | None = None  #: a moment by the database, and the same by this machine
+
+    def now(self) -> datetime:
+        """The time, in UTC, right to half a round trip. Asks the database the first time only; then raises nothing.
+
+        Raises StoreError the first time.
+        """
+        if self._measured is None:
+            return self.measure()
+        moment, at = self._measured
+        return moment + timedelta(seconds=self._monotonic() - at)
+
+    def measure(self) -> datetime:
+        """Ask the database, so that a clock that drifts or was set is followed; returns its time. Raises StoreError.
+
+        The clock does not go back because one answer took longer than another.
+        """
+        with self._database.single() as connection:
+            driver = driver_of(connection)
+            asked_at = self._monotonic()
+            (moment,) = driver.execute("SELECT clock_timestamp()").fetchone() or (None,)
+            answered_at = self._monotonic()
+        told: datetime = moment.astimezone(UTC)
+        if self._measured is None:
+            self._measured = told, (asked_at + answered_at) / 2
+        elif answered_at - asked_at <= _SLOWEST_ANSWER_S:
+            self._measured = followed(self._measured, told, asked_at, answered_at)
+        return told
+
+
+def followed(
+    known: tuple[datetime, float], told: datetime, asked_at: float, answered_at: float
+) -> tuple[datetime, float]:
+    """A moment by the database and by this machine: what was `known`, changed as little as an answer asks for.
+
+    `told` was true some time between question and answer (Cristian 1989), so what agrees with that stays. What is
+    outside by less than half a round trip has drifted and moves to the nearest end. What is further outside was set:
+    half of the round trip is then the best guess.
+    """
+    half, middle = (answered_at - asked_at) / 2, (asked_at + answered_at) / 2
+    ahead = (known[0] - told).total_seconds() + middle - known[1]
+    if abs(ahead) <= half:
+        return known
+    left = math.copysign(half, ahead) if abs(ahead) <= 2 * half else 0.0
+    return told + timedelta(seconds=left), middle
+
+
+#: Sent by triggers on draft_revisions and drift_events, so that a change in psql sends one too.
+_DRAFTS_CHANGED: Final = "alphaloop_drafts"
+#: Told by whoever writes a cancellation down.
+CANCELLATIONS: Final = "alphaloop_cancellations"
+
+
+class Listener:
+    """Waits for notices of changes by other processes. One thread owns it; the next wait replaces a lost connection.
+
+    A notice says only that something changed. Its receiver reads the tables, as it also does at intervals without one,
+    because a broken connection loses notices.
+
+    Behind a pooler in transaction mode there are none, and the receiver reads at its intervals.
+    """
+
+    def __init__(self, database: Database, *channels: str) -> None:
+        """Listens to these channels, or to all that there are."""
+        self._database = database
+        self._channels = channels or (_DRAFTS_CHANGED, CANCELLATIONS)
+        self._connection: psycopg.Connection | None = None
+        self._ended = threading.Event()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether there may be something new: a notice came, or the connection is new and may have missed one.
+
+        Raises StoreUnavailable if the server does not answer or the connection broke.
+        """
+        if not self._database.keeps_sessions:
+            self._ended.wait(timeout_s)
+            return False
+        if self._connection is None:
+            self._connection = self._listen()
+            return True
+        try:
+            return bool(list(self._connection.notifies(timeout=timeout_s, stop_after=1)))
+        except psycopg.Error as error:
+            self.close()
+            raise store_error(error, self._database.redacted_url) from None
+
+    def close(self) -> None:
+        """Give the connection back."""
+        self._ended.set()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _listen(self) -> psycopg.Connection:
+        connection = self._database.dedicated()
+        try:
+            for channel in self._channels:
+                connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+        except psycopg.Error as error:
+            connection.close()
+            raise store_error(error, self._database.redacted_url) from None
+        return connection
+
+
+#: SQLSTATEs, or their first two characters, that pass by themselves, with what an operator can do meanwhile.
+#: https://www.postgresql.org/docs/current/errcodes-appendix.html
+_PASSING: Final = {
+    "08": "is the server up, and the URL right?",  # connection exceptions
+    "25006": "the server is read-only: a standby, or default_transaction_read_only",
+    "25P03": "the process stood still inside a transaction, see postgres.idle_transaction_timeout_s",
+    "25P04": "a transaction took longer than the server's transaction_timeout",
+    "40001": None,  # serialization failure
+    "40003": None,  # statement completion unknown
+    "40P01": None,  # deadlock
+    "53": "the server lacks a resource",
+    "53100": "the server's disk is full",
+    "53300": "raise max_connections, or run fewer processes",
+    "55000": None,  # an object is not in the state that the statement needs
+    "55006": None,  # an object is in use
+    "55P03": "another transaction holds the lock for longer than postgres.lock_timeout_s",
+    "57000": None,  # operator intervention
+    "57014": "the statement was cancelled, or took longer than postgres.statement_timeout_s",
+    "57P": "the server was stopped, has crashed, or starts",
+    "58": "the server's disk or operating system fails",
+}
+#: Another transaction is in the way: serialization failure, deadlock, object in use, lock not available.
+_BUSY: Final = ("40001", "40P01", "55006", "55P03")
+#: The values are at fault: they are malformed, break a constraint, or exceed a limit of Postgres.
+_VALUES: Final = ("22", "23", "54")
+#: The connection is gone with these, so nothing is known of the statement.
+_GONE: Final = ("08", "57P", "25P03")
+#: Parts of what the server or libpq says when it refuses a login, in lower case, because libpq tells no SQLSTATE of a
+#: connection that failed. A server in another language than English is not understood: its refusal is an outage.
+_LOGIN_REFUSED: Final = (
+    "authentication failed",
+    "no password supplied",
+    "no pg_hba.conf entry",
+    "not permitted to log in",
+    "permission denied for database",
+    "does not exist",  # a database, a role, a file of certificates
+    "certificate",
+    "tlsv1 alert",
+    "wrong version number",  # TLS to a server that speaks none
+    "ssl was required",
+)
+
+
+def store_error(error: SQLAlchemyError | psycopg.Error | UnicodeEncodeError, where: str) -> StoreError:
+    """The error of our tree for one of the driver's. Holds no parameter, no row and no password.
+
+    `StoreUnavailable` means: wait, and do the same again. The connection is gone, the disk is full, another transaction
+    holds a lock (`StoreBusy`), or an operator has made the server read-only. `StoreLoginRefused` is among these errors,
+    because somebody may mend the login while a worker runs; a process that starts ends with it. `StoreValueRefused`
+    means: leave this row out and go on, because Postgres never takes it. Every other `StoreError` needs a person: a
+    right or a table is missing.
+    """
+    if isinstance(
+        error, UnicodeEncodeError
+    ):  # such as an argument in another encoding; not shown, as it may be a prompt
+        return StoreValueRefused("expected text that UTF-8 can encode, found a lone surrogate")
+    if isinstance(error, PoolTimeout):
+        return StoreUnavailable(f"no free connection to {where}", hint="raise postgres.pool_size")
+    original = error.orig if isinstance(error, DBAPIError) else error
+    if not isinstance(original, psycopg.Error):
+        return StoreError(f"{type(error).__name__} at {where}")
+    state = original.sqlstate or ""
+    told = original.diag.message_primary
+    broken = isinstance(error, DBAPIError) and error.connection_invalidated
+    if broken or state.startswith(_GONE) or (not state and isinstance(original, psycopg.OperationalError)):
+        refused = _tls_hint(str(original)) or _login_hint(original)
+        if not state and refused is not None:
+            return StoreLoginRefused(f"no connection to {where}: {_first_line(original)}", hint=refused)
+        hint = _hint(state) or _PASSING["08"]
+        return StoreUnavailable(f"no connection to {where}: {told or _first_line(original)}", hint=hint)
+    refusal = f"{where} refused a statement: {told or type(original).__name__} (SQLSTATE {state or 'unknown'})"
+    if state in _BUSY:
+        return StoreBusy(refusal, hint=_hint(state))
+    if state.startswith(tuple(_PASSING)):
+        return StoreUnavailable(refusal, hint=_hint(state))
+    # Without a state the driver refused the values itself: no text of Postgres holds the character NUL.
+    if state.startswith(_VALUES) or (not state and isinstance(original, psycopg.DataError)):
+        return StoreValueRefused(refusal)
+    return StoreError(refusal)
+
+
+def _hint(state: str) -> str | None:
+    matching = [passing for passing in _PASSING if state.startswith(passing)]
+    return _PASSING[max(matching, key=len)] if matching else None
+
+
+def _login_hint(error: psycopg.Error) -> str | None:
+    """What to check, if the server refused the login."""
+    is_refused = any(part in str(error).lower() for part in _LOGIN_REFUSED)
+    return "check user, password, database and sslmode of postgres.url" if is_refused else None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+#: A part of libpq's or the server's text, and what to set. libpq gives no code for these, only a text, which it does
+#: not translate in the build that psycopg[binary] brings. A text that is not known here leaves the ordinary hint.
+#: https://www.postgresql.org/docs/current/libpq-ssl.html
+_TLS_HINTS: Final = (
+    (
+        "certificate verify failed",
+        "the server's certificate was not signed by a certificate in sslrootcert of postgres.url (DATABASE_URL): set "
+        "sslrootcert to the file of the CA that signed it, or to `system` for the CAs that this machine trusts",
+    ),
+    (
+        "does not match host name",
+        "sslmode=verify-full wants a host in postgres.url (DATABASE_URL) that the server's certificate names; "
+        "hostaddr=… may give the address beside it",
+    ),
+    (
+        "server does not support SSL",
+        "postgres.url (DATABASE_URL) asks for TLS with sslmode, and the server speaks none: set ssl = on in "
+        "postgresql.conf, or connect to the port that speaks it",
+    ),
+    (
+        "root certificate file",
+        "sslmode=verify-full and verify-ca want sslrootcert=FILE in postgres.url (DATABASE_URL), or sslrootcert=system "
+        "for the CAs that this machine trusts",
+    ),
+    (
+        "requires a valid client certificate",
+        "the server asks for a certificate of its clients: set sslcert=FILE and sslkey=FILE in postgres.url "
+        "(DATABASE_URL)",
+    ),
+    (
+        "no encryption",
+        "the server takes this user over TLS only (hostssl in pg_hba.conf): set sslmode=verify-full and sslrootcert in "
+        "postgres.url (DATABASE_URL)",
+    ),
+    ("certificate file", "sslcert in postgres.url (DATABASE_URL) names a file that cannot be read"),
+    ("private key file", "sslkey in postgres.url (DATABASE_URL) names a file that only its owner may read (chmod 600)"),
+)
+
+
+def _tls_hint(told: str) -> str | None:
+    """What to set, if TLS is why a connection failed; `told` is libpq's text."""
+    return next((hint for part, hint in _TLS_HINTS if part in told), None)

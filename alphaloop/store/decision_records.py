@@ -11,8 +11,8 @@ from uuid import UUID
 from sqlalchemy import Column, Text
 
 from alphaloop.store.database import Database
-from alphaloop.store.partitions import ensure_days, utc_day
-from alphaloop.store.row_set import RowSet
+from alphaloop.store.exchange import RowSet
+from alphaloop.store.housekeeping import ensure_days, utc_day
 from alphaloop.tables import decision_inputs, decision_records
 
 

@@ -12,7 +12,7 @@ from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.messages import Purpose
 
 
-class Source(StrEnum):
+class CountSource(StrEnum):
     """How a row of evidence_rows was counted."""
 
     SHADOW = "shadow"  #: scored on a text that others decoded
@@ -134,10 +134,10 @@ class JobCounts:
             return [(self.run.key, self.run.evidence), *shadows]
         return shadows
 
-    def source(self, shadow: ShadowRun) -> Source:
+    def source(self, shadow: ShadowRun) -> CountSource:
         """How one of `shadows` was counted."""
         if self.run is not None and self.run.purpose == Purpose.CONTROL:
-            return Source.SCORED
+            return CountSource.SCORED
         if shadow.is_drafted or (self.run is not None and shadow.key == self.run.key):
-            return Source.DRAFTED
-        return Source.SHARED_WEIGHTS if shadow.chances else Source.SHADOW
+            return CountSource.DRAFTED
+        return CountSource.SHARED_WEIGHTS if shadow.chances else CountSource.SHADOW

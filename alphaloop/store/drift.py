@@ -1,195 +1,458 @@
-"""Streams of jobs to test for drift."""
+"""Drift events and their lives, and what the drift test remembers between two runs.
+
+An event is opened, explained, confirmed, acknowledged, closed, and reopened if the change comes back soon.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, Connection, cast, func, select
+from sqlalchemy import Connection, Row, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy.dialects.postgresql import insert as upsert
 
-from alphaloop.measurements import DecodedJob, Stream, TaskSpend
-from alphaloop.messages import Mode, Purpose
+from alphaloop.errors import AlphaloopError, StoreBusy
+from alphaloop.measurements import AcceptedLevel, DriftSubject, Stream, WatchedJob
+from alphaloop.messages import Purpose
 from alphaloop.store.database import Database
-from alphaloop.store.hourly_sums import SHADOW
-from alphaloop.store.settled_sums import sums_between
-from alphaloop.tables import acceptance_hourly, decode_runs
+from alphaloop.store.hourly_sums import SHADOW, sums_between
+from alphaloop.tables import decode_runs, drift_event_states, drift_events, drift_memories, drift_positions
 
-#: Newest jobs of a stream that are read.
-MAX_JOBS_PER_STREAM: Final = 5_000
-#: Jobs of all streams together: some 50 MB.
-MAX_JOBS: Final = 100_000
-#: Jobs of a task that the database looks at for one of its streams.
-MAX_READ_PER_STREAM: Final = 50_000
-_HOUR: Final = timedelta(hours=1)
-_DAY: Final = timedelta(days=1)
-
-_STREAM: Final = tuple(field.name for field in fields(Stream))
-_JOB: Final = tuple(field.name for field in fields(DecodedJob))
+SCHEDULER: Final = "scheduler"
 
 
-class DriftStore:
-    """Reads decoded traffic."""
+class EventState(StrEnum):
+    """What became of an event. The values are those of `drift_event_states.state`."""
+
+    OPENED = "opened"
+    EXPLAINED = "explained"  #: a cause was found for it, or another one
+    CONFIRMED = "confirmed"  #: later evidence agreed
+    ACKNOWLEDGED = "acknowledged"  #: somebody took note of it
+    CLOSED = "closed"  #: evidence showed that it was over
+    REOPENED = "reopened"  #: it came back soon
+
+
+@dataclass(frozen=True, slots=True)
+class EventContent:
+    """What a run says of an event."""
+
+    subject: DriftSubject
+    cause: str
+    verdict: str
+    action: str
+    evidence: Mapping[str, Any]
+    lost_tokens_per_s: float | None  #: None: not known
+    began_after: datetime | None
+    began_before: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class DriftEvent:
+    """A stored event."""
+
+    id: int
+    content: EventContent
+    opened_at: datetime
+    raised_at: datetime  #: opened or reopened
+    confirmed_at: datetime | None
+    acknowledged_at: datetime | None
+    acknowledged_by: str | None
+    note: str | None
+    closed_at: datetime | None
+    closed_because: str | None
+    num_reopened: int
+    accepted_at: datetime | None = None  #: when its owner took the new level for the norm
+
+    @property
+    def subject(self) -> DriftSubject:
+        """What it is about."""
+        return self.content.subject
+
+    @property
+    def cause(self) -> str:
+        """Its cause as far as known."""
+        return self.content.cause
+
+    @property
+    def state(self) -> EventState:
+        """The last thing that became of it, as the view open_drift tells it."""
+        if self.closed_at is not None:
+            return EventState.CLOSED
+        if self.acknowledged_at is not None:
+            return EventState.ACKNOWLEDGED
+        if self.confirmed_at is not None:
+            return EventState.CONFIRMED
+        return EventState.REOPENED if self.num_reopened else EventState.OPENED
+
+
+@dataclass(frozen=True, slots=True)
+class EventChange:
+    """What a run does to an event: a new state with its sentence, or only newer content (`state` None)."""
+
+    event_id: int | None  #: None: a new event
+    state: EventState | None
+    content: EventContent
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class PastState:
+    """One row of an event's history."""
+
+    event_id: int
+    at: datetime
+    state: EventState
+    cause: str
+    sentence: str
+    actor: str
+    evidence: Mapping[str, Any] | None
+
+
+class NoSuchEvent(AlphaloopError, LookupError):
+    """No open drift event has this number."""
+
+    code = "no_such_event"
+
+
+class DriftEventStore:
+    """Keeps drift events and the history of each."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def streams(
-        self,
-        since: datetime,
-        until: datetime,
-        *,
-        max_jobs: int = MAX_JOBS_PER_STREAM,
-        max_all_jobs: int = MAX_JOBS,
-        max_read: int = MAX_READ_PER_STREAM,
-    ) -> dict[Stream, list[DecodedJob]]:
-        """Traffic decoded in (since, until], by stream, oldest job first; of each stream its newest jobs.
+    def open_events(self) -> list[DriftEvent]:
+        """Events that are not over, oldest first."""
+        return self._events(drift_events.c.closed_at.is_(None))
 
-        The sums say where they are. A stream has at most `max_jobs` and its share of `max_all_jobs`; small streams
-        leave the rest of their shares to the others. Of a task at most about `max_read` jobs are looked at for one of
-        its streams, up to the stream's newest, so a rare stream of a busy task begins later.
-        """
-        found: dict[Stream, list[DecodedJob]] = {}
+    def since(self, moment: datetime) -> list[DriftEvent]:
+        """Events that are open, and those that were closed after `moment`; oldest first."""
+        return self._events(or_(drift_events.c.closed_at.is_(None), drift_events.c.closed_at > moment))
+
+    def find(self, event_id: int) -> DriftEvent | None:
+        """The event with this number."""
+        return next(iter(self._events(drift_events.c.id == event_id)), None)
+
+    def history(self, event_id: int) -> list[PastState]:
+        """What became of an event, oldest first."""
+        states = drift_event_states.c
+        names = [field.name for field in fields(PastState)]
+        query = select(*(states[name] for name in names)).where(states.event_id == event_id).order_by(states.id)
         with self._database.begin() as connection:
-            stretches = _stretches(connection, since, until)
-            of_tasks: dict[str, dict[datetime, int]] = {}
-            for stream, by_start in stretches.items():
-                of_task = of_tasks.setdefault(stream.task, {})
-                for start, num_jobs in by_start.items():
-                    of_task[start] = of_task.get(start, 0) + num_jobs
-            limits = shares({stream: min(max_jobs, sum(n.values())) for stream, n in stretches.items()}, max_all_jobs)
-            for stream in sorted(limits):
-                newest = max(stretches[stream])
-                until_then = {start: n for start, n in of_tasks[stream.task].items() if start <= newest}
-                begin = max(since, first_start(stretches[stream], limits[stream]), first_start(until_then, max_read))
-                end = min(until, newest + _DAY)
-                if jobs := _newest(connection, stream, begin, end, limits[stream]):
-                    found[stream] = jobs
-        return found
+            rows = connection.execute(query).mappings().all()
+        return [PastState(**{**row, "state": EventState(row["state"])}) for row in rows]
 
-    def num_jobs(self, since: datetime, until: datetime) -> dict[str, int]:
-        """By task, its jobs of traffic in the hours that began in (since, until]."""
-        with self._database.begin() as connection:
-            sums = sums_between(connection, since, until).c
-            query = (
-                select(sums.task, cast(func.sum(sums.num_jobs), BigInteger))
-                .where(sums.purpose == Purpose.TRAFFIC, sums.mode != SHADOW)
-                .group_by(sums.task)
-            )
-            return {task: number for task, number in connection.execute(query)}
-
-    def saved_passes(self, since: datetime, until: datetime) -> dict[str, int]:
-        """By task, target passes that drafts saved its traffic in the hours that began in (since, until].
-
-        Vanilla decoding takes one pass a token, so this is tokens minus rounds. A pass is one of a single sequence.
-        """
-        with self._database.begin() as connection:
-            sums = sums_between(connection, since, until).c
-            query = (
-                select(sums.task, cast(func.sum(sums.num_tokens - sums.rounds), BigInteger))
-                .where(sums.purpose == Purpose.TRAFFIC, sums.mode == Mode.SPECULATIVE)
-                .group_by(sums.task)
-            )
-            return {task: num_passes for task, num_passes in connection.execute(query)}
-
-    def last_decoded_at(self, until: datetime) -> datetime | None:
-        """When the newest job of traffic was decoded; its hour where the job itself was deleted. None before any.
-
-        The hourly sums say in which hour to look.
-        """
-        hours, runs = acceptance_hourly.c, decode_runs.c
-        newest_hour = select(func.max(hours.bucket)).where(
-            hours.bucket <= until, hours.purpose == Purpose.TRAFFIC, hours.mode != SHADOW
+    def states_since(self, moment: datetime) -> list[tuple[DriftSubject, PastState]]:
+        """What became of all events after `moment`, oldest first, each with the event's subject."""
+        states, events = drift_event_states.c, drift_events.c
+        names = [field.name for field in fields(PastState)]
+        query = (
+            select(*(events[name] for name in _SUBJECT), *(states[name] for name in names))
+            .join(drift_events, events.id == states.event_id)
+            .where(states.at > moment)
+            .order_by(states.id)
         )
         with self._database.begin() as connection:
-            hour: datetime | None = connection.execute(newest_hour).scalar_one()
-            if hour is None:
-                return None
-            newest_job = select(func.max(runs.decoded_at)).where(
-                runs.purpose == Purpose.TRAFFIC,
-                runs.decoded_at >= hour,
-                runs.decoded_at < min(hour + _HOUR, until + timedelta(microseconds=1)),
+            rows = connection.execute(query).mappings().all()
+        return [
+            (
+                DriftSubject(**{name: row[name] for name in _SUBJECT}),
+                PastState(**{name: row[name] for name in names} | {"state": EventState(row["state"])}),
             )
-            return connection.execute(newest_job).scalar_one() or hour
+            for row in rows
+        ]
 
-    def spent(self, since: datetime, until: datetime) -> dict[str, TaskSpend]:
-        """By task, what its traffic took in the hours that began in (since, until]."""
-        hours = acceptance_hourly.c
+    def write(self, changes: Sequence[EventChange], now: datetime) -> None:
+        """Carry out the changes of a run, all or none."""
+        if not changes:
+            return
+        with self._database.begin() as connection:
+            for change in changes:
+                event_id = _carry_out(connection, change, now)
+                if event_id is not None and change.state is not None:
+                    _note(connection, event_id, change.state, change.content, change.sentence, SCHEDULER, now)
+
+    def acknowledge(self, event_id: int, by: str, note: str, now: datetime) -> DriftEvent:
+        """Record that somebody took note of an open event; again replaces who and what. Raises NoSuchEvent."""
+        events = drift_events.c
+        statement = (
+            update(drift_events)
+            .where(events.id == event_id, events.closed_at.is_(None))
+            .values(acknowledged_at=now, acknowledged_by=by, note=note)
+            .returning(drift_events)
+        )
+        with self._database.begin() as connection:
+            row = connection.execute(statement).first()
+            if row is None:
+                raise NoSuchEvent(f"no open drift event {event_id}", hint="`alphaloop drift list` shows the open ones")
+            event = _event(row)
+            _note(connection, event_id, EventState.ACKNOWLEDGED, event.content, note, by, now)
+        return event
+
+    def accept(self, event_id: int, by: str, note: str) -> list[DriftEvent]:
+        """Close an open event, and all others of its drafter in its task: their new level is the norm from now on.
+
+        Returns them; raises NoSuchEvent. By the clock of the database, because jobs and probes are compared with it.
+        """
+        events = drift_events.c
+        about = select(events.task, events.drafter).where(events.id == event_id, events.closed_at.is_(None)).subquery()
+        because = f"accepted as the new level{': ' + note if note else '.'}"
+        statement = (
+            update(drift_events)
+            .where(events.task == about.c.task, events.drafter == about.c.drafter, events.closed_at.is_(None))
+            .values(
+                acknowledged_at=func.now(),
+                acknowledged_by=by,
+                note=note,
+                closed_at=func.greatest(func.now(), events.opened_at),
+                closed_because=because,
+                accepted_at=func.now(),
+            )
+            .returning(drift_events)
+        )
+        with self._database.begin() as connection:
+            closed = sorted((_event(row) for row in connection.execute(statement)), key=lambda event: event.id)
+            if not closed:
+                raise NoSuchEvent(f"no open drift event {event_id}", hint="`alphaloop drift list` shows the open ones")
+            for event in closed:
+                assert event.accepted_at is not None  # noqa: S101 - it was set just now
+                _note(connection, event.id, EventState.CLOSED, event.content, because, by, event.accepted_at)
+        return closed
+
+    def accepted_levels(self, until: datetime) -> dict[tuple[str, str], AcceptedLevel]:
+        """By task and drafter, the newest level that was accepted until then."""
+        events = drift_events.c
         query = (
-            select(hours.task, func.sum(hours.num_jobs), func.sum(hours.num_tokens), func.sum(hours.device_s))
-            .where(hours.bucket > since, hours.bucket <= until)
-            .where(hours.purpose == Purpose.TRAFFIC, hours.mode != SHADOW)
-            .group_by(hours.task)
+            select(events.task, events.drafter, events.accepted_at, func.max(events.began_before))
+            .where(events.accepted_at <= until)
+            .group_by(events.task, events.drafter, events.accepted_at)
+            .order_by(events.accepted_at)
         )
         with self._database.begin() as connection:
             return {
-                task: TaskSpend(int(num_jobs), int(num_tokens), float(device_s))
-                for task, num_jobs, num_tokens, device_s in connection.execute(query)
+                (task, drafter): AcceptedLevel(at, before) for task, drafter, at, before in connection.execute(query)
             }
 
-    def num_tokens(self, task: str, since: datetime, until: datetime) -> int:
-        """Tokens of a task's traffic in the hours that began in (since, until]."""
-        hours = acceptance_hourly.c
-        query = select(func.coalesce(func.sum(hours.num_tokens), 0)).where(
-            hours.task == task,
-            hours.bucket > since,
-            hours.bucket <= until,
-            hours.purpose == Purpose.TRAFFIC,
-            hours.mode != SHADOW,
-        )
+    def _events(self, condition: Any) -> list[DriftEvent]:
+        query = select(drift_events).where(condition).order_by(drift_events.c.opened_at, drift_events.c.id)
         with self._database.begin() as connection:
-            return int(connection.execute(query).scalar_one())
+            return [_event(row) for row in connection.execute(query)]
 
 
-def shares(wanted: Mapping[Stream, int], available: int) -> dict[Stream, int]:
-    """How many jobs of each stream are read: all that are wanted, or as equally as what is available allows."""
-    found: dict[Stream, int] = {}
-    for number, stream in enumerate(sorted(wanted, key=lambda one: (wanted[one], one))):
-        found[stream] = min(wanted[stream], available // (len(wanted) - number))
-        available -= found[stream]
-    return {stream: number for stream, number in found.items() if number}
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place in the order in which jobs were decoded."""
+
+    decoded_at: datetime
+    ledger_id: int
 
 
-def first_start(num_jobs: Mapping[datetime, int], enough: int) -> datetime:
-    """The moment behind which the newest `enough` jobs are: just before an hour, or before a settled day."""
-    seen, begin = 0, datetime.max.replace(tzinfo=UTC)
-    for begin in sorted(num_jobs, reverse=True):
-        seen += num_jobs[begin]
-        if seen >= enough:
-            break
-    return begin - timedelta(microseconds=1)
+@dataclass(frozen=True, slots=True)
+class StoredMemory:
+    """A stream's memory as JSON."""
+
+    version: int
+    document: Mapping[str, Any]
+    last_decoded_at: datetime
+    norm_since: datetime | None = None  #: jobs decoded until then are not in it
 
 
-def _stretches(connection: Connection, since: datetime, until: datetime) -> dict[Stream, dict[datetime, int]]:
-    """Jobs of traffic by stream, and by the start of an hour or of a settled day."""
-    sums = sums_between(connection, since - _HOUR, until).c
-    query = (
-        select(*(sums[name] for name in _STREAM), sums.bucket, cast(func.sum(sums.num_jobs), BigInteger))
-        .where(sums.purpose == Purpose.TRAFFIC, sums.mode != SHADOW)
-        .group_by(*(sums[name] for name in _STREAM), sums.bucket)
+@dataclass(frozen=True, slots=True)
+class TaskMemory:
+    """Everything remembered of a task; `position` is None before its first job was read."""
+
+    position: Position | None
+    memories: Mapping[Stream, StoredMemory]
+
+
+class DriftMemoryStore:
+    """Reads new jobs and keeps what the test made of them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def tasks(self, since: datetime, until: datetime) -> list[str]:
+        """Tasks with traffic that was drafted in these hours, sorted."""
+        with self._database.begin() as connection:
+            sums = sums_between(connection, since - _HOUR, until).c
+            query = select(sums.task).distinct().where(*_drafted(sums)).order_by(sums.task)
+            return list(connection.execute(query).scalars())
+
+    def jobs_a_month(self, now: datetime, month: timedelta) -> float:
+        """Drafted jobs of traffic in the last month, of all tasks.
+
+        A shorter history counts in proportion; a day is the shortest.
+        """
+        with self._database.begin() as connection:
+            sums = sums_between(connection, now - month, now).c
+            query = select(func.sum(sums.num_jobs), func.min(sums.bucket)).where(*_drafted(sums))
+            num_jobs, first = connection.execute(query).one()
+        if not num_jobs:
+            return 0.0
+        return float(num_jobs) * float(month / min(month, max(now - first, _DAY)))
+
+    def page(self, task: str, after: Position, until: datetime, limit: int) -> list[WatchedJob]:
+        """The oldest `limit` drafted jobs of traffic behind `after`, decoded until `until`, in their order."""
+        runs = decode_runs.c
+        query = (
+            select(
+                *(runs[name] for name in _STREAM), runs.segment, runs.decoded_at, runs.ledger_id,
+                runs.num_draft_tokens, runs.trials, runs.accepts, runs.num_tokens,
+            )
+            .where(runs.task == task, runs.purpose == Purpose.TRAFFIC, runs.drafter != "")
+            # The first condition follows from the second; partitions are left out by it.
+            .where(runs.decoded_at >= after.decoded_at, runs.decoded_at <= until)
+            .where(tuple_(runs.decoded_at, runs.ledger_id) > tuple_(after.decoded_at, after.ledger_id))
+            .order_by(runs.decoded_at, runs.ledger_id)
+            .limit(limit)
+        )  # fmt: skip
+        with self._database.begin() as connection:
+            return [_job(row) for row in connection.execute(query)]
+
+    def load(self, task: str) -> TaskMemory:
+        """What the last run stored."""
+        with self._database.begin() as connection:
+            position = _position(connection, task)
+            rows = connection.execute(select(drift_memories).where(drift_memories.c.task == task)).all()
+        return TaskMemory(
+            position,
+            {
+                Stream(*(getattr(row, name) for name in _STREAM)): StoredMemory(
+                    row.version, row.document, row.last_decoded_at, row.norm_since
+                )
+                for row in rows
+            },
+        )
+
+    def save(
+        self, task: str, read_from: Position | None, position: Position, memories: Mapping[Stream, StoredMemory]
+    ) -> None:
+        """Store the memories and the position up to which they have read, together.
+
+        `read_from` is the position that the run began from. Raises StoreBusy where another run has gone on from there
+        meanwhile; nothing is stored then.
+        """
+        with self._database.begin() as connection:
+            if not _move(connection, task, read_from, position):
+                raise StoreBusy(f"drift test of task {task}: another run has read its jobs meanwhile")
+            connection.execute(delete(drift_memories).where(drift_memories.c.task == task))
+            rows = [asdict(stream) | _columns(its) for stream, its in memories.items()]
+            connection.execute(insert(drift_memories), rows)
+
+    def forget(self, before: datetime) -> None:
+        """Delete the memories of streams that had no job since `before`."""
+        with self._database.begin() as connection:
+            connection.execute(delete(drift_memories).where(drift_memories.c.last_decoded_at < before))
+
+
+__all__ = ["DriftEvent", "DriftEventStore", "EventChange", "EventContent", "EventState", "NoSuchEvent", "PastState"]
+_SUBJECT: Final = tuple(field.name for field in fields(DriftSubject))
+_CONTENT: Final = tuple(field.name for field in fields(EventContent) if field.name != "subject")
+_LIFE: Final = tuple(field.name for field in fields(DriftEvent) if field.name != "content")
+
+
+def _event(row: Row[Any]) -> DriftEvent:
+    subject = DriftSubject(**{name: getattr(row, name) for name in _SUBJECT})
+    content = EventContent(subject, **{name: getattr(row, name) for name in _CONTENT})
+    return DriftEvent(content=content, **{name: getattr(row, name) for name in _LIFE})
+
+
+def _carry_out(connection: Connection, change: EventChange, now: datetime) -> int | None:
+    """The event's number; None where its level was accepted since the run read it."""
+    values: dict[str, Any] = {
+        **asdict(change.content.subject),
+        **{name: getattr(change.content, name) for name in _CONTENT},
+        "evidence": dict(change.content.evidence),
+    }
+    events = drift_events.c
+    if change.event_id is None:
+        statement = insert(drift_events).values(**values, opened_at=now, raised_at=now).returning(events.id)
+        return int(connection.execute(statement).scalar_one())
+    if change.state is EventState.CLOSED:
+        values = {"closed_at": func.greatest(now, events.opened_at), "closed_because": change.sentence}
+    elif change.state is EventState.CONFIRMED:
+        values["confirmed_at"] = now
+    elif change.state is EventState.EXPLAINED:
+        values |= {"raised_at": now, "confirmed_at": None}
+    elif change.state is EventState.REOPENED:
+        values |= {"closed_at": None, "closed_because": None, "raised_at": now, "confirmed_at": None}
+        # Whoever took note of it took it for over.
+        values |= {"acknowledged_at": None, "num_reopened": events.num_reopened + 1}
+    changed = update(drift_events).where(events.id == change.event_id, events.accepted_at.is_(None)).values(**values)
+    return connection.execute(changed.returning(events.id)).scalar()
+
+
+def _note(
+    connection: Connection,
+    event_id: int,
+    state: EventState,
+    content: EventContent,
+    sentence: str,
+    actor: str,
+    now: datetime,
+) -> None:
+    connection.execute(
+        insert(drift_event_states).values(
+            event_id=event_id,
+            at=now,
+            state=state,
+            cause=content.cause,
+            sentence=sentence,
+            actor=actor,
+            evidence=None if state is EventState.ACKNOWLEDGED else dict(content.evidence),
+        )
     )
-    found: dict[Stream, dict[datetime, int]] = {}
-    for *stream, start, num_jobs in connection.execute(query):
-        found.setdefault(Stream(*stream), {})[start] = num_jobs
-    return found
 
 
-def _newest(
-    connection: Connection, stream: Stream, since: datetime, until: datetime, max_jobs: int
-) -> list[DecodedJob]:
-    """The newest jobs of a stream from `since` on, oldest first."""
-    runs = decode_runs.c
-    query = (
-        select(*(runs[name] for name in _JOB))
-        .where(*(runs[name] == getattr(stream, name) for name in _STREAM))
-        .where(runs.purpose == Purpose.TRAFFIC, runs.decoded_at > since, runs.decoded_at <= until)
-        .order_by(runs.decoded_at.desc(), runs.ledger_id.desc())
-        .limit(max_jobs)
+_HOUR: Final = timedelta(hours=1)
+_DAY: Final = timedelta(days=1)
+_STREAM: Final = tuple(field.name for field in fields(Stream))
+
+
+def _drafted(sums: Any) -> tuple[Any, ...]:
+    return sums.purpose == Purpose.TRAFFIC, sums.mode != SHADOW, sums.drafter != ""
+
+
+def _move(connection: Connection, task: str, read_from: Position | None, to: Position) -> bool:
+    """Whether the stored position was `read_from`, and is `to` now."""
+    columns = drift_positions.c
+    if read_from is None:
+        made = upsert(drift_positions).values(task=task, **asdict(to)).on_conflict_do_nothing()
+        return connection.execute(made.returning(columns.task)).first() is not None
+    moved = (
+        update(drift_positions)
+        .where(
+            columns.task == task, columns.decoded_at == read_from.decoded_at, columns.ledger_id == read_from.ledger_id
+        )
+        .values(**asdict(to))
     )
-    return [_job(row) for row in connection.execute(query).mappings()][::-1]
+    return connection.execute(moved.returning(columns.task)).first() is not None
 
 
-def _job(row: Mapping[Any, Any]) -> DecodedJob:
-    values = {name: row[name] for name in _JOB}
-    return DecodedJob(**{**values, "trials": tuple(values["trials"]), "accepts": tuple(values["accepts"])})
+def _position(connection: Connection, task: str) -> Position | None:
+    row = connection.execute(select(drift_positions).where(drift_positions.c.task == task)).first()
+    return None if row is None else Position(row.decoded_at, row.ledger_id)
+
+
+def _columns(memory: StoredMemory) -> dict[str, Any]:
+    return {
+        "version": memory.version,
+        "document": dict(memory.document),
+        "last_decoded_at": memory.last_decoded_at,
+        "norm_since": memory.norm_since,
+    }
+
+
+def _job(row: Any) -> WatchedJob:
+    return WatchedJob(
+        stream=Stream(*(getattr(row, name) for name in _STREAM)),
+        segment=row.segment,
+        decoded_at=row.decoded_at,
+        ledger_id=row.ledger_id,
+        num_draft_tokens=row.num_draft_tokens,
+        trials=tuple(row.trials),
+        accepts=tuple(row.accepts),
+        num_tokens=row.num_tokens,
+    )

@@ -49,24 +49,14 @@ class Acknowledgement:
 
 
 @dataclass(frozen=True, slots=True)
-class OpenIncident:
-    """An incident that is not over."""
+class KnownIncident:
+    """A stored incident. It is closed when later probes were right."""
 
     id: int
     found: Incident
     opened_at: datetime
     acknowledged: Acknowledgement | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ClosedIncident:
-    """An incident that is over, because later probes were right."""
-
-    id: int
-    found: Incident
-    opened_at: datetime
-    closed_at: datetime
-    acknowledged: Acknowledgement | None = None
+    closed_at: datetime | None = None
 
 
 class NoSuchIncident(AlphaloopError, LookupError):
@@ -98,22 +88,19 @@ class IncidentStore:
                 num_new += opened_at == now
         return num_new
 
-    def open_incidents(self) -> list[OpenIncident]:
+    def open_incidents(self) -> list[KnownIncident]:
         """Incidents that are not over, oldest first."""
         query = select(incidents).where(incidents.c.closed_at.is_(None)).order_by(incidents.c.opened_at, incidents.c.id)
         with self._database.begin() as connection:
-            return [_open(row) for row in connection.execute(query)]
+            return [_known(row) for row in connection.execute(query)]
 
-    def closed_since(self, moment: datetime) -> list[ClosedIncident]:
+    def closed_since(self, moment: datetime) -> list[KnownIncident]:
         """Incidents that were closed after `moment`, oldest first."""
         query = select(incidents).where(incidents.c.closed_at > moment).order_by(incidents.c.closed_at, incidents.c.id)
         with self._database.begin() as connection:
-            return [
-                ClosedIncident(row.id, incident_of(row), row.opened_at, row.closed_at, _acknowledged(row))
-                for row in connection.execute(query)
-            ]
+            return [_known(row) for row in connection.execute(query)]
 
-    def acknowledge(self, incident_id: int, by: str, note: str, now: datetime) -> OpenIncident:
+    def acknowledge(self, incident_id: int, by: str, note: str, now: datetime) -> KnownIncident:
         """Record that somebody took note of an open incident; again replaces who and what. Raises NoSuchIncident."""
         statement = (
             update(incidents)
@@ -125,7 +112,7 @@ class IncidentStore:
             row = connection.execute(statement).first()
         if row is None:
             raise NoSuchIncident(f"no open incident {incident_id}", hint="the console shows the open ones under Drift")
-        return _open(row)
+        return _known(row)
 
     def close(self, incident_ids: Collection[int], now: datetime) -> None:
         """Close incidents."""
@@ -139,12 +126,9 @@ class IncidentStore:
                 connection.execute(statement)
 
 
-def _open(row: Row[Any]) -> OpenIncident:
-    return OpenIncident(row.id, incident_of(row), row.opened_at, _acknowledged(row))
-
-
-def _acknowledged(row: Row[Any]) -> Acknowledgement | None:
-    return Acknowledgement(row.acknowledged_by, row.note, row.acknowledged_at) if row.acknowledged_at else None
+def _known(row: Row[Any]) -> KnownIncident:
+    by = Acknowledgement(row.acknowledged_by, row.note, row.acknowledged_at) if row.acknowledged_at else None
+    return KnownIncident(row.id, incident_of(row), row.opened_at, by, row.closed_at)
 
 
 def incident_of(row: Row[Any]) -> Incident:

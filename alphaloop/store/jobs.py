@@ -1,4 +1,4 @@
-"""Claims: who decodes a job, for how long, and what is already known about it.
+"""Claims: which worker decodes a job, for how long, and what is already known about it.
 
 A claim is (attempt, owner): the fencing token with which an outcome is recorded. A worker that lost the lease can go on
 decoding, but cannot record the outcome. The attempt only grows, also when a job is given back, so no two claims of a
@@ -8,66 +8,64 @@ job ever share one. Two other numbers bound how often a job is tried: `num_crash
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import ARRAY, Connection, Row, Text, bindparam, cast, collate, extract, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from alphaloop.store.claims import (
-    CLAIMS,
-    RUNNING,
-    Claim,
-    ClaimRequest,
-    ClaimState,
-    claimed,
-    unclaimed,
-)
-from alphaloop.store.database import Database
+from alphaloop.store.database import CANCELLATIONS, Database
 from alphaloop.store.exchange import driver_of
-from alphaloop.store.notices import CANCELLATIONS
 from alphaloop.tables import cancellations, jobs
 
-__all__ = ["CLAIMS", "Claim", "ClaimRequest", "ClaimState", "JobStore"]
+#: The status of a job without an outcome.
+RUNNING: Final = "running"
 
-#: Times are the statement's own, so that a claim made while others are waited for has its whole lease.
-_LEASE_END: Final = "clock_timestamp() + make_interval(secs => %(lease_s)s)"
-#: Workers that died with the job, the one that it is taken over from included.
-_CRASHES: Final = "known.num_crashes + CASE WHEN known.owner <> excluded.owner THEN 1 ELSE 0 END"
-#: A job with which a worker died is claimed alone. Beside others its crash is counted and nobody holds it, in this same
-#: statement, because a worker that died before it gave such claims back would count as a crash of all of them.
-_IS_SUSPECT: Final = f"""NOT %(alone)s AND known.owner IS DISTINCT FROM excluded.owner
-    AND {_CRASHES} BETWEEN 1 AND %(max_attempts)s"""
-#: One statement, so that a claim takes one exchange with the server. Locks rows in Python's order of job_id. A row that
-#: may not be claimed is locked, left as it is, and not returned. A claim that is taken over from another owner counts
-#: as a crash of that owner. A claim that was given back has no owner, and an owner asks for its own claim again when
-#: the answer to its first request was lost, so neither of these counts.
-_CLAIM: Final = f"""
-    INSERT INTO jobs AS known (job_id, payload_sha256, task, segment, custom_id, batch_id, purpose, status, attempt,
-        owner, lease_expires_at)
-    SELECT given.*, 'running', 1, %(owner)s, {_LEASE_END}
-    FROM unnest(%(job_id)b::text[], %(payload_sha256)b::bytea[], %(task)b::text[], %(segment)b::text[],
-        %(custom_id)b::text[], %(batch_id)b::text[], %(purpose)b::text[]) AS given(job_id, s, t, l, c, b, p)
-    ORDER BY given.job_id COLLATE "C"
-    ON CONFLICT (job_id) DO UPDATE SET attempt = known.attempt + 1, num_crashes = {_CRASHES},
-        owner = CASE WHEN {_IS_SUSPECT} THEN NULL ELSE excluded.owner END,
-        lease_expires_at = CASE WHEN {_IS_SUSPECT} THEN clock_timestamp() ELSE excluded.lease_expires_at END
-    WHERE known.status = 'running' AND known.payload_sha256 = excluded.payload_sha256
-        AND (known.owner IS NULL OR known.owner = excluded.owner OR known.lease_expires_at <= clock_timestamp())
-    RETURNING job_id, attempt, num_crashes, num_failures,
-        EXISTS (SELECT FROM cancellations WHERE cancellations.job_id = known.job_id), owner IS NULL
-"""  # noqa: S608 - no values
 
-#: An INSERT for the same reason as that of alphaloop.store.outcomes: its plan depends on no statistics. A row that was
-#: not there is inserted without a payload, and deleted again by the caller.
-_RENEW: Final = f"""
-    INSERT INTO jobs AS held (job_id, payload_sha256, task, purpose, status, attempt, owner, lease_expires_at)
-    SELECT given.job_id, '', '', '', 'running', given.attempt, %(owner)s, {_LEASE_END}
-    FROM unnest(%(job_id)b::text[], %(attempt)b::int[]) AS given(job_id, attempt)
-    ORDER BY given.job_id COLLATE "C"
-    ON CONFLICT (job_id) DO UPDATE SET lease_expires_at = excluded.lease_expires_at
-    WHERE held.status = 'running' AND held.attempt = excluded.attempt AND held.owner = excluded.owner
-    RETURNING job_id, payload_sha256 = '' AS is_unknown
-"""  # noqa: S608 - no values
+class ClaimState(StrEnum):
+    """What a claim found."""
+
+    CLAIMED = "claimed"  #: decode it
+    ENDED = "ended"  #: the outcome is recorded: publish it again
+    CONFLICT = "conflict"  #: known with another payload
+    HELD = "held"  #: another worker has it: ask again when its lease is over
+    SUSPECT = "suspect"  #: a worker died with it: not claimed beside others, ask for it alone
+    CANCELLED = "cancelled"  #: claimed, to record that it was cancelled
+    EXHAUSTED = "exhausted"  #: claimed, to record that it failed because too many workers died with it
+
+
+#: States in which the caller holds the claim and owes an outcome.
+CLAIMS: Final = frozenset({ClaimState.CLAIMED, ClaimState.CANCELLED, ClaimState.EXHAUSTED})
+
+
+class ClaimRequest(NamedTuple):
+    """A job that arrived. A tuple, because every job has one, and a frozen dataclass takes three times as long."""
+
+    job_id: str
+    payload_sha256: bytes
+    task: str
+    segment: str
+    custom_id: str | None
+    batch_id: str | None
+    purpose: str
+
+
+class Claim(NamedTuple):
+    """The answer to one request. `outcome` is the recorded Result, byte for byte, when the job ended.
+
+    `headers` are those that the job's message handed on to that result. `num_crashes` and `num_failures` are known of
+    jobs that are claimed, and of suspects.
+    """
+
+    job_id: str
+    state: ClaimState
+    attempt: int
+    outcome: bytes | None = None
+    headers: Mapping[str, str] = MappingProxyType({})
+    held_for_s: float | None = None
+    num_crashes: int = 0  #: claims that ended without an outcome and were not given back
+    num_failures: int = 0  #: times that the job itself failed and was to be tried again
 
 
 class JobStore:
@@ -213,6 +211,46 @@ class JobStore:
             return {status: number for status, number in connection.execute(query)}
 
 
+#: Times are the statement's own, so that a claim made while others are waited for has its whole lease.
+_LEASE_END: Final = "clock_timestamp() + make_interval(secs => %(lease_s)s)"
+#: Workers that died with the job, the one that it is taken over from included.
+_CRASHES: Final = "known.num_crashes + CASE WHEN known.owner <> excluded.owner THEN 1 ELSE 0 END"
+#: A job with which a worker died is claimed alone. Beside others its crash is counted and nobody holds it, in this same
+#: statement, because a worker that died before it gave such claims back would count as a crash of all of them.
+_IS_SUSPECT: Final = f"""NOT %(alone)s AND known.owner IS DISTINCT FROM excluded.owner
+    AND {_CRASHES} BETWEEN 1 AND %(max_attempts)s"""
+#: One statement, so that a claim takes one exchange with the server. Locks rows in Python's order of job_id. A row that
+#: may not be claimed is locked, left as it is, and not returned. A claim that is taken over from another owner counts
+#: as a crash of that owner. A claim that was given back has no owner, and an owner asks for its own claim again when
+#: the answer to its first request was lost, so neither of these counts.
+_CLAIM: Final = f"""
+    INSERT INTO jobs AS known (job_id, payload_sha256, task, segment, custom_id, batch_id, purpose, status, attempt,
+        owner, lease_expires_at)
+    SELECT given.*, 'running', 1, %(owner)s, {_LEASE_END}
+    FROM unnest(%(job_id)b::text[], %(payload_sha256)b::bytea[], %(task)b::text[], %(segment)b::text[],
+        %(custom_id)b::text[], %(batch_id)b::text[], %(purpose)b::text[]) AS given(job_id, s, t, l, c, b, p)
+    ORDER BY given.job_id COLLATE "C"
+    ON CONFLICT (job_id) DO UPDATE SET attempt = known.attempt + 1, num_crashes = {_CRASHES},
+        owner = CASE WHEN {_IS_SUSPECT} THEN NULL ELSE excluded.owner END,
+        lease_expires_at = CASE WHEN {_IS_SUSPECT} THEN clock_timestamp() ELSE excluded.lease_expires_at END
+    WHERE known.status = 'running' AND known.payload_sha256 = excluded.payload_sha256
+        AND (known.owner IS NULL OR known.owner = excluded.owner OR known.lease_expires_at <= clock_timestamp())
+    RETURNING job_id, attempt, num_crashes, num_failures,
+        EXISTS (SELECT FROM cancellations WHERE cancellations.job_id = known.job_id), owner IS NULL
+"""  # noqa: S608 - no values
+#: An INSERT for the same reason as that of alphaloop.store.outcomes: its plan depends on no statistics. A row that was
+#: not there is inserted without a payload, and deleted again by the caller.
+_RENEW: Final = f"""
+    INSERT INTO jobs AS held (job_id, payload_sha256, task, purpose, status, attempt, owner, lease_expires_at)
+    SELECT given.job_id, '', '', '', 'running', given.attempt, %(owner)s, {_LEASE_END}
+    FROM unnest(%(job_id)b::text[], %(attempt)b::int[]) AS given(job_id, attempt)
+    ORDER BY given.job_id COLLATE "C"
+    ON CONFLICT (job_id) DO UPDATE SET lease_expires_at = excluded.lease_expires_at
+    WHERE held.status = 'running' AND held.attempt = excluded.attempt AND held.owner = excluded.owner
+    RETURNING job_id, payload_sha256 = '' AS is_unknown
+"""  # noqa: S608 - no values
+
+
 def _lock_held(connection: Connection, attempts: Mapping[str, int], owner: str) -> set[str]:
     """Lock the rows of those claims (job_id → attempt) that are still running and this owner's; returns their job_ids.
 
@@ -237,3 +275,36 @@ def _cancelled(connection: Connection, job_ids: Collection[str]) -> set[str]:
 def _any(job_ids: Iterable[str]) -> Any:
     """One parameter for any number of ids, so that the statement is prepared once."""
     return func.any(bindparam(None, list(job_ids), ARRAY(Text)))
+
+
+def claimed(
+    job_id: str,
+    attempt: int,
+    num_crashes: int,
+    num_failures: int,
+    is_cancelled: bool,
+    is_suspect: bool,
+    *,
+    max_attempts: int,
+) -> Claim:
+    """The answer to a request whose job was claimed, or left to be claimed alone."""
+    # Any job that the worker of the first crash held may have caused that one.
+    state = ClaimState.CLAIMED if num_crashes <= max_attempts else ClaimState.EXHAUSTED
+    if is_cancelled:
+        state = ClaimState.CANCELLED
+    if is_suspect:
+        state = ClaimState.SUSPECT
+    return Claim(job_id, state, attempt, num_crashes=num_crashes, num_failures=num_failures)
+
+
+def unclaimed(request: ClaimRequest, row: Row[Any] | None) -> Claim:
+    """The answer to a request whose job could not be claimed; `row` is what is known of the job."""
+    if row is None:  # retention deleted it after the claim had found it
+        return Claim(request.job_id, ClaimState.HELD, 0, held_for_s=0.0)
+    if row.payload_sha256 != request.payload_sha256:
+        return Claim(request.job_id, ClaimState.CONFLICT, row.attempt)
+    if row.status != RUNNING:
+        return Claim(
+            request.job_id, ClaimState.ENDED, row.attempt, outcome=row.outcome.encode(), headers=row.headers or {}
+        )
+    return Claim(request.job_id, ClaimState.HELD, row.attempt, held_for_s=max(0.0, float(row.lease_s)))

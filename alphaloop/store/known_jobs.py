@@ -1,55 +1,34 @@
-"""What the database knows of jobs that a person asks for."""
+"""Jobs as people look them up: by id, by batch or page by page; which letters became jobs; whether all adds up."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ARRAY, Text, bindparam, cast, func, select, text, tuple_
+from sqlalchemy import (
+    ARRAY,
+    ColumnElement,
+    FromClause,
+    Row,
+    Text,
+    and_,
+    bindparam,
+    cast,
+    delete,
+    func,
+    or_,
+    select,
+    text,
+    true,
+    tuple_,
+)
+from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.store.database import Database
-from alphaloop.tables import jobs
-
-_PAGE: Final = 500
-
-
-# The worker's row says which of its claims it decodes, and how far it is.
-_CLAIMED: Final = text("""
-    SELECT jobs.job_id, jobs.task, jobs.status, jobs.attempt, jobs.num_crashes, jobs.num_failures, jobs.owner,
-        jobs.lease_expires_at, jobs.lease_expires_at > clock_timestamp() AS is_held, jobs.created_at, jobs.finished_at,
-        jobs.outcome::text AS outcome, workers.num_tokens[array_position(workers.job_ids, jobs.job_id)] AS num_tokens,
-        clock_timestamp() - workers.seen_at AS silence,
-        EXISTS (SELECT FROM cancellations WHERE cancellations.job_id = jobs.job_id) AS is_cancelling
-    FROM jobs LEFT JOIN workers ON workers.owner = jobs.owner
-    WHERE jobs.job_id = ANY(:job_ids)
-""")
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimedJob:
-    """Everything that the database tells of a job that a worker has claimed at least once.
-
-    `num_tokens` and `silence` are what its worker said last, and how long ago: None where it did not say that it
-    decodes the job.
-    """
-
-    job_id: str
-    task: str
-    status: str
-    attempt: int
-    num_crashes: int
-    num_failures: int
-    owner: str | None
-    lease_expires_at: datetime | None
-    is_held: bool | None  #: whether the lease is not over
-    created_at: datetime
-    finished_at: datetime | None
-    outcome: str | None
-    num_tokens: int | None
-    silence: timedelta | None
-    is_cancelling: bool
+from alphaloop.tables import decode_runs, jobs, redrives
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +52,36 @@ def known_jobs(database: Database, job_ids: Collection[str]) -> dict[str, KnownJ
         }
 
 
-def claimed_jobs(database: Database, job_ids: Collection[str]) -> dict[str, ClaimedJob]:
+@dataclass(frozen=True, slots=True)
+class JobDetails:
+    """Everything that the database tells of a job that a worker has claimed at least once.
+
+    `num_tokens` and `silence` are what its worker said last, and how long ago: None where it did not say that it
+    decodes the job.
+    """
+
+    job_id: str
+    task: str
+    status: str
+    attempt: int
+    num_crashes: int
+    num_failures: int
+    owner: str | None
+    lease_expires_at: datetime | None
+    is_held: bool | None  #: whether the lease is not over
+    created_at: datetime
+    finished_at: datetime | None
+    outcome: str | None
+    num_tokens: int | None
+    silence: timedelta | None
+    is_cancelling: bool
+
+
+def claimed_jobs(database: Database, job_ids: Collection[str]) -> dict[str, JobDetails]:
     """The same jobs with everything that is known of them, by job_id."""
     with database.begin() as connection:
         rows = connection.execute(_CLAIMED, {"job_ids": list(job_ids)}).mappings().all()
-    return {row["job_id"]: ClaimedJob(**row) for row in rows}
-
-
-def jobs_of_batch(database: Database, batch_id: str) -> list[str]:
-    """Jobs of a batch that a worker has claimed."""
-    query = select(jobs.c.job_id).where(jobs.c.batch_id == batch_id).order_by(jobs.c.created_at, jobs.c.job_id)
-    with database.begin() as connection:
-        return list(connection.execute(query).scalars())
+    return {row["job_id"]: JobDetails(**row) for row in rows}
 
 
 def pages_of_batch(database: Database, batch_id: str) -> Iterator[list[tuple[str, str | None]]]:
@@ -109,3 +106,295 @@ def pages_of_batch(database: Database, batch_id: str) -> Iterator[list[tuple[str
             last = page[-1].created_at, page[-1].job_id
         if len(page) < _PAGE:
             return
+
+
+@dataclass(frozen=True, slots=True)
+class HowDecoded:
+    """How the job was decoded that gave the recorded outcome."""
+
+    mode: str  #: vanilla or speculative
+    drafter: str | None
+    num_draft_tokens: int
+    num_tokens: int  #: generated
+    latency_s: float  #: from the message's timestamp in Kafka to the last token
+
+
+@dataclass(frozen=True, slots=True)
+class ListedJob:
+    """The row of a job, without its payload and its outcome."""
+
+    job_id: str
+    task: str
+    segment: str
+    custom_id: str | None
+    batch_id: str | None
+    purpose: str
+    status: str
+    attempt: int
+    num_crashes: int
+    num_failures: int
+    owner: str | None
+    lease_expires_at: datetime | None
+    created_at: datetime
+    finished_at: datetime | None
+    decoded: HowDecoded | None = None  #: None before the outcome, and where nothing was decoded for it
+
+
+@dataclass(frozen=True, slots=True)
+class PageStart:
+    """Behind which job a page begins: in the list of the newest."""
+
+    created_at: datetime
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which jobs are listed: those of a task, with a status, that were claimed first between two moments."""
+
+    task: str | None = None
+    status: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+    @property
+    def walks(self) -> bool:
+        """Whether jobs have to be walked over that are not so: no index knows a task or a status."""
+        return self.task is not None or self.status is not None
+
+    def is_within(self, table: FromClause) -> ColumnElement[bool]:
+        """The times, for which there is an index."""
+        at = table.c.created_at
+        bounds = [at >= self.since] if self.since is not None else []
+        return and_(true(), *bounds, *([at <= self.until] if self.until is not None else []))
+
+    def is_so(self, table: FromClause) -> ColumnElement[bool]:
+        """The rest."""
+        named = {"task": self.task, "status": self.status}
+        return and_(true(), *(table.c[name] == value for name, value in named.items() if value is not None))
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """The newest jobs that were wanted, newest first."""
+
+    jobs: list[ListedJob]
+    behind: PageStart | None  #: where the next page begins; None where there is nothing more
+    num_walked: int  #: jobs that were looked at, those that are not so included
+
+
+#: The longest that a page looks for jobs that are so. It then shows what it found, and a link to the rest.
+LOOK_S: Final = 1.0
+_ALL: Final = Wanted()
+
+
+class JobPages:
+    """Reads jobs. Every page is found by an index, and none is counted out."""
+
+    def __init__(self, database: Database, clock: Callable[[], float] = time.monotonic) -> None:
+        self._database = database
+        self._clock = clock
+
+    def newest(self, limit: int, wanted: Wanted = _ALL, *, behind: PageStart | None = None) -> JobPage:
+        """The wanted jobs that were claimed first most recently.
+
+        Walks over the others for LOOK_S: a page may have fewer than `limit` jobs, or none, and still have a next one.
+        """
+        found, num_walked, ends_at = list[ListedJob](), 0, self._clock() + LOOK_S
+        num_rows = _FIRST_ROWS if wanted.walks else limit + 1
+        while True:
+            rows = self._walk(num_rows, limit + 1 - len(found), wanted, behind)
+            found += [_listed(row[:-2]) for row in rows if row.is_so]
+            num_walked += rows[-1].number if rows else 0
+            if len(found) > limit:
+                shown = found[:limit]
+                return JobPage(self._with_decoded(shown), _place(shown[-1]), num_walked)
+            if not rows or rows[-1].number < num_rows:
+                return JobPage(self._with_decoded(found), None, num_walked)
+            behind = _place(rows[-1])
+            if self._clock() >= ends_at:
+                return JobPage(self._with_decoded(found), behind, num_walked)
+            num_rows = _MORE_ROWS
+
+    def _walk(self, num_rows: int, limit: int, wanted: Wanted, behind: PageStart | None) -> Sequence[Row[Any]]:
+        """The wanted of the next `num_rows` jobs, at most `limit`, and the last of these jobs; each with its number.
+
+        The last is left out where `limit` is reached before it.
+        """
+        query = select(*_COLUMNS).where(wanted.is_within(jobs))
+        if behind is not None:
+            # The first condition is the index's, the second one orders jobs of the same moment.
+            query = query.where(
+                jobs.c.created_at <= behind.created_at,
+                tuple_(jobs.c.created_at, jobs.c.job_id) < tuple_(behind.created_at, behind.job_id),
+            )
+        newest_first = query.order_by(jobs.c.created_at.desc(), jobs.c.job_id.desc()).limit(num_rows).subquery()
+        number = func.row_number().over(order_by=(newest_first.c.created_at.desc(), newest_first.c.job_id.desc()))
+        walked = select(newest_first, wanted.is_so(newest_first).label("is_so"), number.label("number")).cte("walked")
+        last = select(func.max(walked.c.number)).scalar_subquery()
+        chosen = select(walked).where(or_(walked.c.is_so, walked.c.number == last)).order_by(walked.c.number)
+        with self._database.begin() as connection:
+            return connection.execute(chosen.limit(limit)).all()
+
+    def of_batch(self, batch_id: str, limit: int, wanted: Wanted = _ALL, *, behind: str = "") -> list[ListedJob]:
+        """The wanted jobs of a batch that were claimed, whose job_id comes after `behind`, in the order of job_id."""
+        # Materialized, or the planner may walk the primary key of all jobs for their order.
+        is_wanted = and_(jobs.c.batch_id == batch_id, wanted.is_within(jobs), wanted.is_so(jobs))
+        batch = select(*_COLUMNS).where(is_wanted).cte("batch")
+        query = select(batch).where(batch.c.job_id > behind).order_by(batch.c.job_id).limit(limit)
+        with self._database.begin() as connection:
+            found = [_listed(row) for row in connection.execute(query)]
+        return self._with_decoded(found)
+
+    def find(self, job_id: str) -> ListedJob | None:
+        """The job of this id; None where no worker has claimed it."""
+        with self._database.begin() as connection:
+            row = connection.execute(select(*_COLUMNS).where(jobs.c.job_id == job_id)).first()
+        return None if row is None else self._with_decoded([_listed(row)])[0]
+
+    def _with_decoded(self, found: list[ListedJob]) -> list[ListedJob]:
+        ended = [job for job in found if job.finished_at is not None]
+        if not ended:
+            return found
+        runs = decode_runs.c
+        columns = (runs.job_id, runs.attempt, runs.mode, runs.drafter, runs.num_draft_tokens, runs.num_tokens)
+        query = select(*columns, runs.queue_s + runs.wall_s).where(
+            runs.job_id.in_([job.job_id for job in ended]),
+            # So that older days need not be looked at.
+            runs.decoded_at >= min(job.created_at for job in ended) - _CLOCKS_APART,
+        )
+        with self._database.begin() as connection:
+            by_job = {
+                (job_id, attempt): HowDecoded(mode, drafter or None, num_draft_tokens, num_tokens, latency_s)
+                for job_id, attempt, mode, drafter, num_draft_tokens, num_tokens, latency_s in connection.execute(query)
+            }
+        return [replace(job, decoded=by_job.get((job.job_id, job.attempt))) for job in found]
+
+
+class LetterKey(NamedTuple):
+    """Where a dead letter lies, and its timestamp in milliseconds since 1970; 0 if it has none."""
+
+    topic: str
+    partition: int
+    offset: int
+    written_at_ms: int
+
+
+class RedriveStore:
+    """The table of letters that were sent again."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def mark(self, job_ids: Mapping[LetterKey, str]) -> None:
+        """Note letters that the broker has, with the job each became."""
+        if not job_ids:
+            return
+        rows = [{**key._asdict(), "job_id": job_id} for key, job_id in sorted(job_ids.items())]
+        with self._database.begin() as connection:
+            connection.execute(insert(redrives).on_conflict_do_nothing(), rows)
+
+    def of(self, letters: Collection[LetterKey]) -> dict[LetterKey, str]:
+        """Those of the letters that were sent again, with the job each became."""
+        if not letters:
+            return {}
+        query = select(*_KEY, redrives.c.job_id).where(tuple_(*_KEY).in_([tuple(key) for key in letters]))
+        with self._database.begin() as connection:
+            return {LetterKey(*key): job_id for *key, job_id in connection.execute(query)}
+
+    def among(self, job_ids: Collection[str]) -> frozenset[str]:
+        """Those of the jobs that a letter became."""
+        if not job_ids:
+            return frozenset()
+        query = select(redrives.c.job_id).where(redrives.c.job_id.in_(list(job_ids)))
+        with self._database.begin() as connection:
+            return frozenset(connection.execute(query).scalars())
+
+    def forget_before(self, topic: str, partition: int, offset: int) -> None:
+        """Forget the letters below an offset: they were deleted."""
+        statement = delete(redrives).where(
+            redrives.c.topic == topic, redrives.c.partition == partition, redrives.c.offset < offset
+        )
+        with self._database.begin() as connection:
+            connection.execute(statement)
+
+
+@dataclass(frozen=True, slots=True)
+class Integrity:
+    """The result of one check of all jobs."""
+
+    num_jobs: int
+    num_outcomes: int
+    num_succeeded: int
+    num_decoded_once: int  #: of those that succeeded
+    num_wrong_counts: int  #: decoded jobs whose counts by position do not add up
+    num_wrong_tokens: int  #: jobs whose result says another number of tokens than was counted
+    num_tokens: int
+    num_unpublished: int  #: outcomes that the broker has not acknowledged yet
+
+    @property
+    def holds(self) -> bool:
+        """Whether every job has one outcome and every count adds up."""
+        return (
+            self.num_outcomes == self.num_jobs
+            and self.num_decoded_once == self.num_succeeded
+            and not (self.num_wrong_counts or self.num_wrong_tokens)
+        )
+
+
+def check(database: Database) -> Integrity:
+    """Check every stored job. Retention drops old runs; check before that."""
+    with database.begin() as connection:
+        return Integrity(**connection.execute(_CHECK).mappings().one())
+
+
+_PAGE: Final = 500
+# The worker's row says which of its claims it decodes, and how far it is.
+_CLAIMED: Final = text("""
+    SELECT jobs.job_id, jobs.task, jobs.status, jobs.attempt, jobs.num_crashes, jobs.num_failures, jobs.owner,
+        jobs.lease_expires_at, jobs.lease_expires_at > clock_timestamp() AS is_held, jobs.created_at, jobs.finished_at,
+        jobs.outcome::text AS outcome, workers.num_tokens[array_position(workers.job_ids, jobs.job_id)] AS num_tokens,
+        clock_timestamp() - workers.seen_at AS silence,
+        EXISTS (SELECT FROM cancellations WHERE cancellations.job_id = jobs.job_id) AS is_cancelling
+    FROM jobs LEFT JOIN workers ON workers.owner = jobs.owner
+    WHERE jobs.job_id = ANY(:job_ids)
+""")
+#: Rows that one statement walks: the first finds what is common, the others what is rare.
+_FIRST_ROWS, _MORE_ROWS = 1_000, 20_000
+#: Clocks of workers, which write when a job was decoded, and of the database, which writes when it was claimed.
+_CLOCKS_APART: Final = timedelta(days=1)
+_COLUMNS: Final = tuple(jobs.c[field.name] for field in fields(ListedJob) if field.name != "decoded")
+
+
+def _place(job: ListedJob | Row[Any]) -> PageStart:
+    return PageStart(job.created_at, job.job_id)
+
+
+def _listed(row: Sequence[Any]) -> ListedJob:
+    return ListedJob(*tuple[Any, ...](row))
+
+
+_KEY = (redrives.c.topic, redrives.c.partition, redrives.c.offset, redrives.c.written_at_ms)
+# `<=` and `=` by position: accepts ≤ trials ≤ proposed ≤ rounds, and tokens = rounds + accepted - cropped.
+# PostgreSQL reads no field of a JSON document with an escaped NUL in it, which a generated text may hold.
+_CHECK: Final = text(r"""
+    WITH runs AS (
+        SELECT job_id, count(*) AS times, sum(num_tokens)::bigint AS num_tokens,
+               bool_and(num_tokens = rounds + array_sum(accepts) - num_cropped
+                        AND array_ge(proposed, trials) AND array_ge(trials, accepts)
+                        AND coalesce(proposed[1], 0) = rounds - num_empty_rounds) AS adds_up
+        FROM decode_runs GROUP BY job_id
+    )
+    SELECT count(*) AS num_jobs,
+           count(*) FILTER (WHERE status <> 'running' AND outcome IS NOT NULL) AS num_outcomes,
+           count(*) FILTER (WHERE status = 'succeeded') AS num_succeeded,
+           count(*) FILTER (WHERE status = 'succeeded' AND runs.times = 1) AS num_decoded_once,
+           count(*) FILTER (WHERE runs.job_id IS NOT NULL AND NOT runs.adds_up) AS num_wrong_counts,
+           count(*) FILTER (WHERE status = 'succeeded'
+               AND (replace(outcome::text, '\u0000', '\ufffd')::json #>> '{usage,completion_tokens}')::bigint
+                   IS DISTINCT FROM runs.num_tokens)
+               AS num_wrong_tokens,
+           coalesce(sum(runs.num_tokens), 0)::bigint AS num_tokens,
+           (SELECT coalesce(sum(cardinality(job_ids)), 0)::bigint FROM outbox) AS num_unpublished
+    FROM jobs LEFT JOIN runs USING (job_id)
+""")

@@ -14,13 +14,13 @@ from sqlalchemy import Connection, Row, Select, Table, func, select, text, union
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.deciding.key_evidence import KeyEvidence
+from alphaloop.store.acceptance_state import LedgerRow, fold, fold_at, key_of
 from alphaloop.store.checkpoints import newest_checkpoints
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import ShadowRun
-from alphaloop.store.fold import LedgerRow, fold, fold_at, key_of
-from alphaloop.store.partitions import partition_days
+from alphaloop.store.housekeeping import partition_days
 from alphaloop.tables import acceptance_checkpoints, decode_runs, evidence_rows
-from alphaloop.tables.state import KEY
+from alphaloop.tables.evidence import KEY
 
 _COUNTS: Final = AcceptanceCounts.__slots__
 _COLUMNS: Final = (

@@ -1,8 +1,8 @@
-"""Messages recorded with an outcome and not yet acknowledged by the broker.
+"""The outbox: messages that were recorded with their outcomes and that the broker has not acknowledged yet.
 
 The worker that records outcomes publishes them from memory and deletes the row. Rows that grow old were left by workers
-that died between the two: another worker takes them over. One row stands for all outcomes of a transaction, because
-they are published together; their bytes are in `jobs`. alphaloop.store.refused_results sets aside what Kafka refuses.
+that died between the two: another worker takes them over. One row stands for all outcomes of a transaction and topic.
+Results that the broker refuses are replaced in the record before anybody has seen them, or set aside here.
 """
 
 from __future__ import annotations
@@ -12,24 +12,10 @@ from typing import Final, NamedTuple
 
 from sqlalchemy import ARRAY, Connection, Text, bindparam, cast, func, select
 
+from alphaloop.messages import Status
 from alphaloop.store.database import Database
 from alphaloop.store.exchange import driver_of
 from alphaloop.tables import jobs, outbox
-
-_ENQUEUE: Final = """
-    INSERT INTO outbox (topic, job_ids, owner)
-    VALUES (%(topic)s, %(job_ids)b::text[], %(owner)s) RETURNING id
-"""
-_TAKE_OVER: Final = """
-    WITH due AS (
-        SELECT id FROM outbox
-        WHERE set_aside_at IS NULL
-            AND coalesce(relayed_at, created_at) <= now() - make_interval(secs => %(older_than_s)s)
-        ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
-    )
-    UPDATE outbox SET relayed_at = now() FROM due WHERE outbox.id = due.id
-    RETURNING outbox.id, topic, job_ids
-"""
 
 
 class OutboxMessage(NamedTuple):
@@ -106,9 +92,143 @@ class Outbox:
             return int(connection.execute(query).scalar_one())
 
 
+class RefusedResultStore:
+    """Keeps what is recorded and what is published the same where Kafka refuses a result.
+
+    A row of the outbox is locked first, so of two workers that publish it only one decides. Where the row is gone, or
+    no longer names a job, the other worker has decided.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def replace(self, row_id: int, results: Mapping[str, bytes]) -> set[str]:
+        """Record failures in the place of results that were never published; returns the jobs it was done for.
+
+        `results` are Result messages of status failed, by job. From now on they are the outcomes of these jobs, also
+        for a delivery that comes again; what was refused stays in `jobs.refused_outcome`.
+        """
+        with self._database.begin() as connection:
+            named = [job_id for job_id in _locked(connection, row_id) if job_id in results]
+            if not named:
+                return set()
+            asked = {"job_ids": named, "results": [results[job_id].decode() for job_id in named]}
+            answer = driver_of(connection).execute(_REPLACE, {**asked, "status": Status.FAILED.value})
+            return {job_id for (job_id,) in answer.fetchall()}
+
+    def refer(self, row_id: int, results: Mapping[str, bytes], urls: Mapping[str, str]) -> set[str]:
+        """Record results that refer to their texts (job_id → Result, job_id → where its text lies).
+
+        They were never published with their texts, and are the outcomes of these jobs from now on. The scheduler
+        deletes the texts after the jobs. Returns the jobs for which it was done.
+        """
+        with self._database.begin() as connection:
+            named = [job_id for job_id in _locked(connection, row_id) if job_id in results]
+            if not named:
+                return set()
+            given = {"results": [results[one].decode() for one in named], "urls": [urls[one] for one in named]}
+            answer = driver_of(connection).execute(_REFER, {"job_ids": named, **given})
+            return {job_id for (job_id,) in answer.fetchall()}
+
+    def postpone(self, row_id: int, job_ids: Collection[str]) -> set[str]:
+        """Take jobs out of a row and put them into rows of their own, which a worker publishes later.
+
+        Returns the jobs that the row still named.
+        """
+        with self._database.begin() as connection:
+            before = _locked(connection, row_id)
+            named = [job_id for job_id in before if job_id in job_ids]
+            driver = driver_of(connection)
+            for job_id in named:
+                driver.execute(_POSTPONE, {"id": row_id, "job_id": job_id})
+            if named:
+                driver.execute(_KEEP, {"id": row_id, "job_ids": [one for one in before if one not in job_ids]})
+            return set(named)
+
+    def set_aside(self, row_id: int, because: Mapping[str, str]) -> set[str]:
+        """Take jobs out of a row and put them into rows that no worker publishes, with the reason (job_id → reason).
+
+        Returns the jobs that the row still named.
+        """
+        with self._database.begin() as connection:
+            job_ids = _locked(connection, row_id)
+            named = [job_id for job_id in job_ids if job_id in because]
+            driver = driver_of(connection)
+            for job_id in named:
+                driver.execute(_SET_ASIDE, {"id": row_id, "job_id": job_id, "because": because[job_id]})
+            if named:
+                driver.execute(_KEEP, {"id": row_id, "job_ids": [one for one in job_ids if one not in because]})
+            return set(named)
+
+
+_ENQUEUE: Final = """
+    INSERT INTO outbox (topic, job_ids, owner)
+    VALUES (%(topic)s, %(job_ids)b::text[], %(owner)s) RETURNING id
+"""
+_TAKE_OVER: Final = """
+    WITH due AS (
+        SELECT id FROM outbox
+        WHERE set_aside_at IS NULL
+            AND coalesce(relayed_at, created_at) <= now() - make_interval(secs => %(older_than_s)s)
+        ORDER BY id LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+    )
+    UPDATE outbox SET relayed_at = now() FROM due WHERE outbox.id = due.id
+    RETURNING outbox.id, topic, job_ids
+"""
+
+
 def _outcomes(connection: Connection, job_ids: Sequence[str]) -> dict[str, tuple[bytes, dict[str, str]]]:
     """Result and headers of each job."""
     query = select(jobs.c.job_id, cast(jobs.c.outcome, Text), jobs.c.headers).where(
         jobs.c.job_id == func.any(bindparam("job_ids", list(job_ids), ARRAY(Text)))
     )
     return {job_id: (outcome.encode(), headers or {}) for job_id, outcome, headers in connection.execute(query)}
+
+
+_LOCK_ROW: Final = "SELECT job_ids FROM outbox WHERE id = %s FOR UPDATE"
+#: Locks the rows of jobs in the order of job_id, as all statements that lock several of them do.
+_REPLACE: Final = """
+    WITH given AS (
+        SELECT job_id, result FROM unnest(%(job_ids)b::text[], %(results)b::text[]) AS given(job_id, result)
+    ), locked AS MATERIALIZED (
+        SELECT job_id FROM jobs WHERE job_id IN (SELECT job_id FROM given) AND status <> 'running'
+            AND refused_outcome IS NULL
+        ORDER BY job_id COLLATE "C" FOR UPDATE
+    )
+    UPDATE jobs SET refused_outcome = jobs.outcome, outcome = CAST(given.result AS json), status = %(status)s
+    FROM given JOIN locked USING (job_id) WHERE jobs.job_id = given.job_id
+    RETURNING jobs.job_id
+"""
+_REFER: Final = """
+    WITH given AS (
+        SELECT job_id, result, url
+        FROM unnest(%(job_ids)b::text[], %(results)b::text[], %(urls)b::text[]) AS given(job_id, result, url)
+    ), locked AS MATERIALIZED (
+        SELECT job_id FROM jobs WHERE job_id IN (SELECT job_id FROM given) AND status <> 'running'
+        ORDER BY job_id COLLATE "C" FOR UPDATE
+    ), kept AS (
+        INSERT INTO stored_texts (url, job_id) SELECT url, job_id FROM given JOIN locked USING (job_id)
+        ON CONFLICT DO NOTHING
+    )
+    UPDATE jobs SET outcome = CAST(given.result AS json)
+    FROM given JOIN locked USING (job_id) WHERE jobs.job_id = given.job_id
+    RETURNING jobs.job_id
+"""
+_POSTPONE: Final = """
+    INSERT INTO outbox (topic, job_ids, owner, created_at, relayed_at)
+    SELECT topic, ARRAY[%(job_id)s], owner, created_at, now() FROM outbox WHERE id = %(id)s
+"""
+_SET_ASIDE: Final = """
+    INSERT INTO outbox (topic, job_ids, owner, created_at, set_aside_at, set_aside_because)
+    SELECT topic, ARRAY[%(job_id)s], owner, created_at, now(), %(because)s FROM outbox WHERE id = %(id)s
+"""
+_KEEP: Final = """
+    WITH emptied AS (DELETE FROM outbox WHERE id = %(id)s AND cardinality(%(job_ids)b::text[]) = 0)
+    UPDATE outbox SET job_ids = %(job_ids)b::text[] WHERE id = %(id)s AND cardinality(%(job_ids)b::text[]) > 0
+"""
+
+
+def _locked(connection: Connection, row_id: int) -> list[str]:
+    """The jobs of a row, which is locked until the end of the transaction; none if the row is gone."""
+    found = driver_of(connection).execute(_LOCK_ROW, [row_id]).fetchone()
+    return list(found[0]) if found else []

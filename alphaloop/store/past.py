@@ -30,9 +30,9 @@ from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.messages import Purpose
+from alphaloop.store.acceptance_state import key_of
 from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import DecodeRun, ShadowRun, Source
-from alphaloop.store.fold import key_of
+from alphaloop.store.decode_runs import CountSource, DecodeRun, ShadowRun
 from alphaloop.store.hours import NUM_HALF_LIVES, evidence_of, sums_of_hour
 from alphaloop.store.ledger import LONGEST_WAIT, LedgerStore, counts_of, shadow_of
 from alphaloop.tables import acceptance_hourly, decode_runs, evidence_rows
@@ -58,10 +58,10 @@ class Recorded:
         if is_evidence:
             self.evidence.append((run.key, run.evidence))
 
-    def add_row(self, shadow: ShadowRun, source: Source) -> None:
+    def add_row(self, shadow: ShadowRun, source: CountSource) -> None:
         """One more row of evidence_rows."""
         self.evidence.append((shadow.key, shadow.evidence))
-        if source not in (Source.DRAFTED, Source.SCORED):
+        if source not in (CountSource.DRAFTED, CountSource.SCORED):
             self.scored.append(shadow.key)
 
 
@@ -76,8 +76,8 @@ class PastStore:
     ) -> dict[EvidenceKey, KeyEvidence]:
         """The evidence of a target on an engine at `until`, by key: exactly what acceptance_state held.
 
-        Before the first day of the ledger it is estimated from completed hours (alphaloop.store.hours), and for tasks
-        other than `task` from days, by drafter alone.
+        Before the first day of the ledger it is estimated from completed hours (alphaloop.store.hours), and for
+        tasks other than `task` from days, by drafter alone.
         """
         ledger = LedgerStore(self._database)
         if ledger.covers(until):
@@ -123,7 +123,7 @@ class PastStore:
                     if is_run:
                         found.add_run(_run(row), is_evidence=row.is_evidence)
                     else:
-                        found.add_row(shadow_of(row), Source(row.source))
+                        found.add_row(shadow_of(row), CountSource(row.source))
                 yield found
 
     def first_and_last(self, task: str | None = None) -> tuple[datetime, datetime] | None:

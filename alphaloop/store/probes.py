@@ -1,41 +1,191 @@
-"""The probes and controls that were sent, and their results."""
+"""Probes: the sets of prompts, the probes and controls that were sent, what they measured, and the texts they gave.
+
+Each pair of a probe and its control is handed out until it is marked as compared.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
-from typing import Any, Final
-
-from sqlalchemy import (
-    ColumnElement,
-    Select,
-    Table,
-    and_,
-    delete,
-    exists,
-    func,
-    literal,
-    or_,
-    select,
-    union_all,
-    update,
-)
-from sqlalchemy.dialects.postgresql import insert
-
 from alphaloop.measurements import ProbeResult
 from alphaloop.messages import Purpose
+from alphaloop.probe_sets import ProbePrompt
+from alphaloop.probe_sets import ProbeSet
+from alphaloop.probe_sets import ProbeSource
+from alphaloop.probe_texts import DecodedText
+from alphaloop.probe_texts import ProbeText
+from alphaloop.probe_texts import TextPair
 from alphaloop.probes import TaskTraffic
 from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import Source
+from alphaloop.store.decode_runs import CountSource
 from alphaloop.store.hourly_sums import SHADOW
-from alphaloop.store.settled_sums import sums_between
-from alphaloop.tables import acceptance_hourly, decode_runs, evidence_rows, probe_runs, probe_sets
+from alphaloop.store.hourly_sums import sums_between
+from alphaloop.tables import acceptance_hourly
+from alphaloop.tables import decode_runs
+from alphaloop.tables import evidence_rows
+from alphaloop.tables import jobs
+from alphaloop.tables import probe_prompts
+from alphaloop.tables import probe_runs
+from alphaloop.tables import probe_sets
+from alphaloop.tables import probe_texts
+from collections.abc import Collection
+from collections.abc import Sequence
+from dataclasses import asdict
+from dataclasses import dataclass
+from datetime import datetime
+from datetime import timedelta
+from itertools import groupby
+from sqlalchemy import ColumnElement
+from sqlalchemy import Connection
+from sqlalchemy import Row
+from sqlalchemy import Select
+from sqlalchemy import Table
+from sqlalchemy import and_
+from sqlalchemy import delete
+from sqlalchemy import exists
+from sqlalchemy import func
+from sqlalchemy import literal
+from sqlalchemy import or_
+from sqlalchemy import select
+from sqlalchemy import text
+from sqlalchemy import union_all
+from sqlalchemy import update
+from sqlalchemy.dialects.postgresql import insert
+from typing import Any
+from typing import Final
+
 
 MEASURED: Final = (Purpose.PROBE.value, Purpose.CONTROL.value)
-EVERY_PURPOSE: Final = tuple(purpose.value for purpose in Purpose)
+_EVERY_PURPOSE: Final = tuple(purpose.value for purpose in Purpose)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSetVersion:
+    """One version of a task's probe set."""
+
+    task: str
+    version: str
+    num_prompts: int
+    num_draft_tokens: int
+    source: ProbeSource
+    is_active: bool
+    created_at: datetime
+
+
+class ProbeSetStore:
+    """Keeps every version, because runs of an earlier one are still compared; of each task at most one is in use."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def register(self, probe_set: ProbeSet, now: datetime) -> None:
+        """Put a set in use in place of the one before. A version that is known already comes back as it was."""
+        sets = probe_sets.c
+        new = {
+            "task": probe_set.task,
+            "version": probe_set.version,
+            "num_draft_tokens": probe_set.num_draft_tokens,
+            "source": probe_set.source.value,
+            "is_active": True,
+            "created_at": now,
+        }
+        prompts = [
+            {
+                "task": probe_set.task,
+                "version": probe_set.version,
+                "position": position,
+                "prompt_id": prompt.prompt_id,
+                "body": dict(prompt.body),
+            }
+            for position, prompt in probe_set.prompts.items()
+        ]
+        with self._database.begin() as connection:
+            connection.execute(
+                update(probe_sets)
+                .where(sets.task == probe_set.task, sets.version != probe_set.version)
+                .values(is_active=False)
+            )
+            connection.execute(
+                insert(probe_sets)
+                .values(new)
+                .on_conflict_do_update(index_elements=[sets.task, sets.version], set_={"is_active": True})
+            )
+            connection.execute(insert(probe_prompts).on_conflict_do_nothing(), prompts)
+
+    def retire(self, task: str) -> bool:
+        """Probe the task no more; False when it had no set in use."""
+        sets = probe_sets.c
+        with self._database.begin() as connection:
+            changed = connection.execute(
+                update(probe_sets).where(sets.task == task, sets.is_active).values(is_active=False)
+            )
+            return changed.rowcount > 0
+
+    def active(self) -> dict[str, ProbeSet]:
+        """The set in use of each task that has one."""
+        return {found.task: found for found in self._read(probe_sets.c.is_active)}
+
+    def get(self, task: str, version: str) -> ProbeSet | None:
+        """One version; None where there is none of that name."""
+        found = self._read(and_(probe_sets.c.task == task, probe_sets.c.version == version))
+        return found[0] if found else None
+
+    def versions(self, task: str | None = None) -> list[ProbeSetVersion]:
+        """Every version, of all tasks or of one; by task, the newest first."""
+        sets, prompts = probe_sets.c, probe_prompts.c
+        query = (
+            select(
+                sets.task,
+                sets.version,
+                func.count(prompts.position),
+                sets.num_draft_tokens,
+                sets.source,
+                sets.is_active,
+                sets.created_at,
+            )
+            .outerjoin(probe_prompts, and_(prompts.task == sets.task, prompts.version == sets.version))
+            .group_by(sets.task, sets.version)
+            .order_by(sets.task, sets.created_at.desc(), sets.version)
+        )
+        if task is not None:
+            query = query.where(sets.task == task)
+        with self._database.begin() as connection:
+            return [
+                ProbeSetVersion(name, version, number, k, ProbeSource(source), is_active, at)
+                for name, version, number, k, source, is_active, at in connection.execute(query)
+            ]
+
+    def _read(self, wanted: ColumnElement[bool]) -> list[ProbeSet]:
+        sets, prompts = probe_sets.c, probe_prompts.c
+        query = (
+            select(
+                sets.task,
+                sets.version,
+                sets.num_draft_tokens,
+                sets.source,
+                prompts.position,
+                prompts.prompt_id,
+                prompts.body,
+            )
+            .join(probe_prompts, and_(prompts.task == sets.task, prompts.version == sets.version))
+            .where(wanted)
+            .order_by(sets.task, sets.version, prompts.position)
+        )
+        with self._database.begin() as connection:
+            rows = connection.execute(query).all()
+        return [
+            ProbeSet(
+                task,
+                version,
+                k,
+                {row.position: ProbePrompt(row.prompt_id, row.body) for row in of_set},
+                ProbeSource(source),
+            )
+            for (task, version, k, source), of_set in groupby(
+                rows, key=lambda row: (row.task, row.version, row.num_draft_tokens, row.source)
+            )
+        ]
+
+
 #: No probe is decoded so long after the run that sent it; nor before it, by clocks that differ.
-LONGEST_LIFE: Final = timedelta(days=2)
+_LONGEST_LIFE: Final = timedelta(days=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +207,7 @@ class ProbeRun:
 
 
 class ProbeStore:
-    """Probes; their outcomes come from decode_runs."""
+    """Probes and controls that were sent. What became of them is read from decode_runs and probe_texts."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -114,7 +264,7 @@ class ProbeStore:
                 for task, start, number, seconds in connection.execute(query)
             ]
 
-    def device_s(self, since: datetime, until: datetime, purposes: Collection[str] = EVERY_PURPOSE) -> float:
+    def device_s(self, since: datetime, until: datetime, purposes: Collection[str] = _EVERY_PURPOSE) -> float:
         """Device seconds of what was decoded for these purposes in the hours that began in (since, until]."""
         hours = acceptance_hourly.c
         query = select(func.coalesce(func.sum(hours.device_s), 0.0)).where(
@@ -161,13 +311,67 @@ class ProbeStore:
         """
         run, row = decode_runs.c, evidence_rows.c
         decoded = _results(decode_runs, since, run.purpose == Purpose.PROBE, run.drafter == probe_runs.c.drafter)
-        scored = _results(evidence_rows, since, row.source == Source.SCORED)
+        scored = _results(evidence_rows, since, row.source == CountSource.SCORED)
         query = union_all(decoded, scored).order_by("scheduled_for", "task", "position", "drafter")
         with self._database.begin() as connection:
             return [
                 ProbeResult(**{**row, "trials": tuple(row["trials"]), "accepts": tuple(row["accepts"])})
                 for row in connection.execute(query).mappings()
             ]
+
+    def uncompared(self, since: datetime) -> list[TextPair]:
+        """Decoded probes of runs due after `since` with their decoded controls, oldest first."""
+        with self._database.begin() as connection:
+            rows = connection.execute(_PAIRS, {"since": since, "life": _LONGEST_LIFE}).all()
+        return [
+            TextPair(_decoded_text(one), _decoded_text(other)) for one, other in zip(rows[::2], rows[1::2], strict=True)
+        ]
+
+    def mark_compared(self, job_ids: Collection[str], now: datetime) -> None:
+        """Record that these probes were compared with their controls."""
+        if job_ids:
+            with self._database.begin() as connection:
+                connection.execute(update(probe_runs).where(probe_runs.c.job_id.in_(job_ids)).values(compared_at=now))
+
+
+def record_texts(connection: Connection, texts: Sequence[tuple[str, datetime, ProbeText]]) -> None:
+    """Store (job_id, when decoded, text), in the caller's transaction; what is stored already stays as it is."""
+    if texts:
+        rows = [
+            {
+                "job_id": job_id,
+                "decoded_at": decoded_at,
+                "token_ids": list(text.token_ids),
+                "finish_reason": text.finish_reason,
+                "max_tokens": text.max_tokens,
+                "near_tie": text.near_tie,
+                "second_ids": list(text.second_ids),
+                "gaps": list(text.gaps),
+            }
+            for job_id, decoded_at, text in texts
+        ]
+        connection.execute(insert(probe_texts).on_conflict_do_nothing(), rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeProgress:
+    """Probes and controls of one run: how many were sent, and how many have their outcome."""
+
+    num_sent: int
+    num_ended: int
+
+
+def probe_progress(database: Database, scheduled_for: datetime) -> ProbeProgress:
+    """Progress of the run that was due at `scheduled_for`."""
+    runs = probe_runs.c
+    query = (
+        select(func.count(), func.count(jobs.c.finished_at))
+        .select_from(probe_runs.outerjoin(jobs, jobs.c.job_id == runs.job_id))
+        .where(runs.scheduled_for == scheduled_for, runs.sent_at.is_not(None))
+    )
+    with database.begin() as connection:
+        num_sent, num_ended = connection.execute(query).one()
+    return ProbeProgress(num_sent, num_ended)
 
 
 def _results(counts: Table, since: datetime, *are_results: ColumnElement[bool]) -> Select[Any]:
@@ -184,12 +388,12 @@ def _results(counts: Table, since: datetime, *are_results: ColumnElement[bool]) 
             literal(counts is evidence_rows).label("is_scored"),
         )
         .join(counts, found.job_id == sent.job_id)
-        .where(sent.scheduled_for > since, found.decoded_at > since - LONGEST_LIFE, *are_results)
+        .where(sent.scheduled_for > since, found.decoded_at > since - _LONGEST_LIFE, *are_results)
     )
 
 
 def _is_measured(since: datetime) -> ColumnElement[bool]:
-    return and_(decode_runs.c.purpose.in_(MEASURED), decode_runs.c.decoded_at > since - LONGEST_LIFE)
+    return and_(decode_runs.c.purpose.in_(MEASURED), decode_runs.c.decoded_at > since - _LONGEST_LIFE)
 
 
 def _decoded() -> ColumnElement[bool]:
@@ -197,6 +401,48 @@ def _decoded() -> ColumnElement[bool]:
     sent, run = probe_runs.c, decode_runs.c
     return exists().where(
         run.job_id == sent.job_id,
-        run.decoded_at >= sent.scheduled_for - LONGEST_LIFE,
-        run.decoded_at <= sent.scheduled_for + LONGEST_LIFE,
+        run.decoded_at >= sent.scheduled_for - _LONGEST_LIFE,
+        run.decoded_at <= sent.scheduled_for + _LONGEST_LIFE,
+    )
+
+
+_DECODED: Final = """
+    SELECT sent.job_id, sent.schedule_id, sent.scheduled_for, sent.task, sent.probe_set, sent.position,
+           run.drafter, run.draft_revision, run.target_revision, run.engine, run.num_tokens,
+           texts.token_ids, texts.finish_reason, texts.max_tokens, texts.near_tie, texts.second_ids, texts.gaps
+    FROM probe_runs AS sent
+    JOIN decode_runs AS run ON run.job_id = sent.job_id
+        AND run.decoded_at BETWEEN sent.scheduled_for - :life AND sent.scheduled_for + :life
+    JOIN probe_texts AS texts ON texts.job_id = sent.job_id
+    WHERE sent.scheduled_for > :since
+"""
+_PAIRS: Final = text(f"""
+    WITH control AS ({_DECODED} AND sent.purpose = 'control'),
+         probe AS ({_DECODED} AND sent.purpose = 'probe' AND sent.compared_at IS NULL)
+    SELECT 'control' AS side, probe.job_id AS pair, control.*
+    FROM probe JOIN control USING (schedule_id, scheduled_for, task, probe_set, position)
+    UNION ALL
+    SELECT 'probe', probe.job_id, probe.*
+    FROM probe JOIN control USING (schedule_id, scheduled_for, task, probe_set, position)
+    ORDER BY scheduled_for, pair, side
+""")  # noqa: S608 - no values
+
+
+def _decoded_text(row: Row[Any]) -> DecodedText:
+    return DecodedText(
+        job_id=row.job_id,
+        task=row.task,
+        drafter=row.drafter,
+        draft_revision=row.draft_revision,
+        target_revision=row.target_revision,
+        engine=row.engine,
+        num_tokens=row.num_tokens,
+        text=ProbeText(
+            token_ids=tuple(row.token_ids),
+            finish_reason=row.finish_reason,
+            max_tokens=row.max_tokens,
+            near_tie=row.near_tie,
+            second_ids=tuple(row.second_ids),
+            gaps=tuple(row.gaps),
+        ),
     )

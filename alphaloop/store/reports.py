@@ -1,16 +1,26 @@
-"""The reports of the scheduler."""
+"""The reports of the scheduler, and the notifications that were sent of reports, drift events and incidents.
+
+What happened is its own record: the states of drift events, the incidents and the reports. So a notification cannot be
+lost between the event and a list of things to send, because there is no such list. A row of `notifications` is written
+before the first attempt to send.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement, Integer, Select, case, func, insert, select
+from sqlalchemy import Column, ColumnElement, Connection, Integer, Row, Select, and_, case, func, select, update
+from sqlalchemy.dialects.postgresql import insert
 
+from alphaloop.measurements import DriftSubject
+from alphaloop.notifying.news import News, NewsKind, drift_news, incident_closed_news, incident_opened_news, report_news
 from alphaloop.store.database import Database
-from alphaloop.tables import reports
+from alphaloop.store.drift import EventState, PastState
+from alphaloop.store.incidents import incident_of
+from alphaloop.tables import drift_event_states, drift_events, incidents, notification_sinks, notifications, reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,99 @@ class ReportStore:
         return StoredReport(**row) if row else None
 
 
+#: What is older is no news.
+_OLDEST: Final = timedelta(days=7)
+#: Whoever took note of an event knows it; the other states are the scheduler's.
+_TOLD_STATES: Final = tuple(state for state in EventState if state is not EventState.ACKNOWLEDGED)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """News that a sink has not taken."""
+
+    news: News
+    num_attempts: int
+    attempted_at: datetime | None  #: None before the first attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Attempted:
+    """How far a notification came."""
+
+    sink: str
+    kind: NewsKind
+    source_id: int
+    num_attempts: int
+    attempted_at: datetime
+    sent_at: datetime | None
+    failure: str | None
+
+
+class NotificationStore:
+    """Reads what is to be told and keeps what was."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add_sinks(self, names: Iterable[str], now: datetime) -> None:
+        """From `now` on these get news; for those that are known already nothing changes."""
+        new = [{"name": name, "known_since": now} for name in names]
+        if new:
+            with self._database.begin() as connection:
+                connection.execute(insert(notification_sinks).on_conflict_do_nothing(), new)
+
+    def pending(self, sink: str, kinds: Sequence[NewsKind], now: datetime) -> list[Pending]:
+        """What the sink has not taken, of what happened since it is known; by kind, oldest first."""
+        known = select(notification_sinks.c.known_since).where(notification_sinks.c.name == sink)
+        with self._database.begin() as connection:
+            known_since: datetime | None = connection.execute(known).scalar()
+            if known_since is None:
+                return []
+            since = max(known_since, now - _OLDEST)
+            return [one for kind in kinds for one in _READ[kind](connection, sink, since)]
+
+    def begin(self, sink: str, pending: Pending, now: datetime) -> bool:
+        """Count an attempt that is about to be made; False where another process has begun it."""
+        columns = notifications.c
+        new = {"sink": sink, "kind": pending.news.kind.value, "source_id": pending.news.source_id}
+        counted = (
+            insert(notifications)
+            .values(**new, num_attempts=1, attempted_at=now)
+            .on_conflict_do_update(
+                index_elements=["sink", "kind", "source_id"],
+                set_={"num_attempts": columns.num_attempts + 1, "attempted_at": now, "failure": None},
+                where=and_(columns.num_attempts == pending.num_attempts, columns.sent_at.is_(None)),
+            )
+            .returning(columns.sink)
+        )
+        with self._database.begin() as connection:
+            return connection.execute(counted).first() is not None
+
+    def end(self, sink: str, news: News, now: datetime, failure: str | None = None) -> None:
+        """Record how the attempt ended; without a failure the sink has taken it."""
+        columns = notifications.c
+        ended = {"failure": failure} if failure is not None else {"sent_at": now}
+        statement = (
+            update(notifications)
+            .where(columns.sink == sink, columns.kind == news.kind.value, columns.source_id == news.source_id)
+            .values(**ended)
+        )
+        with self._database.begin() as connection:
+            connection.execute(statement)
+
+    def attempted(self, limit: int) -> list[Attempted]:
+        """What was tried last, the newest first."""
+        columns = notifications.c
+        query = (
+            select(*(columns[field.name] for field in fields(Attempted)))
+            .order_by(columns.attempted_at.desc(), columns.sink, columns.kind, columns.source_id.desc())
+            .limit(limit)
+        )
+        with self._database.begin() as connection:
+            rows = connection.execute(query).mappings().all()
+        return [Attempted(**{**row, "kind": NewsKind(row["kind"])}) for row in rows]
+
+
 _COLUMNS: Final = tuple(column for column in reports.c if column.name != "id")
 
 
@@ -90,3 +193,77 @@ def _length(name: str) -> ColumnElement[int]:
     """The length of an array of a report's data; 0 where the data have none."""
     part = reports.c.content[name]
     return case((func.jsonb_typeof(part) == "array", func.jsonb_array_length(part, type_=Integer)), else_=0)
+
+
+_SUBJECT: Final = tuple(field.name for field in fields(DriftSubject))
+_STATE: Final = tuple(field.name for field in fields(PastState))
+
+
+def _drift(connection: Connection, sink: str, since: datetime) -> list[Pending]:
+    states, events = drift_event_states.c, drift_events.c
+    query = (
+        select(states.id, *(states[name] for name in _STATE), *(events[name] for name in _SUBJECT), events.action)
+        .join(drift_events, events.id == states.event_id)
+        .where(states.at >= since, states.state.in_(_TOLD_STATES))
+    )
+
+    def told(row: Row[Any]) -> News:
+        past = PastState(**{name: getattr(row, name) for name in _STATE} | {"state": EventState(row.state)})
+        return drift_news(row.id, DriftSubject(*(getattr(row, name) for name in _SUBJECT)), past, row.action)
+
+    return _not_taken(connection, query, states.id, sink, NewsKind.DRIFT, told)
+
+
+def _incidents_opened(connection: Connection, sink: str, since: datetime) -> list[Pending]:
+    query = select(incidents).where(incidents.c.opened_at >= since)
+    kind = NewsKind.INCIDENT_OPENED
+    return _not_taken(
+        connection, query, incidents.c.id, sink, kind, lambda row: incident_opened_news(row.id, incident_of(row))
+    )
+
+
+def _incidents_closed(connection: Connection, sink: str, since: datetime) -> list[Pending]:
+    query = select(incidents).where(incidents.c.closed_at >= since)
+    kind = NewsKind.INCIDENT_CLOSED
+    return _not_taken(
+        connection, query, incidents.c.id, sink, kind, lambda row: incident_closed_news(row.id, incident_of(row))
+    )
+
+
+def _reports(connection: Connection, sink: str, since: datetime) -> list[Pending]:
+    columns = reports.c
+    changes = columns.content["changes"]["lines"].label("changes")
+    query = select(columns.id, columns.created_at, columns.summary, changes).where(columns.created_at >= since)
+
+    def told(row: Row[Any]) -> News:
+        return report_news(row.id, row.created_at, row.summary, [line["sentence"] for line in row.changes or ()])
+
+    return _not_taken(connection, query, columns.id, sink, NewsKind.REPORT, told)
+
+
+_READ: Final[Mapping[NewsKind, Callable[[Connection, str, datetime], list[Pending]]]] = {
+    NewsKind.DRIFT: _drift,
+    NewsKind.INCIDENT_OPENED: _incidents_opened,
+    NewsKind.INCIDENT_CLOSED: _incidents_closed,
+    NewsKind.REPORT: _reports,
+}
+
+
+def _not_taken(
+    connection: Connection,
+    sources: Select[Any],
+    source_id: Column[int],
+    sink: str,
+    kind: NewsKind,
+    told: Callable[[Row[Any]], News],
+) -> list[Pending]:
+    """Rows of `sources` that the sink has not taken, by their number."""
+    tried = notifications.c
+    query = (
+        sources.add_columns(tried.num_attempts, tried.attempted_at)
+        .outerjoin(notifications, and_(tried.sink == sink, tried.kind == kind.value, tried.source_id == source_id))
+        .where(tried.sent_at.is_(None))
+        .order_by(source_id)
+    )
+    rows = connection.execute(query).all()
+    return [Pending(told(row), row.num_attempts or 0, row.attempted_at) for row in rows]

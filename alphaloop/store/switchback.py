@@ -1,30 +1,30 @@
-"""Slices of the switchback experiment, and the speed-ups computed from them."""
+"""The switchback experiment: slices, the speed-ups computed from them, and pairs of expected and measured ones.
+
+Pairs are closed with the slices of the experiment and outlive them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, Select, delete, select
+from sqlalchemy import Connection, Row, Select, delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.acceptance import Interval
+from alphaloop.deciding.expectation_error import MOST_PAIRS
 from alphaloop.store.database import Database
-from alphaloop.store.expectations import add_pairs, last_ends, pair_since
-from alphaloop.store.partitions import ensure_days, utc_day
-from alphaloop.switchback.expectation import ExpectationPair
+from alphaloop.store.housekeeping import ensure_days, utc_day
+from alphaloop.switchback.expectation import ExpectationPair, expectation_pair
 from alphaloop.switchback.slices import SUMS, Phase, Slice, Treatment
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import Subject, TaskSpeedup, shown_of, task_speedup
-from alphaloop.tables import switchback_slices, task_speedups
+from alphaloop.tables import expectation_pairs, switchback_slices, task_speedups
 from alphaloop.tables.switchback import SUBJECT
 
-#: Slices that are fetched together.
-_AT_ONCE: Final = 2_000
-_IN_TIME: Final = (switchback_slices.c.started_at, switchback_slices.c.block_id)
 #: The time that a speed-up covers. The view task_speedup_now shows nothing older.
 WINDOW: Final = timedelta(days=1)
 
@@ -50,7 +50,7 @@ class SwitchbackStore:
             return
         with self._database.begin() as connection:
             ensure_days(connection, {utc_day(row.slice.started_at) for row in rows})
-            connection.execute(insert(switchback_slices).on_conflict_do_nothing(), [_values(row) for row in rows])
+            connection.execute(insert(switchback_slices).on_conflict_do_nothing(), [_slice_values(row) for row in rows])
 
     def read(self, since: datetime, task: str | None = None, *, until: datetime | None = None) -> list[SliceRow]:
         """Slices that began in [since, until), in order; of one task or all."""
@@ -61,18 +61,18 @@ class SwitchbackStore:
     def refresh(self, now: datetime, tasks: Collection[str] | None = None) -> int:
         """Compute the speed-ups of these tasks, or of all, from the slices up to `now`; returns how many.
 
-        Expectations are compared with what was measured, where enough was (alphaloop.store.expectations).
+        Expectations are compared with what was measured, where enough was .
 
         Rows of subjects without a slice in the window are dropped when all tasks are refreshed.
         """
         with self._database.begin() as connection:
-            ended = last_ends(connection, now - WINDOW)
+            ended = _last_ends(connection, now - WINDOW)
             found: list[TaskSpeedup] = []
             pairs: list[ExpectationPair] = []
             for subject, slices in _by_subject(connection, now, tasks):
                 found += _speedup_of(subject, slices, now)
-                pairs += pair_since(ended.get(subject), subject, slices, now)
-            add_pairs(connection, pairs)
+                pairs += _pair_since(ended.get(subject), subject, slices, now)
+            _add_pairs(connection, pairs)
             if tasks is None:
                 connection.execute(delete(task_speedups).where(task_speedups.c.covers_to < now - WINDOW))
             if found:
@@ -97,6 +97,57 @@ class SwitchbackStore:
         with self._database.begin() as connection:
             by_subject = _by_subject(connection, moment, [task])
             return shown_of(one for its in by_subject for one in _speedup_of(*its, moment))
+
+
+#: The time whose pairs screens show. The view expectation_now shows the same.
+SHOWN: Final = timedelta(days=7)
+
+
+class ExpectationStore:
+    """Reads pairs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def newest(
+        self,
+        target_revision: str,
+        engine: str,
+        device: str,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> list[ExpectationPair]:
+        """The pairs that correct expectations on such a device, of whichever host: the newest of each task and drafter.
+
+        With `since`, at least those that were closed after that moment; with `until`, none that was closed later.
+        """
+        pairs = expectation_pairs.c
+        where = [pairs.target_revision == target_revision, pairs.engine == engine, pairs.device == device]
+        if since is not None:
+            where.append(pairs.computed_at > since - _LATE)
+        if until is not None:
+            where.append(pairs.computed_at <= until)
+        return self._read(where)
+
+    def shown(self, now: datetime, task: str | None = None) -> list[ExpectationPair]:
+        """The pairs that screens show, of every task or one: the newest of each task and drafter in a week."""
+        pairs = expectation_pairs.c
+        where = [pairs.computed_at > now - SHOWN, pairs.computed_at <= now]
+        return self._read(where if task is None else [*where, pairs.task == task])
+
+    def _read(self, where: Iterable[Any]) -> list[ExpectationPair]:
+        pairs = expectation_pairs.c
+        age = func.row_number().over(partition_by=(pairs.task, pairs.drafter), order_by=pairs.covers_to.desc())
+        newest = select(expectation_pairs, age.label("age")).where(*where).subquery()
+        query = select(newest).where(newest.c.age <= MOST_PAIRS).order_by(newest.c.covers_to, newest.c.task)
+        with self._database.begin() as connection:
+            return [_pair(row) for row in connection.execute(query)]
+
+
+#: Slices that are fetched together.
+_AT_ONCE: Final = 2_000
+_IN_TIME: Final = (switchback_slices.c.started_at, switchback_slices.c.block_id)
 
 
 def _slices(since: datetime, until: datetime | None, tasks: Collection[str] | None) -> Select[Any]:
@@ -124,7 +175,7 @@ def _speedup_of(subject: Subject, slices: Sequence[Slice], now: datetime) -> lis
     return [task_speedup(subject, slices, now)] if is_treated else []
 
 
-def _values(row: SliceRow) -> dict[str, Any]:
+def _slice_values(row: SliceRow) -> dict[str, Any]:
     one = row.slice
     return {
         **asdict(row.subject),
@@ -156,7 +207,7 @@ def _subject(row: Row[Any]) -> Subject:
     return Subject(**{name: getattr(row, name) for name in SUBJECT})
 
 
-_FIGURES: Final = tuple(
+_SPEEDUP_FIGURES: Final = tuple(
     field.name for field in fields(TaskSpeedup) if field.name not in ("subject", "speedup", "verdict")
 )
 
@@ -165,7 +216,7 @@ def _speedup_values(one: TaskSpeedup) -> dict[str, Any]:
     bounds = one.speedup
     return {
         **asdict(one.subject),
-        **{name: getattr(one, name) for name in _FIGURES},
+        **{name: getattr(one, name) for name in _SPEEDUP_FIGURES},
         "speedup": bounds.mean if bounds else None,
         "speedup_low": bounds.low if bounds else None,
         "speedup_high": bounds.high if bounds else None,
@@ -175,5 +226,68 @@ def _speedup_values(one: TaskSpeedup) -> dict[str, Any]:
 
 def _speedup(row: Row[Any]) -> TaskSpeedup:
     bounds = None if row.speedup is None else Interval(row.speedup, row.speedup_low, row.speedup_high)
-    figures = {name: getattr(row, name) for name in _FIGURES}
+    figures = {name: getattr(row, name) for name in _SPEEDUP_FIGURES}
     return TaskSpeedup(subject=_subject(row), speedup=bounds, verdict=Verdict(row.verdict), **figures)
+
+
+#: A transaction that closes a pair ends within this time of the pair's `computed_at`.
+_LATE: Final = timedelta(minutes=1)
+_FIGURES: Final = (
+    "uncorrected",
+    "model_sd",
+    "num_blocks",
+    "min_num_draft_tokens",
+    "max_num_draft_tokens",
+    "mean_running",
+    "covers_from",
+    "covers_to",
+    "computed_at",
+)
+
+
+def _pair_since(
+    ended: datetime | None, subject: Subject, slices: Sequence[Slice], now: datetime
+) -> list[ExpectationPair]:
+    """The pair of a subject if its slices since its last pair suffice, else none.
+
+    The slices are those of the last day, or of as long as a pair may take. `ended` is of `_last_ends`.
+    """
+    later = slices if ended is None else [one for one in slices if one.started_at > ended]
+    pair = expectation_pair(subject, later, now)
+    return [] if pair is None else [pair]
+
+
+def _add_pairs(connection: Connection, pairs: Sequence[ExpectationPair]) -> None:
+    """Store pairs. Two workers of one host may close the same pair: the first one counts."""
+    if pairs:
+        connection.execute(insert(expectation_pairs).on_conflict_do_nothing(), [_pair_values(pair) for pair in pairs])
+
+
+def _last_ends(connection: Connection, since: datetime) -> dict[Subject, datetime]:
+    """When the last slice of each subject's last pair began, of pairs since then."""
+    pairs = expectation_pairs.c
+    names = [pairs[name] for name in SUBJECT]
+    query = select(*names, func.max(pairs.covers_to)).where(pairs.computed_at >= since).group_by(*names)
+    return {Subject(*names): ended for *names, ended in connection.execute(query)}
+
+
+def _pair_values(pair: ExpectationPair) -> dict[str, Any]:
+    return {
+        **asdict(pair.subject),
+        **{name: getattr(pair, name) for name in _FIGURES},
+        "expected": pair.expected.mean,
+        "expected_low": pair.expected.low,
+        "expected_high": pair.expected.high,
+        "speedup": pair.measured.mean,
+        "speedup_low": pair.measured.low,
+        "speedup_high": pair.measured.high,
+    }
+
+
+def _pair(row: Row[Any]) -> ExpectationPair:
+    return ExpectationPair(
+        subject=Subject(**{name: getattr(row, name) for name in SUBJECT}),
+        expected=Interval(row.expected, row.expected_low, row.expected_high),
+        measured=Interval(row.speedup, row.speedup_low, row.speedup_high),
+        **{name: getattr(row, name) for name in _FIGURES},
+    )

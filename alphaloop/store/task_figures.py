@@ -7,19 +7,23 @@ count the same jobs.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, text
+from sqlalchemy import ARRAY, BigInteger, Connection, Row, Text, bindparam, cast, func, select, text
 
 from alphaloop.acceptance import Interval
-from alphaloop.as_decoded import Decoded, at_loads, usual_load
+from alphaloop.as_decoded import Decoded, NextJob, at_loads, usual_load
 from alphaloop.clustered_share import MOST_RUNS, share_interval
-from alphaloop.messages import Purpose
-from alphaloop.store.claims import RUNNING
+from alphaloop.messages import Mode, Purpose
 from alphaloop.store.database import Database
+from alphaloop.store.decisions import LoggedSetting
+from alphaloop.store.jobs import RUNNING
+from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.switchback.task_speedup import TaskSpeedup
+from alphaloop.tables import acceptance_hourly
 
 #: The time that figures cover, unless somebody asks for another.
 WINDOW: Final = timedelta(days=1)
@@ -119,6 +123,9 @@ class TaskFigures:
     alpha_sampling_bucket: str | None = None
     alpha_num_draft_tokens: tuple[int, int] | None = None  #: smallest and largest k of the jobs behind `alpha`
     decoded: Decoded | None = None  #: how the traffic was decoded; None where none was
+    #: What its next job would do; None before somebody asked, and where nobody can say: before the first calibration.
+    next_job: NextJob | None = None
+    measured: TaskSpeedup | None = None  #: None where no slice of it was recorded in the last day
 
     @property
     def num_jobs(self) -> int:
@@ -154,6 +161,28 @@ class TaskFigures:
         self.alpha_drafter, self.alpha_sampling_bucket = rows[0].drafter, rows[0].sampling_bucket
         self.alpha_num_draft_tokens = min(row.least_k for row in rows), max(row.most_k for row in rows)
 
+    def counts_as_json(self) -> dict[str, Any]:
+        """What was counted, for machines."""
+        left_out = ("next_job", "measured")
+        return {
+            **{name: value for name, value in asdict(self).items() if name not in left_out},
+            "decoded": None if self.decoded is None else self.decoded.as_json(),
+            "num_jobs": self.num_jobs,
+            "num_probes": self.num_probes,
+            "num_controls": self.num_controls,
+        }
+
+    def as_json(self, waiting: Mapping[str, int] | None) -> dict[str, Any]:
+        """Counts, and the rates that screens show. `waiting`: by task, jobs that no worker has claimed, if known."""
+        return {
+            **self.counts_as_json(),
+            "next_job": None if self.next_job is None else asdict(self.next_job),
+            "measured": None if self.measured is None else asdict(self.measured),
+            "waiting": None if waiting is None else waiting.get(self.task, 0),
+            "tokens_per_s": self.measured.tokens_per_s if self.measured else None,
+            "vanilla_tokens_per_s": self.measured.vanilla_tokens_per_s if self.measured else None,
+        }
+
 
 def begin_of(until: datetime, window: timedelta = WINDOW) -> datetime:
     """Where a window before `until` begins: at a full hour, because older counts are kept by the hour."""
@@ -183,6 +212,111 @@ def task_figures(
     for name, rows in ways.items():
         found.setdefault(name, TaskFigures(name)).decoded = _decoded(rows)
     return found
+
+
+def figures_of(database: Database, task: str, until: datetime | None = None) -> TaskFigures:
+    """The figures of one task."""
+    return task_figures(database, until, task=task).get(task) or TaskFigures(task)
+
+
+def recent_tasks(database: Database, window: timedelta = WINDOW) -> list[TaskFigures]:
+    """Every task with a job in the window before now, by name, with its measured speed-up: the status table.
+
+    The window begins at a full hour.
+    """
+    found = task_figures(database, window=window)
+    for task, measured in SwitchbackStore(database).shown(datetime.now(UTC)).items():
+        found.setdefault(task, TaskFigures(task)).measured = measured
+    return [found[task] for task in sorted(found)]
+
+
+def with_waiting(found: Sequence[TaskFigures], waiting: Mapping[str, int] | None) -> list[TaskFigures]:
+    """Also the tasks whose jobs only wait, by name."""
+    known = {now.task for now in found}
+    fresh = [TaskFigures(task) for task, number in (waiting or {}).items() if number and task not in known]
+    return sorted([*found, *fresh], key=lambda now: now.task)
+
+
+def waits(tasks: Iterable[TaskFigures], unfinished: Mapping[str, int]) -> dict[str, int]:
+    """By task, the jobs that no worker has claimed: of the unfinished messages those that are held are left out."""
+    held = {now.task: now.num_held for now in tasks}
+    return {task: max(0, number - held.get(task, 0)) for task, number in unfinished.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class LastChange:
+    """When a task's choice changed last, from what to what, and why."""
+
+    decided_at: datetime
+    before: LoggedSetting | None
+    after: LoggedSetting
+    reason: str
+    explanation: str
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceHour:
+    """First drafted tokens of a task's speculative traffic in the hour that began then: tested, and accepted."""
+
+    begins: datetime
+    trials: int
+    accepts: int
+
+    @property
+    def alpha_1(self) -> float | None:
+        """Accepted of what was tested."""
+        return self.accepts / self.trials if self.trials else None
+
+
+class TaskPages:
+    """Reads what belongs to some tasks; give it those of one page."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def last_changes(self, tasks: Collection[str]) -> dict[str, LastChange]:
+        """By task; a task without a logged choice is left out."""
+        with self._database.begin() as connection:
+            return {
+                row.task: LastChange(
+                    row.decided_at,
+                    LoggedSetting(row.from_mode, row.from_drafter, row.from_num_draft_tokens)
+                    if row.from_mode
+                    else None,
+                    LoggedSetting(row.to_mode, row.to_drafter, row.to_num_draft_tokens),
+                    row.reason,
+                    row.explanation,
+                )
+                for row in connection.execute(_LAST, {"tasks": list(tasks)})
+            }
+
+    def by_hour(self, tasks: Collection[str], since: datetime) -> dict[str, list[AcceptanceHour]]:
+        """By task, its hours after `since` in which a first drafted token was tested, oldest first."""
+        hours = acceptance_hourly.c
+        trials, accepts = (cast(func.sum(column[1]), BigInteger) for column in (hours.trials, hours.accepts))
+        query = (
+            select(hours.task, hours.bucket, trials, accepts)
+            .where(hours.task == func.any(bindparam("tasks", list(tasks), ARRAY(Text))))
+            .where(hours.bucket > since, hours.purpose == Purpose.TRAFFIC, hours.mode == Mode.SPECULATIVE)
+            .group_by(hours.task, hours.bucket)
+            .having(trials > 0)
+            .order_by(hours.task, hours.bucket)
+        )
+        found: dict[str, list[AcceptanceHour]] = {}
+        with self._database.begin() as connection:
+            for task, begins, num_trials, num_accepts in connection.execute(query):
+                found.setdefault(task, []).append(AcceptanceHour(begins, num_trials, num_accepts))
+        return found
+
+
+_LAST = text("""
+    SELECT last.*
+    FROM unnest(CAST(:tasks AS text[])) AS wanted(name), LATERAL (
+        SELECT task, decided_at, from_mode, from_drafter, from_num_draft_tokens, to_mode, to_drafter,
+            to_num_draft_tokens, reason, explanation
+        FROM decisions WHERE task = wanted.name ORDER BY decided_at DESC, id DESC LIMIT 1
+    ) AS last
+""")
 
 
 def _commonest(rows: Sequence[Row[Any]]) -> str:
@@ -228,8 +362,3 @@ def _num_effective(rows: Sequence[Row[Any]]) -> float:
     """The number of equal clusters that would hold as much (Kish 1965)."""
     squares = sum(row.n1 * row.n1 for row in rows)
     return float(sum(row.n1 for row in rows) ** 2 / squares) if squares else 0.0
-
-
-def figures_of(database: Database, task: str, until: datetime | None = None) -> TaskFigures:
-    """The figures of one task."""
-    return task_figures(database, until, task=task).get(task) or TaskFigures(task)

@@ -1,19 +1,39 @@
-"""How a task's last jobs were decoded, and their times: sums by mode, drafter, k and reason."""
+"""Decoded traffic: jobs by stream, sums by task, and the ways in which a task's last jobs were decoded.
+
+What is summed comes from the hourly and daily sums, so it takes as long however many jobs there were. What is read job
+by job is bounded in number.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, cast, func, select
+from sqlalchemy import BigInteger, ColumnElement, Connection, cast, func, select
 
-from alphaloop.messages import Purpose
+from alphaloop.measurements import DecodedJob, Stream, TaskSpend
+from alphaloop.messages import Mode, Purpose
 from alphaloop.store.database import Database
-from alphaloop.tables import decode_runs
+from alphaloop.store.hourly_sums import SHADOW, sums_between
+from alphaloop.tables import acceptance_hourly, decode_runs
 
-#: Bounds the time of the query, whatever the traffic.
-MAX_JOBS: Final = 20_000
+#: What `decoded_lately` sums.
+WINDOW: Final = timedelta(minutes=1)
+#: The last jobs of a task that `ways` sums: bounds the time of its query, whatever the traffic.
+_MAX_SUMMED_JOBS: Final = 20_000
+#: Newest jobs of a stream that are read.
+_MAX_JOBS_PER_STREAM: Final = 5_000
+#: Jobs of all streams together: some 50 MB.
+_MAX_JOBS: Final = 100_000
+#: Jobs of a task that the database looks at for one of its streams.
+_MAX_READ_PER_STREAM: Final = 50_000
+_HOUR: Final = timedelta(hours=1)
+_DAY: Final = timedelta(days=1)
+
+_STREAM: Final = tuple(field.name for field in fields(Stream))
+_JOB: Final = tuple(field.name for field in fields(DecodedJob))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +49,149 @@ class WayDecoded:
     device_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class DecodedLately:
+    """Jobs of a task and a purpose that were decoded in the window, and their tokens."""
+
+    task: str
+    purpose: str
+    num_jobs: int
+    num_tokens: int
+
+
 class TrafficStore:
     """Reads decoded traffic."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+
+    def streams(
+        self,
+        since: datetime,
+        until: datetime,
+        *,
+        max_jobs: int = _MAX_JOBS_PER_STREAM,
+        max_all_jobs: int = _MAX_JOBS,
+        max_read: int = _MAX_READ_PER_STREAM,
+    ) -> dict[Stream, list[DecodedJob]]:
+        """Traffic decoded in (since, until], by stream, oldest job first; of each stream its newest jobs.
+
+        The sums say where they are. A stream has at most `max_jobs` and its share of `max_all_jobs`; small streams
+        leave the rest of their shares to the others. Of a task at most about `max_read` jobs are looked at for one of
+        its streams, up to the stream's newest, so a rare stream of a busy task begins later.
+        """
+        found: dict[Stream, list[DecodedJob]] = {}
+        with self._database.begin() as connection:
+            stretches = _stretches(connection, since, until)
+            of_tasks: dict[str, dict[datetime, int]] = {}
+            for stream, by_start in stretches.items():
+                of_task = of_tasks.setdefault(stream.task, {})
+                for start, num_jobs in by_start.items():
+                    of_task[start] = of_task.get(start, 0) + num_jobs
+            limits = shares({stream: min(max_jobs, sum(n.values())) for stream, n in stretches.items()}, max_all_jobs)
+            for stream in sorted(limits):
+                newest = max(stretches[stream])
+                until_then = {start: n for start, n in of_tasks[stream.task].items() if start <= newest}
+                begin = max(since, first_start(stretches[stream], limits[stream]), first_start(until_then, max_read))
+                end = min(until, newest + _DAY)
+                if jobs := _newest(connection, stream, begin, end, limits[stream]):
+                    found[stream] = jobs
+        return found
+
+    def num_jobs(self, since: datetime, until: datetime) -> dict[str, int]:
+        """By task, its jobs of traffic in the hours that began in (since, until]."""
+        with self._database.begin() as connection:
+            sums = sums_between(connection, since, until).c
+            query = (
+                select(sums.task, cast(func.sum(sums.num_jobs), BigInteger))
+                .where(*_is_traffic(sums))
+                .group_by(sums.task)
+            )
+            return {task: number for task, number in connection.execute(query)}
+
+    def saved_passes(self, since: datetime, until: datetime) -> dict[str, int]:
+        """By task, target passes that drafts saved its traffic in the hours that began in (since, until].
+
+        Vanilla decoding takes one pass a token, so this is tokens minus rounds. A pass is one of a single sequence.
+        """
+        with self._database.begin() as connection:
+            sums = sums_between(connection, since, until).c
+            query = (
+                select(sums.task, cast(func.sum(sums.num_tokens - sums.rounds), BigInteger))
+                .where(sums.purpose == Purpose.TRAFFIC, sums.mode == Mode.SPECULATIVE)
+                .group_by(sums.task)
+            )
+            return {task: num_passes for task, num_passes in connection.execute(query)}
+
+    def last_decoded_at(self, until: datetime) -> datetime | None:
+        """When the newest job of traffic was decoded; its hour where the job itself was deleted. None before any.
+
+        The hourly sums say in which hour to look.
+        """
+        hours, runs = acceptance_hourly.c, decode_runs.c
+        newest_hour = select(func.max(hours.bucket)).where(hours.bucket <= until, *_is_traffic(hours))
+        with self._database.begin() as connection:
+            hour: datetime | None = connection.execute(newest_hour).scalar_one()
+            if hour is None:
+                return None
+            newest_job = select(func.max(runs.decoded_at)).where(
+                runs.purpose == Purpose.TRAFFIC,
+                runs.decoded_at >= hour,
+                runs.decoded_at < min(hour + _HOUR, until + timedelta(microseconds=1)),
+            )
+            return connection.execute(newest_job).scalar_one() or hour
+
+    def spent(self, since: datetime, until: datetime) -> dict[str, TaskSpend]:
+        """By task, what its traffic took in the hours that began in (since, until]."""
+        hours = acceptance_hourly.c
+        query = (
+            select(hours.task, func.sum(hours.num_jobs), func.sum(hours.num_tokens), func.sum(hours.device_s))
+            .where(hours.bucket > since, hours.bucket <= until)
+            .where(*_is_traffic(hours))
+            .group_by(hours.task)
+        )
+        with self._database.begin() as connection:
+            return {
+                task: TaskSpend(int(num_jobs), int(num_tokens), float(device_s))
+                for task, num_jobs, num_tokens, device_s in connection.execute(query)
+            }
+
+    def num_tokens(self, task: str, since: datetime, until: datetime) -> int:
+        """Tokens of a task's traffic in the hours that began in (since, until]."""
+        hours = acceptance_hourly.c
+        query = select(func.coalesce(func.sum(hours.num_tokens), 0)).where(
+            hours.task == task,
+            hours.bucket > since,
+            hours.bucket <= until,
+            *_is_traffic(hours),
+        )
+        with self._database.begin() as connection:
+            return int(connection.execute(query).scalar_one())
+
+    def expected_tokens(self, task: str, *, now: datetime, window_days: float) -> float | None:
+        """Mean tokens a job of the task's traffic; None without any."""
+        hours = acceptance_hourly.c
+        query = select(func.sum(hours.num_tokens), func.sum(hours.num_jobs)).where(
+            hours.task == task,
+            hours.bucket > now - timedelta(days=window_days),
+            hours.bucket <= now,
+            *_is_traffic(hours),
+        )
+        with self._database.begin() as connection:
+            total, num_jobs = connection.execute(query).one()
+        return float(total / num_jobs) if num_jobs else None
+
+    def num_jobs_since(self, task: str, sampling_bucket: str, moment: datetime) -> int:
+        """Jobs of the task's traffic in the hours after that of `moment`."""
+        hours = acceptance_hourly.c
+        query = select(func.coalesce(func.sum(hours.num_jobs), 0)).where(
+            hours.task == task,
+            hours.sampling_bucket == sampling_bucket,
+            hours.bucket > moment,
+            *_is_traffic(hours),
+        )
+        with self._database.begin() as connection:
+            return int(connection.execute(query).scalar_one())
 
     def ways(
         self,
@@ -45,7 +203,7 @@ class TrafficStore:
         since: datetime,
         until: datetime,
         *,
-        max_jobs: int = MAX_JOBS,
+        max_jobs: int = _MAX_SUMMED_JOBS,
     ) -> list[WayDecoded]:
         """The traffic decoded in (since, until], of it the last `max_jobs`; the ways with most tokens first."""
         runs = decode_runs.c
@@ -78,3 +236,74 @@ class TrafficStore:
         )
         with self._database.begin() as connection:
             return [WayDecoded(*tuple[Any, ...](row)) for row in connection.execute(query)]
+
+
+def decoded_lately(database: Database, window: timedelta = WINDOW) -> list[DecodedLately]:
+    """Jobs and tokens by task and purpose, in the order of names; by the clock of the database."""
+    runs = decode_runs.c
+    query = (
+        select(runs.task, runs.purpose, func.count(), cast(func.sum(runs.num_tokens), BigInteger))
+        .where(runs.decoded_at > func.now() - window)
+        .group_by(runs.task, runs.purpose)
+        .order_by(runs.task, runs.purpose)
+    )
+    with database.begin() as connection:
+        return [DecodedLately(*row) for row in connection.execute(query)]
+
+
+def shares(wanted: Mapping[Stream, int], available: int) -> dict[Stream, int]:
+    """How many jobs of each stream are read: all that are wanted, or as equally as what is available allows."""
+    found: dict[Stream, int] = {}
+    for number, stream in enumerate(sorted(wanted, key=lambda one: (wanted[one], one))):
+        found[stream] = min(wanted[stream], available // (len(wanted) - number))
+        available -= found[stream]
+    return {stream: number for stream, number in found.items() if number}
+
+
+def first_start(num_jobs: Mapping[datetime, int], enough: int) -> datetime:
+    """The moment behind which the newest `enough` jobs are: just before an hour, or before a settled day."""
+    seen, begin = 0, datetime.max.replace(tzinfo=UTC)
+    for begin in sorted(num_jobs, reverse=True):
+        seen += num_jobs[begin]
+        if seen >= enough:
+            break
+    return begin - timedelta(microseconds=1)
+
+
+def _stretches(connection: Connection, since: datetime, until: datetime) -> dict[Stream, dict[datetime, int]]:
+    """Jobs of traffic by stream, and by the start of an hour or of a settled day."""
+    sums = sums_between(connection, since - _HOUR, until).c
+    query = (
+        select(*(sums[name] for name in _STREAM), sums.bucket, cast(func.sum(sums.num_jobs), BigInteger))
+        .where(*_is_traffic(sums))
+        .group_by(*(sums[name] for name in _STREAM), sums.bucket)
+    )
+    found: dict[Stream, dict[datetime, int]] = {}
+    for *stream, start, num_jobs in connection.execute(query):
+        found.setdefault(Stream(*stream), {})[start] = num_jobs
+    return found
+
+
+def _newest(
+    connection: Connection, stream: Stream, since: datetime, until: datetime, max_jobs: int
+) -> list[DecodedJob]:
+    """The newest jobs of a stream from `since` on, oldest first."""
+    runs = decode_runs.c
+    query = (
+        select(*(runs[name] for name in _JOB))
+        .where(*(runs[name] == getattr(stream, name) for name in _STREAM))
+        .where(runs.purpose == Purpose.TRAFFIC, runs.decoded_at > since, runs.decoded_at <= until)
+        .order_by(runs.decoded_at.desc(), runs.ledger_id.desc())
+        .limit(max_jobs)
+    )
+    return [_job(row) for row in connection.execute(query).mappings()][::-1]
+
+
+def _job(row: Mapping[Any, Any]) -> DecodedJob:
+    values = {name: row[name] for name in _JOB}
+    return DecodedJob(**{**values, "trials": tuple(values["trials"]), "accepts": tuple(values["accepts"])})
+
+
+def _is_traffic(sums: Any) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    """Of rows of hourly or daily sums, given by their columns: jobs of traffic, each once."""
+    return sums.purpose == Purpose.TRAFFIC, sums.mode != SHADOW

@@ -1,60 +1,34 @@
-"""What each worker runs and is doing: a row that the worker replaces every few seconds, whatever it decodes.
+"""The fleet: what each worker runs and is doing, and what inference servers were, life by life.
 
-All workers serve one target: they take jobs from the same topics, and a job does not say which model it wants.
+A worker replaces its row every few seconds, whatever it decodes. All workers serve one target: they take jobs from the
+same topics, and a job does not say which model it wants. A server's life ends when it restarts with another model or
+other settings.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import JSON, Connection, TextClause, bindparam, text
 
 from alphaloop.deciding.decision_inputs import SessionFacts
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import ConfigError
+from alphaloop.server_identity import ServerIdentity
 from alphaloop.store.database import Database
 from alphaloop.store.input_codec import read_session, session_content
 
-log = logging.getLogger(__name__)
-
 #: A worker that has said nothing for so long is not shown any more, and its row is deleted by another one.
-FORGOTTEN_AFTER: Final = timedelta(hours=1)
-
-_SAY: Final = text("""
-    INSERT INTO workers AS known (owner, device, target, num_slots, num_waiting, num_held, job_ids, num_tokens,
-        tokens_per_s, sampling_defaults, target_revision, setup)
-    VALUES (:owner, :device, :target, :num_slots, :num_waiting, :num_held, :job_ids, :num_tokens, :tokens_per_s,
-        :sampling_defaults, :target_revision, :setup)
-    ON CONFLICT (owner) DO UPDATE SET num_slots = excluded.num_slots, num_waiting = excluded.num_waiting,
-        num_held = excluded.num_held, job_ids = excluded.job_ids, num_tokens = excluded.num_tokens,
-        tokens_per_s = excluded.tokens_per_s, setup = excluded.setup, seen_at = excluded.seen_at
-    RETURNING (xmax = 0) AS is_new
-""")
+_FORGOTTEN_AFTER: Final = timedelta(hours=1)
 #: A worker that has said nothing for so long takes no more jobs and asks the same servers no more, or will be heard of
 #: again.
-PEER_FOR: Final = timedelta(seconds=30)
-
-_PEERS: Final = text("""
-    SELECT count(*) FROM workers WHERE device = :device AND owner <> :owner AND seen_at > now() - :peer_for
-""")
-#: Of two workers that start at once, the second one sees the first.
-_ONE_ENTERS: Final = text("SELECT pg_advisory_xact_lock(hashtextextended('workers', 0))")
-_OTHERS: Final = text("""
-    SELECT owner, target, target_revision, now() - seen_at AS silence FROM workers
-    WHERE owner <> :owner AND seen_at > now() - :peer_for ORDER BY seen_at DESC
-""")
-_FORGET: Final = text("DELETE FROM workers WHERE seen_at < now() - :forgotten_after")
-_LEAVE: Final = text("DELETE FROM workers WHERE owner = :owner")
-_SEEN: Final = text("""
-    SELECT owner, device, target, num_slots, num_waiting, num_held, job_ids, num_tokens, tokens_per_s,
-        sampling_defaults, started_at, seen_at, now() - seen_at AS silence, setup
-    FROM workers WHERE seen_at > now() - :forgotten_after ORDER BY owner
-""")
+_PEER_FOR: Final = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +132,14 @@ class WorkerStore:
 
     def _beside(self, connection: Connection, owner: str, target: str) -> list[str | None]:
         """The revisions that other workers serve; raises ConfigError if it is another target."""
-        others = connection.execute(_OTHERS, {"owner": owner, "peer_for": PEER_FOR}).all()
+        others = connection.execute(_OTHERS, {"owner": owner, "peer_for": _PEER_FOR}).all()
         for other in others:
             if other.target != target:
                 raise ConfigError(
                     f"models.target.name: expected {other.target!r}, which worker {other.owner} serves (heard of "
                     f"{other.silence.total_seconds():.0f} s ago), found {target!r}: jobs do not say which of two "
                     f"models they want",
-                    hint=f"stop the workers of {other.target!r} first: {PEER_FOR.total_seconds():.0f} s after they "
+                    hint=f"stop the workers of {other.target!r} first: {_PEER_FOR.total_seconds():.0f} s after they "
                     f"were heard of last, this one may start. Two models at once need a database and topics each",
                 )
         return [other.target_revision for other in others]
@@ -186,8 +160,8 @@ class WorkerStore:
             "setup": load.setup.as_json() if load.setup else None,
         }
         if connection.execute(_SAY, given).scalar():
-            connection.execute(_FORGET, {"forgotten_after": FORGOTTEN_AFTER})
-        peers = {"device": load.device, "owner": load.owner, "peer_for": PEER_FOR}
+            connection.execute(_FORGET, {"forgotten_after": _FORGOTTEN_AFTER})
+        peers = {"device": load.device, "owner": load.owner, "peer_for": _PEER_FOR}
         return int(connection.execute(_PEERS, peers).scalar_one())
 
     def leave(self, owner: str) -> None:
@@ -198,8 +172,121 @@ class WorkerStore:
     def seen(self) -> list[SeenWorker]:
         """Every worker that has not left and was heard of in the last hour."""
         with self._database.begin() as connection:
-            rows = connection.execute(_SEEN, {"forgotten_after": FORGOTTEN_AFTER}).mappings().all()
+            rows = connection.execute(_SEEN, {"forgotten_after": _FORGOTTEN_AFTER}).mappings().all()
         return [_seen(**row) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What the fleet runs: the setup of most of the workers that were heard of lately."""
+
+    setup: WorkerSetup  #: of one of them; `ended`: only what none of them asks any more
+    num_slots: int  #: jobs that each of them decodes at once
+    num_workers: int
+    num_others: int  #: workers that run something else, or do not say what
+
+
+def running(workers: Sequence[SeenWorker]) -> Running | None:
+    """What most of the workers run that were heard of in the last half minute; None where nobody says."""
+    heard = [one.load for one in workers if one.silence <= _PEER_FOR]
+    alike: dict[tuple[object, ...], list[WorkerLoad]] = {}
+    for load in heard:
+        if load.setup is not None:
+            # Costs are those of a host, but equal hosts run the same.
+            facts = replace(load.setup.facts, owner="", host="")
+            alike.setdefault((facts, load.setup.drafters, load.num_slots), []).append(load)
+    if not alike:
+        return None
+    most = max(alike.values(), key=len)
+    setups = [load.setup for load in most if load.setup is not None]
+    ended = {name: why for name, why in setups[0].ended.items() if all(name in one.ended for one in setups)}
+    return Running(replace(setups[0], ended=ended), most[0].num_slots, len(most), len(heard) - len(most))
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLife:
+    """A server between two changes, and what evidence calls its model and itself."""
+
+    endpoint: str
+    target_revision: str
+    engine: str
+    identity: ServerIdentity
+    changed: str | None  #: against the life before, in words
+    first_seen_at: datetime
+    last_seen_at: datetime
+
+
+class ServerIdentityStore:
+    """The table of servers' identities."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @contextmanager
+    def naming(self) -> Iterator[Naming]:
+        """A turn at naming servers. Workers take turns, so that one model does not get two names at once."""
+        with self._database.begin() as connection:
+            connection.execute(_LOCK)
+            yield Naming(connection)
+
+    def known(self) -> list[ServerLife]:
+        """Every life of every server, the one that was seen last first."""
+        with self._database.begin() as connection:
+            return Naming(connection).known()
+
+    def changed_since(self, moment: datetime) -> list[ServerLife]:
+        """Lives that began after `moment` with something other than the life before, oldest first."""
+        with self._database.begin() as connection:
+            return _lives(connection, _CHANGED, moment=moment)
+
+
+class Naming:
+    """What a worker does in its turn."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def known(self) -> list[ServerLife]:
+        """Every life of every server, the one that was seen last first."""
+        return _lives(self._connection, _KNOWN)
+
+    def saw(
+        self, endpoint: str, identity: ServerIdentity, *, target_revision: str, engine: str, changed: str | None
+    ) -> None:
+        """The server was found so. Its last life goes on unless something `changed`."""
+        given = {"endpoint": endpoint, "target_revision": target_revision, "engine": engine}
+        again = self._connection.execute(_SEEN_AGAIN, {**given, "is_other": changed is not None})
+        if not again.rowcount:
+            self._connection.execute(_FIRST_SEEN, {**given, "identity": identity.as_json(), "changed": changed})
+
+
+log = logging.getLogger(__name__)
+_SAY: Final = text("""
+    INSERT INTO workers AS known (owner, device, target, num_slots, num_waiting, num_held, job_ids, num_tokens,
+        tokens_per_s, sampling_defaults, target_revision, setup)
+    VALUES (:owner, :device, :target, :num_slots, :num_waiting, :num_held, :job_ids, :num_tokens, :tokens_per_s,
+        :sampling_defaults, :target_revision, :setup)
+    ON CONFLICT (owner) DO UPDATE SET num_slots = excluded.num_slots, num_waiting = excluded.num_waiting,
+        num_held = excluded.num_held, job_ids = excluded.job_ids, num_tokens = excluded.num_tokens,
+        tokens_per_s = excluded.tokens_per_s, setup = excluded.setup, seen_at = excluded.seen_at
+    RETURNING (xmax = 0) AS is_new
+""")
+_PEERS: Final = text("""
+    SELECT count(*) FROM workers WHERE device = :device AND owner <> :owner AND seen_at > now() - :peer_for
+""")
+#: Of two workers that start at once, the second one sees the first.
+_ONE_ENTERS: Final = text("SELECT pg_advisory_xact_lock(hashtextextended('workers', 0))")
+_OTHERS: Final = text("""
+    SELECT owner, target, target_revision, now() - seen_at AS silence FROM workers
+    WHERE owner <> :owner AND seen_at > now() - :peer_for ORDER BY seen_at DESC
+""")
+_FORGET: Final = text("DELETE FROM workers WHERE seen_at < now() - :forgotten_after")
+_LEAVE: Final = text("DELETE FROM workers WHERE owner = :owner")
+_SEEN: Final = text("""
+    SELECT owner, device, target, num_slots, num_waiting, num_held, job_ids, num_tokens, tokens_per_s,
+        sampling_defaults, started_at, seen_at, now() - seen_at AS silence, setup
+    FROM workers WHERE seen_at > now() - :forgotten_after ORDER BY owner
+""")
 
 
 def _seen(
@@ -216,28 +303,26 @@ def _seen(
     return SeenWorker(WorkerLoad(**load, tokens=tokens, setup=WorkerSetup.read(setup)), started_at, seen_at, silence)
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """What the fleet runs: the setup of most of the workers that were heard of lately."""
+_LIVES: Final = """
+    SELECT endpoint, target_revision, engine, identity, changed, first_seen_at, last_seen_at FROM server_identities
+"""
+_KNOWN: Final = text(f"{_LIVES} ORDER BY last_seen_at DESC, first_seen_at DESC, endpoint")
+_CHANGED: Final = text(f"""
+    {_LIVES} WHERE changed IS NOT NULL AND first_seen_at > :moment ORDER BY first_seen_at, endpoint
+""")
+_LOCK: Final = text("SELECT pg_advisory_xact_lock(hashtextextended('server_identities', 0))")
+_SEEN_AGAIN: Final = text("""
+    UPDATE server_identities SET last_seen_at = now()
+    WHERE endpoint = :endpoint AND target_revision = :target_revision AND engine = :engine
+        AND first_seen_at = (SELECT max(first_seen_at) FROM server_identities WHERE endpoint = :endpoint)
+        AND NOT :is_other
+""")
+_FIRST_SEEN: Final = text("""
+    INSERT INTO server_identities (endpoint, target_revision, engine, identity, changed)
+    VALUES (:endpoint, :target_revision, :engine, :identity, :changed)
+""").bindparams(bindparam("identity", type_=JSON))
 
-    setup: WorkerSetup  #: of one of them; `ended`: only what none of them asks any more
-    num_slots: int  #: jobs that each of them decodes at once
-    num_workers: int
-    num_others: int  #: workers that run something else, or do not say what
 
-
-def running(workers: Sequence[SeenWorker]) -> Running | None:
-    """What most of the workers run that were heard of in the last half minute; None where nobody says."""
-    heard = [one.load for one in workers if one.silence <= PEER_FOR]
-    alike: dict[tuple[object, ...], list[WorkerLoad]] = {}
-    for load in heard:
-        if load.setup is not None:
-            # Costs are those of a host, but equal hosts run the same.
-            facts = replace(load.setup.facts, owner="", host="")
-            alike.setdefault((facts, load.setup.drafters, load.num_slots), []).append(load)
-    if not alike:
-        return None
-    most = max(alike.values(), key=len)
-    setups = [load.setup for load in most if load.setup is not None]
-    ended = {name: why for name, why in setups[0].ended.items() if all(name in one.ended for one in setups)}
-    return Running(replace(setups[0], ended=ended), most[0].num_slots, len(most), len(heard) - len(most))
+def _lives(connection: Connection, query: TextClause, **given: datetime) -> list[ServerLife]:
+    rows = connection.execute(query.columns(identity=JSON), given).mappings().all()
+    return [ServerLife(**{**row, "identity": ServerIdentity.from_json(row["identity"])}) for row in rows]

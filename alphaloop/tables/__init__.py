@@ -1,14 +1,46 @@
-"""Every table, in SQLAlchemy Core, with a comment a column. The migrations build exactly these."""
+"""Every table, in SQLAlchemy Core, with a comment a column. The migrations build exactly these.
+
+Importing this package loads all of them into `metadata`; the migrations repeat the comments, because a migration must
+not change when a table does.
+"""
 
 from __future__ import annotations
 
 from alphaloop.tables.decided import decision_inputs, decision_records
-from alphaloop.tables.drift import drift_event_states, drift_events
-from alphaloop.tables.drift_memory import drift_memories, drift_positions
-from alphaloop.tables.evidence import acceptance_daily, acceptance_hourly, cost_profiles, decisions
-from alphaloop.tables.exactness import incidents, probe_texts
-from alphaloop.tables.jobs import cancellations, jobs, outbox, redrives, stored_texts
-from alphaloop.tables.ledger import decode_runs, evidence_rows, ledger_ids
+from alphaloop.tables.drift import (
+    drift_event_states,
+    drift_events,
+    drift_memories,
+    drift_positions,
+    incidents,
+    notification_sinks,
+    notifications,
+    probe_texts,
+)
+from alphaloop.tables.evidence import (
+    acceptance_checkpoints,
+    acceptance_daily,
+    acceptance_hourly,
+    acceptance_state,
+    cost_profiles,
+    decisions,
+    decode_runs,
+    evidence_rows,
+    exploration_budgets,
+    ledger_ids,
+)
+from alphaloop.tables.jobs import (
+    cancellations,
+    code_revisions,
+    jobs,
+    leader_leases,
+    leader_terms,
+    outbox,
+    redrives,
+    server_identities,
+    stored_texts,
+    workers,
+)
 from alphaloop.tables.measuring import (
     draft_revisions,
     probe_prompts,
@@ -18,9 +50,6 @@ from alphaloop.tables.measuring import (
     schedule_runs,
 )
 from alphaloop.tables.metadata import metadata
-from alphaloop.tables.notifications import notification_sinks, notifications
-from alphaloop.tables.running import code_revisions, leader_leases, leader_terms, server_identities, workers
-from alphaloop.tables.state import acceptance_checkpoints, acceptance_state, exploration_budgets
 from alphaloop.tables.switchback import expectation_pairs, switchback_slices, task_speedups
 
 __all__ = [

@@ -1,10 +1,12 @@
-"""Drift events, and what became of each."""
+"""Drift events and their history, the memory of the drift test, exactness incidents, and notifications."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from sqlalchemy import (
+    ARRAY,
+    REAL,
     BigInteger,
     CheckConstraint,
     Column,
@@ -91,4 +93,113 @@ drift_event_states: Final = Table(
     CheckConstraint(_one_of("state", STATES), name="state"),
     Index("ix_drift_event_states_event_id", "event_id"),
     comment="What became of every drift event: a row each time its state changed",
+)
+
+
+drift_positions: Final = Table(
+    "drift_positions",
+    metadata,
+    Column("task", Text, primary_key=True, comment="Kind of prompt"),
+    instant("decoded_at", "The last job that the drift test has read of this task: when it was decoded"),
+    Column("ledger_id", BigInteger, nullable=False, comment="And its place among jobs of the same moment"),
+    comment="How far the drift test has read, by task",
+)
+
+drift_memories: Final = Table(
+    "drift_memories",
+    metadata,
+    Column("task", Text, primary_key=True, comment="Kind of prompt"),
+    Column("target_revision", Text, primary_key=True, comment="Hash of the target's weights"),
+    Column("engine", Text, primary_key=True, comment="Decoding library, version and dtype"),
+    Column("sampling_bucket", Text, primary_key=True, comment="Sampling settings that share a history"),
+    Column("drafter", Text, primary_key=True, comment="Name of the drafter"),
+    Column("draft_revision", Text, primary_key=True, comment="Its revision"),
+    Column("version", Integer, nullable=False, comment="Form of `document`; another one is learned anew"),
+    Column("document", JSONB, nullable=False, comment="Reference, running sums and windows: scheduler.drift.memory"),
+    instant("last_decoded_at", "When the stream's last job was decoded"),
+    instant("norm_since", "When its level was accepted: jobs from before are forgotten; null otherwise", nullable=True),
+    comment="What the drift test remembers of a stream, so that a run reads only new jobs",
+)
+
+
+probe_texts: Final = Table(
+    "probe_texts",
+    metadata,
+    Column("job_id", Text, primary_key=True, comment="The probe or control"),
+    instant("decoded_at", "When its last token was decoded"),
+    Column("token_ids", ARRAY(Integer), nullable=False, comment="The tokens of its text"),
+    Column("finish_reason", Text, nullable=False, comment="stop or length"),
+    Column("max_tokens", Integer, nullable=False, comment="Most tokens that were asked for"),
+    Column(
+        "second_ids", ARRAY(Integer), nullable=False, comment="By token, the target's second choice; empty: unknown"
+    ),
+    Column("gaps", ARRAY(REAL), nullable=False, comment="By token, how far the second choice's logit lies behind"),
+    Column("near_tie", Double, nullable=False, comment="Gap up to which rounding in the engine's dtype may swap two"),
+    Index("ix_probe_texts_decoded_at", "decoded_at"),
+    comment="What a probe and its control generated, to be compared; never the tokens of traffic",
+)
+
+incidents: Final = Table(
+    "incidents",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True, comment="Order"),
+    Column("kind", Text, nullable=False, comment="wrong_text, cut_short or wrong_counts"),
+    Column("task", Text, nullable=False, comment="Kind of prompt"),
+    Column("drafter", Text, nullable=False, comment="Drafter whose text is wrong; empty: the vanilla one"),
+    Column("draft_revision", Text, nullable=False, comment="Its revision; empty for vanilla"),
+    Column("target_revision", Text, nullable=False, comment="Hash of the target's weights"),
+    Column("engine", Text, nullable=False, comment="Decoding library, version and dtype"),
+    Column("job_ids", ARRAY(Text), nullable=False, comment="The jobs that show it"),
+    Column("evidence", JSONB, nullable=False, comment="Where the first of them went wrong"),
+    Column("sentence", Text, nullable=False, comment="One sentence for the owner"),
+    instant("opened_at", "When it was found", server_default=NOW),
+    instant("acknowledged_at", "When somebody took note of it", nullable=True),
+    Column("acknowledged_by", Text, comment="Who took note of it"),
+    Column("note", Text, comment="What they do about it"),
+    instant("closed_at", "When later probes were right; null while open", nullable=True),
+    CheckConstraint("kind IN ('wrong_text','cut_short','wrong_counts')", name="kind"),
+    CheckConstraint("closed_at IS NULL OR closed_at >= opened_at", name="closed_after_opened"),
+    # The same fault on more prompts is the same incident.
+    Index(
+        "uq_incidents_open",
+        "kind",
+        "task",
+        "drafter",
+        "draft_revision",
+        "target_revision",
+        "engine",
+        unique=True,
+        postgresql_where=text("closed_at IS NULL"),
+    ),
+    comment="Proofs that the engine did not do what it promises: text that differs beyond a near-tie, or wrong counts",
+)
+
+
+notification_sinks: Final = Table(
+    "notification_sinks",
+    metadata,
+    Column("name", Text, primary_key=True, comment="Service, and a hash of the address"),
+    instant("known_since", "When it was configured first; nothing older is sent to it", server_default=NOW),
+    comment="The addresses that get notifications",
+)
+
+notifications: Final = Table(
+    "notifications",
+    metadata,
+    Column(
+        "sink",
+        Text,
+        ForeignKey("notification_sinks.name", ondelete="CASCADE"),
+        primary_key=True,
+        comment="Where it is sent",
+    ),
+    Column("kind", Text, primary_key=True, comment="drift, incident_opened, incident_closed or report"),
+    Column("source_id", BigInteger, primary_key=True, comment="id in drift_event_states, incidents or reports"),
+    Column("num_attempts", Integer, nullable=False, comment="Times that sending was begun"),
+    instant("attempted_at", "When it was begun last"),
+    instant("sent_at", "When the service took it; null before", nullable=True),
+    Column("failure", Text, comment="Why the last attempt failed; null before, and where the process died in it"),
+    CheckConstraint("kind IN ('drift','incident_opened','incident_closed','report')", name="kind"),
+    CheckConstraint("num_attempts > 0", name="num_attempts"),
+    comment="Attempts to tell people; what has no row was not tried yet",
 )

@@ -31,16 +31,15 @@ from pydantic import SecretStr
 from rich.console import Console
 from rich.table import Table
 
-from alphaloop.batches.kept import KeptBatches
+from alphaloop.batches.lines import KeptBatches
 from alphaloop.console.server import ConsoleServer
 from alphaloop.embedded.stack import EmbeddedStack
-from alphaloop.letters.choosing import Choice
-from alphaloop.letters.listing import newest_letters
+from alphaloop.letters.reading import LetterFilter, newest_letters
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store import schema
 from alphaloop.store.database import Database
-from alphaloop.store.drift_events import DriftEventStore
-from alphaloop.store.job_pages import JobPages
+from alphaloop.store.drift import DriftEventStore
+from alphaloop.store.known_jobs import JobPages
 from alphaloop.store.workers import WorkerStore
 from benchmarks.console.filling import fill
 from benchmarks.console.findings import find
@@ -121,7 +120,7 @@ def pages_of(settings: Settings, database: Database) -> dict[str, str]:
     event = DriftEventStore(database).open_events()[-1]
     ended = next(job for job in JobPages(database).newest(100).jobs if job.status == "succeeded")
     (batch,) = KeptBatches(settings.console_batches).all()
-    letter = newest_letters(settings.kafka, Choice(), 1)[0].told["at"]
+    letter = newest_letters(settings.kafka, LetterFilter(), 1)[0].told["at"]
     return {
         "now": "/",
         "tasks": "/tasks",

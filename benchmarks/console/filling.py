@@ -16,7 +16,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.decode_runs import JobCounts
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.recording import record_counts
+from alphaloop.store.outcomes import record_counts
 from alphaloop.store.switchback import SliceRow, SwitchbackStore
 from alphaloop.store.workers import WorkerLoad
 from alphaloop.switchback.slices import Phase, Slice, Treatment

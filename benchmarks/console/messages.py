@@ -10,9 +10,8 @@ from contextlib import closing
 from datetime import UTC, datetime
 from typing import Final
 
-from alphaloop.batches.kept import KeptBatches
-from alphaloop.batches.lines import BatchReader, Request
-from alphaloop.batches.sending import send
+from alphaloop.batches.lines import BatchReader, BatchRequest, KeptBatches
+from alphaloop.batches.progress import send
 from alphaloop.errors import InvalidField, MalformedMessage, MessageError, UnknownTask
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import TOKENS, ensure_topics
@@ -92,7 +91,7 @@ def _batch(settings: Settings, database: Database, plan: TaskPlan) -> None:
     content.seek(0)
     found = list(BatchReader(settings, kept.batch_id, task=plan.task).read(content))
     send(iter(found), settings, database)
-    jobs = [line.job for line in found if isinstance(line, Request)]
+    jobs = [line.job for line in found if isinstance(line, BatchRequest)]
     claims = [_claim(job.job_id, plan, job.custom_id, kept.batch_id) for job in jobs[:34]]
     claimed = JobStore(database).claim(claims, owner=WORKERS[0], lease_s=3600, max_attempts=3)
     rng = random.Random(3)

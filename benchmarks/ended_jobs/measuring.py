@@ -13,11 +13,11 @@ import psycopg
 from psycopg.errors import QueryCanceled
 
 from alphaloop.errors import StoreError
-from alphaloop.store import retention
+from alphaloop.store import housekeeping
 from alphaloop.store.database import Database
+from alphaloop.store.housekeeping import CHUNK_ROWS, RetentionStore
 from alphaloop.store.jobs import ClaimRequest, JobStore
 from alphaloop.store.outcomes import Outcome, OutcomeStore
-from alphaloop.store.retention import CHUNK_ROWS, RetentionStore
 
 GROUP: Final = 64
 OWNER: Final = "benchmark-worker-1"
@@ -49,7 +49,7 @@ def measure(database: Database, connection: psycopg.Connection, num_jobs: int, r
 def plans(connection: psycopg.Connection, num_jobs: int) -> dict[str, str]:
     """How each query, and a chunk of retention, is carried out now."""
     given: dict[str, Any] = {"since": datetime.min.replace(tzinfo=UTC), "before": _old(), "chunk": CHUNK_ROWS}
-    chunk = retention._JOBS.text
+    chunk = housekeeping._JOBS.text
     for name in given:
         chunk = chunk.replace(f":{name}", f"%({name})s")
     given["recent"] = _recent(num_jobs)

@@ -37,7 +37,7 @@ _OURS: Final = ("worker.", "alphaloop.", "benchmarks.pipeline.instant_engine:")
 #: A thread that stands still in one of these waits for work, not for the database or the broker's acknowledgement.
 _WAITS: Final = ("threading:", "queue:", "alphaloop.kafka.consumer:")
 #: What listens to the database waits in the driver, as a query does; the frame below the driver tells them apart.
-_LISTENS: Final = "alphaloop.store.notices:"
+_LISTENS: Final = "alphaloop.store.database:"
 
 
 def stage_of(stack: Sequence[str], *, is_running: bool) -> str:

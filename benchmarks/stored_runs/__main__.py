@@ -28,7 +28,7 @@ from rich.table import Table
 
 from alphaloop.embedded.postgres import EmbeddedPostgres
 from alphaloop.store.database import Database
-from alphaloop.store.rollups import RollupStore
+from alphaloop.store.hourly_sums import RollupStore
 from alphaloop.store.schema import current, upgrade
 from alphaloop.store.session_limits import UNLIMITED
 from benchmarks.ended_jobs.__main__ import conditions

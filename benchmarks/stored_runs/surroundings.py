@@ -11,9 +11,9 @@ from alphaloop.acceptance import EvidenceKey
 from alphaloop.cost import CostPoint
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.key_evidence import KeyEvidence
+from alphaloop.store.acceptance_state import pack
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
-from alphaloop.store.packed_evidence import pack
 from benchmarks.ended_jobs.filling import filled_densely
 from benchmarks.stored_runs.keys import Key, all_keys
 from benchmarks.stored_runs.ledger import DEVICE, NUM_DAYS, Filled

@@ -34,8 +34,7 @@ from rich.table import Table
 from alphaloop.embedded.postgres import EmbeddedPostgres
 from alphaloop.settings import Settings, WorkerSettings
 from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
-from alphaloop.store.clock import DatabaseClock
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.schema import upgrade
 from benchmarks.workload.blocks import FILE, blocks, read_phases
 from benchmarks.workload.contest import ADAPTIVE, Contest, Played, Setting

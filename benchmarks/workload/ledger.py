@@ -8,8 +8,7 @@ from itertools import count
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.store.acceptance_state import StateRow
-from alphaloop.store.fold import FoldedKey, LedgerRow, fold
+from alphaloop.store.acceptance_state import FoldedKey, LedgerRow, StateRow, fold
 
 
 class LedgerInMemory:

@@ -82,7 +82,7 @@ TABLES = (
     "server_identities",
 )
 
-# One partition a day from yesterday to a week ahead; alphaloop.store.partitions makes the later ones. There is no
+# One partition a day from yesterday to a week ahead; alphaloop.store.housekeeping makes the later ones. There is no
 # default partition: rows in it would stand in the way of every partition made after them.
 FIRST_PARTITIONS = """
 SELECT make_partitions(ARRAY(SELECT (now() AT TIME ZONE 'UTC')::date + n FROM generate_series(-1, 7) AS n))

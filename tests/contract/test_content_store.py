@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaloop.claim_check.contents import by_reference, drop_prompts
-from alphaloop.claim_check.store import ContentStore
+from alphaloop.claim_check.store import ContentStore, by_reference, drop_prompts
 from alphaloop.errors import ContentAltered, ContentMissing, ContentStoreUnavailable, InvalidField
 from alphaloop.messages import Body, ContentReference, Job
 from alphaloop.settings import ClaimCheckSettings

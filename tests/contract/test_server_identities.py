@@ -7,7 +7,7 @@ from alphaloop.server_identity import ServerIdentity
 from alphaloop.server_identity import ServerKind
 from alphaloop.server_identity import differs
 from alphaloop.store.database import Database
-from alphaloop.store.server_identities import ServerIdentityStore
+from alphaloop.store.workers import ServerIdentityStore
 from dataclasses import replace
 from scheduler.probe_history import ProbeSetup
 from scheduler.probe_history import differences

@@ -9,8 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import text
 
-from alphaloop.store.clock import DatabaseClock, followed
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, DatabaseClock, followed
 
 pytestmark = pytest.mark.postgres
 

@@ -16,15 +16,15 @@ from sqlalchemy import Engine, event, text
 
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.messages import Mode
-from alphaloop.store import job_pages
+from alphaloop.store import known_jobs
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog, LoggedSetting
-from alphaloop.store.decoded_lately import decoded_lately
-from alphaloop.store.job_pages import JobPages, Place, Wanted
 from alphaloop.store.jobs import JobStore
+from alphaloop.store.known_jobs import JobPages, PageStart, Wanted
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.reports import ReportStore, StoredReport
-from alphaloop.store.task_pages import TaskPages
+from alphaloop.store.task_figures import TaskPages
+from alphaloop.store.traffic import decoded_lately
 from benchmarks.ended_jobs import filling as ended_jobs
 from tests.fixtures.history import decoded, drawn_counts, record_runs
 from tests.fixtures.postgres import as_member
@@ -65,8 +65,8 @@ def test_pages_of_a_task_a_status_and_a_time_leave_none_out(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However few rows a statement walks, and however little time there is: the next page goes on where it stopped."""
-    monkeypatch.setattr(job_pages, "_FIRST_ROWS", 2)
-    monkeypatch.setattr(job_pages, "_MORE_ROWS", 3)
+    monkeypatch.setattr(known_jobs, "_FIRST_ROWS", 2)
+    monkeypatch.setattr(known_jobs, "_MORE_ROWS", 3)
     for number in range(12):
         task = ("code", "sql", "sql")[number % 3]
         JobStore(database).claim([claim_request(f"j-{number:02d}", task=task)], owner="w1", lease_s=60, max_attempts=3)
@@ -84,7 +84,7 @@ def test_pages_of_a_task_a_status_and_a_time_leave_none_out(
         (Wanted(status="cancelled", until=middle.created_at), []),
     ):
         for limit in (1, 2, 50):
-            for clock in (lambda: 0.0, itertools.count(0, 2 * job_pages.LOOK_S).__next__):
+            for clock in (lambda: 0.0, itertools.count(0, 2 * known_jobs.LOOK_S).__next__):
                 pages, seen = JobPages(database, clock), []
                 page = pages.newest(limit, wanted)
                 while page.behind is not None:
@@ -121,7 +121,7 @@ def test_a_page_of_jobs_walks_an_index_however_many_there_are(database: Database
         Wanted(status="expired", until=at),
     ):
         with said_of(database) as statements:
-            page = JobPages(database).newest(50, wanted, behind=Place(NOW, "x"))
+            page = JobPages(database).newest(50, wanted, behind=PageStart(NOW, "x"))
         assert (len(page.jobs) == 50) == (wanted.status != "expired")
         for statement, parameters in statements:
             with database.begin() as connection:

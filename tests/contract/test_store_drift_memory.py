@@ -9,7 +9,7 @@ import pytest
 
 from alphaloop.errors import StoreBusy
 from alphaloop.store.database import Database
-from alphaloop.store.drift_memory import DriftMemoryStore, Position, StoredMemory
+from alphaloop.store.drift import DriftMemoryStore, Position, StoredMemory
 from tests.fixtures.history import History
 from tests.fixtures.watched import STREAM
 

@@ -11,8 +11,7 @@ from sqlalchemy import text
 
 from alphaloop.deciding.expectation_error import MOST_PAIRS, ExpectationErrors
 from alphaloop.store.database import Database
-from alphaloop.store.expectations import ExpectationStore
-from alphaloop.store.switchback import SliceRow, SwitchbackStore
+from alphaloop.store.switchback import ExpectationStore, SliceRow, SwitchbackStore
 from alphaloop.switchback.expectation import Expected
 from tests.fixtures.runs import DEVICE, ENGINE, TARGET
 from tests.fixtures.slices import block_rows, subject

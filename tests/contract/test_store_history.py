@@ -11,9 +11,9 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.messages import Mode, Purpose
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun
-from alphaloop.store.history import HistoryStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.traffic import TrafficStore
 from tests.fixtures.runs import claim_request, decode_run, outcome, vanilla_counts
 
 pytestmark = pytest.mark.postgres
@@ -24,8 +24,8 @@ _NUMBERS = count()
 
 
 @pytest.fixture
-def history(database: Database) -> HistoryStore:
-    return HistoryStore(database)
+def history(database: Database) -> TrafficStore:
+    return TrafficStore(database)
 
 
 def record(database: Database, *runs: DecodeRun) -> None:
@@ -35,7 +35,7 @@ def record(database: Database, *runs: DecodeRun) -> None:
     assert len(OutcomeStore(database).record(recorded, owner="w")) == len(runs)
 
 
-def test_expected_tokens_is_the_mean_of_traffic(history: HistoryStore, database: Database) -> None:
+def test_expected_tokens_is_the_mean_of_traffic(history: TrafficStore, database: Database) -> None:
     def asked(window_days: float = 14.0) -> float | None:
         return history.expected_tokens("code", now=NOW, window_days=window_days)
 
@@ -48,7 +48,7 @@ def test_expected_tokens_is_the_mean_of_traffic(history: HistoryStore, database:
     assert asked(window_days=1.0) == 4
 
 
-def test_jobs_since_a_moment_are_those_of_the_hours_after_it(history: HistoryStore, database: Database) -> None:
+def test_jobs_since_a_moment_are_those_of_the_hours_after_it(history: TrafficStore, database: Database) -> None:
     minutes = {
         0: NOW,
         20: NOW + timedelta(minutes=20),

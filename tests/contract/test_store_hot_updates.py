@@ -13,7 +13,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import JobCounts
 from alphaloop.store.exchange import driver_of
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.recording import record_counts
+from alphaloop.store.outcomes import record_counts
 from tests.fixtures.runs import claim_request, decode_run, vanilla_counts
 
 pytestmark = pytest.mark.postgres

@@ -17,17 +17,15 @@ from sqlalchemy import Row, text
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.messages import Mode, Purpose
-from alphaloop.store.acceptance_state import AcceptanceStateStore
+from alphaloop.store.acceptance_state import AcceptanceStateStore, key_of
 from alphaloop.store.checkpoints import CheckpointStore
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
-from alphaloop.store.fold import key_of
 from alphaloop.store.hourly_sums import HOUR_KEY, sums_by_hour
+from alphaloop.store.housekeeping import PartitionKeeper
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.ledger import LedgerStore, counts_of, shadow_of
-from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.partitions import PartitionKeeper
-from alphaloop.store.recording import record_counts
+from alphaloop.store.outcomes import OutcomeStore, record_counts
 from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
 
 pytestmark = pytest.mark.postgres

@@ -1,27 +1,38 @@
 """The measuring stores on a real Postgres."""
 
 from __future__ import annotations
-
-import random
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-
-import pytest
-from sqlalchemy import func, select, update
-
 from alphaloop.errors import StoreValueRefused
 from alphaloop.store.database import Database
-from alphaloop.store.drift import DriftStore
-from alphaloop.store.probe_sets import ProbeSetStore
-from alphaloop.store.probes import ProbeRun, ProbeStore
-from alphaloop.store.reports import ReportStore, StoredReport
-from alphaloop.store.retention import RetentionStore
-from alphaloop.store.rollups import RollupStore
+from alphaloop.store.hourly_sums import RollupStore
+from alphaloop.store.hourly_sums import sums_between
+from alphaloop.store.housekeeping import RetentionStore
+from alphaloop.store.probes import ProbeRun
+from alphaloop.store.probes import ProbeSetStore
+from alphaloop.store.probes import ProbeStore
+from alphaloop.store.reports import ReportStore
+from alphaloop.store.reports import StoredReport
 from alphaloop.store.schedule import ScheduleStore
-from alphaloop.store.settled_sums import sums_between
-from alphaloop.tables import acceptance_daily, acceptance_hourly, probe_runs, probe_sets
-from tests.fixtures.history import ENGINE, History, decoded, drawn_counts
-from tests.fixtures.probes import probe_set, register_probe_set
+from alphaloop.store.traffic import TrafficStore
+from alphaloop.tables import acceptance_daily
+from alphaloop.tables import acceptance_hourly
+from alphaloop.tables import probe_runs
+from alphaloop.tables import probe_sets
+from dataclasses import replace
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
+from sqlalchemy import func
+from sqlalchemy import select
+from sqlalchemy import update
+from tests.fixtures.history import ENGINE
+from tests.fixtures.history import History
+from tests.fixtures.history import decoded
+from tests.fixtures.history import drawn_counts
+from tests.fixtures.probes import probe_set
+from tests.fixtures.probes import register_probe_set
+import pytest
+import random
+
 
 pytestmark = pytest.mark.postgres
 
@@ -171,7 +182,7 @@ class TestDrift:
         history.traffic("sql", 0.7, 1, NOW - HOUR, MINUTE)
         history.decode_probe("p", "code", "lookup", 0.7, NOW - HOUR)
         history.traffic("code", 0.7, 1, NOW - 3 * DAY, MINUTE)
-        streams = DriftStore(database).streams(NOW - DAY, NOW, max_jobs=4)
+        streams = TrafficStore(database).streams(NOW - DAY, NOW, max_jobs=4)
         assert sorted((s.task, s.drafter, len(jobs)) for s, jobs in streams.items()) == [
             ("code", "", 2),
             ("code", "lookup", 4),
@@ -186,7 +197,7 @@ class TestDrift:
     ) -> None:
         for task, num_jobs in (("busy", 30), ("small", 3), ("other", 30)):
             history.traffic(task, 0.7, num_jobs, NOW - 5 * HOUR, MINUTE)
-        streams = DriftStore(database).streams(NOW - DAY, NOW, max_all_jobs=23)
+        streams = TrafficStore(database).streams(NOW - DAY, NOW, max_all_jobs=23)
         assert {stream.task: len(jobs) for stream, jobs in streams.items()} == {"busy": 10, "small": 3, "other": 10}
         (jobs,) = [jobs for stream, jobs in streams.items() if stream.task == "busy"]
         assert jobs[-1].decoded_at == NOW - 5 * HOUR + 29 * MINUTE
@@ -198,16 +209,16 @@ class TestDrift:
         history.traffic("code", 0.7, 1, rare, MINUTE)
         history.vanilla("code", 20, rare + HOUR, 12 * MINUTE)  # five an hour
         history.traffic("code", 0.7, 1, rare + 4 * HOUR, MINUTE)
-        streams = DriftStore(database).streams(NOW - DAY, NOW, max_read=10)
+        streams = TrafficStore(database).streams(NOW - DAY, NOW, max_read=10)
         assert {stream.drafter: len(jobs) for stream, jobs in streams.items()} == {"lookup": 1, "": 10}
-        everything = DriftStore(database).streams(NOW - DAY, NOW)
+        everything = TrafficStore(database).streams(NOW - DAY, NOW)
         assert {stream.drafter: len(jobs) for stream, jobs in everything.items()} == {"lookup": 2, "": 20}
 
     def test_tokens_of_traffic(self, database: Database, history: History) -> None:
         history.traffic("code", 0.7, 3, NOW - 2 * HOUR, MINUTE)
         history.vanilla("code", 2, NOW - 2 * HOUR, MINUTE)
         history.decode_probe("p", "code", "lookup", 0.7, NOW - 2 * HOUR)
-        store = DriftStore(database)
+        store = TrafficStore(database)
         assert store.num_tokens("code", NOW - DAY, NOW) == 5 * 48
         assert store.num_tokens("sql", NOW - DAY, NOW) == 0
 

@@ -13,11 +13,10 @@ from sqlalchemy import text
 
 from alphaloop.errors import StoreError, StoreUnavailable
 from alphaloop.measurements import DriftSubject
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, Listener
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
-from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.notices import Listener
 from tests.fixtures.drift_events import content
 from worker.deciding.watch import Watch
 

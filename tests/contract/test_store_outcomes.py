@@ -15,10 +15,11 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.errors import StoreError
 from alphaloop.messages import Mode, Status
 from alphaloop.store.database import Database
+from alphaloop.store.decode_runs import ShadowRun
+from alphaloop.store.housekeeping import PartitionKeeper
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox, OutboxMessage
-from alphaloop.store.outcomes import OutcomeStore, ShadowRun
-from alphaloop.store.partitions import PartitionKeeper
+from alphaloop.store.outcomes import OutcomeStore
 from tests.fixtures.locks import wait_until_blocked
 from tests.fixtures.runs import claim_request, decode_run, outcome, simulated_counts, vanilla_counts
 

@@ -17,12 +17,13 @@ from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Mode, Purpose, Status
 from alphaloop.messages.result import Failure
 from alphaloop.store.database import Database
-from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
+from alphaloop.store.decode_runs import DecodeRun, ShadowRun
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState
+from alphaloop.store.hourly_sums import RollupStore
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.outcomes import DecodeRun, OutcomeStore, ShadowRun
-from alphaloop.store.overview import Overview
-from alphaloop.store.rollups import RollupStore
+from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.task_figures import recent_tasks
 from alphaloop.switchback.expectation import Expected
 from alphaloop.tables import metadata
 from benchmarks.stored_runs.questions import ROOT, questions
@@ -204,7 +205,7 @@ def test_failed_jobs_say_why_and_survive_the_character_nul(filled: Database) -> 
 
 
 def test_the_status_table(filled: Database) -> None:
-    code, sql = Overview(filled).tasks_now()
+    code, sql = recent_tasks(filled)
     assert (code.task, code.jobs) == ("code", {"succeeded": 8, "failed": 2, "running": 1})
     assert (code.num_jobs, code.num_probes, code.controls) == (11, 0, {"succeeded": 3})
     assert code.decoded is not None
@@ -228,10 +229,10 @@ def test_the_status_table_shows_the_acceptance_of_most_jobs_and_pools_no_others(
     others = [decode_run(simulated_counts(rng, [0.1], 90), engine="transformers-5.23.0/float32") for _ in range(2)]
     others += [decode_run(simulated_counts(rng, [0.1], 20), purpose=Purpose.PROBE) for _ in range(4)]
     record(database, rng, [*most, *others])
-    (code,) = Overview(database).tasks_now()
+    (code,) = recent_tasks(database)
     counts = sum((run.counts for run in most), AcceptanceCounts())
     assert (code.trials, code.accepts) == (counts.num_trials, counts.num_accepted)
 
 
 def test_an_empty_database_has_an_empty_status_table(database: Database) -> None:
-    assert Overview(database).tasks_now() == []
+    assert recent_tasks(database) == []

@@ -11,9 +11,9 @@ from sqlalchemy import text
 from alphaloop.errors import StoreError
 from alphaloop.messages import Mode
 from alphaloop.store.database import Database
+from alphaloop.store.housekeeping import PartitionKeeper, utc_day
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.partitions import PartitionKeeper, utc_day
 from tests.fixtures.runs import claim_request, decode_run, outcome, vanilla_counts
 
 pytestmark = pytest.mark.postgres

@@ -13,9 +13,9 @@ from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
-from alphaloop.store.partitions import PartitionKeeper
+from alphaloop.store.housekeeping import PartitionKeeper
+from alphaloop.store.outcomes import record_counts
 from alphaloop.store.past import PastStore
-from alphaloop.store.recording import record_counts
 from alphaloop.store.traffic import TrafficStore
 from tests.fixtures.history import DRAFT, ENGINE, TARGET, decoded, drawn_counts, record_runs
 

@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 from pydantic import SecretStr
 
-from alphaloop.store import jobs, outcomes, retention
+from alphaloop.store import housekeeping, jobs, outcomes
 from alphaloop.store.database import Database
 
 pytestmark = pytest.mark.postgres
@@ -81,7 +81,9 @@ def test_retention_reads_what_it_deletes_and_no_more(connection: psycopg.Connect
         "UPDATE jobs SET created_at = now() - interval '1 year', finished_at = now() - interval '1 year'"
     )
     connection.execute("VACUUM ANALYZE jobs")
-    chunk = retention._JOBS.text.replace(":since", "'-infinity'").replace(":before", "now()").replace(":chunk", "1000")
+    chunk = (
+        housekeeping._JOBS.text.replace(":since", "'-infinity'").replace(":before", "now()").replace(":chunk", "1000")
+    )
     plan = "\n".join(line for (line,) in connection.execute(f"EXPLAIN (COSTS OFF) {chunk}"))  # type: ignore[arg-type]
     assert "Index Scan using ix_jobs_created_at" in plan
     assert "Sort" not in plan

@@ -14,14 +14,12 @@ from sqlalchemy import text
 from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Mode
 from alphaloop.settings import PostgresSettings
-from alphaloop.store.clock import DatabaseClock
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, DatabaseClock, Listener
+from alphaloop.store.housekeeping import PartitionKeeper
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.leader_lease import LeaderLease
-from alphaloop.store.notices import Listener
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.partitions import PartitionKeeper
+from alphaloop.store.schedule import LeaderLease
 from alphaloop.store.session_limits import SessionLimits
 from tests.fixtures.pooler import NUM_SESSIONS
 from tests.fixtures.runs import claim_request, decode_run, outcome, vanilla_counts

@@ -10,9 +10,8 @@ from sqlalchemy import text
 
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.outbox import Outbox, OutboxMessage
+from alphaloop.store.outbox import Outbox, OutboxMessage, RefusedResultStore
 from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.refused_results import RefusedResultStore
 from tests.fixtures.runs import claim_request, outcome
 
 pytestmark = pytest.mark.postgres

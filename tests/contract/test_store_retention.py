@@ -12,10 +12,10 @@ from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.messages import Mode
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.housekeeping import TABLES, RetentionStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.retention import TABLES, RetentionStore
 from alphaloop.tables import cancellations, decisions, jobs, metadata, schedule_runs
 from tests.fixtures.runs import claim_request, outcome
 

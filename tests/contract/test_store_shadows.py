@@ -13,11 +13,12 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.messages import Mode
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database
-from alphaloop.store.history import HistoryStore
+from alphaloop.store.decode_runs import ShadowRun
+from alphaloop.store.hourly_sums import RollupStore
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.outcomes import OutcomeStore, ShadowRun
-from alphaloop.store.overview import Overview
-from alphaloop.store.rollups import RollupStore
+from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.task_figures import recent_tasks
+from alphaloop.store.traffic import TrafficStore
 from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
@@ -51,7 +52,7 @@ def test_a_shadow_is_evidence_of_its_drafter_and_no_job_of_its_own(database: Dat
     at = datetime.now(UTC)
     shadows = record(database, rng, 5, at)
     total = sum(shadows, AcceptanceCounts())
-    history = HistoryStore(database)
+    history = TrafficStore(database)
     rows = AcceptanceStateStore(database).read(TARGET, ENGINE, {"lookup": "draft-1"}).rows
     (row,) = (row for row in rows if row.pair.drafter)
     sums = row.evidence.all
@@ -62,7 +63,7 @@ def test_a_shadow_is_evidence_of_its_drafter_and_no_job_of_its_own(database: Dat
     assert sums.tokens == total.num_tokens - 5, "tokens of its rounds are its own"
 
     assert history.expected_tokens("code", now=at, window_days=1) == NUM_OUTPUT, "each text counts once"
-    (now,) = Overview(database).tasks_now(timedelta(days=1))
+    (now,) = recent_tasks(database, timedelta(days=1))
     assert (now.trials, now.measured) == (0, None)
     with database.begin() as connection:
         assert connection.execute(text("SELECT count(*) FROM decode_runs WHERE drafter <> ''")).scalar_one() == 0

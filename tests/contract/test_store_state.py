@@ -18,12 +18,11 @@ from alphaloop.deciding.evidence import SUMS, EvidenceSums, together
 from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.errors import StoreError
 from alphaloop.messages import Mode, Purpose
-from alphaloop.store.acceptance_state import AcceptanceStateStore
+from alphaloop.store.acceptance_state import AcceptanceStateStore, pack, unpack
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.packed_evidence import pack, unpack
 from tests.fixtures.evidence import add_evidence
 from tests.fixtures.locks import wait_until_blocked
 from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts

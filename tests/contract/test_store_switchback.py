@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.store.database import Database
-from alphaloop.store.partitions import PartitionKeeper
+from alphaloop.store.housekeeping import PartitionKeeper
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import shown_of, task_speedup

@@ -10,7 +10,7 @@ from pydantic import SecretStr
 from sqlalchemy import text
 
 from alphaloop.store.database import Database
-from alphaloop.store.integrity import check
+from alphaloop.store.known_jobs import check
 from benchmarks.stored_runs.__main__ import fill
 from benchmarks.stored_runs.asking import ask, plan
 from benchmarks.stored_runs.keys import TASKS, all_keys

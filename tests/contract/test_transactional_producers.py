@@ -10,15 +10,15 @@ from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import TOKENS
 from alphaloop.kafka.topics import ensure_topics
-from alphaloop.letters.choosing import Choice
+from alphaloop.letters.reading import LetterFilter
 from alphaloop.messages import Chunk
 from alphaloop.messages import chunk_headers
 from alphaloop.messages import text_chunk
 from alphaloop.messages.topics import dlq_topic
 from alphaloop.messages.topics import high_topic
 from alphaloop.messages.topics import jobs_topic
-from alphaloop.outcomes.following import text_so_far
-from alphaloop.outcomes.refusals import refusals_of
+from alphaloop.outcomes.reading import refusals_of
+from alphaloop.outcomes.reading import text_so_far
 from alphaloop.settings import KafkaSettings
 from alphaloop.settings import WorkerSettings
 from alphaloop.store.known_jobs import KnownJob
@@ -221,10 +221,10 @@ def test_dead_letters_are_read_to_the_end(
     transactions.commit(letters, jobs("a"))
     transactions.abort(letters, jobs("no", "no"))
     began = time.monotonic()
-    found = list(Choice(task=kafka.group_id).letters(kafka))
+    found = list(LetterFilter(task=kafka.group_id).letters(kafka))
     assert [json.loads(one.record.value or b"")["job_id"] for one in found] == ["a"]
     places = frozenset(f"{letters.topic}:0:{offset}" for offset in range(4))
-    assert [one.record.offset for one in Choice(task=kafka.group_id, places=places).letters(kafka)] == [0]
+    assert [one.record.offset for one in LetterFilter(task=kafka.group_id, places=places).letters(kafka)] == [0]
     assert refusals_of(kafka, ["nobody"]) == {}
     assert time.monotonic() - began < AT_ONCE_S
 

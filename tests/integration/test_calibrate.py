@@ -13,8 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from alphaloop.cli.calibrate import show
-from alphaloop.commands.orders import CalibrateOrder
-from alphaloop.commands.reports import Calibration
+from alphaloop.commands import CalibrateOrder, Calibration
 from alphaloop.cost import CostKind, CostPoint
 from alphaloop.engine_identity import EngineIdentity
 from alphaloop.store.costs import CostStore

@@ -16,7 +16,7 @@ import transformers
 from pydantic import TypeAdapter
 
 from alphaloop.cli.check_pair import show
-from alphaloop.commands.reports import PairCheck
+from alphaloop.commands import PairCheck
 from alphaloop.errors import ModelNotFound, UnsupportedModel
 from tests.fixtures.cli import Cli
 from tests.fixtures.orders import CarriedOut, check_pair_order

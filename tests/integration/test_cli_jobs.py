@@ -16,7 +16,7 @@ import pytest
 
 from alphaloop.kafka.backlog import search, unfinished
 from alphaloop.outcomes.reading import OutcomeReader
-from alphaloop.outcomes.whereabouts import Place, find_jobs
+from alphaloop.outcomes.whereabouts import JobPlace, find_jobs
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.workers import WorkerStore
@@ -70,7 +70,7 @@ def said_tokens(database: Database) -> list[int]:
     return [num for seen in WorkerStore(database).seen() for num in seen.load.tokens.values()]
 
 
-def place_of(settings: Settings, database: Database, job_id: str) -> Place:
+def place_of(settings: Settings, database: Database, job_id: str) -> JobPlace:
     (found,) = find_jobs(settings, database, [job_id])
     return found.place
 
@@ -91,21 +91,21 @@ def test_a_job_is_found_wherever_it_is(jobs_cli: Cli, worker_settings: Settings,
         until(lambda: worker.components.leases.num_held == 3, "all three are claimed")
         gate.is_shut = False
         until(lambda: max(said_tokens(database), default=0) >= 3, "it has said how far it is")
-        places = dict.fromkeys(("job-1", "job-2", "job-3"), Place.UNKNOWN)
+        places = dict.fromkeys(("job-1", "job-2", "job-3"), JobPlace.UNKNOWN)
 
         def is_one_running() -> bool:
             places.update({one: place_of(worker_settings, database, one) for one in places})
-            return list(places.values()).count(Place.RUNNING) == 1 and Place.WAITING not in places.values()
+            return list(places.values()).count(JobPlace.RUNNING) == 1 and JobPlace.WAITING not in places.values()
 
         until(is_one_running, "one job is decoded and the others are held")
-        assert sorted(places.values()) == [Place.HELD, Place.HELD, Place.RUNNING]
-        (running,) = (one for one, place in places.items() if place is Place.RUNNING)
+        assert sorted(places.values()) == [JobPlace.HELD, JobPlace.HELD, JobPlace.RUNNING]
+        (running,) = (one for one, place in places.items() if place is JobPlace.RUNNING)
         told = jobs_cli("job", running)
         assert "tokens so far" in told.out
         assert "its lease runs until" in told.out
         (as_json,) = jobs_cli("job", running, "--json").json
         assert as_json["num_tokens"] >= 3
-        held = next(one for one, place in places.items() if place is Place.HELD)
+        held = next(one for one, place in places.items() if place is JobPlace.HELD)
         assert "waits there for a free slot" in jobs_cli("job", held).out
         shown = jobs_cli("status")
         assert "decodes in 1 of 1 slots" in shown.out
@@ -114,7 +114,7 @@ def test_a_job_is_found_wherever_it_is(jobs_cli: Cli, worker_settings: Settings,
         assert (load["num_running"], load["num_held"], load["num_slots"]) == (1, 3, 1)
         gate.is_open.set()
         client.results(3)
-        until(lambda: place_of(worker_settings, database, "wrong") is Place.REFUSED, "the wrong one is refused")
+        until(lambda: place_of(worker_settings, database, "wrong") is JobPlace.REFUSED, "the wrong one is refused")
         (refused,) = jobs_cli("job", "wrong", "--json").json
     assert (refused["error"]["code"], refused["error"]["field"]) == ("invalid_field", "temperature")
     ended = jobs_cli("job", "job-1", "nobody")
@@ -148,7 +148,7 @@ def test_cancel_says_what_it_found_and_waits_for_the_answer(
 
         def are_both_here() -> bool:
             found = find_jobs(worker_settings, database, ["job-1", "job-2"])
-            return {one.place for one in found} == {Place.RUNNING, Place.HELD}
+            return {one.place for one in found} == {JobPlace.RUNNING, JobPlace.HELD}
 
         until(are_both_here, "one job is decoded and the other one is held")
         ran = jobs_cli("cancel", "--batch-id", "b", "nobody", "--wait", "--timeout", WAIT_S, "--json")

@@ -1,51 +1,65 @@
 """The console over HTTP: what its pages show, to whom, and with which headers."""
 
 from __future__ import annotations
-
-import base64
-import html
-import random
-import re
-import time
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
-from urllib.parse import quote
-
-import pytest
-from markupsafe import escape
-from pydantic import SecretStr
-
 from alphaloop.console.app import VIEWS
-from alphaloop.explaining.explanation import explain_task, usual_request
+from alphaloop.explaining.explanation import explain_task
+from alphaloop.explaining.explanation import usual_request
 from alphaloop.explaining.opening import opening
 from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Status
 from alphaloop.messages.result import Failure
-from alphaloop.settings import KafkaSettings, PostgresSettings, Settings
-from alphaloop.store import job_pages
+from alphaloop.settings import KafkaSettings
+from alphaloop.settings import PostgresSettings
+from alphaloop.settings import Settings
+from alphaloop.store import known_jobs
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
-from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
+from alphaloop.store.drift import DriftEventStore
+from alphaloop.store.drift import EventChange
+from alphaloop.store.drift import EventState
+from alphaloop.store.incidents import Incident
+from alphaloop.store.incidents import IncidentKind
+from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.overview import Overview
-from alphaloop.store.reports import ReportStore, StoredReport
+from alphaloop.store.reports import ReportStore
+from alphaloop.store.reports import StoredReport
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import figures_of
+from alphaloop.store.task_figures import recent_tasks
 from alphaloop.store.workers import WorkerStore
 from alphaloop.switchback.wording import figure
 from alphaloop.wording import share_with_interval
 from benchmarks.console.filling import fill
 from benchmarks.console.plans import plans
+from collections.abc import Iterator
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
+from markupsafe import escape
+from pydantic import SecretStr
 from scheduler.report.pages import render_page
 from tests.fixtures import reports
-from tests.fixtures.console import PASSWORD, WAIT_S, Visitor, console
+from tests.fixtures.console import PASSWORD
+from tests.fixtures.console import Visitor
+from tests.fixtures.console import WAIT_S
+from tests.fixtures.console import console
 from tests.fixtures.drift_events import content
-from tests.fixtures.history import decoded, drawn_counts
-from tests.fixtures.runs import claim_request, outcome
-from tests.fixtures.slices import block_rows, subject
+from tests.fixtures.history import decoded
+from tests.fixtures.history import drawn_counts
+from tests.fixtures.runs import claim_request
+from tests.fixtures.runs import outcome
+from tests.fixtures.slices import block_rows
+from tests.fixtures.slices import subject
+from urllib.parse import quote
+import base64
+import html
+import pytest
+import random
+import re
+import time
+
 
 pytestmark = pytest.mark.postgres
 
@@ -110,7 +124,7 @@ def test_figures_of_tasks_are_those_of_the_status_table(database: Database, visi
     fill(database, plans(3), now=now)
     twin = {one["task"]: one for one in visitor.read("/tasks.json")["tasks"]}
     page = visitor.get("/tasks").text
-    shown = Overview(database).tasks_now()
+    shown = recent_tasks(database)
     assert twin.keys() == {task.task for task in shown} == {"code", "sql", "summarization"}
     for task in shown:
         its = twin[task.task]
@@ -149,7 +163,7 @@ def test_a_task_is_explained_as_the_command_does(database: Database, visitor: Vi
 def test_what_goes_on_now(database: Database, visitor: Visitor) -> None:
     fill(database, plans(4), now=datetime.now(UTC))
     now = visitor.read("/now.json")
-    tasks = {task.task: task for task in Overview(database).tasks_now()}
+    tasks = {task.task: task for task in recent_tasks(database)}
     assert now["num_held"] == sum(task.jobs.get("running", 0) for task in tasks.values()) > 0
     assert {task["task"]: task["num_held"] for task in now["tasks"]} == {
         name: task.jobs.get("running", 0) for name, task in tasks.items()
@@ -196,7 +210,7 @@ def test_tasks_come_in_pages_and_are_found_by_a_part_of_their_name(database: Dat
         if page["behind"] is None:
             break
         address = f"/tasks.json?behind={page['behind']}"
-    assert seen == [now.task for now in Overview(database).tasks_now()]
+    assert seen == [now.task for now in recent_tasks(database)]
     assert len(seen) > 50
     found = visitor.read("/tasks.json?q=sum")
     assert [task["task"] for task in found["tasks"]] == ["summarization"]
@@ -248,8 +262,8 @@ def test_jobs_of_a_batch_are_found_by_task_and_status(database: Database, visito
 def test_a_page_that_could_not_look_at_all_jobs_says_so_and_goes_on(
     database: Database, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_pages, "_FIRST_ROWS", 3)
-    monkeypatch.setattr(job_pages, "LOOK_S", 0.0)
+    monkeypatch.setattr(known_jobs, "_FIRST_ROWS", 3)
+    monkeypatch.setattr(known_jobs, "LOOK_S", 0.0)
     for number in range(5):
         task = "sql" if number == 1 else "code"
         JobStore(database).claim([claim_request(f"j-{number}", task=task)], owner="w1", lease_s=60, max_attempts=3)

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from alphaloop.measurements import DriftSubject
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
-from alphaloop.store.drift_events import DriftEventStore, EventChange, EventState
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
 from alphaloop.store.jobs import JobStore
 from tests.fixtures.console import PASSWORD, WAIT_S, Visitor, console

@@ -18,7 +18,7 @@ from pydantic import SecretStr
 from safetensors.torch import load_file
 
 from alphaloop.cli.draft_report import show
-from alphaloop.commands.orders import RegisterOrder
+from alphaloop.commands import RegisterOrder
 from alphaloop.draft_card import DraftCard, read_card
 from alphaloop.errors import ConfigError
 from alphaloop.settings import Settings, TaskSettings

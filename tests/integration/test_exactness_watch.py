@@ -7,7 +7,6 @@ from alphaloop.store.incidents import IncidentKind
 from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.probe_texts import ProbeTextStore
 from alphaloop.store.probes import ProbeRun
 from alphaloop.store.probes import ProbeStore
 from collections.abc import Callable
@@ -63,7 +62,7 @@ def _with_a_token_lost(one: Generation) -> Generation:
 
 
 def compared(database: Database, now: datetime) -> Watched:
-    return compare_new(ProbeTextStore(database), IncidentStore(database), now)
+    return compare_new(ProbeStore(database), IncidentStore(database), now)
 
 
 def decode(engine: Any, claimed: ClaimedJob, decision: Decision) -> Generation:

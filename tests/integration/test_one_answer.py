@@ -10,10 +10,10 @@ from alphaloop.settings import Settings
 from alphaloop.settings import TaskSettings
 from alphaloop.settings import load_settings
 from alphaloop.store.database import Database
-from alphaloop.store.overview import Overview
-from alphaloop.store.overview import TaskNow
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.task_figures import TaskFigures
+from alphaloop.store.task_figures import recent_tasks
 from alphaloop.switchback.wording import figure
 from alphaloop.switchback.wording import sentence
 from alphaloop.wording import counted_apart
@@ -145,7 +145,7 @@ def test_the_worker_counts_the_same_jobs_and_the_same_acceptance(asked: Asked) -
     for task, purpose, ended in asked.jobs.recorded:
         metrics.recorded(task, purpose, [ended])
     value = metrics.registry.get_sample_value
-    shown = {now.task: now for now in Overview(asked.database).tasks_now()}
+    shown = {now.task: now for now in recent_tasks(asked.database)}
     probed = shown["probed"]
     for purpose, number in (("traffic", probed.num_jobs), ("probe", probed.num_probes), ("control", 4)):
         assert value("alphaloop_jobs_total", {"task": "probed", "purpose": purpose, "status": "succeeded"}) == number
@@ -201,7 +201,7 @@ def without_tags(html: str) -> str:
 @pytest.mark.parametrize("task", NUM_JOBS)
 def test_people_read_what_the_json_says(asked: Asked, cli: Cli, task: str) -> None:
     asked.visitor.read("/tasks.json")
-    now = next(one for one in Overview(asked.database).tasks_now() if one.task == task)
+    now = next(one for one in recent_tasks(asked.database) if one.task == task)
     apart = counted_apart(now.num_probes, now.num_controls)
     for screen, words in written(asked, cli, task).items():
         assert_alpha_1(screen, words, now.alpha_1)
@@ -220,13 +220,13 @@ def assert_alpha_1(screen: str, words: str, found: Interval | None) -> None:
     assert written.get(screen, share_with_interval(found)) in words, screen
 
 
-def assert_jobs(screen: str, words: str, now: TaskNow) -> None:
+def assert_jobs(screen: str, words: str, now: TaskFigures) -> None:
     """Status tells ended jobs from held ones; the others have the number."""
     told = f"{now.jobs['succeeded']} succeeded" if screen == "status" else str(now.num_jobs)
     assert re.search(rf"(?<![\d.]){told}\b", words), screen
 
 
-def assert_speedup(screen: str, words: str, now: TaskNow) -> None:
+def assert_speedup(screen: str, words: str, now: TaskFigures) -> None:
     """The sentence of explain, the figure of the tables; the report's text has it in a section of its own."""
     if now.measured and screen != "report":
         assert now.measured.drafter in words, f"{screen}: whose speed-up"

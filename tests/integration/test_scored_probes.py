@@ -10,7 +10,6 @@ from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.ledger import LedgerStore
 from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.probe_texts import ProbeTextStore
 from alphaloop.store.probes import ProbeRun
 from alphaloop.store.probes import ProbeStore
 from collections.abc import Callable
@@ -107,7 +106,7 @@ def test_scores_are_the_results_of_probes(database: Database, tiny_engine: Calla
     assert (num_decoded, num_scored) == (4, 4), "scores are evidence of the drafter"
     faded = 0.5 ** (HOUR / HALF_LIFE)
     assert after[1] == pytest.approx((1 + faded) * before[1]), "the same trials again"
-    assert len(ProbeTextStore(database).uncompared(NOW - DAY)) == 4 + 1, "pairs for the watch are decoded ones"
+    assert len(ProbeStore(database).uncompared(NOW - DAY)) == 4 + 1, "pairs for the watch are decoded ones"
     last = ProbeStore(database).last_probed(NOW, HOUR, since=NOW - DAY)
     assert last == {("code", "lookup"): NOW - 2 * HOUR}
 

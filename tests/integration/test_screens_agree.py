@@ -1,42 +1,50 @@
 """One measured speed-up on every screen: the view, status, explain, the report and metrics say the same of it."""
 
 from __future__ import annotations
-
-import math
-import re
-from datetime import UTC, datetime, timedelta
-
-import pytest
-from rich.console import Console
-from sqlalchemy import text
-
 from alphaloop.cli.status import task_table
-from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.deciding.decision import Decision
+from alphaloop.deciding.decision import Reason
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.messages import Mode
 from alphaloop.settings import load_settings
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.expectations import ExpectationStore
-from alphaloop.store.overview import Overview
+from alphaloop.store.switchback import ExpectationStore
 from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.task_figures import recent_tasks
 from alphaloop.switchback.expectation import Expected
 from alphaloop.switchback.task_speedup import TaskSpeedup
-from alphaloop.switchback.wording import figure, load, reason_word, sentence
-from scheduler.metrics import EXPECTATION, SPEEDUP, SchedulerMetrics
+from alphaloop.switchback.wording import figure
+from alphaloop.switchback.wording import load
+from alphaloop.switchback.wording import reason_word
+from alphaloop.switchback.wording import sentence
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
+from rich.console import Console
+from scheduler.metrics import EXPECTATION
+from scheduler.metrics import SPEEDUP
+from scheduler.metrics import SchedulerMetrics
 from scheduler.probing import SentProbes
 from scheduler.report.build import expectation_lines
-from scheduler.report.data import DriftReport, MeasuredLine, TaskLine
+from scheduler.report.data import DriftReport
+from scheduler.report.data import MeasuredLine
+from scheduler.report.data import TaskLine
 from scheduler.report.pages import render_page
 from scheduler.report.text import render_text
+from sqlalchemy import text
 from tests.fixtures.cli import Cli
 from tests.fixtures.decoded_jobs import choose
-from tests.fixtures.runs import (
-    DEVICE,
-    TARGET,
-)
-from tests.fixtures.slices import block_rows, shown_speedup, subject
+from tests.fixtures.runs import DEVICE
+from tests.fixtures.runs import TARGET
+from tests.fixtures.slices import block_rows
+from tests.fixtures.slices import shown_speedup
+from tests.fixtures.slices import subject
+import math
+import pytest
+import re
+
 
 pytestmark = pytest.mark.postgres
 
@@ -51,7 +59,7 @@ def test_five_screens_agree_about_the_measured_speed_up(cli: Cli, cli_environmen
         view = connection.execute(text("SELECT speedup, speedup_low, speedup_high FROM task_speedup_now")).one()
     expected = dict(zip(("mean", "low", "high"), view, strict=True))
     explained = cli("explain", "code", "--json").json["measured"]["speedup"]
-    (status,) = Overview(twelve_jobs).tasks_now()
+    (status,) = recent_tasks(twelve_jobs)
     assert explained["speedup"] == status.as_json(None)["measured"]["speedup"] == expected
     console = Console(width=110)
     with console.capture() as printed:
@@ -106,7 +114,7 @@ def test_without_a_verdict_all_screens_say_what_is_missing(
 ) -> None:
     shown = shown_speedup(twelve_jobs, 3)
     assert figure(shown) == "no verdict yet (3 of 8 blocks)"
-    (status,) = Overview(twelve_jobs).tasks_now()
+    (status,) = recent_tasks(twelve_jobs)
     assert figure(status.measured) == figure(shown)
     assert sentence("lookup", shown) in " ".join(render_text(report_of("code", shown)).split())
     metrics = SchedulerMetrics()

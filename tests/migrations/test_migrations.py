@@ -21,9 +21,9 @@ from sqlalchemy import Connection, text
 
 from alphaloop.errors import ConfigError, SchemaMismatch, StoreUnavailable
 from alphaloop.store import schema
+from alphaloop.store.acceptance_state import unpack
 from alphaloop.store.database import SUPPORTED_REVISIONS, Database
-from alphaloop.store.packed_evidence import unpack
-from alphaloop.store.partitions import PartitionKeeper
+from alphaloop.store.housekeeping import PartitionKeeper
 
 pytestmark = pytest.mark.postgres
 

@@ -26,7 +26,7 @@ from alphaloop.messages.topics import jobs_topic
 from alphaloop.outcomes.reading import OutcomeReader, is_success
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.progress import probe_progress
+from alphaloop.store.probes import probe_progress
 from alphaloop.store.schedule import ScheduleStore
 from tests.stories.configs import PROFILE
 from tests.stories.faults import Faults

@@ -16,9 +16,9 @@ from alphaloop.cli.up import prepare
 from alphaloop.embedded.stack import EmbeddedStack
 from alphaloop.errors import AlphaloopError
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drift_events import DriftEventStore
+from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
-from alphaloop.store.probe_sets import ProbeSetStore
+from alphaloop.store.probes import ProbeSetStore
 from alphaloop.store.reports import ReportStore
 from tests.stories.asking import Asking
 from tests.stories.configs import PROFILE, own_models, write_configs

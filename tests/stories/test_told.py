@@ -9,8 +9,8 @@ import pytest
 
 from alphaloop.measurements import DriftSubject
 from alphaloop.store.drafts import DraftRevision, DraftStatus
-from alphaloop.store.drift_events import DriftEvent, EventContent
-from alphaloop.store.incidents import Incident, IncidentKind, OpenIncident
+from alphaloop.store.drift import DriftEvent, EventContent
+from alphaloop.store.incidents import Incident, IncidentKind, KnownIncident
 from tests.stories.prompts import CHANGED, DRAFTED, DROPPED, WORN
 from tests.stories.told import LOOKUP, SMALL, Story, judge_stories
 
@@ -24,9 +24,9 @@ def event(task: str, drafter: str, cause: str) -> DriftEvent:
     return DriftEvent(1, content, NOW, NOW, None, None, None, None, None, None, 0)
 
 
-def incident(task: str) -> OpenIncident:
+def incident(task: str) -> KnownIncident:
     found = Incident(IncidentKind.WRONG_TEXT, task, LOOKUP, "r", TARGET, "engine", ("job",), "told", {})
-    return OpenIncident(1, found, NOW)
+    return KnownIncident(1, found, NOW)
 
 
 def judged(*named: tuple[str, str, str], wrong: tuple[str, ...] = (DROPPED,), status: str = "stale") -> list[Story]:

@@ -1,16 +1,22 @@
 """What the last report must say of the four stories, and what it says."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
-
-from alphaloop.store.drafts import DraftRevision, DraftStatus
-from alphaloop.store.drift_events import DriftEvent
-from alphaloop.store.incidents import OpenIncident
+from alphaloop.store.drafts import DraftRevision
+from alphaloop.store.drafts import DraftStatus
+from alphaloop.store.drift import DriftEvent
+from alphaloop.store.incidents import KnownIncident
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import asdict
+from dataclasses import dataclass
 from scheduler.causes import Cause
-from tests.stories.prompts import CHANGED, DRAFTED, DROPPED, WORN
+from tests.stories.prompts import CHANGED
+from tests.stories.prompts import DRAFTED
+from tests.stories.prompts import DROPPED
+from tests.stories.prompts import WORN
+from typing import Any
+from typing import Final
+
 
 LOOKUP, SMALL = "lookup", "small"
 _RIGHT: Final = {
@@ -31,7 +37,7 @@ class Story:
 
 def judge_stories(
     events: Sequence[DriftEvent],
-    incidents: Sequence[OpenIncident],
+    incidents: Sequence[KnownIncident],
     drafts: Sequence[DraftRevision],
     report: Mapping[str, Any],
     target: str,
@@ -74,7 +80,7 @@ def judge_stories(
     ]
 
 
-def _others(events: Sequence[DriftEvent], incidents: Sequence[OpenIncident]) -> Story:
+def _others(events: Sequence[DriftEvent], incidents: Sequence[KnownIncident]) -> Story:
     """Nothing else may be named, but that the new target fits the drafts less in other tasks too."""
     named = [
         event

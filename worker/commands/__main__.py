@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Final
 
 from alphaloop import logs
-from alphaloop.commands.events import Event, Failed, Note, Tell
-from alphaloop.commands.orders import (
+from alphaloop.commands import (
     ORDER,
     CalibrateOrder,
     CheckPairOrder,
     CheckServerOrder,
+    CommandEvent,
+    FailedEvent,
     MeasureOrder,
+    NoteEvent,
     Order,
     RegisterOrder,
+    Tell,
 )
 from alphaloop.errors import AlphaloopError, MessageError
 from alphaloop.settings import Settings, load_settings
@@ -31,7 +34,7 @@ def main() -> int:
     # What a library prints must not come between two events.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
-    def tell(event: Event) -> None:
+    def tell(event: CommandEvent) -> None:
         events.write(f"{event.model_dump_json()}\n")
         events.flush()
 
@@ -51,10 +54,10 @@ def carry_out(order: Order, tell: Tell) -> int:
         return _carry_out(order, settings, tell)
     except AlphaloopError as error:
         field = f"{error.field}: " if isinstance(error, MessageError) and error.field else ""
-        tell(Failed(message=f"{field}{error.message}", hint=error.hint))
+        tell(FailedEvent(message=f"{field}{error.message}", hint=error.hint))
         return 1
     except KeyboardInterrupt:
-        tell(Note(text="interrupted"))
+        tell(NoteEvent(text="interrupted"))
         return INTERRUPTED
 
 

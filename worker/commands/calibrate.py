@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import closing
 
-from alphaloop.commands.events import Advance, Report, Stage, Tell
-from alphaloop.commands.orders import CalibrateOrder
-from alphaloop.commands.reports import Calibration
+from alphaloop.commands import AdvanceEvent, CalibrateOrder, Calibration, ReportEvent, StageEvent, Tell
 from alphaloop.cost import CostPoint
 from alphaloop.cost_state import with_shared_weights
 from alphaloop.embedded.stack import with_running_stack
@@ -26,7 +24,7 @@ def calibrate_device(order: CalibrateOrder, settings: Settings, tell: Tell) -> i
     """Measure, store unless told not to, report. Raises AlphaloopError."""
     began = time.perf_counter()
     database = None if order.no_store else _database(with_running_stack(settings))
-    tell(Stage(name="loading the model"))
+    tell(StageEvent(name="loading the model"))
     with closing(open_engine(settings.models, num_slots=settings.worker.batch_size, database=database)) as engine:
         points = _measure(engine, settings, order.budget, tell)
     identity = engine.identity
@@ -37,20 +35,20 @@ def calibrate_device(order: CalibrateOrder, settings: Settings, tell: Tell) -> i
         )
         database.close()
     seconds = time.perf_counter() - began
-    tell(Report(data=Calibration(identity, points, seconds, is_stored=database is not None)))
+    tell(ReportEvent(data=Calibration(identity, points, seconds, is_stored=database is not None)))
     return 0
 
 
 def _measure(engine: Engine, settings: Settings, budget_s: float, tell: Tell) -> tuple[CostPoint, ...]:
-    tell(Stage(name="measuring"))
+    tell(StageEvent(name="measuring"))
     if not engine.can_redraft:
-        return tuple(calibrate_servers(engine, budget_s=budget_s, on_measured=lambda: tell(Advance())))
+        return tuple(calibrate_servers(engine, budget_s=budget_s, on_measured=lambda: tell(AdvanceEvent())))
     points = calibrate(
         engine,
         plan(engine, settings.worker),
         num_samples=settings.worker.calibration_samples,
         budget_s=budget_s,
-        on_measured=lambda done, total: tell(Advance(total=total)),
+        on_measured=lambda done, total: tell(AdvanceEvent(total=total)),
     )
     return tuple(with_shared_weights(points, timed_by(engine.drafters)))
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from alphaloop.commands.events import Report, Tell
-from alphaloop.commands.orders import CheckPairOrder
-from alphaloop.commands.reports import PairCheck
+from alphaloop.commands import CheckPairOrder, PairCheck, ReportEvent, Tell
 from alphaloop.settings import Settings
 from worker.decoding.device import TARGET_SETTING, find_device
 from worker.decoding.memory import available_bytes
@@ -31,7 +29,7 @@ def check(order: CheckPairOrder, settings: Settings, tell: Tell) -> int:
         draft_room=draft_room,
     )
     found = PairCheck(order.target, order.draft, findings)
-    tell(Report(data=found))
+    tell(ReportEvent(data=found))
     return 1 if found.is_refused else 0
 
 

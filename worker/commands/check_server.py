@@ -1,17 +1,16 @@
 """`alphaloop check-server`: ask an inference server for three short texts, and report what it can tell."""
 
 from __future__ import annotations
-
+from alphaloop.commands import CheckServerOrder
+from alphaloop.commands import ReportEvent
+from alphaloop.commands import Tell
+from alphaloop.errors import ConfigError
+from alphaloop.settings import EndpointSettings
+from alphaloop.settings import Settings
+from pydantic import SecretStr
+from worker.servers.http import Endpoint
 import asyncio
 import os
-
-from pydantic import SecretStr
-
-from alphaloop.commands.events import Report, Tell
-from alphaloop.commands.orders import CheckServerOrder
-from alphaloop.errors import ConfigError
-from alphaloop.settings import EndpointSettings, Settings
-from worker.servers.http import Endpoint
 
 
 def check(order: CheckServerOrder, settings: Settings, tell: Tell) -> int:
@@ -21,7 +20,7 @@ def check(order: CheckServerOrder, settings: Settings, tell: Tell) -> int:
         from worker.servers.testing import check_server
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed", hint="pip install 'alphaloop[servers]'") from None
-    tell(Report(data=asyncio.run(check_server(endpoint))))
+    tell(ReportEvent(data=asyncio.run(check_server(endpoint))))
     return 0
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from alphaloop.commands.events import Note, Report, Tell
-from alphaloop.commands.orders import RegisterOrder, TrainOrder
+from alphaloop.commands import NoteEvent, RegisterOrder, ReportEvent, Tell, TrainOrder
 from alphaloop.errors import ConfigError, StoreError
 from alphaloop.files import readable_again
 from alphaloop.settings import Settings
@@ -30,9 +29,9 @@ def train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
         finally:
             run.close()
     if card is None:
-        tell(Note(text=f"stopped; what was done is in {order.folder}, and the same command continues from there"))
+        tell(NoteEvent(text=f"stopped; what was done is in {order.folder}, and the same command continues from there"))
         return INTERRUPTED
-    tell(Report(data=card))
+    tell(ReportEvent(data=card))
     _register_if_possible(order.folder, settings, tell)
     return 0
 
@@ -41,7 +40,7 @@ def register(order: RegisterOrder, settings: Settings, tell: Tell) -> int:
     """Register a draft that was trained before; the report is a sentence. Raises AlphaloopError."""
     card, status = register_folder(order.folder, settings, order.name)
     registration = f"{order.name or card.name} {card.draft_revision} for target {card.target_revision}: {status}"
-    tell(Report(data=registration))
+    tell(ReportEvent(data=registration))
     return 0
 
 
@@ -52,4 +51,4 @@ def _register_if_possible(folder: Path, settings: Settings, tell: Tell) -> None:
         registration = f"not registered: {error.message}. Later: alphaloop draft register {folder}"
     else:
         registration = f"registered as {card.name} {card.draft_revision}, {status}"
-    tell(Note(text=registration))
+    tell(NoteEvent(text=registration))

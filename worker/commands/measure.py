@@ -8,8 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from alphaloop.commands.events import LOADING, Event, Note, Report, Stage, Tell
-from alphaloop.commands.orders import MeasureOrder
+from alphaloop.commands import LOADING, CommandEvent, MeasureOrder, NoteEvent, ReportEvent, StageEvent, Tell
 from alphaloop.errors import ConfigError
 from alphaloop.job_lines import JobLine
 from alphaloop.payoff.figures import VANILLA
@@ -29,7 +28,7 @@ from worker.measuring.session import Plan, Session, refuse_few
 def measure(order: MeasureOrder, settings: Settings, tell: Tell) -> int:
     """Measure and report; 130 when interrupted, after a report of what was measured. Raises AlphaloopError."""
     lines, notes = draw(
-        read_lines(order, settings, lambda text: tell(Note(text=text))), order.num, random.Random(order.seed)
+        read_lines(order, settings, lambda text: tell(NoteEvent(text=text))), order.num, random.Random(order.seed)
     )
     chosen = choose_drafters(settings.models.drafter_names, order.drafter)
     # Checks the candidates before anything is loaded, so that a wrong one is reported at once.
@@ -82,7 +81,7 @@ def _measure(
     notes: Sequence[str],
     tell: Tell,
 ) -> int:
-    tell(Stage(name=LOADING))
+    tell(StageEvent(name=LOADING))
     is_own = settings.models.target.engine == "own"
     found = _of_this_process(settings, drafters, order.batch) if is_own else _of_servers(settings.models, order.batch)
     engine = found.engine
@@ -90,7 +89,7 @@ def _measure(
     prepared = prepare(lines, engine, settings.tasks)
     plan = Plan(prepared, candidates, order.batch, order.repeats, order.bar, order.seed)
 
-    def on_event(event: Event) -> None:
+    def on_event(event: CommandEvent) -> None:
         tell(event)
         found.sample_memory()
 
@@ -101,11 +100,11 @@ def _measure(
             busy = busy_note(session.measured.of(VANILLA), load_average(), os.cpu_count() or 1)
             notes = [*notes, *found.notes, *([busy] if busy else [])]
             report = session.report(found.records, found.footprint, notes)
-            tell(Report(data=report))
+            tell(ReportEvent(data=report))
     if session.failure is not None:
         raise session.failure
     if session.measured.is_interrupted:
         why = "interrupted" if session.measured.turns else "interrupted before a batch was decoded in every way"
-        tell(Note(text=why))
+        tell(NoteEvent(text=why))
         return INTERRUPTED
     return 0

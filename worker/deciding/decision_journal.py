@@ -18,6 +18,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.origins import PairOrigin, PosteriorOrigin
 from alphaloop.store.decision_codec import InputNumbers, inputs_content, outcome_content
 from alphaloop.store.decision_records import InputRow, RecordRow
+from alphaloop.store.housekeeping import utc_day
 from alphaloop.store.input_codec import (
     basis_content,
     costs_content,
@@ -26,7 +27,6 @@ from alphaloop.store.input_codec import (
     session_content,
     split_content,
 )
-from alphaloop.store.partitions import utc_day
 
 log = logging.getLogger(__name__)
 

@@ -10,14 +10,13 @@ from alphaloop.deciding.decision_inputs import SessionFacts
 from alphaloop.settings import Settings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.budgets import BudgetStore
-from alphaloop.store.clock import DatabaseClock
 from alphaloop.store.costs import CostStore
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.decision_records import DecisionRecordStore
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.expectations import ExpectationStore
-from alphaloop.store.history import HistoryStore
+from alphaloop.store.switchback import ExpectationStore
+from alphaloop.store.traffic import TrafficStore
 from worker.background import Write
 from worker.costs.known import KnownCosts
 from worker.costs.opening import open_costs
@@ -74,7 +73,7 @@ def open_deciding(
     journal = StoredDecisions(DecisionRecordStore(database), facts, lambda: costs.state)
     choices = StoredChoices(DecisionLog(database, half_life=fading), identity, owner, write=write)
     budgets = SharedBudgets(
-        BudgetStore(database), HistoryStore(database), evidence_cache, identity, revisions(engine), write=write
+        BudgetStore(database), TrafficStore(database), evidence_cache, identity, revisions(engine), write=write
     )
     decider = Decider(
         engine,

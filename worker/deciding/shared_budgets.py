@@ -14,7 +14,7 @@ from alphaloop.deciding.evidence_source import Place
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.errors import StoreError
 from alphaloop.store.budgets import BudgetStore, BudgetSubject
-from alphaloop.store.history import HistoryStore
+from alphaloop.store.traffic import TrafficStore
 from worker.background import Write
 from worker.deciding.evidence_cache import EvidenceCache
 from worker.engine import EngineIdentity
@@ -62,7 +62,7 @@ class SharedBudgets:
     def __init__(
         self,
         store: BudgetStore,
-        history: HistoryStore,
+        history: TrafficStore,
         evidence_cache: EvidenceCache,
         identity: EngineIdentity,
         drafters: Mapping[str, str],

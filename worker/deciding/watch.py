@@ -18,7 +18,7 @@ _SLICE_S: Final = 0.5
 
 
 class Notices(Protocol):
-    """What is needed of alphaloop.store.notices.Listener."""
+    """What is needed of alphaloop.store.database.Listener."""
 
     def wait(self, timeout_s: float) -> bool: ...
     def close(self) -> None: ...

@@ -1,19 +1,17 @@
 """What publishes after the loop, put together from the settings."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
-from typing import Final
-
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.outbox import Outbox
-from alphaloop.store.refused_results import RefusedResultStore
+from alphaloop.store.outbox import RefusedResultStore
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
 from worker.engine import Engine
 from worker.jobs.forwarding import Forwarder
 from worker.jobs.letters import Letters
@@ -23,6 +21,7 @@ from worker.jobs.refusals import RefusedResults
 from worker.jobs.unavailable_topics import UnavailableTopics
 from worker.metrics import WorkerMetrics
 from worker.retry import Retry
+
 
 #: Messages that wait to be published before the recorder waits.
 PUBLISHING_ITEMS: Final = 8192

@@ -13,9 +13,9 @@ from alphaloop.messages import Status
 from alphaloop.messages.result import encode_fields
 from alphaloop.near_ties import tolerance_of
 from alphaloop.probes import ProbeText
-from alphaloop.store.outcomes import DecodeRun
+from alphaloop.store.decode_runs import DecodeRun
+from alphaloop.store.decode_runs import ShadowRun
 from alphaloop.store.outcomes import Outcome
-from alphaloop.store.outcomes import ShadowRun
 from dataclasses import replace
 from datetime import datetime
 from typing import Any

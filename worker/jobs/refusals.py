@@ -12,8 +12,7 @@ from typing import Final, Protocol
 
 from pydantic import ValidationError
 
-from alphaloop.claim_check.contents import text_by_reference
-from alphaloop.claim_check.store import ContentStore
+from alphaloop.claim_check.store import ContentStore, text_by_reference
 from alphaloop.errors import ContentStoreUnavailable, MessageRefused, MessageTooLarge
 from alphaloop.liveness import beat
 from alphaloop.messages import Failure, Result, Status
@@ -45,7 +44,7 @@ class Outgoing:
 
 
 class Store(Protocol):
-    """What is needed of alphaloop.store.refused_results.RefusedResultStore."""
+    """What is needed of alphaloop.store.outbox.RefusedResultStore."""
 
     def replace(self, row_id: int, results: Mapping[str, bytes]) -> set[str]: ...
     def refer(self, row_id: int, results: Mapping[str, bytes], urls: Mapping[str, str]) -> set[str]: ...

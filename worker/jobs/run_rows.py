@@ -1,18 +1,21 @@
 """The row of a job that was decoded: how, with which drafter, and what it took. Pure."""
 
 from __future__ import annotations
-
-from datetime import datetime
-from functools import lru_cache
-from typing import Final, NamedTuple
-from uuid import UUID, uuid4
-
-from alphaloop.acceptance import EvidenceKey, prompt_bucket
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.acceptance import prompt_bucket
 from alphaloop.deciding.policy import Decision
 from alphaloop.messages import Mode
-from alphaloop.store.outcomes import DecodeRun
+from alphaloop.store.decode_runs import DecodeRun
+from datetime import datetime
+from functools import lru_cache
+from typing import Final
+from typing import NamedTuple
+from uuid import UUID
+from uuid import uuid4
 from worker.claims import ClaimedJob
-from worker.engine import EngineIdentity, Generation
+from worker.engine import EngineIdentity
+from worker.engine import Generation
+
 
 _MOST_KEYS: Final = 4096  #: that are remembered
 

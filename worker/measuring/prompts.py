@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-from alphaloop.commands.orders import MeasureOrder
+from alphaloop.commands import MeasureOrder
 from alphaloop.errors import ConfigError, MessageError
 from alphaloop.files import reading
 from alphaloop.job_lines import BadLine, JobLine, JobReader, Overrides

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from alphaloop.commands.events import Advance, Stage, Tell
+from alphaloop.commands import AdvanceEvent, StageEvent, Tell
 from alphaloop.errors import ConfigError, DecodeFailed
 from alphaloop.payoff.bounds import min_values
 from alphaloop.payoff.figures import VANILLA, Acceptance, Candidate, Exactness
@@ -90,11 +90,11 @@ class Session:
         rng = random.Random(plan.seed)
         blocks = divide(len(plan.prepared), plan.batch, rng)
         try:
-            self._tell(Stage(name="warming up"))
+            self._tell(StageEvent(name="warming up"))
             self._runner.warm_up(blocks[0], plan.candidates)
-            self._tell(Stage(name="measuring", total=plan.num_texts))
+            self._tell(StageEvent(name="measuring", total=plan.num_texts))
             order = turns(blocks, plan.candidates, plan.num_repeats, rng)
-            self._runner.run(order, self.measured, lambda num: self._tell(Advance(num=num)))
+            self._runner.run(order, self.measured, lambda num: self._tell(AdvanceEvent(num=num)))
         except Interrupted:
             self.measured.is_interrupted = True
         except DecodeFailed as error:
@@ -103,7 +103,7 @@ class Session:
 
     def report(self, records: Records, footprint: Callable[[], Footprint], notes: Sequence[str]) -> Report:
         """Compare the texts, look into temperature where prompts are sampled, and judge. There must be a turn."""
-        self._tell(Stage(name="comparing texts"))
+        self._tell(StageEvent(name="comparing texts"))
         exactness = self._exactness()
 
         def made(greedy: Mapping[str, GreedySample]) -> Report:
@@ -141,7 +141,7 @@ class Session:
         sampled = [number for number in seen if prepared[number].sampling.temperature > 0][:NUM_GREEDY]
         if not sampled or self.measured.is_interrupted:
             return {}
-        self._tell(Stage(name="sampling against greedy"))
+        self._tell(StageEvent(name="sampling against greedy"))
         jobs = [
             replace(prepared[number], sampling=replace(prepared[number].sampling, temperature=0.0))
             for number in sampled

@@ -18,7 +18,6 @@ from alphaloop.settings import Settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.engines import EngineStore
 from alphaloop.store.past import PastStore
 
 
@@ -39,7 +38,7 @@ class ReplayedEngines:
         self._past = PastStore(database)
         # Runs do not record their host, so the host that was calibrated last stands for all hosts of a device.
         self._hosts = {
-            EngineName(e.device, e.engine, e.target_revision): e.host for e in EngineStore(database).measured()[::-1]
+            EngineName(e.device, e.engine, e.target_revision): e.host for e in CostStore(database).measured()[::-1]
         }
         self._replays: dict[EngineName, Replay] = {}
         self._snapshots: dict[tuple[str, str], tuple[EvidenceSnapshot, EvidenceSnapshot]] = {}

@@ -11,8 +11,8 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from alphaloop.batches.kept import KeptBatches
-from alphaloop.batches.progress import Part, Progress, Row, counted, rows_of
+from alphaloop.batches.lines import KeptBatches
+from alphaloop.batches.progress import Part, Progress, RequestRow, counted, rows_of
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.console.page import NotFound, Page, WrongRequest
 from alphaloop.console.sources import Sources
@@ -95,7 +95,7 @@ def open_jobs(sources: Sources, batch_id: str) -> list[str]:
 def _read(sources: Sources, kept: KeptBatches, batch_id: str) -> BatchNow:
     errors: list[dict[str, Any]] = []
 
-    def noted() -> Iterator[Row]:
+    def noted() -> Iterator[RequestRow]:
         for row in _rows(sources, kept, batch_id):
             if row.part == "error" and row.row is not None and len(errors) < MAX_ERRORS:
                 told = {name: row.row.get(name) for name in ("line", "custom_id", "error")}
@@ -111,12 +111,12 @@ def _field(row: dict[str, Any]) -> str | None:
     return found.get("param")
 
 
-def _rows(sources: Sources, kept: KeptBatches, batch_id: str, *, with_texts: bool = False) -> Iterator[Row]:
+def _rows(sources: Sources, kept: KeptBatches, batch_id: str, *, with_texts: bool = False) -> Iterator[RequestRow]:
     contents = ContentStore.of(sources.settings.claim_check) if with_texts else None
     return rows_of(kept.batch(batch_id), sources.settings, sources.database, contents)
 
 
-def _chunks(rows: Iterator[Row], part: Part) -> Iterator[str]:
+def _chunks(rows: Iterator[RequestRow], part: Part) -> Iterator[str]:
     lines: list[str] = []
     size = 0
     for row in rows:

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from alphaloop.console.page import NotFound, Page
 from alphaloop.console.sources import Sources
-from alphaloop.store.drift_events import DriftEventStore
+from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.reports import ReportStore, StoredReport
 

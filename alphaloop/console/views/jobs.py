@@ -14,9 +14,8 @@ from alphaloop.console.sources import Sources
 from alphaloop.console.streaming import LONGEST_S, Read
 from alphaloop.console.views.asked import moment, past, text
 from alphaloop.messages import Result, Status
-from alphaloop.outcomes.following import Event, TextSoFar, follow, text_so_far
-from alphaloop.store.job_pages import JobPages, ListedJob, Place, Wanted
-from alphaloop.store.known_jobs import known_jobs
+from alphaloop.outcomes.reading import Event, TextSoFar, follow, text_so_far
+from alphaloop.store.known_jobs import JobPages, ListedJob, PageStart, Wanted, known_jobs
 
 PAGE_SIZE: Final = 50
 #: Parameters of an address that choose jobs.
@@ -37,9 +36,9 @@ def jobs(sources: Sources, request: Request) -> Page:
     if "batch" in asked:
         of_batch = pages.of_batch(asked["batch"], PAGE_SIZE + 1, wanted, behind=behind)
         shown, num_walked = of_batch[:PAGE_SIZE], len(of_batch)
-        last = Place(shown[-1].created_at, shown[-1].job_id) if len(of_batch) > PAGE_SIZE else None
+        last = PageStart(shown[-1].created_at, shown[-1].job_id) if len(of_batch) > PAGE_SIZE else None
     else:
-        page = pages.newest(PAGE_SIZE, wanted, behind=Place(at, behind) if at is not None else None)
+        page = pages.newest(PAGE_SIZE, wanted, behind=PageStart(at, behind) if at is not None else None)
         shown, num_walked, last = page.jobs, page.num_walked, page.behind
     return Page(
         "jobs.html.j2",

@@ -13,13 +13,10 @@ from alphaloop.console.page import NotFound, Page, WrongRequest
 from alphaloop.console.sources import Sources
 from alphaloop.console.views.asked import past, text
 from alphaloop.errors import AlphaloopError, ConfigError
-from alphaloop.letters.choosing import Choice
-from alphaloop.letters.listing import newest_letters
-from alphaloop.letters.reading import Letter
-from alphaloop.letters.redriving import corrections_of
-from alphaloop.letters.sending import Redrive, key_of
+from alphaloop.letters.reading import Letter, LetterFilter, newest_letters
+from alphaloop.letters.redriving import Redrive, corrections_of
 from alphaloop.messages.dead_letter import is_reason
-from alphaloop.store.redrives import LetterKey, RedriveStore
+from alphaloop.store.known_jobs import LetterKey, RedriveStore
 
 PAGE_SIZE: Final = 100
 #: Of each partition so many of the newest letters are looked through where not all are asked for.
@@ -56,7 +53,7 @@ def letters(sources: Sources, request: Request) -> Page:
 def letter(sources: Sources, request: Request) -> Page:
     """The letter at `at`; its message with `show=message`, where somebody has to sign in to see it."""
     found = _at(sources, text(request, "at"))
-    job_id = (_redriven(sources, [key_of(found)]) or {}).get(key_of(found))
+    job_id = (_redriven(sources, [found.key]) or {}).get(found.key)
     is_asked_for = text(request, "show") == "message"
     value = found.record.value or b""
     data: dict[str, Any] = {
@@ -106,9 +103,9 @@ def run(sources: Sources, asked: Mapping[str, str], corrections: str, *, again: 
     return done
 
 
-def choice_of(asked: Mapping[str, str]) -> Choice:
+def choice_of(asked: Mapping[str, str]) -> LetterFilter:
     """The letters that the parameters of an address or a form choose. Raises WrongRequest for a time that is none."""
-    return Choice(
+    return LetterFilter(
         asked.get("task"),
         frozenset({asked["code"]} if "code" in asked else ()),
         frozenset({asked["job"]} if "job" in asked else ()),
@@ -123,7 +120,7 @@ def _asked(request: Request) -> dict[str, str]:
 
 
 def _at(sources: Sources, place: str) -> Letter:
-    found = next(Choice(places=frozenset({place})).letters(sources.settings.kafka), None) if place else None
+    found = next(LetterFilter(places=frozenset({place})).letters(sources.settings.kafka), None) if place else None
     if found is None:
         raise NotFound(f"no dead letter at {place[:200]!r}", hint="it was deleted, or was never there")
     return found

@@ -12,11 +12,11 @@ from starlette.requests import Request
 from alphaloop.console.page import Page
 from alphaloop.console.sources import Sources
 from alphaloop.messages import Purpose
-from alphaloop.store.decoded_lately import WINDOW, DecodedLately, decoded_lately
-from alphaloop.store.drift_events import DriftEventStore
+from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
-from alphaloop.store.overview import TaskNow
 from alphaloop.store.schedule import ScheduleStore
+from alphaloop.store.task_figures import TaskFigures
+from alphaloop.store.traffic import WINDOW, DecodedLately, decoded_lately
 from alphaloop.store.workers import WorkerStore
 
 #: Tasks that are listed: the busiest.
@@ -70,7 +70,7 @@ def now(sources: Sources, request: Request) -> Page:
 
 
 def by_activity(
-    tasks: Sequence[TaskNow], decoded: Sequence[DecodedLately], waiting: Mapping[str, int] | None
+    tasks: Sequence[TaskFigures], decoded: Sequence[DecodedLately], waiting: Mapping[str, int] | None
 ) -> list[TaskActivity]:
     """The tasks in which something goes on, the busiest first."""
     ended, measuring, tokens = Counter[str](), Counter[str](), Counter[str]()

@@ -14,7 +14,7 @@ from alphaloop.explaining.document import document
 from alphaloop.explaining.explanation import ExplainRequest, explain_task, usual_request
 from alphaloop.explaining.opening import opening
 from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.drift_events import DriftEventStore
+from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.task_figures import figures_of
 

@@ -41,7 +41,7 @@ class _OpenPair:
 class MeasuredBesideTruth:
     """Slices, true speed-ups by subject, and pairs of an expected and a measured speed-up.
 
-    Pairs are closed as alphaloop/store/expectations.py closes them.
+    Pairs are closed as alphaloop/store/switchback.py closes them.
     """
 
     def __init__(self) -> None:

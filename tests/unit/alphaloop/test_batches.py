@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.batches.lines import BadRequest, BatchReader, Request, batch_id_of
-from alphaloop.batches.rows import bad_line_row, failed_row, output_row, refused_row
+from alphaloop.batches.lines import BadRequest, BatchReader, BatchRequest, batch_id_of
+from alphaloop.batches.progress import bad_line_row, failed_row, output_row, refused_row
 from alphaloop.errors import ConfigError
 from alphaloop.messages import Failure, Result, Status, Usage
 from alphaloop.settings import load_settings
@@ -26,15 +26,15 @@ def line(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in {**plain, **fields}.items() if value is not None}
 
 
-def read(*lines: bytes | dict[str, Any], **given: Any) -> list[Request | BadRequest]:
+def read(*lines: bytes | dict[str, Any], **given: Any) -> list[BatchRequest | BadRequest]:
     encoded = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in lines]
     return list(BatchReader(SETTINGS, "batch-1", task="chat", **given).read(encoded))
 
 
 def test_a_request_is_a_job_of_its_batch_with_an_id_of_its_own() -> None:
     first, again, other = (read(line(custom_id=name))[0] for name in ("a", "a", "b"))
-    assert isinstance(first, Request)
-    assert isinstance(other, Request)
+    assert isinstance(first, BatchRequest)
+    assert isinstance(other, BatchRequest)
     assert first == again, "the same line is the same job"
     assert first.job.job_id != other.job.job_id
     assert (first.job.batch_id, first.job.custom_id, first.job.task) == ("batch-1", "a", "chat")
@@ -44,8 +44,8 @@ def test_completions_take_a_prompt_and_a_model_may_be_left_out() -> None:
     body = {"model": "gpt-5", "prompt": "Once", "max_tokens": 3}
     (kept,) = read(line(url="/v1/completions", body=body))
     (dropped,) = read(line(url="/v1/completions", body=body), ignores_model=True)
-    assert isinstance(kept, Request)
-    assert isinstance(dropped, Request)
+    assert isinstance(kept, BatchRequest)
+    assert isinstance(dropped, BatchRequest)
     assert (kept.job.body.model, dropped.job.body.model, dropped.job.body.prompt) == ("gpt-5", None, "Once")
 
 
@@ -75,16 +75,16 @@ BAD: dict[str, bytes | dict[str, Any]] = {
 @pytest.mark.parametrize("field", BAD)
 def test_a_bad_line_is_told_and_its_neighbours_go_on(field: str) -> None:
     before, bad, after = read(line(custom_id="before"), BAD[field], line(custom_id="after"))
-    assert isinstance(before, Request)
+    assert isinstance(before, BatchRequest)
     assert isinstance(bad, BadRequest)
-    assert isinstance(after, Request)
+    assert isinstance(after, BatchRequest)
     assert (bad.number, bad.error.field or "") == (2, field.strip())
     json.dumps(bad_line_row(bad.number, bad.error, custom_id=bad.custom_id))
 
 
 def test_a_custom_id_names_one_request() -> None:
     first, second = read(line(), line())
-    assert isinstance(first, Request)
+    assert isinstance(first, BatchRequest)
     assert isinstance(second, BadRequest)
     assert (second.number, second.custom_id, second.error.field) == (2, "request-1", "custom_id")
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaloop.claim_check.contents import text_by_reference
-from alphaloop.claim_check.store import ContentStore
+from alphaloop.claim_check.store import ContentStore, text_by_reference
 from alphaloop.cli.sending import carried, texts_of
 from alphaloop.job_lines import BadLine, JobLine, JobReader
 from alphaloop.messages import encode_job

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr, ValidationError
 
 from alphaloop.claim_check.addresses import is_below, prefix_of
-from alphaloop.claim_check.contents import by_reference, text_by_reference, with_text
-from alphaloop.claim_check.store import ContentStore
+from alphaloop.claim_check.store import ContentStore, by_reference, text_by_reference, with_text
 from alphaloop.errors import (
     ConfigError,
     ContentMissing,

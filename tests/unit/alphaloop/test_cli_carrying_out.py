@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from alphaloop.cli import carrying_out
-from alphaloop.commands.orders import ORDER, CheckPairOrder, MeasureOrder
+from alphaloop.commands import ORDER, CheckPairOrder, MeasureOrder
 from tests.fixtures.cli import Cli
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from alphaloop.console.views.now import by_activity
-from alphaloop.store.decoded_lately import DecodedLately
-from alphaloop.store.overview import TaskNow
+from alphaloop.store.task_figures import TaskFigures
+from alphaloop.store.traffic import DecodedLately
 
 
 def test_probes_and_controls_are_counted_apart_from_traffic_that_ended() -> None:
@@ -14,7 +14,7 @@ def test_probes_and_controls_are_counted_apart_from_traffic_that_ended() -> None
         DecodedLately("code", "traffic", 10, 400),
         DecodedLately("sql", "probe", 2, 80),
     ]
-    held = TaskNow("chat", jobs={"running": 2}, probes={"running": 1})
+    held = TaskFigures("chat", jobs={"running": 2}, probes={"running": 1})
     code, sql, chat = by_activity([held], decoded, {"code": 5})
     assert (code.task, code.num_ended, code.num_measuring, code.num_tokens, code.num_waiting) == ("code", 10, 8, 720, 5)
     assert (sql.task, sql.num_ended, sql.num_measuring) == ("sql", 0, 2)

@@ -11,7 +11,7 @@ from starlette.responses import StreamingResponse
 from alphaloop.console.streaming import Read, Streams
 from alphaloop.errors import BrokerUnavailable
 from alphaloop.messages import Status
-from alphaloop.outcomes.following import Ended, Event, TextSoFar, Waits
+from alphaloop.outcomes.reading import Ended, Event, TextSoFar, Waits
 
 
 def sent(streams: Streams, read: Read) -> str:

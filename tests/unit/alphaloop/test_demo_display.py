@@ -1,18 +1,22 @@
 """What the demo shows, rendered for a terminal of 80 columns."""
 
 from __future__ import annotations
-
-import io
-from datetime import UTC, datetime
-from typing import Any
-
-from rich.console import Console
-
 from alphaloop.deciding.policy import Reason
-from alphaloop.demo.flow import TrafficProgress, final_table
+from alphaloop.demo.flow import TrafficProgress
+from alphaloop.demo.flow import final_table
 from alphaloop.demo.prompts import TASKS
-from alphaloop.messages import DecodingReport, Mode, Result, Status, Timings, Usage
-from alphaloop.outcomes.reading import Refusal
+from alphaloop.messages import DecodingReport
+from alphaloop.messages import Mode
+from alphaloop.messages import Result
+from alphaloop.messages import Status
+from alphaloop.messages import Timings
+from alphaloop.messages import Usage
+from alphaloop.outcomes.reading import RefusedJob
+from datetime import UTC
+from datetime import datetime
+from rich.console import Console
+from typing import Any
+import io
 
 
 def rendered(what: Any, width: int = 80) -> list[str]:
@@ -48,7 +52,7 @@ def test_progress_counts_what_came_back() -> None:
     progress = TrafficProgress.of({"code": 3, "legal": 2})
     progress.add("code", result("a", Mode.SPECULATIVE))
     progress.add("code", result("b", Mode.VANILLA))
-    progress.add("legal", Refusal("c", "unknown_task", "no such task"))
+    progress.add("legal", RefusedJob("c", "unknown_task", "no such task"))
     assert (progress.done, progress.failed) == (3, 1)
     code, legal = (line.split() for line in rendered(progress)[1:3])
     assert code[:2] == ["code", "2/3"]

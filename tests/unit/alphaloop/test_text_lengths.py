@@ -23,8 +23,8 @@ from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.posteriors import Posteriors
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.messages import Mode
+from alphaloop.store.acceptance_state import pack, unpack
 from alphaloop.store.decode_runs import JobCounts, ShadowRun
-from alphaloop.store.packed_evidence import pack, unpack
 from tests.fixtures.runs import ENGINE, TARGET, decode_run, simulated_counts, vanilla_counts
 
 NOW = datetime(2026, 11, 26, tzinfo=UTC)

@@ -42,7 +42,7 @@ def test_the_innermost_frame_of_ours_that_tells_a_stage_names_it(ours: list[str]
         ["threading:Condition.wait", "worker.intake:Intake.take", *LOOP],
         ["queue:Queue.get", "worker.recording:Recorder.run"],
         ["alphaloop.kafka.consumer:Consumer.poll", "worker.intake:Intake._turn"],
-        [*DRIVER, "alphaloop.store.notices:Listener.wait", "worker.watch:Watch._run"],
+        [*DRIVER, "alphaloop.store.database:Listener.wait", "worker.watch:Watch._run"],
     ],
 )
 def test_a_thread_without_work_waits_and_one_that_runs_does_not(stack: list[str]) -> None:

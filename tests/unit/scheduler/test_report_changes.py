@@ -1,21 +1,31 @@
 """What changed between two reports, in sentences."""
 
 from __future__ import annotations
-
-from dataclasses import replace
-from datetime import datetime, timedelta
-
-import pytest
-
 from alphaloop.measurements import DriftSubject
 from alphaloop.server_identity import ServerIdentity
-from alphaloop.store.drift_events import EventState, PastState
-from alphaloop.store.incidents import ClosedIncident, Incident, IncidentKind
-from alphaloop.store.server_identities import ServerLife
+from alphaloop.store.drift import EventState
+from alphaloop.store.drift import PastState
+from alphaloop.store.incidents import Incident
+from alphaloop.store.incidents import IncidentKind
+from alphaloop.store.incidents import KnownIncident
+from alphaloop.store.workers import ServerLife
 from alphaloop.switchback.speedup import Verdict
-from scheduler.report.data import ChangeKind, DriftReport, Estimate, TaskLine
-from scheduler.report.wording import changes_between, freshness, told_changes
-from tests.fixtures.reports import AT, empty, full, task_line
+from dataclasses import replace
+from datetime import datetime
+from datetime import timedelta
+from scheduler.report.data import ChangeKind
+from scheduler.report.data import DriftReport
+from scheduler.report.data import Estimate
+from scheduler.report.data import TaskLine
+from scheduler.report.wording import changes_between
+from scheduler.report.wording import freshness
+from scheduler.report.wording import told_changes
+from tests.fixtures.reports import AT
+from tests.fixtures.reports import empty
+from tests.fixtures.reports import full
+from tests.fixtures.reports import task_line
+import pytest
+
 
 HOUR = timedelta(hours=1)
 SUBJECT = DriftSubject("code", "lookup", "r", "t")
@@ -89,8 +99,8 @@ def test_a_server_that_came_back_as_another_is_named() -> None:
 def test_incidents_come_first() -> None:
     found = Incident(IncidentKind.CUT_SHORT, "sql", "", "", "t", "e", ("j",), "It ended early.", {})
     closed = [
-        ClosedIncident(1, found, AT - HOUR, AT + HOUR),
-        ClosedIncident(2, found, AT + HOUR / 2, AT + HOUR),
+        KnownIncident(1, found, AT - HOUR, AT + HOUR),
+        KnownIncident(2, found, AT + HOUR / 2, AT + HOUR),
     ]
     now = later(full(), incidents=(full().incidents[0].model_copy(update={"opened_at": AT + HOUR}),))
     lines = changes_between(full(), now, [(SUBJECT, past(EventState.OPENED, AT + HOUR))], closed, []).lines

@@ -8,7 +8,7 @@ from alphaloop.kafka.offsets import Record
 from alphaloop.messages import Body
 from alphaloop.messages import Job
 from alphaloop.settings import Settings
-from alphaloop.store.outcomes import DecodeRun
+from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.outcomes import Outcome
 from collections.abc import Iterator
 from datetime import UTC

@@ -10,7 +10,8 @@ from prometheus_client import generate_latest
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.cost import CostPoint
-from alphaloop.store.outcomes import DecodeRun, Outcome
+from alphaloop.store.decode_runs import DecodeRun
+from alphaloop.store.outcomes import Outcome
 from worker.costs.live import LiveCosts
 from worker.engine import Step
 from worker.metrics import WorkerMetrics

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from alphaloop.commands.reports import Finding
+from alphaloop.commands import CheckFinding
 from alphaloop.errors import IncompatiblePair
 from worker.decoding.pairing.room import DeviceRoom, memory, shown_bytes
 
@@ -65,7 +65,7 @@ def check_pair(
     max_draft_tokens: int,
     room: DeviceRoom,
     draft_room: DeviceRoom | None = None,
-) -> tuple[Finding, ...]:
+) -> tuple[CheckFinding, ...]:
     """Every finding, in a fixed order.
 
     `room` is that of the target's device, `draft_room` that of the draft's; None, or of the same device: they share it.
@@ -82,7 +82,7 @@ def check_pair(
     )
 
 
-def refuse_incompatible(draft: ModelFacts, findings: Sequence[Finding]) -> None:
+def refuse_incompatible(draft: ModelFacts, findings: Sequence[CheckFinding]) -> None:
     """Raise IncompatiblePair with the sentence of every refusal, if there is one."""
     refused = [f"{finding.check}: {finding.sentence}" for finding in findings if finding.verdict == "refused"]
     if refused:
@@ -97,7 +97,7 @@ def num_shared_tokens(target: ModelFacts, draft: ModelFacts) -> int:
     return min(num_named, target.num_rows, draft.num_rows)
 
 
-def _vocabulary(target: ModelFacts, draft: ModelFacts) -> Finding:
+def _vocabulary(target: ModelFacts, draft: ModelFacts) -> CheckFinding:
     name = "vocabulary"
     shared = target.tokens.keys() & draft.tokens.keys()
     differing = sorted(i for i in shared if target.tokens[i] != draft.tokens[i])
@@ -108,12 +108,12 @@ def _vocabulary(target: ModelFacts, draft: ModelFacts) -> Finding:
             if shared
             else "They share no id."
         )
-        return Finding(name, "refused", f"Expected the target's vocabulary, found another. {said}")
+        return CheckFinding(name, "refused", f"Expected the target's vocabulary, found another. {said}")
     only_target, only_draft = (sorted(one.tokens.keys() - shared) for one in (target, draft))
     # Whatever the draft's tokenizer says: a text holds every token that the target can read and write.
     unreadable = sorted(i for i in target.tokens if draft.num_rows <= i < target.num_rows)
     if unreadable:
-        return Finding(
+        return CheckFinding(
             name,
             "refused",
             f"{len(unreadable):,} of the target's tokens have no row in the draft's {draft.num_rows:,} embeddings, "
@@ -126,46 +126,46 @@ def _vocabulary(target: ModelFacts, draft: ModelFacts) -> Finding:
             for who, one, ids in (("target", target, only_target), ("draft", draft, only_draft))
             if ids
         ]
-        return Finding(
+        return CheckFinding(
             name, "warning", f"{len(shared):,} ids name the same tokens; {', '.join(parts)}: those are never proposed."
         )
     padding = f" Rows that pad the embeddings ({target.num_rows:,} and {draft.num_rows:,}) are never proposed."
     if target.num_rows > draft.num_rows:
         padding += " A text that holds one which the draft has no row for is decoded without it."
     is_padded = max(target.num_rows, draft.num_rows) > len(shared)
-    return Finding(name, "ok", f"All {len(shared):,} ids name the same tokens.{padding if is_padded else ''}")
+    return CheckFinding(name, "ok", f"All {len(shared):,} ids name the same tokens.{padding if is_padded else ''}")
 
 
-def _special_tokens(target: ModelFacts, draft: ModelFacts) -> Finding:
+def _special_tokens(target: ModelFacts, draft: ModelFacts) -> CheckFinding:
     name = "special tokens"
 
     def shown(ids: frozenset[int]) -> str:
         return ", ".join(f"{i} {target.tokens.get(i, draft.tokens.get(i, '?'))!r}" for i in sorted(ids)) or "none"
 
     if target.end_tokens != draft.end_tokens:
-        return Finding(
+        return CheckFinding(
             name,
             "warning",
             f"A text ends with {shown(target.end_tokens)} for the target, with {shown(draft.end_tokens)} for the "
             f"draft: it will rarely propose the end, at the cost of one position a text.",
         )
     if target.bos_token != draft.bos_token:
-        return Finding(
+        return CheckFinding(
             name,
             "warning",
             f"Texts begin with {target.bos_token} for the target and {draft.bos_token} for the draft: it reads "
             f"beginnings that it was not trained on.",
         )
     pads = "" if target.pad_token == draft.pad_token else " The tokens for padding differ, but nothing is padded."
-    return Finding(name, "ok", f"Both end with {shown(target.end_tokens)}.{pads}")
+    return CheckFinding(name, "ok", f"Both end with {shown(target.end_tokens)}.{pads}")
 
 
-def _chat_template(target: ModelFacts, draft: ModelFacts) -> Finding:
+def _chat_template(target: ModelFacts, draft: ModelFacts) -> CheckFinding:
     name = "chat template"
     if target.chat_template == draft.chat_template:
-        return Finding(name, "ok", "The same." if target.chat_template else "Neither has one.")
+        return CheckFinding(name, "ok", "The same." if target.chat_template else "Neither has one.")
     found = "has another" if draft.chat_template else "has none"
-    return Finding(
+    return CheckFinding(
         name,
         "warning",
         f"The draft {found}: it reads prompts in the target's form, and will guess worse where it was trained on its "
@@ -173,47 +173,53 @@ def _chat_template(target: ModelFacts, draft: ModelFacts) -> Finding:
     )
 
 
-def _size(target: ModelFacts, draft: ModelFacts) -> Finding:
+def _size(target: ModelFacts, draft: ModelFacts) -> CheckFinding:
     ratio = draft.bytes_read / target.bytes_read
     said = (
         f"A draft step reads {shown_bytes(draft.bytes_read)} ({_count(draft.num_parameters_read)} parameters), a "
         f"target pass {shown_bytes(target.bytes_read)} ({_count(target.num_parameters_read)}): a ratio of {ratio:.2f}."
     )
     if ratio >= 1:
-        return Finding("size", "refused", f"{said} A draft that costs as much as its target cannot pay.")
+        return CheckFinding("size", "refused", f"{said} A draft that costs as much as its target cannot pay.")
     if ratio > LARGE_RATIO:
-        return Finding("size", "warning", f"{said} Above {LARGE_RATIO} a draft pays only where almost all is accepted.")
-    return Finding("size", "ok", said)
+        return CheckFinding(
+            "size", "warning", f"{said} Above {LARGE_RATIO} a draft pays only where almost all is accepted."
+        )
+    return CheckFinding("size", "ok", said)
 
 
-def _architecture(target: ModelFacts, draft: ModelFacts) -> Finding:
+def _architecture(target: ModelFacts, draft: ModelFacts) -> CheckFinding:
     for who, facts in (("target", target), ("draft", draft)):
         if facts.refusal is not None:
-            return Finding("architecture", "refused", f"The {who} cannot be decoded here: {facts.refusal}.")
+            return CheckFinding("architecture", "refused", f"The {who} cannot be decoded here: {facts.refusal}.")
     same = target.family == draft.family
     families = f"Both are {target.family}" if same else f"A {draft.family} drafts for a {target.family}"
-    return Finding("architecture", "ok", f"{families}; the slot cache holds both.")
+    return CheckFinding("architecture", "ok", f"{families}; the slot cache holds both.")
 
 
-def _dtype(target: ModelFacts, draft: ModelFacts) -> Finding:
+def _dtype(target: ModelFacts, draft: ModelFacts) -> CheckFinding:
     if target.dtype == draft.dtype:
-        return Finding("dtype", "ok", f"Both in {target.dtype}.")
+        return CheckFinding("dtype", "ok", f"Both in {target.dtype}.")
     said = f"The draft is in {draft.dtype}, the target in {target.dtype}"
     if draft.itemsize > target.itemsize:
         more = draft.itemsize // target.itemsize
-        return Finding("dtype", "warning", f"{said}: {more} times the bytes a parameter, and no better text for it.")
-    return Finding("dtype", "ok", f"{said}: its rounding costs acceptance at most, the text stays the target's.")
+        return CheckFinding(
+            "dtype", "warning", f"{said}: {more} times the bytes a parameter, and no better text for it."
+        )
+    return CheckFinding("dtype", "ok", f"{said}: its rounding costs acceptance at most, the text stays the target's.")
 
 
-def _context(target: ModelFacts, draft: ModelFacts) -> Finding:
+def _context(target: ModelFacts, draft: ModelFacts) -> CheckFinding:
     if draft.context_length < target.context_length:
-        return Finding(
+        return CheckFinding(
             "context",
             "warning",
             f"The draft reads {draft.context_length:,} tokens, the target serves {target.context_length:,}: it "
             f"proposes nothing beyond its {draft.context_length:,}.",
         )
-    return Finding("context", "ok", f"The draft reads all {target.context_length:,} tokens that the target serves.")
+    return CheckFinding(
+        "context", "ok", f"The draft reads all {target.context_length:,} tokens that the target serves."
+    )
 
 
 def _count(number: int) -> str:

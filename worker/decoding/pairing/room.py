@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from alphaloop.commands.reports import Finding
+from alphaloop.commands import CheckFinding
 
 if TYPE_CHECKING:
     from worker.decoding.pairing.pair import ModelFacts
@@ -46,18 +46,20 @@ def memory(
     max_draft_tokens: int,
     room: DeviceRoom,
     draft_room: DeviceRoom,
-) -> Finding:
+) -> CheckFinding:
     """Whether the memory of their devices holds both; of one device where the two rooms name the same."""
     needs = _needs(target, draft, max_draft_tokens, room, draft_room)
     said = " ".join(need.sentence(num_slots) for need in needs)
     full = [need for need in needs if need.total(1) > need.room.free]
     if full:
-        return Finding("memory", "refused", f"{said} Not one full slot fits on {full[0].room.device}. {_advice(needs)}")
+        return CheckFinding(
+            "memory", "refused", f"{said} Not one full slot fits on {full[0].room.device}. {_advice(needs)}"
+        )
     short = [need for need in needs if need.total(num_slots) > need.room.free]
     if short:
         num_fitting = min((need.room.free - need.weights) // need.per_slot for need in needs)
-        return Finding("memory", "warning", f"{said} Full slots that fit: {num_fitting}. {_advice(needs)}")
-    return Finding("memory", "ok", said)
+        return CheckFinding("memory", "warning", f"{said} Full slots that fit: {num_fitting}. {_advice(needs)}")
+    return CheckFinding("memory", "ok", said)
 
 
 def _advice(needs: Sequence[_Need]) -> str:

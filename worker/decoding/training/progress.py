@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from alphaloop.commands.events import Advance, Note, Stage, Tell
+from alphaloop.commands import AdvanceEvent, NoteEvent, StageEvent, Tell
 
 
 class Stages:
@@ -20,13 +20,13 @@ class Stages:
         """A stage of `total` things, `done` of them by an earlier run; call what it yields with how many more."""
         began = time.monotonic()
         count = done
-        self._tell(Stage(name=name, total=total, done=done))
+        self._tell(StageEvent(name=name, total=total, done=done))
 
         def advance(num: int = 1, note: str = "") -> None:
             nonlocal count
             count += num
-            self._tell(Advance(num=num, note=note))
+            self._tell(AdvanceEvent(num=num, note=note))
 
         yield advance
         kept = f", {done} of them by an earlier run" if done else ""
-        self._tell(Note(text=f"{name}: {count} of {total}{kept}, {time.monotonic() - began:.0f} s"))
+        self._tell(NoteEvent(text=f"{name}: {count} of {total}{kept}, {time.monotonic() - began:.0f} s"))

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from alphaloop.commands.orders import TrainOrder
+from alphaloop.commands import TrainOrder
 from alphaloop.draft_card import DraftCard, Judgement
 from alphaloop.errors import ConfigError
 from alphaloop.settings import Settings

@@ -8,7 +8,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from alphaloop.kafka.offsets import Record
 from alphaloop.messages import Purpose
-from alphaloop.store.decode_runs import Source
+from alphaloop.store.decode_runs import CountSource
 from alphaloop.store.outcomes import Outcome
 from collections.abc import Sequence
 from dataclasses import replace
@@ -104,7 +104,7 @@ def test_each_drafter_of_a_job_counts_with_its_own_rounds_alone() -> None:
         assert outcome.run.key.drafter == "lookup", "most rounds are"
         assert outcome.run.num_draft_tokens == 4
         assert outcome.run.counts == generation.counts
-        assert {outcome.counted.source(shadow) for shadow in outcome.shadows} == {Source.DRAFTED}
+        assert {outcome.counted.source(shadow) for shadow in outcome.shadows} == {CountSource.DRAFTED}
         assert all(shadow.chances for shadow in outcome.shadows), "parts of rounds are no whole scores"
 
 

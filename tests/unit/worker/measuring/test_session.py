@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
+from alphaloop import commands
 from alphaloop.cli.measuring.as_json import as_json
 from alphaloop.cli.measuring.screens import SHORTER_IS_BETTER, show
-from alphaloop.commands import events
-from alphaloop.commands.events import EVENT
+from alphaloop.commands import EVENT
 from alphaloop.errors import ConfigError
 from alphaloop.messages import Origin, parse_job
 from alphaloop.payoff.figures import VANILLA
@@ -209,8 +209,8 @@ def test_an_interrupted_report_says_so(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_report_crosses_to_the_command_line_unchanged() -> None:
     report = report_of(session_of(Timed(acceptance=(0.45,))))
-    event = EVENT.validate_json(events.Report(data=report).model_dump_json())
-    assert isinstance(event, events.Report)
+    event = EVENT.validate_json(commands.Report(data=report).model_dump_json())
+    assert isinstance(event, commands.Report)
     assert TypeAdapter(Report).validate_python(event.data) == report
 
 
