@@ -26,9 +26,8 @@ from alphaloop.messages import Body, Job, Mode, Purpose
 from alphaloop.settings import load_settings
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
 from worker.decoding.drafters.draft_model import DraftModelDrafter
-from worker.decoding.drafters.draft_tokens import DraftTokens
-from worker.decoding.engine import TransformersEngine
-from worker.decoding.load import load_engine
+from worker.decoding.drafters.draft_vocabulary import DraftTokens
+from worker.decoding.engine import TransformersEngine, load_engine
 from worker.decoding.models import load_weights
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.scoring import with_scores

@@ -28,8 +28,7 @@ from alphaloop.settings import load_settings
 from benchmarks.paired import paired_ratio
 from benchmarks.whole.jobs import PromptJob, draw_jobs, read_folder
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
-from worker.decoding.engine import TransformersEngine
-from worker.decoding.load import load_engine
+from worker.decoding.engine import TransformersEngine, load_engine
 from worker.engine import PreparedJob, Sampling
 from worker.jobs.admission import AdmissionQueue
 from worker.jobs.beginnings import beginnings_of

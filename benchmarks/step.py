@@ -27,11 +27,10 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from alphaloop.settings.models import TargetSettings
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
-from worker.decoding.models import load_target
+from worker.decoding.models import Target, load_target
 from worker.decoding.network.groups import Read
 from worker.decoding.network.kernels.program import Program
 from worker.decoding.network.kernels.threads import Kernel
-from worker.decoding.target import Target
 
 CONTEXT = 256
 PARTS = ("linear", "attention", "pointwise", "cache", "other calls", "Python")

@@ -42,7 +42,7 @@ from benchmarks.workload.contest import ADAPTIVE, Contest, Played, Setting
 from benchmarks.workload.rates import compare, hindsight, rates, timed_once
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
 from worker.deciding.opening import open_deciding
-from worker.decoding.load import load_engine
+from worker.decoding.engine import load_engine
 from worker.engine import Engine
 
 console = Console(stderr=True)

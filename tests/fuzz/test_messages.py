@@ -28,8 +28,7 @@ from tests.fixtures.claimed import NOW, FinishedDeliveries
 from tests.fixtures.worker import RunningWorker
 from tests.fuzz.mutations import mutated
 from tests.fuzz.strategies import MESSAGES
-from worker.decoding.prompts import prepare_job
-from worker.decoding.token_lengths import longest_token_chars
+from worker.decoding.prompts import longest_token_chars, prepare_job
 from worker.engine import PreparedJob, Sampling
 from worker.intake.polling import Delivery
 from worker.intake.validation import ReadyJob

@@ -21,7 +21,7 @@ from alphaloop.errors import ModelNotFound, UnsupportedModel
 from tests.fixtures.cli import Cli
 from tests.fixtures.orders import CarriedOut, check_pair_order
 from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
-from worker.decoding.pairing.facts import facts_of
+from worker.decoding.pairing import facts_of
 
 
 @pytest.fixture(scope="module")

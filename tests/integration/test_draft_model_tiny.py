@@ -19,12 +19,11 @@ import transformers
 from alphaloop.deciding.goodput import DrafterState
 from tests.fixtures.models import VANILLA, decision, make_job
 from worker.decoding.drafters.draft_model import DraftModelDrafter
-from worker.decoding.drafters.draft_tokens import DraftTokens
-from worker.decoding.drafters.draft_vocabulary import restrict_head
+from worker.decoding.drafters.draft_vocabulary import DraftTokens, restrict_head
 from worker.decoding.network.groups import Read
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.proposal import Ask
-from worker.decoding.sampling.chooser import TokenChooser
+from worker.decoding.sampling import TokenChooser
 from worker.engine import Sampling
 
 NUM_TOKENS: Final = 24

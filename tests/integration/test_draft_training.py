@@ -29,9 +29,8 @@ from tests.fixtures.cli import Cli
 from tests.fixtures.orders import CarriedOut, train_order
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary
 from worker.decoding.sources import find_weights
-from worker.decoding.training.progress import Stages
 from worker.decoding.training.recipe import Recipe
-from worker.decoding.training.run import TrainingRun
+from worker.decoding.training.run import Stages, TrainingRun
 
 RECIPE: Final = Recipe(
     num_layers=1,

@@ -162,9 +162,9 @@ def test_the_first_interruption_reports_what_is_there(
 def test_mistakes_are_told_before_anything_is_loaded(
     prompts: Path, options: dict[str, Any], said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from worker.decoding import load
+    from worker.decoding import engine
 
-    monkeypatch.setattr(load, "load_engine", _must_not_run)
+    monkeypatch.setattr(engine, "load_engine", _must_not_run)
     if said is None:
         with pytest.raises(Loaded):
             CarriedOut(measure_order(prompts, **options))

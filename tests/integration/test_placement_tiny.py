@@ -20,7 +20,7 @@ from tests.fixtures.logical_devices import Gpus, logical_gpus
 from tests.fixtures.models import VANILLA, decision, make_job
 from worker.deciding.context import conditions_of
 from worker.decoding import open_drafters
-from worker.decoding.load import load_engine
+from worker.decoding.engine import load_engine
 from worker.engine import Generation, PreparedJob, Sampling
 
 if TYPE_CHECKING:

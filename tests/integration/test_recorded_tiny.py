@@ -15,7 +15,7 @@ from tests.fixtures.models import FAMILIES, FUSED, VANILLA, make_job
 from tests.fixtures.recording import ReferenceOperations, TapeRecorder
 from tests.fixtures.reference import Reference
 from tests.integration.test_exactness_tiny import ADJUSTED, GREEDY, Bench, check, decisions, make_bench, some_text
-from worker.decoding.memory import available_bytes
+from worker.decoding.device import available_bytes
 from worker.decoding.network import fused, language_model
 from worker.decoding.network.groups import Read
 from worker.decoding.network.recording import recorded_bytes

@@ -6,11 +6,8 @@ from alphaloop.commands.events import Report, Tell
 from alphaloop.commands.orders import CheckPairOrder
 from alphaloop.commands.reports import PairCheck
 from alphaloop.settings import Settings
-from worker.decoding.device import TARGET_SETTING, find_device
-from worker.decoding.memory import available_bytes
-from worker.decoding.pairing.facts import facts_of
-from worker.decoding.pairing.pair import check_pair
-from worker.decoding.pairing.room import DeviceRoom
+from worker.decoding.device import TARGET_SETTING, available_bytes, find_device
+from worker.decoding.pairing import DeviceRoom, check_pair, facts_of
 
 
 def check(order: CheckPairOrder, settings: Settings, tell: Tell) -> int:

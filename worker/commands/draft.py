@@ -11,10 +11,8 @@ from alphaloop.errors import ConfigError, StoreError
 from alphaloop.files import readable_again
 from alphaloop.settings import Settings
 from worker.commands.stopping import INTERRUPTED, stopped_by_signals
-from worker.decoding.training.progress import Stages
 from worker.decoding.training.recipe import read_recipe
-from worker.decoding.training.registering import register_folder
-from worker.decoding.training.run import TrainingRun
+from worker.decoding.training.run import Stages, TrainingRun, register_folder
 
 
 def train(order: TrainOrder, settings: Settings, tell: Tell) -> int:

@@ -10,9 +10,10 @@ import logging
 import re
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,19 +25,13 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from alphaloop.errors import AlphaloopError, ConfigError, UnsupportedModel
 from alphaloop.settings import TaskSettings
 from alphaloop.settings.models import TargetSettings
-from worker.decoding.conversation import check_template
 from worker.decoding.device import Placement, find_device
 from worker.decoding.network.fused import VERSION as FUSED_VERSION
 from worker.decoding.network.language_model import LanguageModel
+from worker.decoding.prompts import check_template, longest_token_chars
 from worker.decoding.sources import Weights, converted_folder, find_weights, publish_folder, working_folder
-from worker.decoding.target import Target
-from worker.decoding.text_facts import (
-    LONGEST_DEFAULT_CONTEXT,
-    TextFacts,
-    text_config,
-    text_facts,
-    tokens_without_row,
-)
+from worker.decoding.text import TextStream, byte_tokens, special_tokens
+from worker.decoding.text_facts import LONGEST_DEFAULT_CONTEXT, TextFacts, text_config, text_facts, tokens_without_row
 from worker.engine import EngineIdentity
 from worker.sampling import SamplingDefaults
 
@@ -66,7 +61,7 @@ UNSUPPORTED_DEFAULTS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedModel:
     """A transformers model on its device with its tokenizer, and which weights they are."""
 
     source: str
@@ -118,7 +113,7 @@ def load_target(settings: TargetSettings, placement: Placement | None = None) ->
 
 def load_weights(
     source: str, revision: str | None, dtype: str, device: torch.device, *, context_length: int | None = None
-) -> Loaded:
+) -> LoadedModel:
     """Load a model that the slot cache can serve; raises ModelNotFound or UnsupportedModel.
 
     `context_length`: with which it will be served; None: its own, at most LONGEST_DEFAULT_CONTEXT.
@@ -139,7 +134,7 @@ def load_weights(
         )
         refuse_form(model)
         refuse_tokenizer(tokenizer, model)
-        return Loaded(source, model.to(device).eval(), tokenizer, folder, weights.revision)
+        return LoadedModel(source, model.to(device).eval(), tokenizer, folder, weights.revision)
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -312,3 +307,57 @@ def _context_length(settings: TargetSettings, facts: TextFacts) -> int:
             f"the model was made for {facts.longest} positions"
         )
     return settings.context_length or min(facts.longest, LONGEST_DEFAULT_CONTEXT)
+
+
+class Target:
+    """What is served, and what names it."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokenizer: Any,
+        identity: EngineIdentity,
+        end_tokens: frozenset[int],
+        sampling_defaults: SamplingDefaults,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.identity = identity
+        self.end_tokens = end_tokens
+        self.sampling_defaults = sampling_defaults
+
+    @cached_property
+    def longest_token_chars(self) -> int | None:
+        """The most characters that one token stands for; None where there is no such limit."""
+        return longest_token_chars(self.tokenizer)
+
+    @cached_property
+    def byte_tokens(self) -> dict[int, int]:
+        """Of the tokenizer, by token id; empty where it has none."""
+        return byte_tokens(self.tokenizer)
+
+    @cached_property
+    def special_tokens(self) -> dict[int, str]:
+        """Of the tokenizer, by token id."""
+        return special_tokens(self.tokenizer)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.model.device
+
+    def new_text(self, stop: Sequence[str], *, is_live: bool, before: Sequence[int]) -> TextStream:
+        """The text of tokens that will be generated, `before` being the tokens that it continues."""
+        return TextStream(
+            self.decode,
+            stop,
+            is_live=is_live,
+            before=before,
+            byte_tokens=self.byte_tokens,
+            special_tokens=self.special_tokens,
+        )
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens; special tokens have none."""
+        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text

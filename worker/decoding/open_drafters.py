@@ -12,20 +12,21 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from typing import Final
+
+import torch
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import DecodeFailed, reason_of
 from worker.cache_memory import CacheMemory
-from worker.decoding.crossing import arrived
+from worker.decoding.counts import SharedWeightCounts
 from worker.decoding.device import is_device_fault, is_out_of_memory
 from worker.decoding.drafters.draft_model import DraftModelDrafter
-from worker.decoding.drafters.draft_room import DraftRoom
 from worker.decoding.drafters.lookup import LookupDrafter
+from worker.decoding.models import Target
 from worker.decoding.proposal import Ask, Drafter, Proposal
 from worker.decoding.sequence import Sequence
-from worker.decoding.shared_weights import SharedWeightCounts
-from worker.decoding.target import Target
 
 log = logging.getLogger(__name__)
 
@@ -231,3 +232,57 @@ def _check(asks: SequenceOf[Ask], answers: SequenceOf[Proposal], vocabulary: int
             raise DecodeFailed("expected a parent before each draft token, found another tree")
         if one.q is not None and num and tuple(one.q.shape) != (num, vocabulary):
             raise DecodeFailed(f"expected distributions of {num} x {vocabulary}, found {tuple(one.q.shape)}")
+
+
+class DraftRoom:
+    """Bytes that the sequences running leave for drafts' keys and values on each device.
+
+    Each sequence is taken to be as long as the longest. The same arithmetic as in a decision
+    (`CacheMemory.left_for_drafts`), for the sequences that run now.
+    """
+
+    def __init__(self, memory: CacheMemory, running: SequenceOf[Sequence]) -> None:
+        self._memory = memory
+        self._longest = max((one.num_positions for one in running), default=0)
+        width = 1 + max((one.num_draft_tokens for one in running), default=0)
+        devices = (None, *memory.elsewhere)
+        self._left = {
+            device: memory.left_for_drafts(len(running), self._longest, width, device=device) for device in devices
+        }
+        for one in running:
+            if one.is_open:
+                self._left[self._device(one.drafter)] -= self._needed(one.drafter)
+
+    def take(self, sequence: Sequence) -> bool:
+        """Whether its drafter can take it in; then its share is taken. Always, where its drafter keeps nothing."""
+        needed, device = self._needed(sequence.drafter), self._device(sequence.drafter)
+        if needed > max(self._left[device], 0):
+            return False
+        self._left[device] -= needed
+        return True
+
+    def _needed(self, drafter: DrafterState | None) -> int:
+        return 0 if drafter is None else self._memory.of_draft(drafter.name, 1, self._longest)
+
+    def _device(self, drafter: DrafterState | None) -> str | None:
+        return None if drafter is None else self._memory.device_of.get(drafter.name)
+
+
+def arrived(proposals: SequenceOf[Proposal], device: torch.device) -> list[Proposal]:
+    """The proposals of one drafter with their distributions on `device`, the target's.
+
+    Those that are there already stay as they are. Others have arrived when this returns: the wait belongs to the time
+    of proposing, because another placement of the draft would not have it.
+    """
+    far = [index for index, one in enumerate(proposals) if one.q is not None and one.q.device != device]
+    found = list(proposals)
+    if not far:
+        return found
+    leaving = [q for index in far if (q := proposals[index].q) is not None]
+    # One copy: token by token and job by job there would be dozens.
+    crossed = torch.cat(leaving).to(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    for index, q in zip(far, torch.split(crossed, [len(q) for q in leaving]), strict=True):
+        found[index] = replace(proposals[index], q=q)
+    return found

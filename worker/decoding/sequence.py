@@ -8,13 +8,11 @@ from typing import Literal
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.messages import Purpose
-from worker.decoding.proposal import Ask, Proposal
-from worker.decoding.round_counts import RoundCounts
-from worker.decoding.sampling.chooser import TokenChooser
-from worker.decoding.shared_weights import SharedWeightCounts, merged
-from worker.decoding.target import Target
-from worker.decoding.verification.chain import Verdict
-from worker.decoding.verification.tree import tree_depths
+from worker.decoding.counts import RoundCounts, SharedWeightCounts, merged
+from worker.decoding.models import Target
+from worker.decoding.proposal import Ask, Proposal, tree_depths
+from worker.decoding.sampling import TokenChooser
+from worker.decoding.verification import Verdict
 from worker.engine import Generation, PreparedJob, SecondChoice, TokenDelta
 
 

@@ -128,6 +128,8 @@ class TextStream:
                 self._window.append(self._readable(token_id))
                 self._num_shown = len(self._decode(self._window))
             self._append(self._utf8.decode(bytes((byte,))))
+        elif self._utf8.getstate()[0] and len(self._decode([*self._window, token_id])) == self._num_shown:
+            return  # a token without text does not stand between the bytes of a character
         else:
             self._append(self._utf8.decode(b"", final=True))
             self._read_in_context(token_id)

@@ -13,11 +13,8 @@ from alphaloop.settings import Settings
 from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
-from worker.decoding.device import Placement
-from worker.decoding.memory import available_bytes
-from worker.decoding.pairing.facts import facts_of
-from worker.decoding.pairing.pair import ModelFacts, check_pair
-from worker.decoding.pairing.room import DeviceRoom
+from worker.decoding.device import Placement, available_bytes
+from worker.decoding.pairing import DeviceRoom, ModelFacts, check_pair, facts_of
 from worker.engine import Engine
 from worker.measuring.evidence import HeldOut
 from worker.measuring.process_memory import peak_process_bytes

@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from worker.decoding.memory import available_bytes
+from worker.decoding.device import available_bytes
 from worker.decoding.network.compiled_operations import CompiledOperations, can_compile
 from worker.decoding.network.compiled_pass import CompiledPass, DecoderParts
 from worker.decoding.network.gpu import gpu_operations

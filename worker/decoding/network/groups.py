@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from worker.decoding.verification.tree import tree_depths
+from worker.decoding.proposal import tree_depths
 
 
 @dataclass(frozen=True, slots=True)

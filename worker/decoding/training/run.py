@@ -5,37 +5,58 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from alphaloop.commands.events import Advance, Note, Stage, Tell
 from alphaloop.commands.orders import TrainOrder
-from alphaloop.draft_card import DraftCard, Judgement
-from alphaloop.errors import ConfigError
+from alphaloop.draft_card import DraftCard, Judgement, read_card
+from alphaloop.embedded.lock import FolderLock
+from alphaloop.embedded.stack import with_running_stack
+from alphaloop.errors import ConfigError, StartFailed
+from alphaloop.files import replace_file
 from alphaloop.settings import Settings
 from alphaloop.settings.models import ModelSettings
-from worker.decoding.conversation import check_template
+from alphaloop.store.database import Database
+from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from worker.decoding.device import find_device
 from worker.decoding.drafters.draft_vocabulary import restrict_head, write_draft_vocabulary
-from worker.decoding.load import load_engine
+from worker.decoding.engine import load_engine
+from worker.decoding.measuring import measure_passes_ms
 from worker.decoding.models import end_tokens, load_weights
+from worker.decoding.prompts import check_template
 from worker.decoding.sources import find_weights
 from worker.decoding.text_facts import text_config
-from worker.decoding.training.aligning import fit_map, turn_head
-from worker.decoding.training.distil import Distillation
-from worker.decoding.training.draft import cut_draft, num_layers, save_draft
-from worker.decoding.training.folder import RunFolder, digest_of
-from worker.decoding.training.judging import Verdict, judge
-from worker.decoding.training.progress import Stages
-from worker.decoding.training.prompts import plan_requests, read_prompts
+from worker.decoding.training.data import (
+    Lesson,
+    TeacherNotes,
+    TextStore,
+    TextWriter,
+    WrittenText,
+    plain_lesson,
+    plan_requests,
+    read_prompts,
+    read_tensors,
+    write_tensors,
+)
+from worker.decoding.training.distil import (
+    Distillation,
+    Judged,
+    choose_vocabulary,
+    columns_of,
+    cut_draft,
+    fit_map,
+    judge,
+    num_layers,
+    save_draft,
+    turn_head,
+)
 from worker.decoding.training.recipe import Recipe
-from worker.decoding.training.teaching import Lesson, TeacherNotes, plain_lesson
-from worker.decoding.training.texts import TextStore, WrittenText, read_file, replace_file
-from worker.decoding.training.timing import measure_passes_ms
-from worker.decoding.training.vocabulary import choose_vocabulary, columns_of
-from worker.decoding.training.writing import TextWriter
 
 JUDGED_LENGTH: Final = 4  #: k of the judge's rounds
 _SAVE_INTERVAL_S: Final = 30.0
@@ -152,8 +173,8 @@ class TrainingRun:
         if not file.exists():
             draft = cut_draft(self._target, self._layers).to(self._target.device, self._target.dtype)
             with self._stages.show("head aligned on texts", len(lessons)) as advance:
-                replace_file(file, {"mapping": fit_map(draft, lessons, advance)})
-        return read_file(file)[0]["mapping"]
+                write_tensors(file, {"mapping": fit_map(draft, lessons, advance)})
+        return read_tensors(file)[0]["mapping"]
 
     def _train(self, lessons: Sequence[Lesson], mapping: Tensor, token_ids: Tensor | None) -> dict[str, Tensor] | None:
         """The trained weights; None when stopped."""
@@ -197,8 +218,8 @@ class TrainingRun:
         return Judgement(
             num_draft_tokens=JUDGED_LENGTH,
             by_task={task: verdict.measured() for task, verdict in sorted(after.items())},
-            total=sum(after.values(), start=Verdict()).measured(),
-            untrained=sum(before.values(), start=Verdict()).measured(),
+            total=sum(after.values(), start=Judged()).measured(),
+            untrained=sum(before.values(), start=Judged()).measured(),
             target_pass_ms=round(target_ms, 3),
             draft_pass_ms=round(draft_ms, 3),
         )
@@ -236,3 +257,124 @@ class TrainingRun:
 
 def _name(order: TrainOrder) -> str:
     return order.name or order.folder.absolute().name
+
+
+_FORMAT: Final = 1
+
+
+class RunFolder:
+    """One run's folder, locked while it is open."""
+
+    def __init__(self, folder: Path, plan: Mapping[str, Any]) -> None:
+        """Open it for a run of this plan (JSON). Raises ConfigError if it holds something else, or another plan."""
+        self.folder = folder
+        self.state = folder / ".training"
+        if not self.state.is_dir() and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"expected a new folder or one of an earlier run, found something else at {folder}")
+        try:
+            self.state.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{folder}: {error.strerror or error}") from error
+        try:
+            self._lock = FolderLock(self.state / "lock", what="a training run", wait_s=0.0)
+        except StartFailed as error:
+            raise ConfigError(error.message, hint="let it end, or give another folder") from None
+        try:
+            self._agree({"format": _FORMAT, **plan})
+        except BaseException:
+            self._lock.close()
+            raise
+
+    @property
+    def state_file(self) -> Path:
+        """Weights and optimiser of the training."""
+        return self.state / "state.safetensors"
+
+    def close(self) -> None:
+        """Release the folder for other processes."""
+        self._lock.close()
+
+    def _agree(self, plan: dict[str, Any]) -> None:
+        file = self.state / "run.json"
+        if not file.exists():
+            replace_file(file, json.dumps(plan, indent=2) + "\n")
+            return
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file}: {error}", hint="delete the folder to begin again") from None
+        for name in sorted({*plan, *found}):
+            if json.loads(json.dumps(plan.get(name))) != found.get(name):
+                raise ConfigError(
+                    f"{self.folder} holds a run with another {name}: {_short(found.get(name))}, now "
+                    f"{_short(plan.get(name))}",
+                    hint="give a new folder, or delete this one to begin again",
+                )
+
+
+def digest_of(file: Path | None) -> str | None:
+    """The first 12 digits of a file's SHA-256. Raises ConfigError."""
+    if file is None:
+        return None
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror or error}", hint="expected a JSONL file") from None
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+class Stages:
+    """Reports one stage after the other."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+
+    @contextmanager
+    def show(self, name: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
+        """A stage of `total` things, `done` of them by an earlier run; call what it yields with how many more."""
+        began = time.monotonic()
+        count = done
+        self._tell(Stage(name=name, total=total, done=done))
+
+        def advance(num: int = 1, note: str = "") -> None:
+            nonlocal count
+            count += num
+            self._tell(Advance(num=num, note=note))
+
+        yield advance
+        kept = f", {done} of them by an earlier run" if done else ""
+        self._tell(Note(text=f"{name}: {count} of {total}{kept}, {time.monotonic() - began:.0f} s"))
+
+
+def register_folder(folder: Path, settings: Settings, name: str | None = None) -> tuple[DraftCard, DraftStatus]:
+    """Register the draft in `folder`, under `name` if one is given. Returns its card and its status in the database.
+
+    Raises ConfigError for a folder without a card or with other weights than the card's, or if no database is
+    configured; StoreError if the database cannot be used.
+    """
+    card = read_card(folder)
+    revision = find_weights(str(folder)).revision
+    if revision != card.draft_revision:
+        raise ConfigError(
+            f"the card in {folder} was written for weights {card.draft_revision}, found {revision}",
+            hint="its figures are another draft's: train again",
+        )
+    url = with_running_stack(settings).postgres.url
+    if url is None:
+        raise ConfigError("no database is configured", hint="set DATABASE_URL, or start everything with `alphaloop up`")
+    postgres = settings.postgres
+    with Database(url, pool_size=1, connect_timeout_s=postgres.connect_timeout_s, limits=postgres.limits()) as database:
+        database.check_revision()
+        status = DraftRegistry(database).register_trained(
+            name or card.name,
+            card.draft_revision,
+            card.target_revision,
+            parent_revision=card.target_revision,
+            trained_on=card.trained_on,
+            figures=card.judgement.model_dump(mode="json"),
+        )
+    return card, status

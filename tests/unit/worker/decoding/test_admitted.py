@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.fixtures.models import make_job
-from worker.decoding.admitted import AdmittedSequences
+from worker.decoding.engine import AdmittedSequences
 from worker.decoding.network.kv_shape import BLOCK, KvShape
 from worker.decoding.network.slots import SlotCache
 from worker.engine import PreparedJob, Sampling

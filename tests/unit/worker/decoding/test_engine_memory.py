@@ -20,7 +20,7 @@ from alphaloop.errors import DecodeFailed, JobTooLarge
 from tests.fixtures.drafting import ScriptedDrafter, draft_model
 from tests.fixtures.models import FAMILIES, VANILLA, decision, make_job
 from tests.fixtures.reference import Reference, Wanted
-from worker.decoding.memory import kv_bytes_per_token
+from worker.decoding.device import kv_bytes_per_token
 from worker.decoding.network import plain_slots
 from worker.decoding.network.kv_shape import BLOCK
 from worker.decoding.network.zeros import zeros
@@ -74,7 +74,7 @@ from worker import decoding
 import torch
 from tests.fixtures.models import VANILLA, make_job
 from alphaloop.settings.models import ModelSettings, TargetSettings
-from worker.decoding.load import load_engine
+from worker.decoding.engine import load_engine
 from worker.engine import Sampling
 
 def resident():

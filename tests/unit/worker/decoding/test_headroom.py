@@ -11,7 +11,7 @@ import transformers
 
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import NUM_TOKENS, decision, make_job
-from worker.decoding.memory import available_bytes, kv_bytes_per_token
+from worker.decoding.device import available_bytes, kv_bytes_per_token
 from worker.engine import PreparedJob, Sampling
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from worker.decoding.memory import available_bytes, available_host_bytes, kv_bytes_per_token, pass_bytes
+from worker.decoding.device import available_bytes, available_host_bytes, kv_bytes_per_token, pass_bytes
 
 GB = 10**9
 

@@ -21,13 +21,13 @@ from alphaloop.settings import TaskSettings
 from alphaloop.settings.models import ModelSettings, TargetSettings
 from tests.fixtures.models import NUM_TOKENS, make_job
 from worker.decoding import text_facts as text_facts_module
-from worker.decoding.load import load_engine
+from worker.decoding.engine import load_engine
 from worker.decoding.models import end_tokens, load_target, refuse_unsupported
 from worker.decoding.network import compiled_attention, fused, language_model
 from worker.decoding.network.fused import VERSION as FUSED_VERSION
 from worker.decoding.network.groups import Group, Placed
 from worker.decoding.network.passes import Pass, plan_pass
-from worker.decoding.pairing.facts import facts_of
+from worker.decoding.pairing import facts_of
 from worker.decoding.text_facts import text_facts
 from worker.engine import Sampling
 

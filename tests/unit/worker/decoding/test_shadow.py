@@ -9,7 +9,7 @@ from typing import Literal
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.settings.models import LookupDrafterSettings
 from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.shadow import ADVANCE_S, Shadows
+from worker.decoding.scoring import ADVANCE_S, Shadows
 from worker.engine import ShadowCounts
 
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from alphaloop.acceptance import PREFILL, AcceptanceCounts
 from alphaloop.settings.models import LookupDrafterSettings
 from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.proposal import NOTHING, Proposal
-from worker.decoding.verification.chain import verify_greedy
-from worker.decoding.verification.tree import tree_depths, verify_tree_greedy
-from worker.decoding.virtual_rounds import MAX_TOKENS, VirtualRounds
+from worker.decoding.proposal import NOTHING, Proposal, tree_depths
+from worker.decoding.scoring import MAX_TOKENS, VirtualRounds
+from worker.decoding.verification import verify_greedy, verify_tree_greedy
 
 
 def counted(

@@ -19,7 +19,7 @@ from alphaloop.store.decode_runs import Source
 from alphaloop.store.outcomes import Outcome
 from tests.fakes import FakeEngine
 from tests.fixtures.models import VANILLA, decision, make_job
-from worker.decoding.round_counts import RoundCounts
+from worker.decoding.counts import RoundCounts
 from worker.engine import DrafterCounts, Generation, PreparedJob, Sampling, ShadowCounts
 from worker.intake.polling import Delivery
 from worker.intake.validation import ReadyJob

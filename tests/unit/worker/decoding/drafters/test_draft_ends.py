@@ -11,8 +11,7 @@ from torch import Tensor
 
 from tests.fixtures.enumeration import Draft, Language, Round, Verify, bias, chain, drawn, enumerate_round
 from tests.fixtures.verification_rules import verify_sampled
-from worker.decoding.verification.block import verify_block
-from worker.decoding.verification.chain import Verdict
+from worker.decoding.verification import Verdict, verify_block
 
 EXACT = 1e-13
 

@@ -22,8 +22,8 @@ from tests.fixtures.draft_slots import (
     one,
 )
 from worker.decoding.proposal import Ask
-from worker.decoding.sampling.chooser import TokenChooser
-from worker.decoding.verification.chain import draw
+from worker.decoding.sampling import TokenChooser
+from worker.decoding.verification import draw
 from worker.engine import Sampling
 
 

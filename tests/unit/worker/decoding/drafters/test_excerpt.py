@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.decoding.drafters.excerpt import NUM_FIRST, Excerpt, excerpt
+from worker.decoding.drafters.draft_model import NUM_FIRST, Excerpt, excerpt
 
 
 @given(data=st.data(), length=st.integers(0, 60), num_kept=st.integers(0, 40), num_more=st.integers(0, 10))

@@ -14,7 +14,7 @@ from alphaloop.lookup.suffixes import MAX_OCCURRENCES, SuffixIndex
 from alphaloop.settings.models import LookupDrafterSettings
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.proposal import Ask, Drafter, Proposal
-from worker.decoding.sampling.chooser import TokenChooser
+from worker.decoding.sampling import TokenChooser
 from worker.engine import Sampling
 
 GREEDY = Sampling(max_tokens=64, temperature=0.0)

@@ -11,7 +11,7 @@ import pytest
 
 from alphaloop.errors import ConfigError
 from alphaloop.settings import Settings, TaskSettings
-from worker.decoding.training.prompts import FREE, answer_prompt, plan_requests, read_prompts
+from worker.decoding.training.data import FREE, answer_prompt, plan_requests, read_prompts
 from worker.decoding.training.recipe import Recipe
 
 TASKS = {

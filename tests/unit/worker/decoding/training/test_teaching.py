@@ -11,9 +11,8 @@ import torch
 
 from worker.decoding.device import find_device
 from worker.decoding.models import load_weights
-from worker.decoding.training.teaching import TeacherNotes, plain_lesson
-from worker.decoding.training.texts import WrittenText
-from worker.decoding.training.vocabulary import choose_vocabulary, columns_of
+from worker.decoding.training.data import TeacherNotes, WrittenText, plain_lesson
+from worker.decoding.training.distil import choose_vocabulary, columns_of
 
 KEPT, LONGEST = 6, 24
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaloop.errors import ConfigError
-from worker.decoding.training.texts import TextStore, WrittenText
+from worker.decoding.training.data import TextStore, WrittenText
 
 TOKENS = st.lists(st.integers(0, 200_000), min_size=1, max_size=9).map(tuple)
 TEXTS = st.lists(

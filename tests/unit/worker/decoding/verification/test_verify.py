@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.fixtures.enumeration import TOP, Draft, Fixed, Language, bias, chain, drawn, enumerate_round, likeliest
 from tests.fixtures.verification_rules import verify_sampled
-from worker.decoding.verification.chain import Verdict, draw, verify_deterministic, verify_greedy
+from worker.decoding.verification import Verdict, draw, verify_deterministic, verify_greedy
 
 EXACT = 1e-13
 TARGET, DRAFTER = Fixed(0.5, 0.3, 0.2), Fixed(0.2, 0.7, 0.1)

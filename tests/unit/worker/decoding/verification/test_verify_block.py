@@ -22,8 +22,7 @@ from tests.fixtures.enumeration import (
     likeliest,
 )
 from tests.fixtures.verification_rules import verify_sampled
-from worker.decoding.verification.block import verify_block
-from worker.decoding.verification.chain import Verdict
+from worker.decoding.verification import Verdict, verify_block
 
 EXACT = 1e-13
 

@@ -22,8 +22,8 @@ from tests.fixtures.enumeration import (
     likeliest,
 )
 from tests.fixtures.verification_rules import verify_sampled
-from worker.decoding.verification.chain import Verdict, verify_deterministic, verify_greedy
-from worker.decoding.verification.tree import tree_depths, verify_tree, verify_tree_greedy
+from worker.decoding.proposal import tree_depths
+from worker.decoding.verification import Verdict, verify_deterministic, verify_greedy, verify_tree, verify_tree_greedy
 
 EXACT = 1e-13
 TARGET, DRAFTER = Fixed(0.5, 0.3, 0.2), Fixed(0.2, 0.7, 0.1)

@@ -6,13 +6,24 @@ refused if it cannot run, or cannot pay at any acceptance. A fact that costs acc
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from alphaloop.commands.reports import Finding
-from alphaloop.errors import IncompatiblePair
-from worker.decoding.pairing.room import DeviceRoom, memory, shown_bytes
+from alphaloop.errors import IncompatiblePair, UnsupportedModel
+from alphaloop.settings.models import Dtype
+from worker.decoding.device import kv_bytes_per_token, pass_bytes
+from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head
+from worker.decoding.models import as_unsupported, attention_of, end_tokens, refuse_form, refuse_tokenizer
+from worker.decoding.sources import find_description
+from worker.decoding.text_facts import LONGEST_DEFAULT_CONTEXT, text_config, text_facts
 
 #: The draft's bytes read for a token over the target's. At .35 and k = 5 a round costs 2.75 passes: more than half must
 #: be accepted.
@@ -22,7 +33,7 @@ NUM_EXAMPLES: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model's facts from its files, without its weights. `worker.decoding.pairing.facts.facts_of` reads them."""
+    """A model's facts from its files, without its weights. `worker.decoding.pairing.facts_of` reads them."""
 
     source: str
     family: str  #: `llama`, `qwen2`
@@ -222,3 +233,186 @@ def _count(number: int) -> str:
             value = number / size
             return f"{value:.0f}{unit}" if value >= 100 else f"{value:.3g}{unit}"
     return str(number)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRoom:
+    """The memory of a device before either model is loaded."""
+
+    device: str  #: `cuda:1`
+    free: int  #: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """What one device has to hold, in bytes, and how that is made up."""
+
+    room: DeviceRoom
+    weights: int
+    per_slot: int
+    said: str  #: up to what a slot takes
+
+    def total(self, num_slots: int) -> int:
+        return self.weights + num_slots * self.per_slot
+
+    def sentence(self, num_slots: int) -> str:
+        return (
+            f"{self.said}; with {num_slots} slots {shown_bytes(self.total(num_slots))}, "
+            f"of {shown_bytes(self.room.free)} free on {self.room.device}."
+        )
+
+
+def memory(
+    target: ModelFacts,
+    draft: ModelFacts,
+    num_slots: int,
+    max_draft_tokens: int,
+    room: DeviceRoom,
+    draft_room: DeviceRoom,
+) -> Finding:
+    """Whether the memory of their devices holds both; of one device where the two rooms name the same."""
+    needs = _needs(target, draft, max_draft_tokens, room, draft_room)
+    said = " ".join(need.sentence(num_slots) for need in needs)
+    full = [need for need in needs if need.total(1) > need.room.free]
+    if full:
+        return Finding("memory", "refused", f"{said} Not one full slot fits on {full[0].room.device}. {_advice(needs)}")
+    short = [need for need in needs if need.total(num_slots) > need.room.free]
+    if short:
+        num_fitting = min((need.room.free - need.weights) // need.per_slot for need in needs)
+        return Finding("memory", "warning", f"{said} Full slots that fit: {num_fitting}. {_advice(needs)}")
+    return Finding("memory", "ok", said)
+
+
+def _advice(needs: Sequence[_Need]) -> str:
+    other = "another device for the draft (its `device`), or " if len(needs) == 1 else ""
+    return f"What helps: {other}a lower worker.batch_size or models.target.context_length."
+
+
+def _needs(
+    target: ModelFacts, draft: ModelFacts, max_draft_tokens: int, room: DeviceRoom, draft_room: DeviceRoom
+) -> tuple[_Need, ...]:
+    """What the target's device has to hold, and what the draft's, where that is another."""
+    width = max_draft_tokens + 1
+    own_slot, draft_slot = (
+        target.kv_bytes_per_slot,
+        draft.kv_bytes_per_token * min(draft.context_length, target.context_length),
+    )
+    own = f"{shown_bytes(own_slot)} ({shown_bytes(target.kv_bytes_per_token)} a token)"
+    drafted = f"{shown_bytes(draft_slot)} ({shown_bytes(draft.kv_bytes_per_token)} a token)"
+    own_rows = width * target.pass_bytes_per_row
+    # The draft reads one position a pass, but keeps the distribution of each of its drafts until they are verified.
+    draft_rows = max_draft_tokens * draft.pass_bytes_per_row
+    if room.device == draft_room.device:
+        rows = own_rows + draft_rows
+        said = (
+            f"Weights {shown_bytes(target.weight_bytes)} + {shown_bytes(draft.weight_bytes)}; a full slot {own} + "
+            f"{drafted} + {shown_bytes(rows)} for passes of width {width}"
+        )
+        return (_Need(room, target.weight_bytes + draft.weight_bytes, own_slot + draft_slot + rows, said),)
+    # The distributions cross to the target's device, to be compared there.
+    arriving = max_draft_tokens * target.pass_bytes_per_row
+    of_target = (
+        f"Target: weights {shown_bytes(target.weight_bytes)}; a full slot {own} + "
+        f"{shown_bytes(own_rows + arriving)} for passes of width {width}"
+    )
+    of_draft = (
+        f"Draft: weights {shown_bytes(draft.weight_bytes)}; a full slot {drafted} + {shown_bytes(draft_rows)} for its "
+        f"distributions"
+    )
+    return (
+        _Need(room, target.weight_bytes, own_slot + own_rows + arriving, of_target),
+        _Need(draft_room, draft.weight_bytes, draft_slot + draft_rows, of_draft),
+    )
+
+
+def shown_bytes(number: int) -> str:
+    """A number of bytes for people, in powers of 1000: `270 MB`."""
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if number >= size:
+            value = number / size
+            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+    return f"{number} bytes"
+
+
+def facts_of(
+    source: str, *, dtype: Dtype, revision: str | None = None, context_length: int | None = None
+) -> ModelFacts:
+    """Read the facts of the model at `source`, served in `dtype` with at most `context_length` tokens.
+
+    If `context_length` is None, the context is the model's own, at most 8192, as for a target. Takes a second for a
+    folder, and ten to twenty for a GGUF file that was never loaded here. Raises ModelNotFound, or UnsupportedModel if
+    config or tokenizer cannot be read. For a model that can be read but not decoded, `refusal` says why.
+    """
+    path = find_description(source, revision)
+    where: dict[str, Any] = {"trust_remote_code": False}
+    folder = path
+    if path.is_file():
+        where["gguf_file"], folder = path.name, path.parent
+    with as_unsupported(source):
+        config: Any = AutoConfig.from_pretrained(folder, **where)
+        facts = text_facts(config)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, **where)
+        model = _shapes(config, None if path.is_file() else path)
+    served = min(facts.longest, context_length or LONGEST_DEFAULT_CONTEXT)
+    width: torch.dtype = getattr(torch, dtype)
+    num_rows = int(model.get_input_embeddings().weight.shape[0])
+    return ModelFacts(
+        source=source,
+        family=config.model_type,
+        refusal=facts.refusal_at(served) or _refusal(model, tokenizer),
+        tokens={index: token for token, index in tokenizer.get_vocab().items()},
+        num_rows=num_rows,
+        end_tokens=end_tokens(model, tokenizer),
+        bos_token=tokenizer.bos_token_id,
+        pad_token=tokenizer.pad_token_id,
+        chat_template=tokenizer.chat_template,
+        num_parameters=sum(weight.numel() for weight in model.parameters()),
+        num_parameters_read=_num_read(model),
+        dtype=dtype,
+        itemsize=width.itemsize,
+        kv_bytes_per_token=kv_bytes_per_token(config, width),
+        pass_bytes_per_row=pass_bytes(num_rows, 1),
+        context_length=served,
+    )
+
+
+def _shapes(config: Any, folder: Path | None) -> Any:
+    """The model without numbers: every parameter has its shape and no memory."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, attn_implementation=attention_of(config), trust_remote_code=False
+        )
+    if folder is not None:
+        with contextlib.suppress(OSError):  # not every folder has one; then the config's own value counts
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+        if (token_ids := read_draft_vocabulary(folder)) is not None:
+            restrict_head(model, token_ids)
+    return model
+
+
+def _refusal(model: Any, tokenizer: Any) -> str | None:
+    try:
+        refuse_form(model)
+        refuse_tokenizer(tokenizer, model)
+    except UnsupportedModel as error:
+        return error.message
+    return None
+
+
+def _num_read(model: Any) -> int:
+    """Parameters that a pass of width 1 reads."""
+    config = text_config(model.config)
+    num_experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 1
+    share = (getattr(config, "num_experts_per_tok", None) or num_experts) / num_experts
+    head = model.get_output_embeddings()
+    rows = model.get_input_embeddings().weight
+    num_read = 0.0
+    for name, weight in model.named_parameters():
+        if weight is rows and (head is None or head.weight is not rows):
+            continue  # a pass reads only one row of it
+        num_read += weight.numel() * (share if ".experts." in name else 1)
+    return round(num_read)
+
+
+# The library's progress bars and advice would stand between our own lines.
+transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
