@@ -24,7 +24,7 @@ from tests.fixtures.reference import Reference
 from worker.decoding import verification
 from worker.decoding.proposal import Ask, Proposal
 from worker.decoding.sampling import probabilities
-from worker.decoding.verification import Verdict, draw
+from worker.decoding.verification import DraftVerdict, draw
 from worker.engine import Sampling
 
 if TYPE_CHECKING:
@@ -229,10 +229,10 @@ def test_a_rule_that_is_too_generous_is_caught(
     name, place = RULES[kind]
     right = getattr(verification, name)
 
-    def generous(*args: Any, **more: Any) -> Verdict:
+    def generous(*args: Any, **more: Any) -> DraftVerdict:
         uniforms = args[place]
         spoiled = torch.cat((uniforms[:-1] ** power, uniforms[-1:]))
-        verdict: Verdict = right(*args[:place], spoiled, *args[place + 1 :], **more)
+        verdict: DraftVerdict = right(*args[:place], spoiled, *args[place + 1 :], **more)
         return verdict
 
     monkeypatch.setattr(verification, name, generous)

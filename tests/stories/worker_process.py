@@ -21,9 +21,9 @@ def run() -> int:
     faults, sound_load = Faults.model_validate_json(os.environ[FAULTS]), engine.load_engine
 
     def load_spoilt(models: ModelSettings, *, num_slots: int) -> TransformersEngine:
-        engine = sound_load(models, num_slots=num_slots)
-        inject(engine, faults)
-        return engine
+        spoilt = sound_load(models, num_slots=num_slots)
+        inject(spoilt, faults)
+        return spoilt
 
     engine.load_engine = load_spoilt
     from worker.__main__ import main

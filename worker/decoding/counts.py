@@ -1,4 +1,4 @@
-"""A sequence's rounds, counted for the drafter that each of them belongs to."""
+"""A sequence's rounds, counted for the drafter that each of them belongs to, and for drafters with the same weights."""
 
 from __future__ import annotations
 
@@ -99,6 +99,17 @@ class SharedWeightDrafter:
 
 class SharedWeightCounts:
     """Counts for `shared_weights` of the rounds of one sequence in which a drafter with that gate was asked.
+
+    Drafters with the same weights and the same reading of the prompt differ only in where they end a draft. Up to the
+    end of the shorter draft both propose the same tokens, so a round of one shows how many of the other's tokens would
+    have been accepted. The other's tokens behind the end of the actual draft are unknown: those positions are no
+    chances.
+
+    The counts are an estimate. A gate ends drafts at doubtful tokens, so the unknown tokens are not a random part, and
+    rounds begin where the decoding drafter began them. On 122 greedy texts of a pair (Qwen2.5-Coder 1.5B and 0.5B, four
+    tasks) tokens a round at k = 3 were 1.7 % below to 1.5 % above those of real runs for a plain draft counted by a
+    gated one, and 1.3 to 4.0 % above for a gated draft counted by a plain one. Sampled drafts are verified as a block:
+    of a longer block a little more of each beginning is accepted.
 
     Drafters with a gate below that one are left out: where the decoding drafter's gate ended a draft, the length of
     their draft is unknown, and the rounds whose length is known are a biased sample.

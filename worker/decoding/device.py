@@ -1,4 +1,4 @@
-"""The devices that the settings name, and which model lies on which."""
+"""The devices that the settings name, which model lies on which, how much memory is left there, and how they fail."""
 
 from __future__ import annotations
 

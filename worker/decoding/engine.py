@@ -12,7 +12,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
@@ -44,9 +44,54 @@ from worker.decoding.proposal import NOTHING, Ask, Drafter, Proposal
 from worker.decoding.scoring import Shadows, with_scores
 from worker.decoding.sequence import Sequence
 from worker.decoding.verification import verify
-from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta
+from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step
 from worker.sampling import SamplingDefaults
 from worker.servers.fleet_member import EndpointStatus, SuspectCounts
+
+log = logging.getLogger(__name__)
+
+#: Prompt tokens that a pass reads while another text is streamed: enough to keep the processor busy, few enough that
+#: the stream does not wait long.
+SHARED_CHUNK: Final = 128
+
+
+def load_engine(models: ModelSettings, *, num_slots: int) -> TransformersEngine:
+    """Load the target and its drafters. Seconds, and 14 of a first GGUF.
+
+    Raises ConfigError for a device that is not there, ModelNotFound, UnsupportedModel, or IncompatiblePair for a draft
+    model that cannot draft for this target.
+    """
+    placement = Placement.of(models)
+    target = load_target(models.target, placement)
+    drafters: dict[str, Drafter] = {}
+    draft_models = DraftModels(
+        {name: one for name, one in models.drafters.items() if isinstance(one, DraftModelDrafterSettings)},
+        models.target,
+        target,
+        placement=placement,
+        num_slots=num_slots,
+    )
+    for name, settings in models.drafters.items():
+        if isinstance(settings, LookupDrafterSettings):
+            drafters[name] = LookupDrafter(name, settings)
+        else:
+            drafters[name] = draft_models.load(name)
+    own = target.model.kv_shape.bytes_per_token
+    drafted = sum(
+        drafter.bytes_per_token
+        for drafter in drafters.values()
+        if isinstance(drafter, DraftModelDrafter) and drafter.device == target.device
+    )
+    max_cache_bytes = models.target.max_cache_bytes or target_limit(available_bytes(target.device), own, drafted)
+    log.info(
+        "keys and values: %d bytes a token, at most %d MiB for %d slots, on %s",
+        own,
+        max_cache_bytes >> 20,
+        num_slots,
+        placement.name,
+        extra={"action": "cache_sized"},
+    )
+    return TransformersEngine(target, drafters, num_slots=num_slots, max_cache_bytes=max_cache_bytes)
 
 
 class TransformersEngine:
@@ -147,10 +192,11 @@ class TransformersEngine:
         self._admitted.unpark()
         self._open_drafters.open_due(self._admitted.running, self.memory)
         batch = list(self._admitted.running)
-        round_ = Round(self._target, self._open_drafters, self._cache, batch)
+        round_ = _Round(tokens_by_job={sequence.job_id: 0 for sequence in batch})
         try:
-            with torch.inference_mode():
-                round_.run()
+            if batch:
+                with torch.inference_mode():
+                    self._run(round_, batch)
         except Exception as error:
             if is_out_of_memory(error) and len(batch) > 1:
                 self._make_room(batch)
@@ -164,17 +210,146 @@ class TransformersEngine:
         wall_s = time.perf_counter() - began
         for sequence in batch:
             sequence.charge(wall_s / len(batch), len(batch))
+        # Scoring comes behind the clocks of all texts: neither they nor the cost of the round include it.
         generations = [sequence.generation() for sequence in finished]
-        # Not timed, because the cost of a round must not include scoring.
-        scored = [
-            self._scored(sequence, generation) for sequence, generation in zip(finished, generations, strict=True)
-        ]
+        scored = tuple(self._scored(*one) for one in zip(finished, generations, strict=True))
         for sequence in finished:
             self._open_drafters.finished(sequence)
         self._shadows.advance()
-        shadow_s = time.perf_counter() - began - wall_s
-        report = round_.report(tuple(scored), deltas, wall_s)
-        return replace(report, shadow_s=shadow_s, drafter_failures=self._open_drafters.take_failures())
+        return Step(
+            finished=scored,
+            deltas=deltas,
+            batch=len(batch),
+            width=max(round_.width, 1),
+            wall_s=wall_s,
+            draft_s=round_.draft_s,
+            verify_s=round_.verify_s,
+            overhead_s=wall_s - round_.draft_s - round_.verify_s,
+            num_positions=round_.num_positions,
+            context=round_.context,
+            num_prefill_tokens=round_.num_prefilled,
+            num_draft_prefill_tokens=round_.num_draft_read,
+            drafter=round_.drafter,
+            shadow_s=time.perf_counter() - began - wall_s,
+            tokens_by_job=round_.tokens_by_job,
+            proposed_by_job=round_.proposed_by_job,
+            drafter_failures=self._open_drafters.take_failures(),
+            drafting=round_.drafting,
+        )
+
+    def _run(self, round_: _Round, batch: list[Sequence]) -> None:
+        """Propose, read, verify, keep: one pass of the target over `batch`.
+
+        Raises whatever torch raises; then no sequence has taken anything, and slots hold what their lengths say.
+        """
+        cache = self._cache
+        copy_beginnings(cache, self._unread(batch), batch)
+        began = time.perf_counter()
+        pending = [sequence for sequence in batch if self._num_unread(sequence) == 1]
+        asks = {sequence.job_id: sequence.ask() for sequence in pending}
+        proposals = self._propose(round_, pending, asks)
+        proposed = time.perf_counter()
+        reads = [_verifying(sequence, proposals[sequence.job_id]) for sequence in pending]
+        round_.proposed_by_job = {job_id: len(one.tokens) for job_id, one in proposals.items() if one.tokens}
+        prompts = self._prompts(batch)
+        reads += [Read(sequence.slot, tokens, num_logits=int(is_last)) for sequence, tokens, is_last in prompts]
+        logits = self._target.model.read(cache, reads)
+        asked = [(sequence, proposals[sequence.job_id]) for sequence in pending]
+        asked += [(sequence, NOTHING) for sequence, _, is_last in prompts if is_last]
+        verdicts = verify(logits, asked) if asked else []
+        verified = time.perf_counter()
+        for sequence, tokens, _ in prompts:
+            cache.lengths[sequence.slot] += len(tokens)
+        # Texts that were read to their end come first: keeping drafts may fail, and these would not be read again.
+        for (sequence, proposal), verdict in reversed(list(zip(asked, verdicts, strict=True))):
+            if self._num_unread(sequence):
+                sequence.is_first_drafted |= not sequence.has_begun
+                cache.keep(sequence.slot, (0, *(index + 1 for index in verdict.path)))
+            round_.tokens_by_job[sequence.job_id] = sequence.take(proposal, verdict, asks.get(sequence.job_id))
+        widths = [len(read.token_ids) for read in reads[: len(pending)]]
+        round_.width, round_.num_positions = max(widths, default=0), sum(widths)
+        round_.num_prefilled = sum(len(tokens) for _, tokens, _ in prompts)
+        round_.context = sum(cache.lengths[sequence.slot] for sequence in batch) // len(batch)
+        round_.draft_s, round_.verify_s = proposed - began, verified - proposed
+
+    def _propose(self, round_: _Round, pending: list[Sequence], asks: dict[str, Ask | None]) -> dict[str, Proposal]:
+        """A proposal for each sequence whose slot lacks the last token only; `asks` by job_id.
+
+        The round is vanilla for sequences whose drafter fails: it is taken from them, and so is their ask.
+        """
+        proposals = {sequence.job_id: NOTHING for sequence in pending}
+        by_drafter: defaultdict[str, list[Ask]] = defaultdict(list)
+        for sequence in pending:
+            ask = asks[sequence.job_id]
+            if sequence.drafting is not None and ask is not None and ask.num_tokens > 0:
+                by_drafter[sequence.drafting.name].append(ask)
+        has_failed = False
+        for name, wanted in by_drafter.items():
+            answers = self._open_drafters.propose(name, wanted, self._target)
+            if answers is None:
+                has_failed = True
+                continue
+            round_.num_draft_read += sum(answer.num_read for answer in answers)
+            proposals |= {ask.job_id: answer for ask, answer in zip(wanted, answers, strict=True)}
+        used = {None if sequence.drafting is None else sequence.drafting.name for sequence in pending}
+        # What a failure took is no drafter's time.
+        round_.drafter = used.pop() if len(used) == 1 and not has_failed else None
+        round_.drafting = tuple(sequence.job_id for sequence in pending if sequence.drafting is not None)
+        asks |= {sequence.job_id: None for sequence in pending if sequence.drafting is None}
+        return proposals
+
+    def _prompts(self, batch: list[Sequence]) -> list[tuple[Sequence, list[int], bool]]:
+        """Pieces of the oldest texts that are still to be read: the sequence, the tokens, whether they are its last."""
+        unread = self._unread(batch)
+        # If most sequences wait for their prompts, reading prompts comes first.
+        is_hurried = any(sequence.is_streamed for sequence in batch) and 2 * len(unread) <= len(batch)
+        room = SHARED_CHUNK if is_hurried else PREFILL_CHUNK
+        pieces: list[tuple[Sequence, list[int], bool]] = []
+        waiting = who_waits(self._cache, unread, room)
+        for sequence in unread:
+            if not room:
+                break
+            if sequence.job_id in waiting:
+                continue
+            length = self._cache.lengths[sequence.slot]
+            tokens = sequence.text[length : length + room]
+            room -= len(tokens)
+            pieces.append((sequence, tokens, length + len(tokens) == len(sequence.text)))
+        return pieces
+
+    def _num_unread(self, sequence: Sequence) -> int:
+        return len(sequence.text) - self._cache.lengths[sequence.slot]
+
+    def _unread(self, batch: list[Sequence]) -> list[Sequence]:
+        """Those whose slot lacks more than the last token."""
+        return [sequence for sequence in batch if self._num_unread(sequence) > 1]
+
+    def _scored(self, sequence: Sequence, generation: Generation) -> Generation:
+        shadows = (*generation.shadows, *self._shadows.end(sequence))
+        with_shadows = replace(generation, shadows=shadows)
+        if sequence.to_score is None:
+            return with_shadows
+        usable = {name: one for name, one in self._drafters.items() if name not in self._open_drafters.ended}
+        return with_scores(with_shadows, sequence.to_score, usable, self._open_drafters.failed)
+
+    def _drop(self, sequence: Sequence) -> None:
+        self._admitted.drop(sequence)
+        self._open_drafters.close(sequence)
+
+    def _make_room(self, batch: list[Sequence]) -> None:
+        """Make the younger half of the sequences leave their slots, because memory ran out."""
+        for model in (self._target.model, *(draft.model for draft in self._open_drafters.draft_models.values())):
+            model.give_back()
+        for sequence in batch:
+            # A drafter's state is unknown after memory ran out: it is opened again, and reads the text again.
+            self._open_drafters.close(sequence)
+        half = (len(batch) + 1) // 2
+        self._admitted.park(batch[half:], most_running=half)
+        try:
+            self._cache.trim()
+        except Exception as error:  # the cache is empty then, and the texts are read again
+            if not is_out_of_memory(error):
+                raise
 
     def cancel(self, job_id: str) -> bool:
         """Drop a sequence between two steps; False if it is not here."""
@@ -257,172 +432,6 @@ class TransformersEngine:
         if drafter is None:
             return measure_target_prefill_ms(self._target, num_tokens, num_samples)
         return measure_draft_prefill_ms(self._drafters[drafter], num_tokens, num_samples)
-
-    def _scored(self, sequence: Sequence, generation: Generation) -> Generation:
-        shadows = (*generation.shadows, *self._shadows.end(sequence))
-        with_shadows = replace(generation, shadows=shadows)
-        if sequence.to_score is None:
-            return with_shadows
-        usable = {name: one for name, one in self._drafters.items() if name not in self._open_drafters.ended}
-        return with_scores(with_shadows, sequence.to_score, usable, self._open_drafters.failed)
-
-    def _drop(self, sequence: Sequence) -> None:
-        self._admitted.drop(sequence)
-        self._open_drafters.close(sequence)
-
-    def _make_room(self, batch: list[Sequence]) -> None:
-        """Make the younger half of the sequences leave their slots, because memory ran out."""
-        for model in (self._target.model, *(draft.model for draft in self._open_drafters.draft_models.values())):
-            model.give_back()
-        for sequence in batch:
-            # A drafter's state is unknown after memory ran out: it is opened again, and reads the text again.
-            self._open_drafters.close(sequence)
-        half = (len(batch) + 1) // 2
-        self._admitted.park(batch[half:], most_running=half)
-        try:
-            self._cache.trim()
-        except Exception as error:  # the cache is empty then, and the texts are read again
-            if not is_out_of_memory(error):
-                raise
-
-
-#: Prompt tokens that a pass reads while another text is streamed: enough to keep the processor busy, few enough that
-#: the stream does not wait long.
-SHARED_CHUNK: Final = 128
-
-
-class Round:
-    """One round of all running sequences with one pass of the target, and its times."""
-
-    def __init__(self, target: Target, drafters: OpenDrafters, cache: SlotCache, batch: list[Sequence]) -> None:
-        self._target = target
-        self._drafters = drafters
-        self._cache = cache
-        self._batch = batch
-        self._width = self._num_positions = 0
-        self._num_prefilled = 0
-        self._num_draft_read = 0
-        self._draft_s = self._verify_s = 0.0
-        self._context = 0
-        self._drafter: str | None = None
-        self._tokens_by_job = {sequence.job_id: 0 for sequence in batch}
-        self._proposed_by_job: dict[str, int] = {}
-        self._drafting: tuple[str, ...] = ()
-
-    def run(self) -> None:
-        """Raises whatever torch raises; then no sequence has taken anything, and slots hold what their lengths say."""
-        if not self._batch:
-            return
-        cache = self._cache
-        copy_beginnings(cache, self._unread(), self._batch)
-        began = time.perf_counter()
-        pending = [sequence for sequence in self._batch if self._num_unread(sequence) == 1]
-        asks = {sequence.job_id: sequence.ask() for sequence in pending}
-        proposals = self._propose(pending, asks)
-        proposed = time.perf_counter()
-        reads = [_verifying(sequence, proposals[sequence.job_id]) for sequence in pending]
-        self._proposed_by_job = {job_id: len(one.tokens) for job_id, one in proposals.items() if one.tokens}
-        prompts = self._prompts()
-        reads += [Read(sequence.slot, tokens, num_logits=int(is_last)) for sequence, tokens, is_last in prompts]
-        ended = [sequence for sequence, _, is_last in prompts if is_last]
-        logits = self._target.model.read(cache, reads)
-        asked = [(sequence, proposals[sequence.job_id]) for sequence in pending]
-        asked += [(sequence, NOTHING) for sequence in ended]
-        settled = verify(logits, asked) if asked else []
-        verified = time.perf_counter()
-        for sequence, tokens, _ in prompts:
-            cache.lengths[sequence.slot] += len(tokens)
-        # Texts that were read to their end come first: keeping drafts may fail, and these would not be read again.
-        for (sequence, proposal), verdict in reversed(list(zip(asked, settled, strict=True))):
-            if self._num_unread(sequence):
-                sequence.is_first_drafted |= not sequence.has_begun
-                cache.keep(sequence.slot, (0, *(index + 1 for index in verdict.path)))
-            num_emitted = sequence.take(proposal, verdict, asks.get(sequence.job_id))
-            self._tokens_by_job[sequence.job_id] = num_emitted
-        self._width = max((len(read.token_ids) for read in reads[: len(pending)]), default=0)
-        self._num_positions = sum(len(read.token_ids) for read in reads[: len(pending)])
-        self._num_prefilled = sum(len(tokens) for _, tokens, _ in prompts)
-        self._context = sum(cache.lengths[sequence.slot] for sequence in self._batch) // len(self._batch)
-        self._draft_s, self._verify_s = proposed - began, verified - proposed
-
-    def report(self, finished: tuple[Generation, ...], deltas: tuple[TokenDelta, ...], wall_s: float) -> Step:
-        """What the step did, which took `wall_s` in all."""
-        return Step(
-            finished=finished,
-            deltas=deltas,
-            batch=len(self._batch),
-            width=max(self._width, 1),
-            wall_s=wall_s,
-            draft_s=self._draft_s,
-            verify_s=self._verify_s,
-            overhead_s=wall_s - self._draft_s - self._verify_s,
-            num_positions=self._num_positions,
-            context=self._context,
-            num_prefill_tokens=self._num_prefilled,
-            num_draft_prefill_tokens=self._num_draft_read,
-            drafter=self._drafter,
-            tokens_by_job=self._tokens_by_job,
-            proposed_by_job=self._proposed_by_job,
-            drafting=self._drafting,
-        )
-
-    def _num_unread(self, sequence: Sequence) -> int:
-        return len(sequence.text) - self._cache.lengths[sequence.slot]
-
-    def _unread(self) -> list[Sequence]:
-        """Those whose slot lacks more than the last token."""
-        return [sequence for sequence in self._batch if self._num_unread(sequence) > 1]
-
-    def _propose(self, pending: list[Sequence], asks: dict[str, Ask | None]) -> dict[str, Proposal]:
-        """A proposal for each sequence whose slot lacks the last token only; `asks` by job_id.
-
-        The round is vanilla for sequences whose drafter fails: it is taken from them, and so is their ask.
-        """
-        proposals = {sequence.job_id: NOTHING for sequence in pending}
-        by_drafter: defaultdict[str, list[Ask]] = defaultdict(list)
-        for sequence in pending:
-            ask = asks[sequence.job_id]
-            if sequence.drafting is not None and ask is not None and ask.num_tokens > 0:
-                by_drafter[sequence.drafting.name].append(ask)
-        has_failed = False
-        for name, wanted in by_drafter.items():
-            answers = self._drafters.propose(name, wanted, self._target)
-            if answers is None:
-                has_failed = True
-                continue
-            self._num_draft_read += sum(answer.num_read for answer in answers)
-            proposals |= {ask.job_id: answer for ask, answer in zip(wanted, answers, strict=True)}
-        used = {None if sequence.drafting is None else sequence.drafting.name for sequence in pending}
-        # What a failure took is no drafter's time.
-        self._drafter = used.pop() if len(used) == 1 and not has_failed else None
-        self._drafting = tuple(sequence.job_id for sequence in pending if sequence.drafting is not None)
-        asks |= {sequence.job_id: None for sequence in pending if sequence.drafting is None}
-        return proposals
-
-    def _prompts(self) -> list[tuple[Sequence, list[int], bool]]:
-        """Pieces of the oldest texts that are still to be read: the sequence, the tokens, whether they are its last."""
-        unread = self._unread()
-        # If most sequences wait for their prompts, reading prompts comes first.
-        is_hurried = any(sequence.is_streamed for sequence in self._batch) and 2 * len(unread) <= len(self._batch)
-        room = SHARED_CHUNK if is_hurried else PREFILL_CHUNK
-        pieces: list[tuple[Sequence, list[int], bool]] = []
-        waiting = who_waits(self._cache, unread, room)
-        for sequence in unread:
-            if not room:
-                break
-            if sequence.job_id in waiting:
-                continue
-            length = self._cache.lengths[sequence.slot]
-            tokens = sequence.text[length : length + room]
-            room -= len(tokens)
-            pieces.append((sequence, tokens, length + len(tokens) == len(sequence.text)))
-        return pieces
-
-
-def _verifying(sequence: Sequence, proposal: Proposal) -> Read:
-    tokens = [sequence.text[-1], *proposal.tokens]
-    parents = None if proposal.parents is None else [-1, *(parent + 1 for parent in proposal.parents)]
-    return Read(sequence.slot, tokens, num_logits=len(tokens), parents=parents)
 
 
 class AdmittedSequences:
@@ -512,47 +521,28 @@ class AdmittedSequences:
         self._cache.clear()
 
 
+@dataclass(slots=True)
+class _Round:
+    """What a round did: of one that memory ran out in, as far as it came."""
+
+    tokens_by_job: dict[str, int]
+    proposed_by_job: dict[str, int] = field(default_factory=dict)
+    drafting: tuple[str, ...] = ()
+    drafter: str | None = None
+    width: int = 0
+    num_positions: int = 0
+    num_prefilled: int = 0
+    num_draft_read: int = 0
+    context: int = 0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+
+
+def _verifying(sequence: Sequence, proposal: Proposal) -> Read:
+    tokens = [sequence.text[-1], *proposal.tokens]
+    parents = None if proposal.parents is None else [-1, *(parent + 1 for parent in proposal.parents)]
+    return Read(sequence.slot, tokens, num_logits=len(tokens), parents=parents)
+
+
 def _num_positions(prepared: PreparedJob) -> int:
     return len(prepared.token_ids) + prepared.sampling.max_tokens
-
-
-log = logging.getLogger(__name__)
-
-
-def load_engine(models: ModelSettings, *, num_slots: int) -> TransformersEngine:
-    """Load the target and its drafters. Seconds, and 14 of a first GGUF.
-
-    Raises ConfigError for a device that is not there, ModelNotFound, UnsupportedModel, or IncompatiblePair for a draft
-    model that cannot draft for this target.
-    """
-    placement = Placement.of(models)
-    target = load_target(models.target, placement)
-    drafters: dict[str, Drafter] = {}
-    draft_models = DraftModels(
-        {name: one for name, one in models.drafters.items() if isinstance(one, DraftModelDrafterSettings)},
-        models.target,
-        target,
-        placement=placement,
-        num_slots=num_slots,
-    )
-    for name, settings in models.drafters.items():
-        if isinstance(settings, LookupDrafterSettings):
-            drafters[name] = LookupDrafter(name, settings)
-        else:
-            drafters[name] = draft_models.load(name)
-    own = target.model.kv_shape.bytes_per_token
-    drafted = sum(
-        drafter.bytes_per_token
-        for drafter in drafters.values()
-        if isinstance(drafter, DraftModelDrafter) and drafter.device == target.device
-    )
-    max_cache_bytes = models.target.max_cache_bytes or target_limit(available_bytes(target.device), own, drafted)
-    log.info(
-        "keys and values: %d bytes a token, at most %d MiB for %d slots, on %s",
-        own,
-        max_cache_bytes >> 20,
-        num_slots,
-        placement.name,
-        extra={"action": "cache_sized"},
-    )
-    return TransformersEngine(target, drafters, num_slots=num_slots, max_cache_bytes=max_cache_bytes)

@@ -1,4 +1,4 @@
-"""Timing one round's parts on this device. Scratch slots and scratch texts: nothing running is touched."""
+"""Timing a round's parts on this device, in scratch slots over scratch texts: nothing that runs is touched."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Loading a target and its tokenizer, and refusing what cannot be decoded exactly here.
 
-A model loads complete or not at all, and whatever goes wrong is an error of alphaloop with its reason.
+A model loads complete or not at all, and whatever goes wrong is an error of alphaloop with its reason. `Target` is what
+comes of it: the model over its slots, the tokenizer, the tokens that end a text, and the name of all this.
 """
 
 from __future__ import annotations

@@ -72,16 +72,14 @@ class OpenDrafters:
             return
         models = self.draft_models
         takes_memory = any(sequence.drafter is not None and sequence.drafter.name in models for sequence in due)
-        room = DraftRoom(memory(), running) if takes_memory else None
-        num_short = 0
+        short = _without_room(due, running, memory()) if takes_memory else []
         for sequence in due:
-            if room is None or room.take(sequence):
-                self._open(sequence)
-            else:
+            if sequence in short:
                 sequence.redraft(None, 0)
-                num_short += 1
-        if num_short:
-            log.info("no memory for the drafts of %d sequences", num_short, extra={"action": "draft_memory_short"})
+            else:
+                self._open(sequence)
+        if short:
+            log.info("no memory for the drafts of %d sequences", len(short), extra={"action": "draft_memory_short"})
 
     def propose(self, drafter: str, asks: SequenceOf[Ask], target: Target) -> list[Proposal] | None:
         """One proposal an ask, in order, on the target's device; None where the drafter failed.
@@ -234,42 +232,43 @@ def _check(asks: SequenceOf[Ask], answers: SequenceOf[Proposal], vocabulary: int
             raise DecodeFailed(f"expected distributions of {num} x {vocabulary}, found {tuple(one.q.shape)}")
 
 
-class DraftRoom:
-    """Bytes that the sequences running leave for drafts' keys and values on each device.
+def _without_room(due: SequenceOf[Sequence], running: SequenceOf[Sequence], memory: CacheMemory) -> list[Sequence]:
+    """Those of `due` for whose keys and values their drafters have no memory left, in the order of `due`.
 
     Each sequence is taken to be as long as the longest. The same arithmetic as in a decision
     (`CacheMemory.left_for_drafts`), for the sequences that run now.
     """
+    longest = max((one.num_positions for one in running), default=0)
+    width = 1 + max((one.num_draft_tokens for one in running), default=0)
+    devices = (None, *memory.elsewhere)
+    left = {device: memory.left_for_drafts(len(running), longest, width, device=device) for device in devices}
 
-    def __init__(self, memory: CacheMemory, running: SequenceOf[Sequence]) -> None:
-        self._memory = memory
-        self._longest = max((one.num_positions for one in running), default=0)
-        width = 1 + max((one.num_draft_tokens for one in running), default=0)
-        devices = (None, *memory.elsewhere)
-        self._left = {
-            device: memory.left_for_drafts(len(running), self._longest, width, device=device) for device in devices
-        }
-        for one in running:
-            if one.is_open:
-                self._left[self._device(one.drafter)] -= self._needed(one.drafter)
+    def taken(sequence: Sequence) -> tuple[str | None, int]:
+        name = "" if sequence.drafter is None else sequence.drafter.name
+        return memory.device_of.get(name), memory.of_draft(name, 1, longest) if name else 0
 
-    def take(self, sequence: Sequence) -> bool:
-        """Whether its drafter can take it in; then its share is taken. Always, where its drafter keeps nothing."""
-        needed, device = self._needed(sequence.drafter), self._device(sequence.drafter)
-        if needed > max(self._left[device], 0):
-            return False
-        self._left[device] -= needed
-        return True
-
-    def _needed(self, drafter: DrafterState | None) -> int:
-        return 0 if drafter is None else self._memory.of_draft(drafter.name, 1, self._longest)
-
-    def _device(self, drafter: DrafterState | None) -> str | None:
-        return None if drafter is None else self._memory.device_of.get(drafter.name)
+    for sequence in running:
+        if sequence.is_open:
+            device, needed = taken(sequence)
+            left[device] -= needed
+    short = []
+    for sequence in due:
+        device, needed = taken(sequence)
+        if needed > max(left[device], 0):
+            short.append(sequence)
+        else:
+            left[device] -= needed
+    return short
 
 
 def arrived(proposals: SequenceOf[Proposal], device: torch.device) -> list[Proposal]:
     """The proposals of one drafter with their distributions on `device`, the target's.
+
+    Here alone do a round's tensors go from a drafter's device to the target's. What goes between the two otherwise is
+    numbers of the host: a drafter is given the text as token ids and answers with token ids. Only the distributions of
+    drawn tokens are tensors, which verification compares with the target's own; greedy jobs and jobs with a seed send
+    none. They cross once a round for each drafter, because every copy between devices costs a start of its own and,
+    where the two have no direct way, a stay in main memory.
 
     Those that are there already stay as they are. Others have arrived when this returns: the wait belongs to the time
     of proposing, because another placement of the draft would not have it.

@@ -1,4 +1,10 @@
-"""A job's prompt as token ids, and whether it fits."""
+"""A job's prompt as token ids, and whether it fits.
+
+In a conversation, control tokens are what the chat template writes; in a message their strings are text. Otherwise
+somebody who types `<|im_end|>` into a message could end it and begin another in the system's name. Why and how:
+docs/decisions/0005-special-tokens.md. A prompt that cannot fit is refused before it is tokenized, by how much text one
+token can stand for.
+"""
 
 from __future__ import annotations
 

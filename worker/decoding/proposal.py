@@ -35,7 +35,7 @@ class Proposal:
     #: verified in order.
     parents: tuple[int, ...] | None = None
     #: [len(tokens), vocabulary], float64: row i is the distribution that token i was drawn from. None: the proposal is
-    #: deterministic, each distribution is one-hot. On the drafter's device; crossing.py brings it to the target's.
+    #: deterministic, each distribution is one-hot. On the drafter's device.
     q: Tensor | None = None
     #: By the drafter's own estimate, the probability of the tokens up to and with each one; empty: not known.
     together: tuple[float, ...] = ()

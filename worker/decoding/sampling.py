@@ -1,4 +1,8 @@
-"""How one job's tokens are chosen: its scores, its distribution, and its randomness."""
+"""How one job's tokens are chosen: from logits to scores, to a distribution, to a token; and its random numbers.
+
+`TokenChooser` is the job's rule; the rest of the module is its parts, in the order in which they act: `Penalties`,
+`probabilities`, the noise of reproducible jobs, random numbers.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +99,13 @@ def _paths(drafts: Sequence[int], parents: Sequence[int] | None) -> list[tuple[i
 
 
 class Penalties:
-    """One job's bias and penalties. It reads each token of the text once for each device that chooses its tokens."""
+    """One job's bias and penalties: how its settings and its own text change the scores before a token is chosen.
+
+    In this order, which is that of vLLM's sampler: `logit_bias` is added; the repetition penalty (Keskar et al. 2019)
+    divides positive and multiplies negative scores of every token of prompt and output; the frequency penalty is
+    subtracted once for each time a token stands in the output, the presence penalty once for each token that does
+    (OpenAI). Each device that chooses tokens of the job reads each token of its text once.
+    """
 
     def __init__(self, sampling: Sampling, num_prompt: int) -> None:
         self._sampling = sampling
@@ -205,6 +215,12 @@ class Candidates(NamedTuple):
 
 def probabilities(scores: Tensor, sampling: Sampling) -> Tensor:
     """Distribution of each row of `scores` [rows, vocabulary], in float64: [rows, vocabulary].
+
+    Temperature, then top_k, top_p and min_p: the order of transformers (`_get_logits_processor`). vLLM takes min_p
+    before top_k and top_p; which tokens min_p itself removes is the same there, as its bound is a share of the
+    likeliest token's probability. A whole vocabulary is never sorted where a few of its tokens can stay: those are
+    found by a bound that every token that stays must reach, first among blocks of the vocabulary, then inside the
+    blocks that reach it.
 
     top_k keeps ties with the k-th likeliest token. top_p keeps the smallest set of likeliest tokens whose probability
     reaches it, the token that crosses it included; of equally likely ones the lower id is taken first. min_p keeps
@@ -336,7 +352,24 @@ def vocabulary_noise(key: int, vocabulary: int, device: torch.device) -> Tensor:
 
 
 def perturbed_tokens(scores: Tensor, sampling: Sampling, keys: Sequence[int]) -> Tensor:
-    """argmax(log p + noise) of each row of `scores` [rows, vocabulary]: [rows]. keys[i] is the key of row i's noise."""
+    """argmax(log p + noise) of each row of `scores` [rows, vocabulary]: [rows]. keys[i] is the key of row i's noise.
+
+    The reproducible coupling. The noise of a position is Gumbel noise that depends on the job's seed and the position
+    only, so the choice's distribution is p (the Gumbel-max trick). A drafter that chooses by argmax(log q + noise)
+    agrees often. Its draft is accepted where it equals the target's choice, and nothing else of it enters the text. So
+    the text is a function of seed and target: the same in every mode, k, drafter, tree and batch, as far as p is the
+    same to the bits that decide.
+
+    Target and drafter agree with probability sum over i of 1 / sum over j of max(p_j / p_i, q_j / q_i), which is at
+    least (1 - TV) / (1 + TV), TV = total variation of p and q (Daliri, Musco, Suresh 2025, "Coupling without
+    Communication and Drafter-Invariant Speculative Decoding", arXiv 2408.07978). The maximal coupling accepts 1 - TV.
+
+    The noise is drawn so that most of it need never be looked at: it is one independent Gumbel draw a token, from the
+    top down (Maddison, Tarlow, Minka 2014, "A* Sampling"). For each block of tokens first the largest of its draws,
+    Gumbel(log size), then which of its tokens has it, then the other draws, which are Gumbel draws of at most that. A
+    block's highest score and largest draw together bound all of its sums, so few blocks remain in question. The draws
+    are the same everywhere; their logarithms may differ in the last bit between processors.
+    """
     vocabulary = scores.shape[-1]
     key = torch.tensor(keys, dtype=torch.long, device=scores.device)[:, None]
     if sampling.is_cut:
@@ -391,7 +424,13 @@ def key_of(*parts: int | str) -> int:
 
 
 def uniforms(key: int | Tensor, counters: Tensor) -> Tensor:
-    """Draws from (0, 1) in float64, one a counter. `key` and `counters` (int64) broadcast against each other."""
+    """Draws from (0, 1) in float64, one a counter. `key` and `counters` (int64) broadcast against each other.
+
+    They follow from key and counter: the same in every process, on every device, in any order. SplitMix64 (Steele, Lea,
+    Flood 2014, with the finaliser of its reference code) over `key + counter · γ`. Only integers are mixed, which are
+    exact everywhere, so a number can be computed where and when it is needed, for a few tokens as well as for the whole
+    vocabulary. torch's CPU generator keeps 32 bits of its seed, which makes different seeds equal.
+    """
     bits = counters * _GAMMA + key
     for shift, multiplier in _STEPS:
         bits ^= (bits >> shift).bitwise_and_((1 << (64 - shift)) - 1)

@@ -1,4 +1,36 @@
-"""From a pass's logits to the verdict on each sequence's proposal."""
+"""Which drafted tokens stay. Every rule gives the tokens the target's own distribution, whatever the drafter proposes.
+
+`verify` turns the logits of a pass into a verdict on each sequence's proposal. The rules behind it are pure functions
+of tensors.
+
+A chain, greedy: a draft stays while it equals the target's argmax. A chain from a deterministic drafter, whose q is
+one-hot (Leviathan et al. 2023): x is accepted with probability p(x), else the next token is drawn from p without x,
+renormalised; after the last accepted draft it is drawn from p.
+
+A chain that was drawn is verified as one block: Sun et al. 2024, "Block Verification Accelerates Speculative Decoding",
+Algorithm 2 (arXiv 2403.10444). Token-wise verification stops at the first rejection. Here the longest prefix wins whose
+own test passes, so a likely continuation can save an unlikely token. For every pair of models it accepts at least as
+many tokens in expectation. It pays where drafts are drawn; for a one-hot q both rules accept alike.
+
+A tree is `tokens` and `parents`: token i hangs on token parents[i] < i, or on the pending token where that is -1. Rows
+of target tensors: row 0 is behind the pending token, row i + 1 behind token i. At every accepted node its children are
+tried in order until one is accepted; where none is, the target's own token ends the round. One rule covers the sampled
+trees. r is what is left to be drawn at a node, p at first. A child x that was drawn from q is accepted with probability
+min(1, r(x) / q(x)); otherwise r becomes norm(max(r - q, 0)) and the next child is tried; behind the last rejected child
+the target's token is drawn from r. Each step is the one of Leviathan et al. 2023 with r for p. What q is tells the
+rules apart:
+
+* children drawn independently, from one drafter or from several: multi-step speculative sampling (SpecInfer, Miao et
+  al. 2024, arXiv 2305.09781);
+* children drawn without replacement: q is the drafter's distribution without the siblings before it (Sequoia, Chen et
+  al. 2024, arXiv 2402.12374; RSD, Jeon et al. 2024, arXiv 2402.14160);
+* deterministic children (top-k of a draft, look-up): q is one-hot, so x is accepted with probability r(x), and taken
+  out of r when it is rejected (EAGLE, Li et al. 2024, arXiv 2401.15077).
+
+What makes it exact, apart from the formula: whether a child is offered, and its place among its siblings, may depend on
+what was drawn before it, never on which token it is. Equal siblings that were drawn independently stay two children; a
+tree of drawn tokens is never sorted, merged or pruned by them. A deterministic tree may be built in any way.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +50,7 @@ if TYPE_CHECKING:
     from worker.decoding.sequence import Sequence
 
 
-def verify(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> list[Verdict]:
+def verify(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> list[DraftVerdict]:
     """One verdict a sequence; `logits` [rows, vocabulary] holds 1 + len(tokens) rows of each, one behind the other.
 
     Most jobs are greedy with plain logits: their verdicts are computed together, with one wait for the device. Sampled
@@ -28,7 +60,7 @@ def verify(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> list
     best, are_finite = best_tokens(logits)
     if not are_finite:
         raise DecodeFailed("the model returned logits that are not finite")
-    found: dict[int, Verdict] = {}
+    found: dict[int, DraftVerdict] = {}
     sampled: dict[tuple[float, ...], dict[int, Tensor]] = {}
     begin = 0
     for index, (sequence, proposal) in enumerate(asked):
@@ -54,14 +86,14 @@ def verify(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> list
     return [found[index] for index in range(len(asked))]
 
 
-def _verify_followed(best: list[int], proposal: Proposal) -> Verdict:
+def _verify_followed(best: list[int], proposal: Proposal) -> DraftVerdict:
     """One sequence for which the target has chosen `best` [1 + len(tokens)]."""
     if proposal.parents is None:
         return verify_greedy(best, proposal.tokens)
     return verify_tree_greedy(best, proposal.tokens, proposal.parents)
 
 
-def _with_second_choices(verdict: Verdict, logits: Tensor) -> Verdict:
+def _with_second_choices(verdict: DraftVerdict, logits: Tensor) -> DraftVerdict:
     """The verdict on a greedy sequence with the second choice at each token of it."""
     rows = [0, *(index + 1 for index in verdict.path)]
     values, tokens = logits[rows].float().topk(2)
@@ -70,7 +102,7 @@ def _with_second_choices(verdict: Verdict, logits: Tensor) -> Verdict:
     return replace(verdict, second_choices=second)
 
 
-def _verify_settled(scores: Tensor, sequence: Sequence, proposal: Proposal) -> Verdict:
+def _verify_settled(scores: Tensor, sequence: Sequence, proposal: Proposal) -> DraftVerdict:
     """One sequence whose tokens follow from its scores: greedy with adjusted scores, or with the noise of a seed."""
     tokens = proposal.tokens
     parents = range(-1, len(tokens) - 1) if proposal.parents is None else proposal.parents
@@ -78,7 +110,7 @@ def _verify_settled(scores: Tensor, sequence: Sequence, proposal: Proposal) -> V
     return _verify_followed(best.tolist(), proposal)
 
 
-def _verify_drawn(p: Tensor, sequence: Sequence, proposal: Proposal) -> Verdict:
+def _verify_drawn(p: Tensor, sequence: Sequence, proposal: Proposal) -> DraftVerdict:
     """One sequence that draws from `p` [1 + len(tokens), vocabulary]."""
     tokens = proposal.tokens
     uniforms = sequence.choice.uniforms(len(tokens) + 1, p.device)
@@ -91,7 +123,7 @@ def _verify_drawn(p: Tensor, sequence: Sequence, proposal: Proposal) -> Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class DraftVerdict:
     """What a round yields for one sequence: `num_accepted` of its drafts, then `next_token` of the target."""
 
     num_accepted: int
@@ -109,14 +141,14 @@ class Verdict:
         return tuple(range(self.num_accepted)) if self.branch is None else self.branch
 
 
-def verify_greedy(best: SequenceOf[int], draft: SequenceOf[int]) -> Verdict:
+def verify_greedy(best: SequenceOf[int], draft: SequenceOf[int]) -> DraftVerdict:
     """One sequence. `best` [k + 1]: the target's choice behind the pending token and behind each draft; `draft` [k]."""
     hits = zip(best, draft, strict=False)
     num_accepted = next((place for place, (one, other) in enumerate(hits) if one != other), len(draft))
-    return Verdict(num_accepted, best[num_accepted])
+    return DraftVerdict(num_accepted, best[num_accepted])
 
 
-def verify_deterministic(p: Tensor, draft: Tensor, uniforms: Tensor) -> Verdict:
+def verify_deterministic(p: Tensor, draft: Tensor, uniforms: Tensor) -> DraftVerdict:
     """One sequence whose drafter is deterministic.
 
     `p` [k + 1, vocabulary]: the target's probabilities (float64). `draft` [k]. `uniforms` [k + 1]: independent draws
@@ -127,7 +159,7 @@ def verify_deterministic(p: Tensor, draft: Tensor, uniforms: Tensor) -> Verdict:
     rest = p[num_accepted]
     if num_accepted < draft.shape[0]:
         rest = still_left(rest.index_fill(0, draft[num_accepted], 0.0), rest)
-    return Verdict(num_accepted, draw(rest, uniforms[-1]))
+    return DraftVerdict(num_accepted, draw(rest, uniforms[-1]))
 
 
 def draw(weights: Tensor, uniform: Tensor) -> int:
@@ -156,7 +188,7 @@ def _num_leading(flags: Tensor) -> int:
     return int(flags.long().cumprod(0).sum())
 
 
-def verify_block(p: Tensor, q: Tensor, draft: Tensor, uniforms: Tensor) -> Verdict:
+def verify_block(p: Tensor, q: Tensor, draft: Tensor, uniforms: Tensor) -> DraftVerdict:
     """One sequence whose drafts were drawn from `q`.
 
     `p` [k + 1, vocabulary]: the target's probabilities (float64). `q` [k, vocabulary] (float64): what the drafts were
@@ -178,7 +210,7 @@ def verify_block(p: Tensor, q: Tensor, draft: Tensor, uniforms: Tensor) -> Verdi
     rest = p[num_accepted]
     if num_accepted < k:
         rest = still_left(residuals[num_accepted], rest)
-    return Verdict(num_accepted, draw(rest, uniforms[-1]))
+    return DraftVerdict(num_accepted, draw(rest, uniforms[-1]))
 
 
 def _kept(p: Tensor, q: Tensor, draft: Tensor) -> Tensor:
@@ -190,7 +222,7 @@ def _kept(p: Tensor, q: Tensor, draft: Tensor) -> Tensor:
     return torch.stack(kept)
 
 
-def verify_tree_greedy(best: SequenceOf[int], tokens: SequenceOf[int], parents: SequenceOf[int]) -> Verdict:
+def verify_tree_greedy(best: SequenceOf[int], tokens: SequenceOf[int], parents: SequenceOf[int]) -> DraftVerdict:
     """The deepest path on which every token is the target's choice.
 
     `best` [n + 1]: the target's choice, greedy or coupled, behind the pending token and behind each of the n tokens.
@@ -208,7 +240,7 @@ def verify_tree_greedy(best: SequenceOf[int], tokens: SequenceOf[int], parents: 
             if end < 0 or depths[i] > depths[end]:
                 end = i
     branch = _branch(end, parents)
-    return Verdict(len(branch), best[end + 1], branch, num_tested)
+    return DraftVerdict(len(branch), best[end + 1], branch, num_tested)
 
 
 def verify_tree(
@@ -219,7 +251,7 @@ def verify_tree(
     uniforms: Tensor,
     *,
     with_replacement: bool,
-) -> Verdict:
+) -> DraftVerdict:
     """One sequence whose tree was drawn from `q`, or is deterministic (None).
 
     `p` [n + 1, vocabulary]: the target's probabilities (float64). `q` [n, vocabulary] (float64): row i is what token i
@@ -248,7 +280,7 @@ def verify_tree(
             break
         branch.append(siblings[answers.index(True)])
         rest = p[branch[-1] + 1]
-    return Verdict(len(branch), draw(rest, uniforms[-1]), tuple(branch), num_tested)
+    return DraftVerdict(len(branch), draw(rest, uniforms[-1]), tuple(branch), num_tested)
 
 
 def _branch(end: int, parents: SequenceOf[int]) -> tuple[int, ...]:

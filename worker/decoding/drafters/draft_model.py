@@ -6,6 +6,9 @@ further draft is a pass of width 1 for all sequences that still want one.
 
 A draft may end early, at a token that ends the text or where its probability has fallen. Either follows from the tokens
 that are proposed, never from one that is held back, so every exact acceptance rule stays exact.
+
+`DraftModels` makes such drafters from their settings: checked against the target first, then loaded, each set of
+weights once.
 """
 
 from __future__ import annotations
@@ -341,7 +344,13 @@ NUM_FIRST: Final = 4
 
 
 class Excerpt(Sequence[int]):
-    """The first tokens of `text`, then those from a place on that leaves `num_kept` of it as it is now; live."""
+    """The first tokens of `text`, then those from a place on that leaves `num_kept` of it as it is now; live.
+
+    What a draft reads of a prompt that is longer than it cares to read. The first tokens stay, because attention rests
+    on them whatever they say (Xiao et al. 2024, "Efficient Streaming Language Models with Attention Sinks"), and so do
+    those before its end, from which the next ones follow. What a draft has not read only makes its guesses worse, never
+    the text: the target has read everything.
+    """
 
     def __init__(self, text: Sequence[int], num_kept: int) -> None:
         self._text = text

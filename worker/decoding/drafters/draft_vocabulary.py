@@ -1,9 +1,10 @@
-"""A draft that proposes only frequent tokens: its head costs a part of the target's (FR-Spec, arXiv 2502.14856).
+"""Which tokens a draft model proposes to a target that has more, or other ones.
 
-The draft's folder is a plain transformers model with the full vocabulary; the file `draft_vocabulary.json` beside the
-weights names, ascending, the tokens it was trained to propose. Whoever drafts with it keeps those rows of the head and
-maps column i of its logits to token `token_ids[i]`. Tokens outside have q = 0, which every exact acceptance rule
-allows. The file is no safetensors file, because vLLM takes every tensor in such files for a weight.
+A draft may propose frequent tokens only: its head costs a part of the target's (FR-Spec, arXiv 2502.14856). Its folder
+is a plain transformers model with the full vocabulary; the file `draft_vocabulary.json` beside the weights names,
+ascending, the tokens that it was trained to propose. Whoever drafts with it keeps those rows of the head and maps
+column i of its logits to token `token_ids[i]`. Tokens outside have q = 0, which every exact acceptance rule allows. The
+file is no safetensors file, because vLLM takes every tensor in such files for a weight.
 """
 
 from __future__ import annotations

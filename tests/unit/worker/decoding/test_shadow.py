@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.settings.models import LookupDrafterSettings
@@ -14,8 +14,8 @@ from worker.engine import ShadowCounts
 
 
 @dataclass(eq=False)
-class Text:
-    """A sequence whose text is known beforehand."""
+class KnownText:
+    """What is asked of a sequence here, with a text that is known beforehand."""
 
     job_id: str
     text: list[int]
@@ -32,11 +32,14 @@ class Text:
         return self.drafter == drafter and self.shortest_draft >= num_draft_tokens
 
 
+Text: Any = KnownText
+
+
 def lookup(name: str = "lookup", **settings: object) -> LookupDrafter:
     return LookupDrafter(name, LookupDrafterSettings.model_validate({"min_probability": 0, **settings}))
 
 
-def decode(shadows: Shadows, text: Text, *, num_steps: int = 0) -> tuple[ShadowCounts, ...]:
+def decode(shadows: Shadows, text: Any, *, num_steps: int = 0) -> tuple[ShadowCounts, ...]:
     """A whole sequence, read along for so many steps before it ends."""
     shadows.begin(text)
     for _ in range(num_steps):

@@ -11,16 +11,16 @@ from torch import Tensor
 
 from tests.fixtures.enumeration import Draft, Language, Round, Verify, bias, chain, drawn, enumerate_round
 from tests.fixtures.verification_rules import verify_sampled
-from worker.decoding.verification import Verdict, verify_block
+from worker.decoding.verification import DraftVerdict, verify_block
 
 EXACT = 1e-13
 
 
-def by_block(p: Tensor, draft: Draft, uniforms: Tensor) -> Verdict:
+def by_block(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
     return verify_block(p, draft.q, torch.tensor(draft.tokens, dtype=torch.long), uniforms)
 
 
-def by_token(p: Tensor, draft: Draft, uniforms: Tensor) -> Verdict:
+def by_token(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
     return verify_sampled(p, draft.q, torch.tensor(draft.tokens, dtype=torch.long), uniforms)
 
 
