@@ -14,7 +14,7 @@ from alphaloop.cli.draft_report import show
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import note, out, print_json, table
 from alphaloop.commands.orders import RegisterOrder, TrainOrder
-from alphaloop.draft_card import DraftCard, Judgement
+from alphaloop.draft_card import DraftCard, DraftJudgement
 from alphaloop.store.drafts import DraftRegistry, DraftRevision
 from alphaloop.wording import share
 
@@ -91,5 +91,5 @@ def _held_out(draft: DraftRevision) -> tuple[float | None, float | None]:
     """α_1 on held-out text and the cost ratio c; None if never measured."""
     if draft.figures is None:
         return None, None
-    judgement = Judgement.model_validate(draft.figures)
+    judgement = DraftJudgement.model_validate(draft.figures)
     return next(iter(judgement.total.alphas()), None), judgement.cost_ratio

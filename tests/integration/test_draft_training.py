@@ -30,7 +30,7 @@ from tests.fixtures.orders import CarriedOut, train_order
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary
 from worker.decoding.sources import find_weights
 from worker.decoding.training.recipe import Recipe
-from worker.decoding.training.run import Stages, TrainingRun
+from worker.decoding.training.run import TrainingRun
 
 RECIPE: Final = Recipe(
     num_layers=1,
@@ -101,7 +101,7 @@ def train(
     **given: Path,
 ) -> DraftCard | None:
     order = train_order(folder, name="small", **given)
-    run = TrainingRun(order, settings, recipe, Stages(lambda event: None), should_stop)
+    run = TrainingRun(order, settings, recipe, lambda event: None, should_stop)
     try:
         return run.make()
     finally:
@@ -190,11 +190,10 @@ def test_a_folder_of_something_else_is_left_alone(
     (tmp_path / "mine" / "thesis.txt").touch()
     with pytest.raises(ConfigError, match="found something else"):
         train(settings, tmp_path / "mine")
-    stages = Stages(lambda event: None)
-    held = TrainingRun(train_order(tmp_path / "new"), settings, RECIPE, stages, lambda: True)
+    held = TrainingRun(train_order(tmp_path / "new"), settings, RECIPE, lambda event: None, lambda: True)
     try:
         with pytest.raises(ConfigError, match="in use"):
-            TrainingRun(train_order(tmp_path / "new"), settings, RECIPE, stages, lambda: True)
+            TrainingRun(train_order(tmp_path / "new"), settings, RECIPE, lambda event: None, lambda: True)
     finally:
         held.close()
 

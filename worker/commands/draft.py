@@ -12,7 +12,7 @@ from alphaloop.files import readable_again
 from alphaloop.settings import Settings
 from worker.commands.stopping import INTERRUPTED, stopped_by_signals
 from worker.decoding.training.recipe import read_recipe
-from worker.decoding.training.run import Stages, TrainingRun, register_folder
+from worker.decoding.training.run import TrainingRun, register_folder
 
 
 def train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
@@ -22,7 +22,7 @@ def train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
         if order.prompts is not None:  # they are read more than once
             order = order.model_copy(update={"prompts": stack.enter_context(readable_again(order.prompts))})
         should_stop = stack.enter_context(stopped_by_signals())
-        run = TrainingRun(order, settings, recipe, Stages(tell), should_stop)
+        run = TrainingRun(order, settings, recipe, tell, should_stop)
         try:
             card = run.make()
         finally:

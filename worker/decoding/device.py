@@ -6,14 +6,13 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from alphaloop.errors import ConfigError
 from alphaloop.settings.device import AUTO
 from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings
-from worker.decoding.network.kv_shape import KvShape
 from worker.decoding.network.recording import recorded_bytes
 
 TARGET_SETTING = "models.target.device"
@@ -61,9 +60,9 @@ class Placement:
         Costs, measured speed-ups and choices are stored under it, because all of them are others where a draft model
         lies elsewhere. A GPU's number is no part of it: workers that have a pair of GPUs each share what they measured.
         """
-        target = hardware_name(self.target)
+        target = _hardware_name(self.target)
         elsewhere = [
-            f"{drafter} on {'another ' if hardware_name(device) == target else ''}{hardware_name(device)}"
+            f"{drafter} on {'another ' if _hardware_name(device) == target else ''}{_hardware_name(device)}"
             for drafter, device in sorted(self.drafts.items())
             if device != self.target
         ]
@@ -103,7 +102,7 @@ def find_device(name: str, *, setting: str = TARGET_SETTING) -> torch.device:
     return device
 
 
-def hardware_name(device: torch.device) -> str:
+def _hardware_name(device: torch.device) -> str:
     """What a device is: `NVIDIA H100`, `cpu-16-threads`."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -128,11 +127,6 @@ def is_device_fault(error: Exception) -> bool:
 _UNLIMITED_BYTES: Final = 1 << 60
 _LOGITS_BYTES: Final = 4  #: float32
 _PROBABILITY_BYTES: Final = 8  #: float64, in which a sampled job is verified
-
-
-def kv_bytes_per_token(config: Any, dtype: torch.dtype) -> int:
-    """Bytes of one position of one sequence in the slot cache; `config` is the model's."""
-    return KvShape.of(config, dtype).bytes_per_token
 
 
 def pass_bytes(vocabulary: int, num_rows: int) -> int:

@@ -367,9 +367,6 @@ class TransformersEngine:
         self._shadows.clear()
         self._open_drafters.clear()
 
-    def wake(self) -> None:
-        """A step waits for nothing."""
-
     def close(self) -> None:
         """Drop every sequence."""
         self.abandon()
@@ -377,18 +374,6 @@ class TransformersEngine:
     def load(self) -> Load:
         """How full the engine is."""
         return Load(len(self._admitted), self._num_slots)
-
-    def unavailable(self) -> str | None:
-        """Nothing is away."""
-        return None
-
-    def endpoints(self) -> SequenceOf[EndpointStatus]:
-        """There are none."""
-        return ()
-
-    def suspects(self) -> SuspectCounts:
-        """There are none."""
-        return SuspectCounts()
 
     def memory(self) -> CacheMemory:
         """Memory for keys and values, as it is now. Reads each device's state: 0.3 ms for a CPU."""
@@ -432,6 +417,23 @@ class TransformersEngine:
         if drafter is None:
             return measure_target_prefill_ms(self._target, num_tokens, num_samples)
         return measure_draft_prefill_ms(self._drafters[drafter], num_tokens, num_samples)
+
+    # The seam also asks what only servers have.
+
+    def wake(self) -> None:
+        """A step waits for nothing."""
+
+    def unavailable(self) -> str | None:
+        """Nothing is away."""
+        return None
+
+    def endpoints(self) -> SequenceOf[EndpointStatus]:
+        """There are none."""
+        return ()
+
+    def suspects(self) -> SuspectCounts:
+        """There are none."""
+        return SuspectCounts()
 
 
 class AdmittedSequences:

@@ -20,9 +20,12 @@ from worker.decoding.sampling import TokenChooser
 from worker.decoding.verification import verify_greedy
 from worker.engine import Sampling
 
-NUM_WARM_UP: Final = 1
+_NUM_WARM_UP: Final = 1
 _GREEDY: Final = Sampling(max_tokens=1, temperature=0.0)
 _NO_TASK: Final = ""  # what is measured is remembered for no task
+_CONTEXT: Final = 128
+_NUM_WARM: Final = 3
+_NUM_SAMPLES: Final = 25
 
 
 @torch.inference_mode()
@@ -121,6 +124,27 @@ def measure_draft_prefill_ms(drafter: Drafter, num_tokens: int, num_samples: int
         ) from error
 
 
+@torch.inference_mode()
+def measure_passes_ms(models: Sequence[Any]) -> list[float]:
+    """Median milliseconds of one token at batch 1 behind 128 others, best token included, for each model.
+
+    Takes over the models as the engine does, so they cannot be used afterwards.
+    """
+    engines = [LanguageModel(model, _CONTEXT + 1) for model in models]
+    caches = [engine.new_cache(1) for engine in engines]
+    for cache in caches:
+        # Reading empty keys takes as long as reading others.
+        cache.lengths[cache.acquire()] = _CONTEXT
+    taken: list[list[float]] = [[] for _ in engines]
+    for sample in range(_NUM_WARM + _NUM_SAMPLES):
+        for engine, cache, times in zip(engines, caches, taken, strict=True):
+            began = time.perf_counter()
+            engine.read(cache, [Read(0, [0], num_logits=1)]).argmax(dim=-1).tolist()
+            if sample >= _NUM_WARM:
+                times.append(1000 * (time.perf_counter() - began))
+    return [statistics.median(times) for times in taken]
+
+
 def _said(error: Exception) -> str:
     # Drafters raise anything; words alone would not say what a KeyError is.
     return f"{type(error).__name__}: {error}"
@@ -141,7 +165,7 @@ def _token(position: int) -> int:
     return 7 * position * position % 31
 
 
-def _median_ms(run: Callable[[], object], num_samples: int, *, num_warm_up: int = NUM_WARM_UP) -> float:
+def _median_ms(run: Callable[[], object], num_samples: int, *, num_warm_up: int = _NUM_WARM_UP) -> float:
     for _ in range(num_warm_up):
         run()
     samples = []
@@ -150,29 +174,3 @@ def _median_ms(run: Callable[[], object], num_samples: int, *, num_warm_up: int 
         run()
         samples.append(1000 * (time.perf_counter() - began))
     return statistics.median(samples)
-
-
-_CONTEXT: Final = 128
-_NUM_WARM: Final = 3
-_NUM_SAMPLES: Final = 25
-
-
-@torch.inference_mode()
-def measure_passes_ms(models: Sequence[Any]) -> list[float]:
-    """Median milliseconds of one token at batch 1 behind 128 others, best token included, for each model.
-
-    Takes over the models as the engine does, so they cannot be used afterwards.
-    """
-    engines = [LanguageModel(model, _CONTEXT + 1) for model in models]
-    caches = [engine.new_cache(1) for engine in engines]
-    for cache in caches:
-        # Reading empty keys takes as long as reading others.
-        cache.lengths[cache.acquire()] = _CONTEXT
-    taken: list[list[float]] = [[] for _ in engines]
-    for sample in range(_NUM_WARM + _NUM_SAMPLES):
-        for engine, cache, times in zip(engines, caches, taken, strict=True):
-            began = time.perf_counter()
-            engine.read(cache, [Read(0, [0], num_logits=1)]).argmax(dim=-1).tolist()
-            if sample >= _NUM_WARM:
-                times.append(1000 * (time.perf_counter() - began))
-    return [statistics.median(times) for times in taken]

@@ -45,7 +45,7 @@ _NUM_NAMES: Final = 3  #: tensors that a refusal names
 
 
 #: Fields of a generation config that would change texts beside those of TaskSettings.
-UNSUPPORTED_DEFAULTS: Final = (
+_UNSUPPORTED_DEFAULTS: Final = (
     "no_repeat_ngram_size",
     "min_new_tokens",
     "suppress_tokens",
@@ -59,255 +59,6 @@ UNSUPPORTED_DEFAULTS: Final = (
     "penalty_alpha",
     "guidance_scale",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """A transformers model on its device with its tokenizer, and which weights they are."""
-
-    source: str
-    model: Any
-    tokenizer: Any
-    folder: Path
-    revision: str
-
-    def over_slots(self, context_length: int, *, gpu_kernels: bool) -> LanguageModel:
-        """The model over the slot cache, checked against itself; takes it over. Raises UnsupportedModel."""
-        with as_unsupported(self.source):
-            return LanguageModel(self.model, context_length, gpu_kernels=gpu_kernels)
-
-
-def load_target(settings: TargetSettings, placement: Placement | None = None) -> Target:
-    """Load, check, and name what was loaded; raises ModelNotFound or UnsupportedModel.
-
-    `placement` says where draft models will lie, which is part of the name; None: there are none. Without it, raises
-    ConfigError for a device that is not there.
-    """
-    if settings.num_threads is not None:
-        torch.set_num_threads(settings.num_threads)
-    placement = placement or Placement(find_device(settings.device))
-    loaded = load_weights(
-        settings.source, settings.revision, settings.dtype, placement.target, context_length=settings.context_length
-    )
-    with as_unsupported(settings.source):
-        check_template(loaded.tokenizer)
-    context_length = _context_length(settings, text_facts(loaded.model.config))
-    ends = end_tokens(loaded.model, loaded.tokenizer)
-    defaults = sampling_defaults(loaded.model.generation_config, are_used=settings.use_generation_config)
-    if sentence := defaults.sentence():
-        log.info("generation_config.json of the model: %s", sentence, extra={"action": "sampling_defaults"})
-    model = loaded.over_slots(context_length, gpu_kernels=settings.gpu_kernels)
-    library = f"fused{FUSED_VERSION}-torch-{torch.__version__}" if model.is_fused else _TRANSFORMERS
-    if model.is_recorded:
-        library += "-recorded"
-    identity = EngineIdentity(
-        engine=f"{library}-{settings.dtype}",
-        target=settings.name,
-        target_revision=loaded.revision,
-        dtype=settings.dtype,
-        device=placement.name,
-        context_length=context_length,
-        host=socket.gethostname(),
-    )
-    return Target(model, loaded.tokenizer, identity, ends, defaults)
-
-
-def load_weights(
-    source: str, revision: str | None, dtype: str, device: torch.device, *, context_length: int | None = None
-) -> LoadedModel:
-    """Load a model that the slot cache can serve; raises ModelNotFound or UnsupportedModel.
-
-    `context_length`: with which it will be served; None: its own, at most LONGEST_DEFAULT_CONTEXT.
-    """
-    weights = find_weights(source, revision)
-    # Bars on a server are noise between lines of its log, which may be JSON.
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    with as_unsupported(source):
-        folder = _dense_copy(weights, dtype) if weights.is_gguf else weights.path
-        config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        refuse_unsupported(config, context_length)
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, clean_up_tokenization_spaces=False)
-        model = _complete(
-            folder,
-            dtype=getattr(torch, dtype),
-            attn_implementation=attention_of(config),
-            use_safetensors=True,
-        )
-        refuse_form(model)
-        refuse_tokenizer(tokenizer, model)
-        return LoadedModel(source, model.to(device).eval(), tokenizer, folder, weights.revision)
-
-
-def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every token that ends a text, as the generation config, both configs and the tokenizer name them."""
-    found: set[int] = set()
-    for holder in (model.generation_config, model.config, text_config(model.config), tokenizer):
-        named = getattr(holder, "eos_token_id", None)
-        found.update(named if isinstance(named, list) else [] if named is None else [named])
-    return frozenset(found)
-
-
-def sampling_defaults(config: Any, *, are_used: bool) -> SamplingDefaults:
-    """What a generation config says of sampling, as transformers reads it: it draws only where `do_sample` is true.
-
-    Raises ConfigError where jobs are to take settings that no job may have.
-    """
-    names = ("temperature", "top_p", "top_k", "min_p") if config.do_sample else ()
-    found = {name: getattr(config, name, None) for name in (*names, "repetition_penalty")}
-    suggested = {name: value for name, value in found.items() if value is not None}
-    if config.do_sample:
-        suggested = {"temperature": 1.0, **suggested}
-    try:
-        checked = TaskSettings.model_validate(suggested)
-    except ValidationError as error:
-        if are_used:
-            wrong = error.errors(include_url=False)[0]
-            raise ConfigError(
-                f"models.target.use_generation_config: {wrong['loc'][0]} of the model's generation_config.json: "
-                f"{wrong['msg']}",
-                hint="leave the setting out, and write what you want in [tasks.NAME]",
-            ) from error
-    else:
-        suggested = {name: getattr(checked, name) for name in suggested}
-    unsupported = tuple(name for name in UNSUPPORTED_DEFAULTS if getattr(config, name, None) not in (None, 0, 1, []))
-    return SamplingDefaults(suggested, unsupported, are_used)
-
-
-@contextmanager
-def as_unsupported(source: str) -> Iterator[None]:
-    """Whatever goes wrong inside is an UnsupportedModel that names `source`; errors of alphaloop stay what they are."""
-    try:
-        yield
-    except UnsupportedModel as error:
-        if error.message.startswith(f"{source}: "):
-            raise
-        raise UnsupportedModel(f"{source}: {error.message}", hint=error.hint) from error
-    except AlphaloopError:
-        raise
-    except Exception as error:  # transformers, torch and safetensors promise no types
-        kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
-        reason = " ".join(str(error).split()) or "no reason was given"
-        raise UnsupportedModel(f"{source}: {kind}{reason}") from error
-
-
-def refuse_unsupported(config: Any, context_length: int | None = None) -> None:
-    """Raise UnsupportedModel for a config whose attention the slot cache and its mask would not reproduce.
-
-    `context_length` None: the model's own, at most LONGEST_DEFAULT_CONTEXT.
-    """
-    facts = text_facts(config)
-    if (reason := facts.refusal_at(context_length or min(facts.longest, LONGEST_DEFAULT_CONTEXT))) is not None:
-        raise UnsupportedModel(reason)
-
-
-def refuse_form(model: Any) -> None:
-    """Raise UnsupportedModel for a model that cannot be called with positions, or not for some logits only."""
-    missing = {"position_ids", "logits_to_keep"} - set(inspect.signature(model.forward).parameters)
-    if missing:
-        raise UnsupportedModel(
-            f"expected a decoder-only language model that takes {' and '.join(sorted(missing))}, "
-            f"found {model.config.model_type}"
-        )
-
-
-def refuse_tokenizer(tokenizer: Any, model: Any) -> None:
-    """Raise UnsupportedModel for a tokenizer of another model: its texts have tokens that the embeddings lack.
-
-    Added tokens without a row only make a warning, because a text that holds one is refused by itself.
-    """
-    num_rows = len(model.get_input_embeddings().weight)
-    ordinary, added = tokens_without_row(tokenizer, num_rows)
-    if ordinary:
-        raise UnsupportedModel(
-            f"expected a tokenizer for {num_rows} rows of embeddings, found {len(ordinary)} tokens without a row, the "
-            f"first of them {ordinary[0]} ({tokenizer.convert_ids_to_tokens(ordinary[0])!r})",
-            hint="is the tokenizer that of this model?",
-        )
-    if added:
-        log.warning(
-            "%d added tokens of the tokenizer have no row in the embeddings (%d rows), the first of them %d (%r): a "
-            "prompt that holds one is refused",
-            len(added),
-            num_rows,
-            added[0],
-            tokenizer.convert_ids_to_tokens(added[0]),
-            extra={"action": "tokens_without_row"},
-        )
-
-
-def attention_of(config: Any) -> str:
-    """The implementation of attention that a model's class has: torch's, or the plain one (soft caps, sinks)."""
-    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return "sdpa" if kind is None or kind._supports_sdpa else "eager"
-
-
-def _complete(folder: Path, **how: Any) -> Any:
-    """The model in `folder`; raises UnsupportedModel where a tensor is missing, misshapen or unexpected."""
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, **how
-    )
-    model, info = loaded
-    _refuse_incomplete(model.config, info)
-    return model
-
-
-def _refuse_incomplete(config: Any, info: Mapping[str, Any]) -> None:
-    """`info`: of `from_pretrained`, which leaves out what the class ignores and what is tied."""
-    text = text_config(config)
-    num_layers, num_ahead = int(text.num_hidden_layers), int(getattr(text, "num_nextn_predict_layers", None) or 0)
-    behind = "|".join(str(num_layers + index) for index in range(num_ahead)) or "(?!)"
-    ahead = re.compile(rf"(^|\.)layers\.({behind})\.")
-    misshapen = [
-        f"{name} {list(found)} instead of {list(wanted)}" for name, found, wanted in sorted(info["mismatched_keys"])
-    ]
-    unexpected = sorted(name for name in info["unexpected_keys"] if not _UNUSED.search(name) and not ahead.search(name))
-    missing = sorted(name for name in info["missing_keys"] if not _UNUSED.search(name))
-    found = [
-        f"{len(names)} {kind} ({', '.join(names[:_NUM_NAMES])}{', …' if len(names) > _NUM_NAMES else ''})"
-        for kind, names in (("missing", missing), ("of another shape", misshapen), ("unexpected", unexpected))
-        if names
-    ]
-    if found:
-        raise UnsupportedModel(
-            f"expected the tensors of {config.model_type} with {num_layers} layers, found {'; '.join(found)}",
-            hint="is the download complete, and is config.json the one of these weights?",
-        )
-
-
-def _dense_copy(weights: Weights, dtype: str) -> Path:
-    folder = converted_folder(weights, dtype)
-    if (folder / "config.json").exists():
-        return folder
-    log.info("converting %s to %s safetensors, once: %s", weights.path.name, dtype, folder)
-    working = working_folder()
-    try:
-        _convert(weights.path, getattr(torch, dtype), working)
-        publish_folder(working, folder)
-    finally:
-        shutil.rmtree(working, ignore_errors=True)
-    return folder
-
-
-def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
-    parent, name = file.parent, file.name
-    packed = _complete(parent, gguf_file=name, dtype=dtype, quantization_config=GgufConfig(dequantize=True))
-    # The unpacked model still calls itself quantized; a dense one with its weights is what can be saved and loaded.
-    settings = packed.config.to_dict()
-    settings.pop("quantization_config", None)
-    dense: Any = AutoModelForCausalLM.from_config(type(packed.config)(**settings), dtype=dtype)  # type: ignore[no-untyped-call]
-    dense.load_state_dict(packed.state_dict())
-    dense.generation_config = packed.generation_config
-    dense.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(parent, gguf_file=name, trust_remote_code=False).save_pretrained(folder)
-
-
-def _context_length(settings: TargetSettings, facts: TextFacts) -> int:
-    if settings.context_length is not None and settings.context_length > facts.longest:
-        raise UnsupportedModel(
-            f"models.target.context_length is {settings.context_length}; "
-            f"the model was made for {facts.longest} positions"
-        )
-    return settings.context_length or min(facts.longest, LONGEST_DEFAULT_CONTEXT)
 
 
 class Target:
@@ -362,3 +113,252 @@ class Target:
         """Text of tokens; special tokens have none."""
         text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
         return text
+
+
+def load_target(settings: TargetSettings, placement: Placement | None = None) -> Target:
+    """Load, check, and name what was loaded; raises ModelNotFound or UnsupportedModel.
+
+    `placement` says where draft models will lie, which is part of the name; None: there are none. Without it, raises
+    ConfigError for a device that is not there.
+    """
+    if settings.num_threads is not None:
+        torch.set_num_threads(settings.num_threads)
+    placement = placement or Placement(find_device(settings.device))
+    loaded = load_weights(
+        settings.source, settings.revision, settings.dtype, placement.target, context_length=settings.context_length
+    )
+    with as_unsupported(settings.source):
+        check_template(loaded.tokenizer)
+    context_length = _context_length(settings, text_facts(loaded.model.config))
+    ends = end_tokens(loaded.model, loaded.tokenizer)
+    defaults = sampling_defaults(loaded.model.generation_config, are_used=settings.use_generation_config)
+    if sentence := defaults.sentence():
+        log.info("generation_config.json of the model: %s", sentence, extra={"action": "sampling_defaults"})
+    model = loaded.over_slots(context_length, gpu_kernels=settings.gpu_kernels)
+    library = f"fused{FUSED_VERSION}-torch-{torch.__version__}" if model.is_fused else _TRANSFORMERS
+    if model.is_recorded:
+        library += "-recorded"
+    identity = EngineIdentity(
+        engine=f"{library}-{settings.dtype}",
+        target=settings.name,
+        target_revision=loaded.revision,
+        dtype=settings.dtype,
+        device=placement.name,
+        context_length=context_length,
+        host=socket.gethostname(),
+    )
+    return Target(model, loaded.tokenizer, identity, ends, defaults)
+
+
+def _context_length(settings: TargetSettings, facts: TextFacts) -> int:
+    if settings.context_length is not None and settings.context_length > facts.longest:
+        raise UnsupportedModel(
+            f"models.target.context_length is {settings.context_length}; "
+            f"the model was made for {facts.longest} positions"
+        )
+    return settings.context_length or min(facts.longest, LONGEST_DEFAULT_CONTEXT)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A transformers model on its device with its tokenizer, and which weights they are."""
+
+    source: str
+    model: Any
+    tokenizer: Any
+    folder: Path
+    revision: str
+
+    def over_slots(self, context_length: int, *, gpu_kernels: bool) -> LanguageModel:
+        """The model over the slot cache, checked against itself; takes it over. Raises UnsupportedModel."""
+        with as_unsupported(self.source):
+            return LanguageModel(self.model, context_length, gpu_kernels=gpu_kernels)
+
+
+def load_weights(
+    source: str, revision: str | None, dtype: str, device: torch.device, *, context_length: int | None = None
+) -> LoadedModel:
+    """Load a model that the slot cache can serve; raises ModelNotFound or UnsupportedModel.
+
+    `context_length`: with which it will be served; None: its own, at most LONGEST_DEFAULT_CONTEXT.
+    """
+    weights = find_weights(source, revision)
+    # Bars on a server are noise between lines of its log, which may be JSON.
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    with as_unsupported(source):
+        folder = _dense_copy(weights, dtype) if weights.is_gguf else weights.path
+        config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        refuse_unsupported(config, context_length)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, clean_up_tokenization_spaces=False)
+        model = _complete(
+            folder,
+            dtype=getattr(torch, dtype),
+            attn_implementation=attention_of(config),
+            use_safetensors=True,
+        )
+        refuse_form(model)
+        refuse_tokenizer(tokenizer, model)
+        return LoadedModel(source, model.to(device).eval(), tokenizer, folder, weights.revision)
+
+
+def _dense_copy(weights: Weights, dtype: str) -> Path:
+    folder = converted_folder(weights, dtype)
+    if (folder / "config.json").exists():
+        return folder
+    log.info("converting %s to %s safetensors, once: %s", weights.path.name, dtype, folder)
+    working = working_folder()
+    try:
+        _convert(weights.path, getattr(torch, dtype), working)
+        publish_folder(working, folder)
+    finally:
+        shutil.rmtree(working, ignore_errors=True)
+    return folder
+
+
+def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
+    parent, name = file.parent, file.name
+    packed = _complete(parent, gguf_file=name, dtype=dtype, quantization_config=GgufConfig(dequantize=True))
+    # The unpacked model still calls itself quantized; a dense one with its weights is what can be saved and loaded.
+    settings = packed.config.to_dict()
+    settings.pop("quantization_config", None)
+    dense: Any = AutoModelForCausalLM.from_config(type(packed.config)(**settings), dtype=dtype)  # type: ignore[no-untyped-call]
+    dense.load_state_dict(packed.state_dict())
+    dense.generation_config = packed.generation_config
+    dense.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(parent, gguf_file=name, trust_remote_code=False).save_pretrained(folder)
+
+
+def _complete(folder: Path, **how: Any) -> Any:
+    """The model in `folder`; raises UnsupportedModel where a tensor is missing, misshapen or unexpected."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, **how
+    )
+    model, info = loaded
+    _refuse_incomplete(model.config, info)
+    return model
+
+
+def _refuse_incomplete(config: Any, info: Mapping[str, Any]) -> None:
+    """`info`: of `from_pretrained`, which leaves out what the class ignores and what is tied."""
+    text = text_config(config)
+    num_layers, num_ahead = int(text.num_hidden_layers), int(getattr(text, "num_nextn_predict_layers", None) or 0)
+    behind = "|".join(str(num_layers + index) for index in range(num_ahead)) or "(?!)"
+    ahead = re.compile(rf"(^|\.)layers\.({behind})\.")
+    misshapen = [
+        f"{name} {list(found)} instead of {list(wanted)}" for name, found, wanted in sorted(info["mismatched_keys"])
+    ]
+    unexpected = sorted(name for name in info["unexpected_keys"] if not _UNUSED.search(name) and not ahead.search(name))
+    missing = sorted(name for name in info["missing_keys"] if not _UNUSED.search(name))
+    found = [
+        f"{len(names)} {kind} ({', '.join(names[:_NUM_NAMES])}{', …' if len(names) > _NUM_NAMES else ''})"
+        for kind, names in (("missing", missing), ("of another shape", misshapen), ("unexpected", unexpected))
+        if names
+    ]
+    if found:
+        raise UnsupportedModel(
+            f"expected the tensors of {config.model_type} with {num_layers} layers, found {'; '.join(found)}",
+            hint="is the download complete, and is config.json the one of these weights?",
+        )
+
+
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """Every token that ends a text, as the generation config, both configs and the tokenizer name them."""
+    found: set[int] = set()
+    for holder in (model.generation_config, model.config, text_config(model.config), tokenizer):
+        named = getattr(holder, "eos_token_id", None)
+        found.update(named if isinstance(named, list) else [] if named is None else [named])
+    return frozenset(found)
+
+
+def sampling_defaults(config: Any, *, are_used: bool) -> SamplingDefaults:
+    """What a generation config says of sampling, as transformers reads it: it draws only where `do_sample` is true.
+
+    Raises ConfigError where jobs are to take settings that no job may have.
+    """
+    names = ("temperature", "top_p", "top_k", "min_p") if config.do_sample else ()
+    found = {name: getattr(config, name, None) for name in (*names, "repetition_penalty")}
+    suggested = {name: value for name, value in found.items() if value is not None}
+    if config.do_sample:
+        suggested = {"temperature": 1.0, **suggested}
+    try:
+        checked = TaskSettings.model_validate(suggested)
+    except ValidationError as error:
+        if are_used:
+            wrong = error.errors(include_url=False)[0]
+            raise ConfigError(
+                f"models.target.use_generation_config: {wrong['loc'][0]} of the model's generation_config.json: "
+                f"{wrong['msg']}",
+                hint="leave the setting out, and write what you want in [tasks.NAME]",
+            ) from error
+    else:
+        suggested = {name: getattr(checked, name) for name in suggested}
+    unsupported = tuple(name for name in _UNSUPPORTED_DEFAULTS if getattr(config, name, None) not in (None, 0, 1, []))
+    return SamplingDefaults(suggested, unsupported, are_used)
+
+
+def refuse_unsupported(config: Any, context_length: int | None = None) -> None:
+    """Raise UnsupportedModel for a config whose attention the slot cache and its mask would not reproduce.
+
+    `context_length` None: the model's own, at most LONGEST_DEFAULT_CONTEXT.
+    """
+    facts = text_facts(config)
+    if (reason := facts.refusal_at(context_length or min(facts.longest, LONGEST_DEFAULT_CONTEXT))) is not None:
+        raise UnsupportedModel(reason)
+
+
+def refuse_form(model: Any) -> None:
+    """Raise UnsupportedModel for a model that cannot be called with positions, or not for some logits only."""
+    missing = {"position_ids", "logits_to_keep"} - set(inspect.signature(model.forward).parameters)
+    if missing:
+        raise UnsupportedModel(
+            f"expected a decoder-only language model that takes {' and '.join(sorted(missing))}, "
+            f"found {model.config.model_type}"
+        )
+
+
+def refuse_tokenizer(tokenizer: Any, model: Any) -> None:
+    """Raise UnsupportedModel for a tokenizer of another model: its texts have tokens that the embeddings lack.
+
+    Added tokens without a row only make a warning, because a text that holds one is refused by itself.
+    """
+    num_rows = len(model.get_input_embeddings().weight)
+    ordinary, added = tokens_without_row(tokenizer, num_rows)
+    if ordinary:
+        raise UnsupportedModel(
+            f"expected a tokenizer for {num_rows} rows of embeddings, found {len(ordinary)} tokens without a row, the "
+            f"first of them {ordinary[0]} ({tokenizer.convert_ids_to_tokens(ordinary[0])!r})",
+            hint="is the tokenizer that of this model?",
+        )
+    if added:
+        log.warning(
+            "%d added tokens of the tokenizer have no row in the embeddings (%d rows), the first of them %d (%r): a "
+            "prompt that holds one is refused",
+            len(added),
+            num_rows,
+            added[0],
+            tokenizer.convert_ids_to_tokens(added[0]),
+            extra={"action": "tokens_without_row"},
+        )
+
+
+@contextmanager
+def as_unsupported(source: str) -> Iterator[None]:
+    """Whatever goes wrong inside is an UnsupportedModel that names `source`; errors of alphaloop stay what they are."""
+    try:
+        yield
+    except UnsupportedModel as error:
+        if error.message.startswith(f"{source}: "):
+            raise
+        raise UnsupportedModel(f"{source}: {error.message}", hint=error.hint) from error
+    except AlphaloopError:
+        raise
+    except Exception as error:  # transformers, torch and safetensors promise no types
+        kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+        reason = " ".join(str(error).split()) or "no reason was given"
+        raise UnsupportedModel(f"{source}: {kind}{reason}") from error
+
+
+def attention_of(config: Any) -> str:
+    """The implementation of attention that a model's class has: torch's, or the plain one (soft caps, sinks)."""
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return "sdpa" if kind is None or kind._supports_sdpa else "eager"

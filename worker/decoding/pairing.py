@@ -1,4 +1,7 @@
-"""Whether a draft model fits a target: every check with its sentence. Pure: facts in, findings out.
+"""Whether a draft model fits a target: every check with its sentence.
+
+`facts_of` reads a model's facts from its config and tokenizer. Weights are never read: their shapes follow from the
+config. The checks are pure: facts in, findings out.
 
 The text is the target's, whatever the draft proposes. So a bad pair gives correct texts, but may be slow. A pair is
 refused if it cannot run, or cannot pay at any acceptance. A fact that costs acceptance or memory gives a warning.
@@ -19,21 +22,22 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from alphaloop.commands.reports import Finding
 from alphaloop.errors import IncompatiblePair, UnsupportedModel
 from alphaloop.settings.models import Dtype
-from worker.decoding.device import kv_bytes_per_token, pass_bytes
+from worker.decoding.device import pass_bytes
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head
 from worker.decoding.models import as_unsupported, attention_of, end_tokens, refuse_form, refuse_tokenizer
+from worker.decoding.network.kv_shape import KvShape
 from worker.decoding.sources import find_description
 from worker.decoding.text_facts import LONGEST_DEFAULT_CONTEXT, text_config, text_facts
 
 #: The draft's bytes read for a token over the target's. At .35 and k = 5 a round costs 2.75 passes: more than half must
 #: be accepted.
-LARGE_RATIO: Final = 0.35
-NUM_EXAMPLES: Final = 3
+_WARN_RATIO: Final = 0.35
+_NUM_EXAMPLES: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """A model's facts from its files, without its weights. `worker.decoding.pairing.facts_of` reads them."""
+    """A model's facts from its files, without its weights. `facts_of` reads them."""
 
     source: str
     family: str  #: `llama`, `qwen2`
@@ -68,6 +72,96 @@ class ModelFacts:
         return self.kv_bytes_per_token * self.context_length
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceRoom:
+    """The memory of a device before either model is loaded."""
+
+    device: str  #: `cuda:1`
+    free: int  #: bytes
+
+
+def facts_of(
+    source: str, *, dtype: Dtype, revision: str | None = None, context_length: int | None = None
+) -> ModelFacts:
+    """Read the facts of the model at `source`, served in `dtype` with at most `context_length` tokens.
+
+    If `context_length` is None, the context is the model's own, at most 8192, as for a target. Takes a second for a
+    folder, and ten to twenty for a GGUF file that was never loaded here. Raises ModelNotFound, or UnsupportedModel if
+    config or tokenizer cannot be read. For a model that can be read but not decoded, `refusal` says why.
+    """
+    # The library's progress bars would stand between our own lines.
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    path = find_description(source, revision)
+    where: dict[str, Any] = {"trust_remote_code": False}
+    folder = path
+    if path.is_file():
+        where["gguf_file"], folder = path.name, path.parent
+    with as_unsupported(source):
+        config: Any = AutoConfig.from_pretrained(folder, **where)
+        facts = text_facts(config)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, **where)
+        model = _shapes(config, None if path.is_file() else path)
+    served = min(facts.longest, context_length or LONGEST_DEFAULT_CONTEXT)
+    width: torch.dtype = getattr(torch, dtype)
+    num_rows = int(model.get_input_embeddings().weight.shape[0])
+    return ModelFacts(
+        source=source,
+        family=config.model_type,
+        refusal=facts.refusal_at(served) or _refusal(model, tokenizer),
+        tokens={index: token for token, index in tokenizer.get_vocab().items()},
+        num_rows=num_rows,
+        end_tokens=end_tokens(model, tokenizer),
+        bos_token=tokenizer.bos_token_id,
+        pad_token=tokenizer.pad_token_id,
+        chat_template=tokenizer.chat_template,
+        num_parameters=sum(weight.numel() for weight in model.parameters()),
+        num_parameters_read=_num_read(model),
+        dtype=dtype,
+        itemsize=width.itemsize,
+        kv_bytes_per_token=KvShape.of(config, width).bytes_per_token,
+        pass_bytes_per_row=pass_bytes(num_rows, 1),
+        context_length=served,
+    )
+
+
+def _shapes(config: Any, folder: Path | None) -> Any:
+    """The model without numbers: every parameter has its shape and no memory."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, attn_implementation=attention_of(config), trust_remote_code=False
+        )
+    if folder is not None:
+        with contextlib.suppress(OSError):  # not every folder has one; then the config's own value counts
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+        if (token_ids := read_draft_vocabulary(folder)) is not None:
+            restrict_head(model, token_ids)
+    return model
+
+
+def _refusal(model: Any, tokenizer: Any) -> str | None:
+    try:
+        refuse_form(model)
+        refuse_tokenizer(tokenizer, model)
+    except UnsupportedModel as error:
+        return error.message
+    return None
+
+
+def _num_read(model: Any) -> int:
+    """Parameters that a pass of width 1 reads."""
+    config = text_config(model.config)
+    num_experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 1
+    share = (getattr(config, "num_experts_per_tok", None) or num_experts) / num_experts
+    head = model.get_output_embeddings()
+    rows = model.get_input_embeddings().weight
+    num_read = 0.0
+    for name, weight in model.named_parameters():
+        if weight is rows and (head is None or head.weight is not rows):
+            continue  # a pass reads only one row of it
+        num_read += weight.numel() * (share if ".experts." in name else 1)
+    return round(num_read)
+
+
 def check_pair(
     target: ModelFacts,
     draft: ModelFacts,
@@ -89,7 +183,7 @@ def check_pair(
         _architecture(target, draft),
         _dtype(target, draft),
         _context(target, draft),
-        memory(target, draft, num_slots, max_draft_tokens, room, draft_room or room),
+        _memory(target, draft, num_slots, max_draft_tokens, room, draft_room or room),
     )
 
 
@@ -113,7 +207,7 @@ def _vocabulary(target: ModelFacts, draft: ModelFacts) -> Finding:
     shared = target.tokens.keys() & draft.tokens.keys()
     differing = sorted(i for i in shared if target.tokens[i] != draft.tokens[i])
     if differing or not shared:
-        examples = ", ".join(f"{i} is {target.tokens[i]!r} and {draft.tokens[i]!r}" for i in differing[:NUM_EXAMPLES])
+        examples = ", ".join(f"{i} is {target.tokens[i]!r} and {draft.tokens[i]!r}" for i in differing[:_NUM_EXAMPLES])
         said = (
             f"{len(differing):,} of {len(shared):,} ids name different tokens: {examples}."
             if shared
@@ -192,8 +286,8 @@ def _size(target: ModelFacts, draft: ModelFacts) -> Finding:
     )
     if ratio >= 1:
         return Finding("size", "refused", f"{said} A draft that costs as much as its target cannot pay.")
-    if ratio > LARGE_RATIO:
-        return Finding("size", "warning", f"{said} Above {LARGE_RATIO} a draft pays only where almost all is accepted.")
+    if ratio > _WARN_RATIO:
+        return Finding("size", "warning", f"{said} Above {_WARN_RATIO} a draft pays only where almost all is accepted.")
     return Finding("size", "ok", said)
 
 
@@ -227,42 +321,7 @@ def _context(target: ModelFacts, draft: ModelFacts) -> Finding:
     return Finding("context", "ok", f"The draft reads all {target.context_length:,} tokens that the target serves.")
 
 
-def _count(number: int) -> str:
-    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if number >= size:
-            value = number / size
-            return f"{value:.0f}{unit}" if value >= 100 else f"{value:.3g}{unit}"
-    return str(number)
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRoom:
-    """The memory of a device before either model is loaded."""
-
-    device: str  #: `cuda:1`
-    free: int  #: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Need:
-    """What one device has to hold, in bytes, and how that is made up."""
-
-    room: DeviceRoom
-    weights: int
-    per_slot: int
-    said: str  #: up to what a slot takes
-
-    def total(self, num_slots: int) -> int:
-        return self.weights + num_slots * self.per_slot
-
-    def sentence(self, num_slots: int) -> str:
-        return (
-            f"{self.said}; with {num_slots} slots {shown_bytes(self.total(num_slots))}, "
-            f"of {shown_bytes(self.room.free)} free on {self.room.device}."
-        )
-
-
-def memory(
+def _memory(
     target: ModelFacts,
     draft: ModelFacts,
     num_slots: int,
@@ -283,9 +342,23 @@ def memory(
     return Finding("memory", "ok", said)
 
 
-def _advice(needs: Sequence[_Need]) -> str:
-    other = "another device for the draft (its `device`), or " if len(needs) == 1 else ""
-    return f"What helps: {other}a lower worker.batch_size or models.target.context_length."
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """What one device has to hold, in bytes, and how that is made up."""
+
+    room: DeviceRoom
+    weights: int
+    per_slot: int
+    said: str  #: up to what a slot takes
+
+    def total(self, num_slots: int) -> int:
+        return self.weights + num_slots * self.per_slot
+
+    def sentence(self, num_slots: int) -> str:
+        return (
+            f"{self.said}; with {num_slots} slots {shown_bytes(self.total(num_slots))}, "
+            f"of {shown_bytes(self.room.free)} free on {self.room.device}."
+        )
 
 
 def _needs(
@@ -325,6 +398,11 @@ def _needs(
     )
 
 
+def _advice(needs: Sequence[_Need]) -> str:
+    other = "another device for the draft (its `device`), or " if len(needs) == 1 else ""
+    return f"What helps: {other}a lower worker.batch_size or models.target.context_length."
+
+
 def shown_bytes(number: int) -> str:
     """A number of bytes for people, in powers of 1000: `270 MB`."""
     for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
@@ -334,85 +412,9 @@ def shown_bytes(number: int) -> str:
     return f"{number} bytes"
 
 
-def facts_of(
-    source: str, *, dtype: Dtype, revision: str | None = None, context_length: int | None = None
-) -> ModelFacts:
-    """Read the facts of the model at `source`, served in `dtype` with at most `context_length` tokens.
-
-    If `context_length` is None, the context is the model's own, at most 8192, as for a target. Takes a second for a
-    folder, and ten to twenty for a GGUF file that was never loaded here. Raises ModelNotFound, or UnsupportedModel if
-    config or tokenizer cannot be read. For a model that can be read but not decoded, `refusal` says why.
-    """
-    path = find_description(source, revision)
-    where: dict[str, Any] = {"trust_remote_code": False}
-    folder = path
-    if path.is_file():
-        where["gguf_file"], folder = path.name, path.parent
-    with as_unsupported(source):
-        config: Any = AutoConfig.from_pretrained(folder, **where)
-        facts = text_facts(config)
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, **where)
-        model = _shapes(config, None if path.is_file() else path)
-    served = min(facts.longest, context_length or LONGEST_DEFAULT_CONTEXT)
-    width: torch.dtype = getattr(torch, dtype)
-    num_rows = int(model.get_input_embeddings().weight.shape[0])
-    return ModelFacts(
-        source=source,
-        family=config.model_type,
-        refusal=facts.refusal_at(served) or _refusal(model, tokenizer),
-        tokens={index: token for token, index in tokenizer.get_vocab().items()},
-        num_rows=num_rows,
-        end_tokens=end_tokens(model, tokenizer),
-        bos_token=tokenizer.bos_token_id,
-        pad_token=tokenizer.pad_token_id,
-        chat_template=tokenizer.chat_template,
-        num_parameters=sum(weight.numel() for weight in model.parameters()),
-        num_parameters_read=_num_read(model),
-        dtype=dtype,
-        itemsize=width.itemsize,
-        kv_bytes_per_token=kv_bytes_per_token(config, width),
-        pass_bytes_per_row=pass_bytes(num_rows, 1),
-        context_length=served,
-    )
-
-
-def _shapes(config: Any, folder: Path | None) -> Any:
-    """The model without numbers: every parameter has its shape and no memory."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, attn_implementation=attention_of(config), trust_remote_code=False
-        )
-    if folder is not None:
-        with contextlib.suppress(OSError):  # not every folder has one; then the config's own value counts
-            model.generation_config = GenerationConfig.from_pretrained(folder)
-        if (token_ids := read_draft_vocabulary(folder)) is not None:
-            restrict_head(model, token_ids)
-    return model
-
-
-def _refusal(model: Any, tokenizer: Any) -> str | None:
-    try:
-        refuse_form(model)
-        refuse_tokenizer(tokenizer, model)
-    except UnsupportedModel as error:
-        return error.message
-    return None
-
-
-def _num_read(model: Any) -> int:
-    """Parameters that a pass of width 1 reads."""
-    config = text_config(model.config)
-    num_experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 1
-    share = (getattr(config, "num_experts_per_tok", None) or num_experts) / num_experts
-    head = model.get_output_embeddings()
-    rows = model.get_input_embeddings().weight
-    num_read = 0.0
-    for name, weight in model.named_parameters():
-        if weight is rows and (head is None or head.weight is not rows):
-            continue  # a pass reads only one row of it
-        num_read += weight.numel() * (share if ".experts." in name else 1)
-    return round(num_read)
-
-
-# The library's progress bars and advice would stand between our own lines.
-transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+def _count(number: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if number >= size:
+            value = number / size
+            return f"{value:.0f}{unit}" if value >= 100 else f"{value:.3g}{unit}"
+    return str(number)

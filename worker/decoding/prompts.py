@@ -87,15 +87,15 @@ def _refuse_unknown_tokens(sampling: Sampling, num_tokens: int) -> None:
 
 def _tokenize(tokenizer: Any, job: Job, max_chars: int | None) -> list[int]:
     if job.body.prompt is not None:
-        refuse_longer(tokenizer, job.body.prompt, max_chars, field="body.prompt")
+        _refuse_longer(tokenizer, job.body.prompt, max_chars, field="body.prompt")
         return list(tokenizer(job.body.prompt)["input_ids"])
-    return encode_conversation(tokenizer, job.body.messages or (), max_chars=max_chars)
+    return _encode_conversation(tokenizer, job.body.messages or (), max_chars=max_chars)
 
 
 log = logging.getLogger(__name__)
 
 
-def encode_conversation(tokenizer: Any, messages: Sequence[ChatMessage], *, max_chars: int | None = None) -> list[int]:
+def _encode_conversation(tokenizer: Any, messages: Sequence[ChatMessage], *, max_chars: int | None = None) -> list[int]:
     """The prompt that the target answers to: its template's, or the contents one below the other without a template.
 
     Raises InvalidField where the template fails on the conversation, or where a control token would come from a
@@ -103,7 +103,7 @@ def encode_conversation(tokenizer: Any, messages: Sequence[ChatMessage], *, max_
     """
     contents = [message.content for message in messages]
     text = _render(tokenizer, messages, contents)
-    refuse_longer(tokenizer, text, max_chars, field="body.messages")
+    _refuse_longer(tokenizer, text, max_chars, field="body.messages")
     # A template writes the token that begins a text itself.
     options = {"add_special_tokens": not tokenizer.chat_template}
     control = _control_of(tokenizer)
@@ -275,7 +275,7 @@ def longest_token_chars(tokenizer: Any) -> int | None:
     return max(map(len, vocabulary))
 
 
-def refuse_longer(tokenizer: Any, text: str, max_chars: int | None, *, field: str) -> None:
+def _refuse_longer(tokenizer: Any, text: str, max_chars: int | None, *, field: str) -> None:
     """Raise PromptTooLong for a text of more characters than that; None is no limit.
 
     Characters count as they are tokenized, because a normalizer may shorten a text.

@@ -10,7 +10,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -72,11 +72,11 @@ class TokenChooser:
             return scores.argmax(dim=-1)
         if not self.is_reproducible:
             raise ValueError("a job without a seed has no token that follows from its scores")
-        return perturbed_tokens(scores, self.sampling, [self._noise_key(position) for position in positions])
+        return _perturbed_tokens(scores, self.sampling, [self._noise_key(position) for position in positions])
 
     def noise(self, position: int, vocabulary: int, device: torch.device) -> Tensor:
         """Gumbel noise [vocabulary] in float64 for the token at `position`; only for reproducible jobs."""
-        return vocabulary_noise(self._noise_key(position), vocabulary, device)
+        return _vocabulary_noise(self._noise_key(position), vocabulary, device)
 
     def uniforms(self, num: int, device: torch.device) -> Tensor:
         """The job's next `num` independent draws from (0, 1) in float64."""
@@ -203,16 +203,6 @@ BLOCK: Final = 64
 _HOPE: Final = 2.0**-10
 
 
-class Candidates(NamedTuple):
-    """The tokens of each row that can be sampled, likeliest first, ties in order of token id.
-
-    `p` [rows, n] in float64, padded with 0; `tokens` [rows, n]. n is the longest row's.
-    """
-
-    p: Tensor
-    tokens: Tensor
-
-
 def probabilities(scores: Tensor, sampling: Sampling) -> Tensor:
     """Distribution of each row of `scores` [rows, vocabulary], in float64: [rows, vocabulary].
 
@@ -229,20 +219,24 @@ def probabilities(scores: Tensor, sampling: Sampling) -> Tensor:
     """
     if not sampling.is_cut:
         whole = torch.stack([_softmax(row, sampling) for row in scores])
-        refuse_infinite(whole[:, 0])
+        _refuse_infinite(whole[:, 0])
         return whole
-    p, tokens = candidates(scores, sampling)
+    p, tokens = _candidates(scores, sampling)
     # The padding adds 0 to token 0.
     return torch.zeros(scores.shape, dtype=torch.float64, device=scores.device).scatter_add_(-1, tokens, p)
 
 
-def candidates(scores: Tensor, sampling: Sampling) -> Candidates:
-    """The same distribution as the few tokens that share it; `sampling` must be cut."""
+def _candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """The same distribution as the few tokens that share it; `sampling` must be cut.
+
+    Probabilities [rows, n] in float64, likeliest first, padded with 0, and their tokens [rows, n], ties in order of
+    token id. n is the longest row's.
+    """
     # Maxima of 16-bit numbers take longer than turning them into float32.
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    peaks = in_blocks(scores).amax(dim=-1)
+    peaks = _in_blocks(scores).amax(dim=-1)
     best = peaks.amax(dim=-1, keepdim=True).double()
-    refuse_infinite(best)
+    _refuse_infinite(best)
     if 0 < sampling.top_k < scores.shape[-1]:
         # Each of the top_k highest blocks has a token that reaches the lowest of their maxima.
         among = peaks if sampling.top_k <= peaks.shape[-1] else scores
@@ -260,7 +254,7 @@ def candidates(scores: Tensor, sampling: Sampling) -> Candidates:
         p = p.masked_fill(p.cumsum(dim=-1) - p >= sampling.top_p, 0.0)
     if sampling.min_p > 0:
         p = p.masked_fill(p < sampling.min_p * p[:, :1], 0.0)
-    return Candidates(_normalised(p), tokens)
+    return _normalised(p), tokens
 
 
 def _reaching(scores: Tensor, peaks: Tensor, best: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
@@ -305,13 +299,13 @@ def _softmax(scores: Tensor, sampling: Sampling) -> Tensor:
     return row.sub_(row.amax(dim=-1, keepdim=True)).div_(sampling.temperature).softmax(dim=-1)
 
 
-def refuse_infinite(best: Tensor) -> None:
+def _refuse_infinite(best: Tensor) -> None:
     """Raise DecodeFailed unless all are finite: what is drawn from other numbers means nothing."""
     if not bool(best.isfinite().all()):
         raise DecodeFailed("the target returned logits that are not finite")
 
 
-def in_blocks(values: Tensor) -> Tensor:
+def _in_blocks(values: Tensor) -> Tensor:
     """[..., blocks, BLOCK] of values [..., vocabulary], the last block padded with -inf."""
     surplus = -values.shape[-1] % BLOCK
     padded = functional.pad(values, (0, surplus), value=-torch.inf) if surplus else values
@@ -322,7 +316,7 @@ def _at_least(values: Tensor, peaks: Tensor, bound: Tensor) -> tuple[Tensor, Ten
     """Finite values [rows, n] in float64 that reach their row's bound, descending, padded with -inf; their tokens."""
     bound = bound.clamp_min(torch.finfo(values.dtype).min)
     rows, blocks = (peaks >= bound).nonzero(as_tuple=True)
-    inside = in_blocks(values)[rows, blocks]
+    inside = _in_blocks(values)[rows, blocks]
     place, lane = (inside >= bound[rows]).nonzero(as_tuple=True)
     row, token = rows[place], blocks[place] * BLOCK + lane
     num = torch.bincount(row, minlength=len(values))
@@ -336,7 +330,7 @@ def _at_least(values: Tensor, peaks: Tensor, bound: Tensor) -> tuple[Tensor, Ten
     return packed, tokens.gather(-1, order)
 
 
-def token_noise(key: int | Tensor, block: Tensor, lane: Tensor, vocabulary: int) -> Tensor:
+def _token_noise(key: int | Tensor, block: Tensor, lane: Tensor, vocabulary: int) -> Tensor:
     """Gumbel noise in float64 of token `block * BLOCK + lane`; `key` [rows, 1 …], block and lane are broadcast."""
     size = _sizes(block, vocabulary)
     largest = _largest_noise(key, block, size)
@@ -345,13 +339,13 @@ def token_noise(key: int | Tensor, block: Tensor, lane: Tensor, vocabulary: int)
     return torch.where(lane == owner, largest, others)
 
 
-def vocabulary_noise(key: int, vocabulary: int, device: torch.device) -> Tensor:
+def _vocabulary_noise(key: int, vocabulary: int, device: torch.device) -> Tensor:
     """The noise of every token [vocabulary]."""
     block = torch.arange(-(-vocabulary // BLOCK), device=device)[:, None]
-    return token_noise(key, block, torch.arange(BLOCK, device=device), vocabulary).flatten()[:vocabulary]
+    return _token_noise(key, block, torch.arange(BLOCK, device=device), vocabulary).flatten()[:vocabulary]
 
 
-def perturbed_tokens(scores: Tensor, sampling: Sampling, keys: Sequence[int]) -> Tensor:
+def _perturbed_tokens(scores: Tensor, sampling: Sampling, keys: Sequence[int]) -> Tensor:
     """argmax(log p + noise) of each row of `scores` [rows, vocabulary]: [rows]. keys[i] is the key of row i's noise.
 
     The reproducible coupling. The noise of a position is Gumbel noise that depends on the job's seed and the position
@@ -373,13 +367,13 @@ def perturbed_tokens(scores: Tensor, sampling: Sampling, keys: Sequence[int]) ->
     vocabulary = scores.shape[-1]
     key = torch.tensor(keys, dtype=torch.long, device=scores.device)[:, None]
     if sampling.is_cut:
-        p, tokens = candidates(scores, sampling)
+        p, tokens = _candidates(scores, sampling)
         block = tokens.div(BLOCK, rounding_mode="floor")
-        best = (p.log() + token_noise(key, block, tokens - block * BLOCK, vocabulary)).argmax(dim=-1, keepdim=True)
+        best = (p.log() + _token_noise(key, block, tokens - block * BLOCK, vocabulary)).argmax(dim=-1, keepdim=True)
         return tokens.gather(-1, best).squeeze(-1)
     # log p is (score - best score) / temperature up to a constant of the row; without the best score, a score over a
     # temperature near 0 would have no float64.
-    inside = in_blocks(scores)
+    inside = _in_blocks(scores)
     block = torch.arange(inside.shape[-2], device=scores.device)
     peaks = inside.amax(dim=-1).double()
     top = peaks.amax(dim=-1)
@@ -387,11 +381,11 @@ def perturbed_tokens(scores: Tensor, sampling: Sampling, keys: Sequence[int]) ->
     lanes = torch.arange(BLOCK, device=scores.device)
 
     def sums(row: Tensor, block: Tensor) -> Tensor:
-        noise = token_noise(key[row], block[:, None], lanes, vocabulary)
+        noise = _token_noise(key[row], block[:, None], lanes, vocabulary)
         return (inside[row, block].double() - top[row, None]) / sampling.temperature + noise
 
     reached = sums(torch.arange(len(scores), device=scores.device), bounds.argmax(dim=-1)).amax(dim=-1, keepdim=True)
-    refuse_infinite(reached)
+    _refuse_infinite(reached)
     row, block = (bounds >= reached).nonzero(as_tuple=True)
     best, lane = sums(row, block).max(dim=-1)
     highest = reached.squeeze(-1).scatter_reduce(0, row, best, "amax")

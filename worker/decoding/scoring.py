@@ -25,7 +25,7 @@ from worker.engine import Generation, PreparedJob, ShadowCounts
 #: Most that readings may take between two rounds, in seconds.
 ADVANCE_S: Final = 0.002
 #: A job's weight in the pace fades by this with every later job: the pace is that of about the last hundred jobs.
-FADING: Final = 0.99
+_FADING: Final = 0.99
 #: Output tokens of a text in which a virtual round may begin. Bounds what one text takes: 10 to 30 ms.
 MAX_TOKENS: Final = 512
 #: Stands where a token is not known; no token has this id.
@@ -189,11 +189,11 @@ class _Pace:
 
     def decoded(self, device_s: float) -> None:
         """A job ended."""
-        self.jobs, self.device_s = FADING * self.jobs + 1, FADING * self.device_s + device_s
+        self.jobs, self.device_s = _FADING * self.jobs + 1, _FADING * self.device_s + device_s
 
     def scored(self, seconds: float) -> None:
         """A text was scored."""
-        self.num_scored, self.scoring_s = FADING * self.num_scored + 1, FADING * self.scoring_s + seconds
+        self.num_scored, self.scoring_s = _FADING * self.num_scored + 1, _FADING * self.scoring_s + seconds
 
 
 @dataclass(slots=True, eq=False)

@@ -42,6 +42,9 @@ from worker.engine import Sampling
 CHUNK: Final = 512
 #: Tokens that a round leaves for the next one to read: the last draft, where all were accepted, and the target's own.
 _USUALLY_READ: Final = 2
+#: First tokens that are always read.
+NUM_FIRST: Final = 4
+log = logging.getLogger(__name__)
 
 
 class DraftModelDrafter:
@@ -339,10 +342,6 @@ class _Row:
         return Proposal(tuple(tokens), tuple(parents), num_read=self.num_read)
 
 
-#: First tokens that are always read.
-NUM_FIRST: Final = 4
-
-
 class Excerpt(Sequence[int]):
     """The first tokens of `text`, then those from a place on that leaves `num_kept` of it as it is now; live.
 
@@ -379,27 +378,6 @@ class Excerpt(Sequence[int]):
 def excerpt(text: Sequence[int], num_kept: int | None) -> Sequence[int]:
     """All of a text that is no longer than `num_kept` tokens, or may be read whole (None); otherwise an Excerpt."""
     return text if num_kept is None or len(text) <= num_kept else Excerpt(text, num_kept)
-
-
-log = logging.getLogger(__name__)
-
-
-class _Source(NamedTuple):
-    """Where weights come from, their dtype, and where they go."""
-
-    name: str
-    revision: str | None
-    dtype: Dtype
-    device: torch.device
-
-
-@dataclass(frozen=True, slots=True)
-class _LoadedDraft:
-    """A loaded model, which any number of drafters may read with: each has slots of its own."""
-
-    model: LanguageModel
-    revision: str
-    token_ids: Tensor | None
 
 
 class DraftModels:
@@ -532,3 +510,21 @@ class DraftModels:
                     finding.sentence,
                     extra={"action": "pair_warning", "drafter": name, "check": finding.check},
                 )
+
+
+class _Source(NamedTuple):
+    """Where weights come from, their dtype, and where they go."""
+
+    name: str
+    revision: str | None
+    dtype: Dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadedDraft:
+    """A loaded model, which any number of drafters may read with: each has slots of its own."""
+
+    model: LanguageModel
+    revision: str
+    token_ids: Tensor | None

@@ -1,8 +1,12 @@
-"""The prompts of a draft's training texts: the user's own, or prompts that the target writes itself.
+"""What a draft learns from: prompts, the target's answers to them, and lessons, each of them kept on disk.
 
-An instruct model that reads only the opening of a user's turn continues with a typical request from its training
-(Magpie, arXiv 2406.08464). A system message that names a kind of request steers half of the prompts to the configured
-tasks. The answer is then written without this message, as in serving.
+The prompts are the user's own, or ones that the target writes itself. An instruct model that reads only the opening of
+a user's turn continues with a typical request from its training (Magpie, arXiv 2406.08464). A system message that names
+a kind of request steers half of the prompts to the configured tasks. The answer is then written without this message,
+as in serving.
+
+A lesson is the target's last hidden state and likeliest tokens at every position of a text. Lessons are computed once,
+so that training needs neither the target's memory nor its time.
 """
 
 from __future__ import annotations
@@ -36,6 +40,11 @@ from worker.engine import Engine, Generation, PreparedJob, Sampling
 FREE: Final = "any"
 _MARK: Final = "@@the user's turn@@"
 _LONGEST_PROMPT: Final = 4096
+_VANILLA: Final = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "training texts of a draft")
+_TEXTS_A_SHARD: Final = 16
+_ATTEMPTS: Final = 3  # attempts at a prompt that is empty
+_LESSONS_A_SHARD: Final = 32  # texts a file
+_PASS_TOKENS: Final = 1024  # logits of a pass over a large vocabulary must stay small
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +141,6 @@ def _self_written(tokenizer: Any, tasks: Mapping[str, TaskSettings], num: int) -
     ]
 
 
-def answer_prompt(tokenizer: Any, user_turn: str) -> tuple[int, ...]:
-    """Token ids of a conversation that begins with this turn, up to where the answer begins."""
-    if not tokenizer.chat_template:
-        return tuple(tokenizer(user_turn)["input_ids"])
-    text = apply_template(tokenizer, [{"role": "user", "content": user_turn}])
-    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
 def _opening(tokenizer: Any, kind: str | None) -> tuple[int, ...] | None:
     """The chat template up to where the user's turn begins; None if the template has no such place."""
     if not tokenizer.chat_template:
@@ -156,13 +157,11 @@ def _opening(tokenizer: Any, kind: str | None) -> tuple[int, ...] | None:
     return tuple(tokenizer(before, add_special_tokens=False)["input_ids"]) or None if mark else None
 
 
-_VANILLA: Final = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "training texts of a draft")
-_TEXTS_A_SHARD: Final = 16
-_ATTEMPTS: Final = 3  # attempts at a prompt that is empty
-
-
 class TextWriter:
-    """Turns requests into texts. A missing prompt is sampled at temperature 1; the answer is greedy."""
+    """Turns requests into texts with the target in its own engine, with all slots in use.
+
+    A missing prompt is sampled at temperature 1; the answer is greedy.
+    """
 
     def __init__(self, engine: Engine, tokenizer: Any, recipe: Recipe, store: TextStore) -> None:
         self._engine = engine
@@ -247,6 +246,14 @@ class TextWriter:
         self._finished = []
 
 
+def answer_prompt(tokenizer: Any, user_turn: str) -> tuple[int, ...]:
+    """Token ids of a conversation that begins with this turn, up to where the answer begins."""
+    if not tokenizer.chat_template:
+        return tuple(tokenizer(user_turn)["input_ids"])
+    text = apply_template(tokenizer, [{"role": "user", "content": user_turn}])
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
 def _as_job(job_id: str, task: str, token_ids: tuple[int, ...], sampling: Sampling) -> PreparedJob:
     job = Job.model_validate({"job_id": job_id, "task": task, "body": {"prompt": job_id}})
     return PreparedJob(job, token_ids, sampling)
@@ -296,35 +303,12 @@ class TextStore:
         return [found[number] for number in sorted(found)]
 
 
-def write_tensors(file: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file atomically: a reader sees the old file or the new one. Raises ConfigError."""
-    partial = file.with_suffix(".partial")
-    try:
-        save_file(tensors, partial, metadata=metadata)
-        partial.replace(file)
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{file} cannot be written: {error}", hint="is the disk full?") from error
-
-
-def read_tensors(file: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Tensors and metadata of a safetensors file. Raises ConfigError for one that is damaged."""
-    try:
-        with safe_open(file, framework="pt") as content:
-            return {name: content.get_tensor(name) for name in content.keys()}, content.metadata() or {}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}", hint="delete it: the run makes it again") from error
-
-
 def _read_shard(file: Path) -> Iterable[WrittenText]:
     tensors, metadata = read_tensors(file)
     token_ids = torch.split(tensors["token_ids"], tensors["lengths"].tolist())
     columns = tensors["numbers"].tolist(), tensors["prompt_lengths"].tolist(), json.loads(metadata["tasks"]), token_ids
     for number, num_prompt, task, ids in zip(*columns, strict=True):
         yield WrittenText(number, task, tuple(ids[:num_prompt].tolist()), tuple(ids[num_prompt:].tolist()))
-
-
-_LESSONS_A_SHARD: Final = 32  # texts a file
-_PASS_TOKENS: Final = 1024  # logits of a pass over a large vocabulary must stay small
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -423,3 +407,22 @@ def _read_texts(target: Any, group: Sequence[tuple[int, ...]], num_kept: int) ->
             "top_log_probs": (top.values - scores.logsumexp(dim=-1, keepdim=True)).to("cpu", torch.float16),
             "states": output.hidden_states[-1][row, : len(tokens) - 1].to("cpu", torch.bfloat16),
         }
+
+
+def write_tensors(file: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file atomically: a reader sees the old file or the new one. Raises ConfigError."""
+    partial = file.with_suffix(".partial")
+    try:
+        save_file(tensors, partial, metadata=metadata)
+        partial.replace(file)
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{file} cannot be written: {error}", hint="is the disk full?") from error
+
+
+def read_tensors(file: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file. Raises ConfigError for one that is damaged."""
+    try:
+        with safe_open(file, framework="pt") as content:
+            return {name: content.get_tensor(name) for name in content.keys()}, content.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}", hint="delete it: the run makes it again") from error

@@ -20,9 +20,8 @@ from alphaloop.errors import DecodeFailed, JobTooLarge
 from tests.fixtures.drafting import ScriptedDrafter, draft_model
 from tests.fixtures.models import FAMILIES, VANILLA, decision, make_job
 from tests.fixtures.reference import Reference, Wanted
-from worker.decoding.device import kv_bytes_per_token
 from worker.decoding.network import plain_slots
-from worker.decoding.network.kv_shape import BLOCK
+from worker.decoding.network.kv_shape import BLOCK, KvShape
 from worker.decoding.network.zeros import zeros
 from worker.engine import Generation, PreparedJob, Sampling
 
@@ -64,7 +63,7 @@ def test_the_stated_bytes_are_those_of_the_tensors(
         assert held_bytes(engine) <= cache.num_bytes_with(3, positions)
     assert held_bytes(engine) == 0
     config = transformers.AutoConfig.from_pretrained(tiny_models[family])
-    assert cache.shape.bytes_per_token == kv_bytes_per_token(config, torch.float64)
+    assert cache.shape.bytes_per_token == KvShape.of(config, torch.float64).bytes_per_token
 
 
 #: Decodes beside a full cache, and prints what was stated and what the process grew by.
