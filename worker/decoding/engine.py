@@ -163,7 +163,9 @@ class TransformersEngine:
     def admit(self, prepared: PreparedJob, decision: Decision) -> None:
         """Take a sequence in; the next steps read its prompt."""
         if not self._admitted.fits(prepared):
-            raise DecodeFailed(f"no room for another of {self._num_slots} slots", hint="ask has_room() before admit()")
+            raise DecodeFailed(
+                f"no free slot or memory ({self._num_slots} slots)", hint="ask has_room() before admit()"
+            )
         drafter = self._open_drafters.state(decision.drafter)
         sequence = Sequence(prepared, self._target, self._admitted.acquire(prepared))
         sequence.redraft(drafter, decision.num_draft_tokens)

@@ -23,9 +23,9 @@ from worker.engine import Sampling
 _NUM_WARM_UP: Final = 1
 _GREEDY: Final = Sampling(max_tokens=1, temperature=0.0)
 _NO_TASK: Final = ""  # what is measured is remembered for no task
-_CONTEXT: Final = 128
-_NUM_WARM: Final = 3
-_NUM_SAMPLES: Final = 25
+_PASS_CONTEXT: Final = 128
+_NUM_PASS_WARM_UP: Final = 3
+_NUM_PASS_SAMPLES: Final = 25
 
 
 @torch.inference_mode()
@@ -130,17 +130,17 @@ def measure_passes_ms(models: Sequence[Any]) -> list[float]:
 
     Takes over the models as the engine does, so they cannot be used afterwards.
     """
-    engines = [LanguageModel(model, _CONTEXT + 1) for model in models]
+    engines = [LanguageModel(model, _PASS_CONTEXT + 1) for model in models]
     caches = [engine.new_cache(1) for engine in engines]
     for cache in caches:
         # Reading empty keys takes as long as reading others.
-        cache.lengths[cache.acquire()] = _CONTEXT
+        cache.lengths[cache.acquire()] = _PASS_CONTEXT
     taken: list[list[float]] = [[] for _ in engines]
-    for sample in range(_NUM_WARM + _NUM_SAMPLES):
+    for sample in range(_NUM_PASS_WARM_UP + _NUM_PASS_SAMPLES):
         for engine, cache, times in zip(engines, caches, taken, strict=True):
             began = time.perf_counter()
             engine.read(cache, [Read(0, [0], num_logits=1)]).argmax(dim=-1).tolist()
-            if sample >= _NUM_WARM:
+            if sample >= _NUM_PASS_WARM_UP:
                 times.append(1000 * (time.perf_counter() - began))
     return [statistics.median(times) for times in taken]
 

@@ -43,9 +43,8 @@ def prepare_job(
     (docs/decisions/0005-special-tokens.md). `max_tokens` is lowered to what the context leaves behind the prompt; a
     prompt that leaves nothing is refused. So are token ids that the model does not have: in a prompt those from
     `num_rows`, the rows of its embeddings, and in sampling settings those from `num_logits`; None: what the tokenizer
-    has. A prompt with more
-    characters than the context's tokens could stand for is refused before it is tokenized, because that takes seconds
-    for a megabyte; `longest_token_chars` is of token_lengths.py.
+    has. A prompt with more characters than the context's tokens could stand for, at `longest_token_chars` each, is
+    refused before it is tokenized, because that takes seconds for a megabyte.
     """
     if job.body.model not in (None, target):
         raise InvalidField(f"expected {target!r}, the model served here", field="body.model")
