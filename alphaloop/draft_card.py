@@ -14,7 +14,7 @@ from alphaloop.files import replace_file
 FILE: Final = "draft.json"
 
 
-class Measured(BaseModel):
+class MeasuredDraft(BaseModel):
     """Counts of one judgement; rates are computed where they are shown."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -37,15 +37,15 @@ class Measured(BaseModel):
         return self.overlap_sum / self.num_positions if self.num_positions else None
 
 
-class Judgement(BaseModel):
+class DraftJudgement(BaseModel):
     """What was measured on held-out texts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_draft_tokens: int  #: k of the rounds
-    by_task: dict[str, Measured]
-    total: Measured
-    untrained: Measured  #: the same layers before training, on the same texts
+    by_task: dict[str, MeasuredDraft]
+    total: MeasuredDraft
+    untrained: MeasuredDraft  #: the same layers before training, on the same texts
     target_pass_ms: float  #: one token at batch 1, transformers' own forward
     draft_pass_ms: float
 
@@ -66,7 +66,7 @@ class DraftCard(BaseModel):
     target_revision: str
     trained_on: str = Field(description="In a sentence.")
     recipe: dict[str, Any]
-    judgement: Judgement
+    judgement: DraftJudgement
 
     def write(self, folder: Path) -> None:
         """Into the folder, in one step."""

@@ -37,8 +37,7 @@ from alphaloop.messages.job import Job
 from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
 from benchmarks.exactness import NEAR_TIE, VANILLA, lookup
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
-from worker.decoding.engine import TransformersEngine
-from worker.decoding.load import load_engine
+from worker.decoding.engine import TransformersEngine, load_engine
 from worker.engine import Generation, PreparedJob, Sampling
 
 WINDOW: Final = 16  #: of every layer that has one: shorter than every prompt

@@ -29,8 +29,7 @@ from alphaloop.messages.job import Job
 from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
 from benchmarks.suites import read_prompts
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
-from worker.decoding.engine import TransformersEngine
-from worker.decoding.load import load_engine
+from worker.decoding.engine import TransformersEngine, load_engine
 from worker.decoding.models import load_weights
 from worker.engine import Generation, Sampling
 

@@ -14,8 +14,8 @@ from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, InvalidField
 from alphaloop.messages import Job
 from worker.cache_memory import CacheMemory
+from worker.decoding.counts import RoundCounts
 from worker.decoding.prompts import fit_job
-from worker.decoding.round_counts import RoundCounts
 from worker.decoding.text import TextStream
 from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta
 from worker.sampling import SamplingDefaults

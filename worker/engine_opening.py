@@ -23,6 +23,6 @@ def open_engine(models: ModelSettings, *, num_slots: int, database: Database | N
             raise ConfigError(f"{error.name} is not installed", hint="pip install 'alphaloop[servers]'") from None
         identities = ServerIdentityStore(database) if database is not None else None
         return open_server_engine(models, identities=identities)
-    from worker.decoding.load import load_engine
+    from worker.decoding.engine import load_engine
 
     return load_engine(models, num_slots=num_slots)

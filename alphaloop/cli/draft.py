@@ -1,22 +1,26 @@
 """`alphaloop draft`: train, register and list draft models of the target."""
 
 from __future__ import annotations
-
-from dataclasses import asdict
-from pathlib import Path
-from typing import Final
-
-import typer
-
 from alphaloop.cli.carrying_out import carry_out
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.draft_report import show
 from alphaloop.cli.options import connected_settings
-from alphaloop.cli.screen import note, out, print_json, table
-from alphaloop.commands import RegisterOrder, TrainOrder
-from alphaloop.draft_card import DraftCard, Judgement
-from alphaloop.store.drafts import DraftRegistry, DraftRevision
+from alphaloop.cli.screen import note
+from alphaloop.cli.screen import out
+from alphaloop.cli.screen import print_json
+from alphaloop.cli.screen import table
+from alphaloop.commands import RegisterOrder
+from alphaloop.commands import TrainOrder
+from alphaloop.draft_card import DraftCard
+from alphaloop.draft_card import DraftJudgement
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.drafts import DraftRevision
 from alphaloop.wording import share
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+import typer
+
 
 TRAIN_EXAMPLE: Final = """\
 alphaloop draft train drafts/small
@@ -91,5 +95,5 @@ def _held_out(draft: DraftRevision) -> tuple[float | None, float | None]:
     """α_1 on held-out text and the cost ratio c; None if never measured."""
     if draft.figures is None:
         return None, None
-    judgement = Judgement.model_validate(draft.figures)
+    judgement = DraftJudgement.model_validate(draft.figures)
     return next(iter(judgement.total.alphas()), None), judgement.cost_ratio

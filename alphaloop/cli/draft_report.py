@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from alphaloop.cli.screen import FittedTable, out, table
-from alphaloop.draft_card import DraftCard, Measured, best_length
+from alphaloop.draft_card import DraftCard, MeasuredDraft, best_length
 from alphaloop.wording import share
 
 
@@ -38,6 +38,6 @@ def show(card: DraftCard, folder: Path) -> None:
     )
 
 
-def _row(shown: FittedTable, name: str, measured: Measured) -> None:
+def _row(shown: FittedTable, name: str, measured: MeasuredDraft) -> None:
     alphas = [*measured.alphas(), None, None, None, None][:4]
     shown.add_row(name, str(measured.num_texts), *map(share, alphas), share(measured.overlap()))

@@ -16,7 +16,7 @@ from worker.engine import Generation, PreparedJob, Sampling
 
 def load() -> Run:
     """The engine of the settings in argv[1]."""
-    from worker.decoding.load import load_engine
+    from worker.decoding.engine import load_engine
 
     settings = ModelSettings.model_validate(json.loads(sys.argv[1]))
     engine = load_engine(settings, num_slots=int(sys.argv[2]))

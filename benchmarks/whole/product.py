@@ -81,7 +81,7 @@ class FedEngine:
 
     def __init__(self, configs: Path, *, num_slots: int) -> None:
         from worker import decoding as _  # noqa: F401  # before torch: it settles how threads wait
-        from worker.decoding.load import load_engine
+        from worker.decoding.engine import load_engine
 
         settings = load_settings(configs, profile=PROFILE)
         self._target = settings.models.target

@@ -38,7 +38,7 @@ def undisturbed_texts() -> list[str]:
     from alphaloop.deciding.policy import Decision, Reason
     from alphaloop.messages import Job, Mode
     from alphaloop.settings import load_settings
-    from worker.decoding.load import load_engine
+    from worker.decoding.engine import load_engine
     from worker.engine import Sampling
 
     settings = load_settings(overrides={"models": {"target": REAL_TARGET}})

@@ -28,7 +28,7 @@ def run() -> int:
     """Run the worker; its exit code."""
     end_with_input()
     if ROUND_S in os.environ:
-        loading: Any = ModuleType("worker.decoding.load")
+        loading: Any = ModuleType("worker.decoding.engine")
         loading.load_engine = _load_engine
         sys.modules[loading.__name__] = loading
     from worker.__main__ import main

@@ -37,8 +37,8 @@ from typing import Any
 from typing import Final
 from worker.claims import Claiming
 from worker.claims import cancelled
+from worker.decoding.prompts import longest_token_chars
 from worker.decoding.prompts import prepare_job
-from worker.decoding.token_lengths import longest_token_chars
 from worker.engine import PreparedJob
 from worker.engine import Sampling
 from worker.intake.partitions import Delivery

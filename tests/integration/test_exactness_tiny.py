@@ -15,8 +15,8 @@ from alphaloop.deciding.policy import Decision
 from tests.fixtures.drafting import MOST, ScriptedDrafter, draft_model
 from tests.fixtures.models import FAMILIES, NUM_TOKENS, VANILLA, decision, make_job
 from tests.fixtures.reference import Reference, Wanted
+from worker.decoding.engine import SHARED_CHUNK
 from worker.decoding.network.language_model import PREFILL_CHUNK
-from worker.decoding.rounds import SHARED_CHUNK
 from worker.engine import Generation, Sampling
 
 if TYPE_CHECKING:

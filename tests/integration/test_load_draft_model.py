@@ -14,14 +14,12 @@ import transformers
 
 from alphaloop.errors import IncompatiblePair, ModelNotFound
 from alphaloop.settings.models import DraftModelDrafterSettings, TargetSettings
-from worker.decoding.drafters.draft_model import DraftModelDrafter
+from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftModels
 from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
-from worker.decoding.drafters.load_draft_model import DraftModels
-from worker.decoding.models import load_target
+from worker.decoding.models import Target, load_target
 from worker.decoding.proposal import Ask
-from worker.decoding.sampling.chooser import TokenChooser
+from worker.decoding.sampling import TokenChooser
 from worker.decoding.sources import find_weights
-from worker.decoding.target import Target
 from worker.engine import Sampling
 
 GREEDY = Sampling(max_tokens=20, temperature=0.0)

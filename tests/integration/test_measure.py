@@ -162,9 +162,9 @@ def test_the_first_interruption_reports_what_is_there(
 def test_mistakes_are_told_before_anything_is_loaded(
     prompts: Path, options: dict[str, Any], said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from worker.decoding import load
+    from worker.decoding import engine
 
-    monkeypatch.setattr(load, "load_engine", _must_not_run)
+    monkeypatch.setattr(engine, "load_engine", _must_not_run)
     if said is None:
         with pytest.raises(Loaded):
             CarriedOut(measure_order(prompts, **options))
@@ -221,7 +221,7 @@ def test_records_of_a_draft_come_from_its_folder_and_only_for_its_weights(
 ) -> None:
     import shutil
 
-    from alphaloop.draft_card import DraftCard, Judgement, Measured
+    from alphaloop.draft_card import DraftCard, DraftJudgement, MeasuredDraft
     from alphaloop.settings import load_settings
     from worker.decoding.sources import find_weights
     from worker.measuring.records import MemoryWatch, records_of
@@ -231,7 +231,7 @@ def test_records_of_a_draft_come_from_its_folder_and_only_for_its_weights(
     # Another template is what check-pair warns of; the same size would be refused, but nothing is loaded here.
     (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
     engine = tiny_engine("llama")
-    measured = Measured(
+    measured = MeasuredDraft(
         num_texts=9,
         num_tokens=100,
         rounds=50,
@@ -248,7 +248,7 @@ def test_records_of_a_draft_come_from_its_folder_and_only_for_its_weights(
         target_revision=engine.identity.target_revision,
         trained_on="its own texts",
         recipe={},
-        judgement=Judgement(
+        judgement=DraftJudgement(
             num_draft_tokens=2, by_task={}, total=measured, untrained=measured, target_pass_ms=2.0, draft_pass_ms=1.0
         ),
     )

@@ -20,7 +20,7 @@ from tests.fixtures.logical_devices import Gpus, logical_gpus
 from tests.fixtures.models import VANILLA, decision, make_job
 from worker.deciding.context import conditions_of
 from worker.decoding import open_drafters
-from worker.decoding.load import load_engine
+from worker.decoding.engine import load_engine
 from worker.engine import Generation, PreparedJob, Sampling
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def test_distributions_cross_once_a_round_and_nothing_else_does(
         step = engine.step()
         num_proposed = sum(step.proposed_by_job.values())
         assert [(copy.source.index, copy.to.index, copy.place) for copy in gpus.from_gpus] == [
-            (1, 0, "crossing.py")
+            (1, 0, "open_drafters.py")
         ] * bool(num_proposed)
         assert [copy.num_bytes for copy in gpus.from_gpus] == [num_proposed * 384 * 8] * bool(num_proposed)
         assert gpus.waited_for == [torch.device("cuda:0")] * bool(num_proposed), "else the copy counts as verification"
@@ -160,7 +160,7 @@ def test_a_round_with_drafts_of_two_devices_has_a_crossing_for_each(
         step = engine.step()
     gpus.copies.clear()
     step = engine.step()
-    crossing = [copy for copy in gpus.copies if copy.place == "crossing.py"]
+    crossing = [copy for copy in gpus.copies if copy.place == "open_drafters.py"]
     assert len(step.proposed_by_job) == len(APART)
     assert {str(copy.source) for copy in crossing} == {"cuda:1", "cuda:2", "cpu"}
     assert {str(copy.to) for copy in crossing} == {"cuda:0"}

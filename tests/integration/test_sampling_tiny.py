@@ -21,10 +21,10 @@ from alphaloop.deciding.policy import Decision
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import NUM_TOKENS, VANILLA, decision, make_job
 from tests.fixtures.reference import Reference
+from worker.decoding import verification
 from worker.decoding.proposal import Ask, Proposal
-from worker.decoding.sampling.distribution import probabilities
-from worker.decoding.verification import verdicts
-from worker.decoding.verification.chain import Verdict, draw
+from worker.decoding.sampling import probabilities
+from worker.decoding.verification import DraftVerdict, draw
 from worker.engine import Sampling
 
 if TYPE_CHECKING:
@@ -227,15 +227,15 @@ def test_a_rule_that_is_too_generous_is_caught(
     """The test above must see a lossy rule: a draft is accepted with the cube root of its probability, or always where
     it is among the target's likely tokens ("typical acceptance")."""
     name, place = RULES[kind]
-    right = getattr(verdicts, name)
+    right = getattr(verification, name)
 
-    def generous(*args: Any, **more: Any) -> Verdict:
+    def generous(*args: Any, **more: Any) -> DraftVerdict:
         uniforms = args[place]
         spoiled = torch.cat((uniforms[:-1] ** power, uniforms[-1:]))
-        verdict: Verdict = right(*args[:place], spoiled, *args[place + 1 :], **more)
+        verdict: DraftVerdict = right(*args[:place], spoiled, *args[place + 1 :], **more)
         return verdict
 
-    monkeypatch.setattr(verdicts, name, generous)
+    monkeypatch.setattr(verification, name, generous)
     texts, num_trials, _ = sample(engine, decision(kind, 3), seed)
     assert num_trials > 0
     excess = chi_square_excess(texts, expected)

@@ -31,7 +31,7 @@ NUM_LAYERS = 24  #: of the target's 30: a draft that is right now and then
 @pytest.fixture
 def draft(smollm2_source: str) -> DraftModelDrafter:
     from worker.decoding.drafters.draft_model import DraftModelDrafter
-    from worker.decoding.drafters.draft_tokens import DraftTokens
+    from worker.decoding.drafters.draft_vocabulary import DraftTokens
     from worker.decoding.models import load_weights
     from worker.decoding.network.language_model import LanguageModel
 

@@ -17,7 +17,7 @@ from alphaloop.settings.models import LookupDrafterSettings
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import VANILLA, decision, make_job
 from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.shadow import Shadows
+from worker.decoding.scoring import Shadows
 from worker.engine import Generation, Sampling
 
 if TYPE_CHECKING:

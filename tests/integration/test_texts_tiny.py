@@ -15,7 +15,7 @@ from alphaloop.messages import Job, Origin, parse_job
 from alphaloop.settings.models import ModelSettings, TargetSettings
 from tests.fixtures.models import VANILLA, lookup_decision
 from tests.fixtures.tokenizers import byte_fallback
-from worker.decoding.load import load_engine
+from worker.decoding.engine import load_engine
 from worker.engine import Generation, Sampling
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import sys
 
 from alphaloop.settings.models import ModelSettings
 from tests.stories.faults import Faults, inject
-from worker.decoding import load
+from worker.decoding import engine
 from worker.decoding.engine import TransformersEngine
 
 FAULTS = "STORIES_FAULTS"
@@ -18,14 +18,14 @@ FAULTS = "STORIES_FAULTS"
 
 def run() -> int:
     """Run the worker; its exit code."""
-    faults, sound_load = Faults.model_validate_json(os.environ[FAULTS]), load.load_engine
+    faults, sound_load = Faults.model_validate_json(os.environ[FAULTS]), engine.load_engine
 
     def load_spoilt(models: ModelSettings, *, num_slots: int) -> TransformersEngine:
-        engine = sound_load(models, num_slots=num_slots)
-        inject(engine, faults)
-        return engine
+        spoilt = sound_load(models, num_slots=num_slots)
+        inject(spoilt, faults)
+        return spoilt
 
-    load.load_engine = load_spoilt
+    engine.load_engine = load_spoilt
     from worker.__main__ import main
 
     return main(sys.argv[1:])

@@ -1,14 +1,17 @@
 """`alphaloop check-pair`: read the facts of both models, without their weights, and check them."""
 
 from __future__ import annotations
-
-from alphaloop.commands import CheckPairOrder, PairCheck, ReportEvent, Tell
+from alphaloop.commands import CheckPairOrder
+from alphaloop.commands import PairCheck
+from alphaloop.commands import ReportEvent
+from alphaloop.commands import Tell
 from alphaloop.settings import Settings
-from worker.decoding.device import TARGET_SETTING, find_device
-from worker.decoding.memory import available_bytes
-from worker.decoding.pairing.facts import facts_of
-from worker.decoding.pairing.pair import check_pair
-from worker.decoding.pairing.room import DeviceRoom
+from worker.decoding.device import TARGET_SETTING
+from worker.decoding.device import available_bytes
+from worker.decoding.device import find_device
+from worker.decoding.pairing import DeviceRoom
+from worker.decoding.pairing import check_pair
+from worker.decoding.pairing import facts_of
 
 
 def check(order: CheckPairOrder, settings: Settings, tell: Tell) -> int:

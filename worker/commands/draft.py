@@ -1,19 +1,22 @@
 """`alphaloop draft train` and `alphaloop draft register`."""
 
 from __future__ import annotations
-
-from contextlib import ExitStack
-from pathlib import Path
-
-from alphaloop.commands import NoteEvent, RegisterOrder, ReportEvent, Tell, TrainOrder
-from alphaloop.errors import ConfigError, StoreError
+from alphaloop.commands import NoteEvent
+from alphaloop.commands import RegisterOrder
+from alphaloop.commands import ReportEvent
+from alphaloop.commands import Tell
+from alphaloop.commands import TrainOrder
+from alphaloop.errors import ConfigError
+from alphaloop.errors import StoreError
 from alphaloop.files import readable_again
 from alphaloop.settings import Settings
-from worker.commands.stopping import INTERRUPTED, stopped_by_signals
-from worker.decoding.training.progress import Stages
+from contextlib import ExitStack
+from pathlib import Path
+from worker.commands.stopping import INTERRUPTED
+from worker.commands.stopping import stopped_by_signals
 from worker.decoding.training.recipe import read_recipe
-from worker.decoding.training.registering import register_folder
 from worker.decoding.training.run import TrainingRun
+from worker.decoding.training.run import register_folder
 
 
 def train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
@@ -23,7 +26,7 @@ def train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
         if order.prompts is not None:  # they are read more than once
             order = order.model_copy(update={"prompts": stack.enter_context(readable_again(order.prompts))})
         should_stop = stack.enter_context(stopped_by_signals())
-        run = TrainingRun(order, settings, recipe, Stages(tell), should_stop)
+        run = TrainingRun(order, settings, recipe, tell, should_stop)
         try:
             card = run.make()
         finally:

@@ -41,7 +41,7 @@ class LiveCosts:
 
     Steps are learned from when the costs are asked for, so `level` is as of the last decision, or 64 steps old.
     `save` is called with every point whenever a correction or its doubt has moved, at most every `save_every_s`.
-    Drafters named in `timed` have the times of the other one, corrections included (shared_weights.py). `clock` tells
+    Drafters named in `timed` have the times of the other one, corrections included (decoding/counts.py). `clock` tells
     seconds from any beginning.
     """
 

@@ -1,9 +1,11 @@
-"""The devices that the settings name, and which model lies on which."""
+"""The devices that the settings name, which model lies on which, how much memory is left there, and how they fail."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -57,9 +59,9 @@ class Placement:
         Costs, measured speed-ups and choices are stored under it, because all of them are others where a draft model
         lies elsewhere. A GPU's number is no part of it: workers that have a pair of GPUs each share what they measured.
         """
-        target = hardware_name(self.target)
+        target = _hardware_name(self.target)
         elsewhere = [
-            f"{drafter} on {'another ' if hardware_name(device) == target else ''}{hardware_name(device)}"
+            f"{drafter} on {'another ' if _hardware_name(device) == target else ''}{_hardware_name(device)}"
             for drafter, device in sorted(self.drafts.items())
             if device != self.target
         ]
@@ -99,7 +101,7 @@ def find_device(name: str, *, setting: str = TARGET_SETTING) -> torch.device:
     return device
 
 
-def hardware_name(device: torch.device) -> str:
+def _hardware_name(device: torch.device) -> str:
     """What a device is: `NVIDIA H100`, `cpu-16-threads`."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
@@ -118,3 +120,77 @@ def is_device_fault(error: Exception) -> bool:
     if isinstance(error, torch.AcceleratorError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _FAULTS)
+
+
+# Version 1 says "no limit" with the largest number of whole pages.
+_UNLIMITED_BYTES: Final = 1 << 60
+_LOGITS_BYTES: Final = 4  #: float32
+_PROBABILITY_BYTES: Final = 8  #: float64, in which a sampled job is verified
+
+
+def pass_bytes(vocabulary: int, num_rows: int) -> int:
+    """Bytes that the rows of a pass (slots · width) take behind the head: logits, and probabilities where sampled."""
+    return num_rows * vocabulary * (_LOGITS_BYTES + _PROBABILITY_BYTES)
+
+
+def available_bytes(device: torch.device) -> int:
+    """Bytes that can still be taken on `device` before it, or the container around this process, runs out."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        # What torch holds without using it is free too.
+        return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return available_host_bytes()
+
+
+def available_host_bytes(root: Path = Path("/")) -> int:
+    """Bytes of main memory left: what the kernel calls available, or less where a control group allows less.
+
+    `root` is the file system to read, for tests.
+    """
+    limits = [_from_meminfo(root), *_from_control_groups(root)]
+    known = [limit for limit in limits if limit is not None]
+    return max(0, min(known)) if known else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _from_meminfo(root: Path) -> int | None:
+    for line in _lines(root / "proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _from_control_groups(root: Path) -> Iterator[int]:
+    """What is left in this process's control group, and in every one around it, of either version."""
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            mount, limit, usage, cache = "sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            mount, limit, usage = "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+            cache = "total_inactive_file"
+        else:
+            continue
+        top = root / mount
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if (left := _left(folder, limit, usage, cache)) is not None:
+                yield left
+            if folder == top:
+                break
+
+
+def _left(folder: Path, limit: str, usage: str, cache: str) -> int | None:
+    allowed, used = (next(_lines(folder / name), "") for name in (limit, usage))
+    if not allowed.isdigit() or not used.isdigit() or int(allowed) >= _UNLIMITED_BYTES:
+        return None
+    # Pages of files that were read once count as used, and are given up when memory is wanted.
+    fields = (line.split() for line in _lines(folder / "memory.stat"))
+    reclaimable = next((int(field[1]) for field in fields if field[0] == cache), 0)
+    return int(allowed) - int(used) + reclaimable
+
+
+def _lines(file: Path) -> Iterator[str]:
+    try:
+        yield from file.read_text(encoding="ascii").splitlines()
+    except OSError:
+        return

@@ -7,11 +7,13 @@ keeps its accepted drafts and the target's next token. Vanilla decoding is a rou
 
 from __future__ import annotations
 
+import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 import torch
 
@@ -19,23 +21,77 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, JobTooLarge, reason_of
 from alphaloop.messages import Job
-from worker.cache_memory import CacheMemory, DeviceMemory
-from worker.decoding import measuring
-from worker.decoding.admitted import AdmittedSequences
-from worker.decoding.device import is_out_of_memory
-from worker.decoding.memory import available_bytes, pass_bytes
-from worker.decoding.network.kv_layout import BLOCK
+from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings
+from worker.cache_memory import CacheMemory, DeviceMemory, target_limit
+from worker.decoding.device import Placement, available_bytes, is_out_of_memory, pass_bytes
+from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftModels
+from worker.decoding.drafters.lookup import LookupDrafter
+from worker.decoding.measuring import (
+    measure_draft_ms,
+    measure_draft_prefill_ms,
+    measure_target_ms,
+    measure_target_prefill_ms,
+)
+from worker.decoding.models import Target, load_target
+from worker.decoding.network.groups import Read
+from worker.decoding.network.kv_shape import BLOCK
+from worker.decoding.network.language_model import PREFILL_CHUNK
+from worker.decoding.network.slots import SlotCache
 from worker.decoding.open_drafters import OpenDrafters
+from worker.decoding.prefixes import copy_beginnings, who_waits
 from worker.decoding.prompts import prepare_job
-from worker.decoding.proposal import Drafter
-from worker.decoding.rounds import Round
-from worker.decoding.scoring import with_scores
+from worker.decoding.proposal import NOTHING, Ask, Drafter, Proposal
+from worker.decoding.scoring import Shadows, with_scores
 from worker.decoding.sequence import Sequence
-from worker.decoding.shadow import Shadows
-from worker.decoding.target import Target
+from worker.decoding.verification import verify
 from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step
 from worker.sampling import SamplingDefaults
 from worker.servers.fleet_member import EndpointStatus, SuspectCounts
+
+log = logging.getLogger(__name__)
+
+#: Prompt tokens that a pass reads while another text is streamed: enough to keep the processor busy, few enough that
+#: the stream does not wait long.
+SHARED_CHUNK: Final = 128
+
+
+def load_engine(models: ModelSettings, *, num_slots: int) -> TransformersEngine:
+    """Load the target and its drafters. Seconds, and 14 of a first GGUF.
+
+    Raises ConfigError for a device that is not there, ModelNotFound, UnsupportedModel, or IncompatiblePair for a draft
+    model that cannot draft for this target.
+    """
+    placement = Placement.of(models)
+    target = load_target(models.target, placement)
+    drafters: dict[str, Drafter] = {}
+    draft_models = DraftModels(
+        {name: one for name, one in models.drafters.items() if isinstance(one, DraftModelDrafterSettings)},
+        models.target,
+        target,
+        placement=placement,
+        num_slots=num_slots,
+    )
+    for name, settings in models.drafters.items():
+        if isinstance(settings, LookupDrafterSettings):
+            drafters[name] = LookupDrafter(name, settings)
+        else:
+            drafters[name] = draft_models.load(name)
+    own = target.model.kv_shape.bytes_per_token
+    drafted = sum(
+        drafter.bytes_per_token
+        for drafter in drafters.values()
+        if isinstance(drafter, DraftModelDrafter) and drafter.device == target.device
+    )
+    max_cache_bytes = models.target.max_cache_bytes or target_limit(available_bytes(target.device), own, drafted)
+    log.info(
+        "keys and values: %d bytes a token, at most %d MiB for %d slots, on %s",
+        own,
+        max_cache_bytes >> 20,
+        num_slots,
+        placement.name,
+        extra={"action": "cache_sized"},
+    )
+    return TransformersEngine(target, drafters, num_slots=num_slots, max_cache_bytes=max_cache_bytes)
 
 
 class TransformersEngine:
@@ -107,7 +163,9 @@ class TransformersEngine:
     def admit(self, prepared: PreparedJob, decision: Decision) -> None:
         """Take a sequence in; the next steps read its prompt."""
         if not self._admitted.fits(prepared):
-            raise DecodeFailed(f"no room for another of {self._num_slots} slots", hint="ask has_room() before admit()")
+            raise DecodeFailed(
+                f"no free slot or memory ({self._num_slots} slots)", hint="ask has_room() before admit()"
+            )
         drafter = self._open_drafters.state(decision.drafter)
         sequence = Sequence(prepared, self._target, self._admitted.acquire(prepared))
         sequence.redraft(drafter, decision.num_draft_tokens)
@@ -136,10 +194,11 @@ class TransformersEngine:
         self._admitted.unpark()
         self._open_drafters.open_due(self._admitted.running, self.memory)
         batch = list(self._admitted.running)
-        round_ = Round(self._target, self._open_drafters, self._cache, batch)
+        round_ = _Round(tokens_by_job={sequence.job_id: 0 for sequence in batch})
         try:
-            with torch.inference_mode():
-                round_.run()
+            if batch:
+                with torch.inference_mode():
+                    self._run(round_, batch)
         except Exception as error:
             if is_out_of_memory(error) and len(batch) > 1:
                 self._make_room(batch)
@@ -153,17 +212,144 @@ class TransformersEngine:
         wall_s = time.perf_counter() - began
         for sequence in batch:
             sequence.charge(wall_s / len(batch), len(batch))
+        # Scoring comes behind the clocks of all texts: neither they nor the cost of the round include it.
         generations = [sequence.generation() for sequence in finished]
-        # Not timed, because the cost of a round must not include scoring.
-        scored = [
-            self._scored(sequence, generation) for sequence, generation in zip(finished, generations, strict=True)
-        ]
+        scored = tuple(self._scored(*one) for one in zip(finished, generations, strict=True))
         for sequence in finished:
             self._open_drafters.finished(sequence)
         self._shadows.advance()
-        shadow_s = time.perf_counter() - began - wall_s
-        report = round_.report(tuple(scored), deltas, wall_s)
-        return replace(report, shadow_s=shadow_s, drafter_failures=self._open_drafters.take_failures())
+        return Step(
+            finished=scored,
+            deltas=deltas,
+            batch=len(batch),
+            width=max(round_.width, 1),
+            wall_s=wall_s,
+            draft_s=round_.draft_s,
+            verify_s=round_.verify_s,
+            overhead_s=wall_s - round_.draft_s - round_.verify_s,
+            num_positions=round_.num_positions,
+            context=round_.context,
+            num_prefill_tokens=round_.num_prefilled,
+            num_draft_prefill_tokens=round_.num_draft_read,
+            drafter=round_.drafter,
+            shadow_s=time.perf_counter() - began - wall_s,
+            tokens_by_job=round_.tokens_by_job,
+            proposed_by_job=round_.proposed_by_job,
+            drafter_failures=self._open_drafters.take_failures(),
+            drafting=round_.drafting,
+        )
+
+    def _run(self, round_: _Round, batch: list[Sequence]) -> None:
+        """Propose, read, verify, keep: one pass of the target over `batch`.
+
+        Raises whatever torch raises; then no sequence has taken anything, and slots hold what their lengths say.
+        """
+        cache = self._cache
+        copy_beginnings(cache, self._unread(batch), batch)
+        began = time.perf_counter()
+        pending = [sequence for sequence in batch if self._num_unread(sequence) == 1]
+        asks = {sequence.job_id: sequence.ask() for sequence in pending}
+        proposals = self._propose(round_, pending, asks)
+        proposed = time.perf_counter()
+        reads = [_verifying(sequence, proposals[sequence.job_id]) for sequence in pending]
+        round_.proposed_by_job = {job_id: len(one.tokens) for job_id, one in proposals.items() if one.tokens}
+        prompts = self._prompts(batch)
+        reads += [Read(sequence.slot, tokens, num_logits=int(is_last)) for sequence, tokens, is_last in prompts]
+        logits = self._target.model.read(cache, reads)
+        asked = [(sequence, proposals[sequence.job_id]) for sequence in pending]
+        asked += [(sequence, NOTHING) for sequence, _, is_last in prompts if is_last]
+        verdicts = verify(logits, asked) if asked else []
+        verified = time.perf_counter()
+        for sequence, tokens, _ in prompts:
+            cache.lengths[sequence.slot] += len(tokens)
+        # Texts that were read to their end come first: keeping drafts may fail, and these would not be read again.
+        for (sequence, proposal), verdict in reversed(list(zip(asked, verdicts, strict=True))):
+            if self._num_unread(sequence):
+                sequence.is_first_drafted |= not sequence.has_begun
+                cache.keep(sequence.slot, (0, *(index + 1 for index in verdict.path)))
+            round_.tokens_by_job[sequence.job_id] = sequence.take(proposal, verdict, asks.get(sequence.job_id))
+        widths = [len(read.token_ids) for read in reads[: len(pending)]]
+        round_.width, round_.num_positions = max(widths, default=0), sum(widths)
+        round_.num_prefilled = sum(len(tokens) for _, tokens, _ in prompts)
+        round_.context = sum(cache.lengths[sequence.slot] for sequence in batch) // len(batch)
+        round_.draft_s, round_.verify_s = proposed - began, verified - proposed
+
+    def _propose(self, round_: _Round, pending: list[Sequence], asks: dict[str, Ask | None]) -> dict[str, Proposal]:
+        """A proposal for each sequence whose slot lacks the last token only; `asks` by job_id.
+
+        The round is vanilla for sequences whose drafter fails: it is taken from them, and so is their ask.
+        """
+        proposals = {sequence.job_id: NOTHING for sequence in pending}
+        by_drafter: defaultdict[str, list[Ask]] = defaultdict(list)
+        for sequence in pending:
+            ask = asks[sequence.job_id]
+            if sequence.drafting is not None and ask is not None and ask.num_tokens > 0:
+                by_drafter[sequence.drafting.name].append(ask)
+        has_failed = False
+        for name, wanted in by_drafter.items():
+            answers = self._open_drafters.propose(name, wanted, self._target)
+            if answers is None:
+                has_failed = True
+                continue
+            round_.num_draft_read += sum(answer.num_read for answer in answers)
+            proposals |= {ask.job_id: answer for ask, answer in zip(wanted, answers, strict=True)}
+        used = {None if sequence.drafting is None else sequence.drafting.name for sequence in pending}
+        # What a failure took is no drafter's time.
+        round_.drafter = used.pop() if len(used) == 1 and not has_failed else None
+        round_.drafting = tuple(sequence.job_id for sequence in pending if sequence.drafting is not None)
+        asks |= {sequence.job_id: None for sequence in pending if sequence.drafting is None}
+        return proposals
+
+    def _prompts(self, batch: list[Sequence]) -> list[tuple[Sequence, list[int], bool]]:
+        """Pieces of the oldest texts that are still to be read: the sequence, the tokens, whether they are its last."""
+        unread = self._unread(batch)
+        # If most sequences wait for their prompts, reading prompts comes first.
+        is_hurried = any(sequence.is_streamed for sequence in batch) and 2 * len(unread) <= len(batch)
+        room = SHARED_CHUNK if is_hurried else PREFILL_CHUNK
+        pieces: list[tuple[Sequence, list[int], bool]] = []
+        waiting = who_waits(self._cache, unread, room)
+        for sequence in unread:
+            if not room:
+                break
+            if sequence.job_id in waiting:
+                continue
+            length = self._cache.lengths[sequence.slot]
+            tokens = sequence.text[length : length + room]
+            room -= len(tokens)
+            pieces.append((sequence, tokens, length + len(tokens) == len(sequence.text)))
+        return pieces
+
+    def _num_unread(self, sequence: Sequence) -> int:
+        return len(sequence.text) - self._cache.lengths[sequence.slot]
+
+    def _unread(self, batch: list[Sequence]) -> list[Sequence]:
+        """Those whose slot lacks more than the last token."""
+        return [sequence for sequence in batch if self._num_unread(sequence) > 1]
+
+    def _scored(self, sequence: Sequence, generation: Generation) -> Generation:
+        shadows = (*generation.shadows, *self._shadows.end(sequence))
+        with_shadows = replace(generation, shadows=shadows)
+        if sequence.to_score is None:
+            return with_shadows
+        usable = {name: one for name, one in self._drafters.items() if name not in self._open_drafters.ended}
+        return with_scores(with_shadows, sequence.to_score, usable, self._open_drafters.failed)
+
+    def _drop(self, sequence: Sequence) -> None:
+        self._admitted.drop(sequence)
+        self._open_drafters.close(sequence)
+
+    def _make_room(self, batch: list[Sequence]) -> None:
+        """Make the younger half of the sequences leave their slots, because memory ran out."""
+        for sequence in batch:
+            # A drafter's state is unknown after memory ran out: it is opened again, and reads the text again.
+            self._open_drafters.close(sequence)
+        half = (len(batch) + 1) // 2
+        self._admitted.park(batch[half:], most_running=half)
+        try:
+            self._cache.trim()
+        except Exception as error:  # the cache is empty then, and the texts are read again
+            if not is_out_of_memory(error):
+                raise
 
     def cancel(self, job_id: str) -> bool:
         """Drop a sequence between two steps; False if it is not here."""
@@ -181,9 +367,6 @@ class TransformersEngine:
         self._shadows.clear()
         self._open_drafters.clear()
 
-    def wake(self) -> None:
-        """A step waits for nothing."""
-
     def close(self) -> None:
         """Drop every sequence."""
         self.abandon()
@@ -191,18 +374,6 @@ class TransformersEngine:
     def load(self) -> Load:
         """How full the engine is."""
         return Load(len(self._admitted), self._num_slots)
-
-    def unavailable(self) -> str | None:
-        """Nothing is away."""
-        return None
-
-    def endpoints(self) -> SequenceOf[EndpointStatus]:
-        """There are none."""
-        return ()
-
-    def suspects(self) -> SuspectCounts:
-        """There are none."""
-        return SuspectCounts()
 
     def memory(self) -> CacheMemory:
         """Memory for keys and values, as it is now. Reads each device's state: 0.3 ms for a CPU."""
@@ -238,36 +409,142 @@ class TransformersEngine:
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         """Median milliseconds of one target pass of that shape, or of that drafter's proposal for it."""
         if drafter is None:
-            return measuring.measure_target_ms(self._target, batch, width, context, num_samples)
-        return measuring.measure_draft_ms(self._drafters[drafter], batch, width, context, num_samples)
+            return measure_target_ms(self._target, batch, width, context, num_samples)
+        return measure_draft_ms(self._drafters[drafter], batch, width, context, num_samples)
 
     def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
         """Median milliseconds in which the target, or that drafter, reads a prompt it has never seen."""
         if drafter is None:
-            return measuring.measure_target_prefill_ms(self._target, num_tokens, num_samples)
-        return measuring.measure_draft_prefill_ms(self._drafters[drafter], num_tokens, num_samples)
+            return measure_target_prefill_ms(self._target, num_tokens, num_samples)
+        return measure_draft_prefill_ms(self._drafters[drafter], num_tokens, num_samples)
 
-    def _scored(self, sequence: Sequence, generation: Generation) -> Generation:
-        shadows = (*generation.shadows, *self._shadows.end(sequence))
-        with_shadows = replace(generation, shadows=shadows)
-        if sequence.to_score is None:
-            return with_shadows
-        usable = {name: one for name, one in self._drafters.items() if name not in self._open_drafters.ended}
-        return with_scores(with_shadows, sequence.to_score, usable, self._open_drafters.failed)
+    # The seam also asks what only servers have.
 
-    def _drop(self, sequence: Sequence) -> None:
-        self._admitted.drop(sequence)
-        self._open_drafters.close(sequence)
+    def wake(self) -> None:
+        """A step waits for nothing."""
 
-    def _make_room(self, batch: list[Sequence]) -> None:
-        """Make the younger half of the sequences leave their slots, because memory ran out."""
-        for sequence in batch:
-            # A drafter's state is unknown after memory ran out: it is opened again, and reads the text again.
-            self._open_drafters.close(sequence)
-        half = (len(batch) + 1) // 2
-        self._admitted.park(batch[half:], most_running=half)
-        try:
-            self._cache.trim()
-        except Exception as error:  # the cache is empty then, and the texts are read again
-            if not is_out_of_memory(error):
-                raise
+    def unavailable(self) -> str | None:
+        """Nothing is away."""
+        return None
+
+    def endpoints(self) -> SequenceOf[EndpointStatus]:
+        """There are none."""
+        return ()
+
+    def suspects(self) -> SuspectCounts:
+        """There are none."""
+        return SuspectCounts()
+
+
+class AdmittedSequences:
+    """Gives out the slots of `cache`, whose keys and values take at most `max_cache_bytes`.
+
+    A parked sequence has no slot. It goes on, behind its own text, when others have ended.
+    """
+
+    def __init__(self, cache: SlotCache, num_slots: int, max_cache_bytes: int) -> None:
+        self._cache = cache
+        self._num_slots = num_slots
+        self._max_cache_bytes = max_cache_bytes
+        self._most_running = num_slots
+        self.running: list[Sequence] = []
+        self.parked: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self.running) + len(self.parked)
+
+    @property
+    def all(self) -> tuple[Sequence, ...]:
+        """Those that run, and then those that are parked."""
+        return (*self.running, *self.parked)
+
+    def find(self, job_id: str) -> Sequence | None:
+        """The sequence of that job; None if it is not here."""
+        return next((sequence for sequence in self.all if sequence.job_id == job_id), None)
+
+    def num_bytes_alone(self, prepared: PreparedJob) -> int:
+        """Bytes of keys and values of this job, if nothing else ran."""
+        return self._cache.num_bytes_with(1, [_num_positions(prepared)])
+
+    def fits(self, prepared: PreparedJob) -> bool:
+        """Whether a slot and the memory for the whole of this job are free beside all others."""
+        if len(self) >= self._num_slots:
+            return False
+        return self._num_bytes_with(len(self) + 1, prepared) <= self._max_cache_bytes
+
+    def acquire(self, prepared: PreparedJob) -> int:
+        """A slot for this job, which `fits`. The others move together first where gaps would take too much memory."""
+        num_rows = max((len(self) + 1, *(sequence.slot + 1 for sequence in self.running)))
+        if self._num_bytes_with(num_rows, prepared) > self._max_cache_bytes:
+            self._cache.close_gaps(self.running)
+        return self._cache.acquire()
+
+    def _num_bytes_with(self, num_rows: int, prepared: PreparedJob) -> int:
+        positions = [_num_positions(prepared), *(sequence.num_positions for sequence in self.all)]
+        return self._cache.num_bytes_with(num_rows, positions)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Let a sequence go; `close_gaps` afterwards."""
+        if sequence in self.parked:
+            self.parked.remove(sequence)
+        else:
+            self.running.remove(sequence)
+            self._cache.release(sequence.slot)
+        if not len(self):
+            self._most_running = self._num_slots
+
+    def close_gaps(self) -> None:
+        """Let the running sequences move together in the cache, where gaps cost time."""
+        if self._cache.computes_gaps:
+            self._cache.close_gaps(self.running)
+
+    def park(self, sequences: SequenceOf[Sequence], *, most_running: int) -> None:
+        """Take the slots of these running sequences. No more than `most_running` run until the engine was empty."""
+        for sequence in sequences:
+            self.running.remove(sequence)
+            self._cache.release(sequence.slot)
+        self.parked += sequences
+        self._most_running = most_running
+        self._cache.close_gaps(self.running)
+
+    def unpark(self) -> None:
+        """Give parked sequences a slot again, as many as may run."""
+        if self.parked:
+            self._cache.close_gaps(self.running)
+        while self.parked and len(self.running) < self._most_running:
+            sequence = self.parked.pop(0)
+            sequence.slot = self._cache.acquire()
+            self.running.append(sequence)
+
+    def clear(self) -> None:
+        """Drop every sequence, and the memory of the cache with them."""
+        self.running, self.parked = [], []
+        self._most_running = self._num_slots
+        self._cache.clear()
+
+
+@dataclass(slots=True)
+class _Round:
+    """What a round did: of one that memory ran out in, as far as it came."""
+
+    tokens_by_job: dict[str, int]
+    proposed_by_job: dict[str, int] = field(default_factory=dict)
+    drafting: tuple[str, ...] = ()
+    drafter: str | None = None
+    width: int = 0
+    num_positions: int = 0
+    num_prefilled: int = 0
+    num_draft_read: int = 0
+    context: int = 0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+
+
+def _verifying(sequence: Sequence, proposal: Proposal) -> Read:
+    tokens = [sequence.text[-1], *proposal.tokens]
+    parents = None if proposal.parents is None else [-1, *(parent + 1 for parent in proposal.parents)]
+    return Read(sequence.slot, tokens, num_logits=len(tokens), parents=parents)
+
+
+def _num_positions(prepared: PreparedJob) -> int:
+    return len(prepared.token_ids) + prepared.sampling.max_tokens

@@ -1,27 +1,32 @@
-"""Timing one round's parts on this device. Scratch slots and scratch texts: nothing running is touched."""
+"""Timing a round's parts on this device, in scratch slots over scratch texts: nothing that runs is touched."""
 
 from __future__ import annotations
-
-import statistics
-import time
-from collections.abc import Callable
-from itertools import count
-from typing import Final
-
-import torch
-
 from alphaloop.errors import DecodeFailed
+from collections.abc import Callable
+from collections.abc import Sequence
+from itertools import count
+from typing import Any
+from typing import Final
+from worker.decoding.models import Target
+from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.network.operations import best_tokens
 from worker.decoding.network.passes import Read
-from worker.decoding.proposal import Ask, Drafter
-from worker.decoding.sampling.chooser import TokenChooser
-from worker.decoding.target import Target
-from worker.decoding.verification.chain import verify_greedy
+from worker.decoding.proposal import Ask
+from worker.decoding.proposal import Drafter
+from worker.decoding.sampling import TokenChooser
+from worker.decoding.verification import verify_greedy
 from worker.engine import Sampling
+import statistics
+import time
+import torch
 
-NUM_WARM_UP: Final = 1
+
+_NUM_WARM_UP: Final = 1
 _GREEDY: Final = Sampling(max_tokens=1, temperature=0.0)
 _NO_TASK: Final = ""  # what is measured is remembered for no task
+_PASS_CONTEXT: Final = 128
+_NUM_PASS_WARM_UP: Final = 3
+_NUM_PASS_SAMPLES: Final = 25
 
 
 @torch.inference_mode()
@@ -120,6 +125,27 @@ def measure_draft_prefill_ms(drafter: Drafter, num_tokens: int, num_samples: int
         ) from error
 
 
+@torch.inference_mode()
+def measure_passes_ms(models: Sequence[Any]) -> list[float]:
+    """Median milliseconds of one token at batch 1 behind 128 others, best token included, for each model.
+
+    Takes over the models as the engine does, so they cannot be used afterwards.
+    """
+    engines = [LanguageModel(model, _PASS_CONTEXT + 1) for model in models]
+    caches = [engine.new_cache(1) for engine in engines]
+    for cache in caches:
+        # Reading empty keys takes as long as reading others.
+        cache.lengths[cache.acquire()] = _PASS_CONTEXT
+    taken: list[list[float]] = [[] for _ in engines]
+    for sample in range(_NUM_PASS_WARM_UP + _NUM_PASS_SAMPLES):
+        for engine, cache, times in zip(engines, caches, taken, strict=True):
+            began = time.perf_counter()
+            engine.read(cache, [Read(0, [0], num_logits=1)]).argmax(dim=-1).tolist()
+            if sample >= _NUM_PASS_WARM_UP:
+                times.append(1000 * (time.perf_counter() - began))
+    return [statistics.median(times) for times in taken]
+
+
 def _said(error: Exception) -> str:
     # Drafters raise anything; words alone would not say what a KeyError is.
     return f"{type(error).__name__}: {error}"
@@ -140,7 +166,7 @@ def _token(position: int) -> int:
     return 7 * position * position % 31
 
 
-def _median_ms(run: Callable[[], object], num_samples: int, *, num_warm_up: int = NUM_WARM_UP) -> float:
+def _median_ms(run: Callable[[], object], num_samples: int, *, num_warm_up: int = _NUM_WARM_UP) -> float:
     for _ in range(num_warm_up):
         run()
     samples = []

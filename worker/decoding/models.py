@@ -1,6 +1,7 @@
 """Loading a target and its tokenizer, and refusing what cannot be decoded exactly here.
 
-A model loads complete or not at all, and whatever goes wrong is an error of alphaloop with its reason.
+A model loads complete or not at all, and whatever goes wrong is an error of alphaloop with its reason. `Target` is what
+comes of it: the model over its slots, the tokenizer, the tokens that end a text, and the name of all this.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import logging
 import re
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,19 +26,13 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from alphaloop.errors import AlphaloopError, ConfigError, UnsupportedModel
 from alphaloop.settings import TaskSettings
 from alphaloop.settings.models import TargetSettings
-from worker.decoding.conversation import check_template
 from worker.decoding.device import Placement, find_device
 from worker.decoding.network.fused import VERSION as FUSED_VERSION
 from worker.decoding.network.language_model import LanguageModel
+from worker.decoding.prompts import check_template, longest_token_chars
 from worker.decoding.sources import Weights, converted_folder, find_weights, publish_folder, working_folder
-from worker.decoding.target import Target
-from worker.decoding.text_facts import (
-    LONGEST_DEFAULT_CONTEXT,
-    TextFacts,
-    text_config,
-    text_facts,
-    tokens_without_row,
-)
+from worker.decoding.text import TextStream, byte_tokens, special_tokens
+from worker.decoding.text_facts import LONGEST_DEFAULT_CONTEXT, TextFacts, text_config, text_facts, tokens_without_row
 from worker.engine import EngineIdentity
 from worker.sampling import SamplingDefaults
 
@@ -49,7 +45,7 @@ _NUM_NAMES: Final = 3  #: tensors that a refusal names
 
 
 #: Fields of a generation config that would change texts beside those of TaskSettings.
-UNSUPPORTED_DEFAULTS: Final = (
+_UNSUPPORTED_DEFAULTS: Final = (
     "no_repeat_ngram_size",
     "min_new_tokens",
     "suppress_tokens",
@@ -65,20 +61,58 @@ UNSUPPORTED_DEFAULTS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A transformers model on its device with its tokenizer, and which weights they are."""
+class Target:
+    """What is served, and what names it."""
 
-    source: str
-    model: Any
-    tokenizer: Any
-    folder: Path
-    revision: str
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokenizer: Any,
+        identity: EngineIdentity,
+        end_tokens: frozenset[int],
+        sampling_defaults: SamplingDefaults,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.identity = identity
+        self.end_tokens = end_tokens
+        self.sampling_defaults = sampling_defaults
 
-    def over_slots(self, context_length: int) -> LanguageModel:
-        """The model over the slot cache, checked against itself; takes it over. Raises UnsupportedModel."""
-        with as_unsupported(self.source):
-            return LanguageModel(self.model, context_length)
+    @cached_property
+    def longest_token_chars(self) -> int | None:
+        """The most characters that one token stands for; None where there is no such limit."""
+        return longest_token_chars(self.tokenizer)
+
+    @cached_property
+    def byte_tokens(self) -> dict[int, int]:
+        """Of the tokenizer, by token id; empty where it has none."""
+        return byte_tokens(self.tokenizer)
+
+    @cached_property
+    def special_tokens(self) -> dict[int, str]:
+        """Of the tokenizer, by token id."""
+        return special_tokens(self.tokenizer)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.model.device
+
+    def new_text(self, stop: Sequence[str], *, is_live: bool, before: Sequence[int]) -> TextStream:
+        """The text of tokens that will be generated, `before` being the tokens that it continues."""
+        return TextStream(
+            self.decode,
+            stop,
+            is_live=is_live,
+            before=before,
+            byte_tokens=self.byte_tokens,
+            special_tokens=self.special_tokens,
+        )
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens; special tokens have none."""
+        text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return text
 
 
 def load_target(settings: TargetSettings, placement: Placement | None = None) -> Target:
@@ -114,9 +148,34 @@ def load_target(settings: TargetSettings, placement: Placement | None = None) ->
     return Target(model, loaded.tokenizer, identity, ends, defaults)
 
 
+def _context_length(settings: TargetSettings, facts: TextFacts) -> int:
+    if settings.context_length is not None and settings.context_length > facts.longest:
+        raise UnsupportedModel(
+            f"models.target.context_length is {settings.context_length}; "
+            f"the model was made for {facts.longest} positions"
+        )
+    return settings.context_length or min(facts.longest, LONGEST_DEFAULT_CONTEXT)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A transformers model on its device with its tokenizer, and which weights they are."""
+
+    source: str
+    model: Any
+    tokenizer: Any
+    folder: Path
+    revision: str
+
+    def over_slots(self, context_length: int) -> LanguageModel:
+        """The model over the slot cache, checked against itself; takes it over. Raises UnsupportedModel."""
+        with as_unsupported(self.source):
+            return LanguageModel(self.model, context_length)
+
+
 def load_weights(
     source: str, revision: str | None, dtype: str, device: torch.device, *, context_length: int | None = None
-) -> Loaded:
+) -> LoadedModel:
     """Load a model that the slot cache can serve; raises ModelNotFound or UnsupportedModel.
 
     `context_length`: with which it will be served; None: its own, at most LONGEST_DEFAULT_CONTEXT.
@@ -137,7 +196,67 @@ def load_weights(
         )
         refuse_form(model)
         refuse_tokenizer(tokenizer, model)
-        return Loaded(source, model.to(device).eval(), tokenizer, folder, weights.revision)
+        return LoadedModel(source, model.to(device).eval(), tokenizer, folder, weights.revision)
+
+
+def _dense_copy(weights: Weights, dtype: str) -> Path:
+    folder = converted_folder(weights, dtype)
+    if (folder / "config.json").exists():
+        return folder
+    log.info("converting %s to %s safetensors, once: %s", weights.path.name, dtype, folder)
+    working = working_folder()
+    try:
+        _convert(weights.path, getattr(torch, dtype), working)
+        publish_folder(working, folder)
+    finally:
+        shutil.rmtree(working, ignore_errors=True)
+    return folder
+
+
+def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
+    parent, name = file.parent, file.name
+    packed = _complete(parent, gguf_file=name, dtype=dtype, quantization_config=GgufConfig(dequantize=True))
+    # The unpacked model still calls itself quantized; a dense one with its weights is what can be saved and loaded.
+    settings = packed.config.to_dict()
+    settings.pop("quantization_config", None)
+    dense: Any = AutoModelForCausalLM.from_config(type(packed.config)(**settings), dtype=dtype)  # type: ignore[no-untyped-call]
+    dense.load_state_dict(packed.state_dict())
+    dense.generation_config = packed.generation_config
+    dense.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(parent, gguf_file=name, trust_remote_code=False).save_pretrained(folder)
+
+
+def _complete(folder: Path, **how: Any) -> Any:
+    """The model in `folder`; raises UnsupportedModel where a tensor is missing, misshapen or unexpected."""
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, **how
+    )
+    model, info = loaded
+    _refuse_incomplete(model.config, info)
+    return model
+
+
+def _refuse_incomplete(config: Any, info: Mapping[str, Any]) -> None:
+    """`info`: of `from_pretrained`, which leaves out what the class ignores and what is tied."""
+    text = text_config(config)
+    num_layers, num_ahead = int(text.num_hidden_layers), int(getattr(text, "num_nextn_predict_layers", None) or 0)
+    behind = "|".join(str(num_layers + index) for index in range(num_ahead)) or "(?!)"
+    ahead = re.compile(rf"(^|\.)layers\.({behind})\.")
+    misshapen = [
+        f"{name} {list(found)} instead of {list(wanted)}" for name, found, wanted in sorted(info["mismatched_keys"])
+    ]
+    unexpected = sorted(name for name in info["unexpected_keys"] if not _UNUSED.search(name) and not ahead.search(name))
+    missing = sorted(name for name in info["missing_keys"] if not _UNUSED.search(name))
+    found = [
+        f"{len(names)} {kind} ({', '.join(names[:_NUM_NAMES])}{', …' if len(names) > _NUM_NAMES else ''})"
+        for kind, names in (("missing", missing), ("of another shape", misshapen), ("unexpected", unexpected))
+        if names
+    ]
+    if found:
+        raise UnsupportedModel(
+            f"expected the tensors of {config.model_type} with {num_layers} layers, found {'; '.join(found)}",
+            hint="is the download complete, and is config.json the one of these weights?",
+        )
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -171,25 +290,8 @@ def sampling_defaults(config: Any, *, are_used: bool) -> SamplingDefaults:
             ) from error
     else:
         suggested = {name: getattr(checked, name) for name in suggested}
-    unsupported = tuple(name for name in UNSUPPORTED_DEFAULTS if getattr(config, name, None) not in (None, 0, 1, []))
+    unsupported = tuple(name for name in _UNSUPPORTED_DEFAULTS if getattr(config, name, None) not in (None, 0, 1, []))
     return SamplingDefaults(suggested, unsupported, are_used)
-
-
-@contextmanager
-def as_unsupported(source: str) -> Iterator[None]:
-    """Whatever goes wrong inside is an UnsupportedModel that names `source`; errors of alphaloop stay what they are."""
-    try:
-        yield
-    except UnsupportedModel as error:
-        if error.message.startswith(f"{source}: "):
-            raise
-        raise UnsupportedModel(f"{source}: {error.message}", hint=error.hint) from error
-    except AlphaloopError:
-        raise
-    except Exception as error:  # transformers, torch and safetensors promise no types
-        kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
-        reason = " ".join(str(error).split()) or "no reason was given"
-        raise UnsupportedModel(f"{source}: {kind}{reason}") from error
 
 
 def refuse_unsupported(config: Any, context_length: int | None = None) -> None:
@@ -237,76 +339,24 @@ def refuse_tokenizer(tokenizer: Any, model: Any) -> None:
         )
 
 
+@contextmanager
+def as_unsupported(source: str) -> Iterator[None]:
+    """Whatever goes wrong inside is an UnsupportedModel that names `source`; errors of alphaloop stay what they are."""
+    try:
+        yield
+    except UnsupportedModel as error:
+        if error.message.startswith(f"{source}: "):
+            raise
+        raise UnsupportedModel(f"{source}: {error.message}", hint=error.hint) from error
+    except AlphaloopError:
+        raise
+    except Exception as error:  # transformers, torch and safetensors promise no types
+        kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
+        reason = " ".join(str(error).split()) or "no reason was given"
+        raise UnsupportedModel(f"{source}: {kind}{reason}") from error
+
+
 def attention_of(config: Any) -> str:
     """The implementation of attention that a model's class has: torch's, or the plain one (soft caps, sinks)."""
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     return "sdpa" if kind is None or kind._supports_sdpa else "eager"
-
-
-def _complete(folder: Path, **how: Any) -> Any:
-    """The model in `folder`; raises UnsupportedModel where a tensor is missing, misshapen or unexpected."""
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder, trust_remote_code=False, ignore_mismatched_sizes=True, output_loading_info=True, **how
-    )
-    model, info = loaded
-    _refuse_incomplete(model.config, info)
-    return model
-
-
-def _refuse_incomplete(config: Any, info: Mapping[str, Any]) -> None:
-    """`info`: of `from_pretrained`, which leaves out what the class ignores and what is tied."""
-    text = text_config(config)
-    num_layers, num_ahead = int(text.num_hidden_layers), int(getattr(text, "num_nextn_predict_layers", None) or 0)
-    behind = "|".join(str(num_layers + index) for index in range(num_ahead)) or "(?!)"
-    ahead = re.compile(rf"(^|\.)layers\.({behind})\.")
-    misshapen = [
-        f"{name} {list(found)} instead of {list(wanted)}" for name, found, wanted in sorted(info["mismatched_keys"])
-    ]
-    unexpected = sorted(name for name in info["unexpected_keys"] if not _UNUSED.search(name) and not ahead.search(name))
-    missing = sorted(name for name in info["missing_keys"] if not _UNUSED.search(name))
-    found = [
-        f"{len(names)} {kind} ({', '.join(names[:_NUM_NAMES])}{', …' if len(names) > _NUM_NAMES else ''})"
-        for kind, names in (("missing", missing), ("of another shape", misshapen), ("unexpected", unexpected))
-        if names
-    ]
-    if found:
-        raise UnsupportedModel(
-            f"expected the tensors of {config.model_type} with {num_layers} layers, found {'; '.join(found)}",
-            hint="is the download complete, and is config.json the one of these weights?",
-        )
-
-
-def _dense_copy(weights: Weights, dtype: str) -> Path:
-    folder = converted_folder(weights, dtype)
-    if (folder / "config.json").exists():
-        return folder
-    log.info("converting %s to %s safetensors, once: %s", weights.path.name, dtype, folder)
-    working = working_folder()
-    try:
-        _convert(weights.path, getattr(torch, dtype), working)
-        publish_folder(working, folder)
-    finally:
-        shutil.rmtree(working, ignore_errors=True)
-    return folder
-
-
-def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
-    parent, name = file.parent, file.name
-    packed = _complete(parent, gguf_file=name, dtype=dtype, quantization_config=GgufConfig(dequantize=True))
-    # The unpacked model still calls itself quantized; a dense one with its weights is what can be saved and loaded.
-    settings = packed.config.to_dict()
-    settings.pop("quantization_config", None)
-    dense: Any = AutoModelForCausalLM.from_config(type(packed.config)(**settings), dtype=dtype)  # type: ignore[no-untyped-call]
-    dense.load_state_dict(packed.state_dict())
-    dense.generation_config = packed.generation_config
-    dense.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(parent, gguf_file=name, trust_remote_code=False).save_pretrained(folder)
-
-
-def _context_length(settings: TargetSettings, facts: TextFacts) -> int:
-    if settings.context_length is not None and settings.context_length > facts.longest:
-        raise UnsupportedModel(
-            f"models.target.context_length is {settings.context_length}; "
-            f"the model was made for {facts.longest} positions"
-        )
-    return settings.context_length or min(facts.longest, LONGEST_DEFAULT_CONTEXT)

@@ -7,25 +7,30 @@ the device is no failure of a drafter: it is raised, because the target's pass w
 """
 
 from __future__ import annotations
-
-import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Sequence as SequenceOf
-from typing import Final
-
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.errors import DecodeFailed, reason_of
+from alphaloop.errors import DecodeFailed
+from alphaloop.errors import reason_of
+from collections import Counter
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
+from typing import Final
 from worker.cache_memory import CacheMemory
-from worker.decoding.crossing import arrived
-from worker.decoding.device import is_device_fault, is_out_of_memory
+from worker.decoding.counts import SharedWeightCounts
+from worker.decoding.device import is_device_fault
+from worker.decoding.device import is_out_of_memory
 from worker.decoding.drafters.draft_model import DraftModelDrafter
-from worker.decoding.drafters.draft_room import DraftRoom
 from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.proposal import Ask, Drafter, Proposal
+from worker.decoding.models import Target
+from worker.decoding.proposal import Ask
+from worker.decoding.proposal import Drafter
+from worker.decoding.proposal import Proposal
 from worker.decoding.sequence import Sequence
-from worker.decoding.shared_weights import SharedWeightCounts
-from worker.decoding.target import Target
+import logging
+import torch
+
 
 log = logging.getLogger(__name__)
 
@@ -71,16 +76,14 @@ class OpenDrafters:
             return
         models = self.draft_models
         takes_memory = any(sequence.drafter is not None and sequence.drafter.name in models for sequence in due)
-        room = DraftRoom(memory(), running) if takes_memory else None
-        num_short = 0
+        short = _without_room(due, running, memory()) if takes_memory else []
         for sequence in due:
-            if room is None or room.take(sequence):
-                self._open(sequence)
-            else:
+            if sequence in short:
                 sequence.redraft(None, 0)
-                num_short += 1
-        if num_short:
-            log.info("no memory for the drafts of %d sequences", num_short, extra={"action": "draft_memory_short"})
+            else:
+                self._open(sequence)
+        if short:
+            log.info("no memory for the drafts of %d sequences", len(short), extra={"action": "draft_memory_short"})
 
     def propose(self, drafter: str, asks: SequenceOf[Ask], target: Target) -> list[Proposal] | None:
         """One proposal an ask, in order, on the target's device; None where the drafter failed.
@@ -229,3 +232,58 @@ def _check(asks: SequenceOf[Ask], answers: SequenceOf[Proposal], vocabulary: int
             raise DecodeFailed("expected a parent before each draft token, found another tree")
         if one.q is not None and num and tuple(one.q.shape) != (num, vocabulary):
             raise DecodeFailed(f"expected distributions of {num} x {vocabulary}, found {tuple(one.q.shape)}")
+
+
+def _without_room(due: SequenceOf[Sequence], running: SequenceOf[Sequence], memory: CacheMemory) -> list[Sequence]:
+    """Those of `due` for whose keys and values their drafters have no memory left, in the order of `due`.
+
+    Each sequence is taken to be as long as the longest. The same arithmetic as in a decision
+    (`CacheMemory.left_for_drafts`), for the sequences that run now.
+    """
+    longest = max((one.num_positions for one in running), default=0)
+    width = 1 + max((one.num_draft_tokens for one in running), default=0)
+    devices = (None, *memory.elsewhere)
+    left = {device: memory.left_for_drafts(len(running), longest, width, device=device) for device in devices}
+
+    def taken(sequence: Sequence) -> tuple[str | None, int]:
+        name = "" if sequence.drafter is None else sequence.drafter.name
+        return memory.device_of.get(name), memory.of_draft(name, 1, longest) if name else 0
+
+    for sequence in running:
+        if sequence.is_open:
+            device, needed = taken(sequence)
+            left[device] -= needed
+    short = []
+    for sequence in due:
+        device, needed = taken(sequence)
+        if needed > max(left[device], 0):
+            short.append(sequence)
+        else:
+            left[device] -= needed
+    return short
+
+
+def arrived(proposals: SequenceOf[Proposal], device: torch.device) -> list[Proposal]:
+    """The proposals of one drafter with their distributions on `device`, the target's.
+
+    Here alone do a round's tensors go from a drafter's device to the target's. What goes between the two otherwise is
+    numbers of the host: a drafter is given the text as token ids and answers with token ids. Only the distributions of
+    drawn tokens are tensors, which verification compares with the target's own; greedy jobs and jobs with a seed send
+    none. They cross once a round for each drafter, because every copy between devices costs a start of its own and,
+    where the two have no direct way, a stay in main memory.
+
+    Those that are there already stay as they are. Others have arrived when this returns: the wait belongs to the time
+    of proposing, because another placement of the draft would not have it.
+    """
+    far = [index for index, one in enumerate(proposals) if one.q is not None and one.q.device != device]
+    found = list(proposals)
+    if not far:
+        return found
+    leaving = [q for index in far if (q := proposals[index].q) is not None]
+    # One copy: token by token and job by job there would be dozens.
+    crossed = torch.cat(leaving).to(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    for index, q in zip(far, torch.split(crossed, [len(q) for q in leaving]), strict=True):
+        found[index] = replace(proposals[index], q=q)
+    return found

@@ -12,7 +12,7 @@ from alphaloop.deciding.goodput import DrafterState
 from worker.engine import Sampling
 
 if TYPE_CHECKING:
-    from worker.decoding.sampling.chooser import TokenChooser
+    from worker.decoding.sampling import TokenChooser
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Proposal:
     #: verified in order.
     parents: tuple[int, ...] | None = None
     #: [len(tokens), vocabulary], float64: row i is the distribution that token i was drawn from. None: the proposal is
-    #: deterministic, each distribution is one-hot. On the drafter's device; crossing.py brings it to the target's.
+    #: deterministic, each distribution is one-hot. On the drafter's device.
     q: Tensor | None = None
     #: By the drafter's own estimate, the probability of the tokens up to and with each one; empty: not known.
     together: tuple[float, ...] = ()
@@ -43,6 +43,14 @@ class Proposal:
 
 
 NOTHING = Proposal()
+
+
+def tree_depths(parents: Sequence[int]) -> list[int]:
+    """Depth of each token, 1 for a child of the pending token; the greatest is the length of the proposal."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return depths
 
 
 class Drafter(Protocol):

@@ -1,30 +1,235 @@
-"""Scores a drafter on a greedy text of the target, without speculative decoding (teacher forcing).
+"""Counts that a drafter would have on a text that it did not decode: no pass of the target, no speculative decoding.
 
-A greedy draft is accepted where its token is the target's own next one. Up to its first wrong token, a draft is thus
-the text itself, and what the drafter would say behind every beginning of the text follows from one pass over it. The
-rounds are walked over that text (virtual_rounds.py), so trials and accepts by position are those of a real run at the
-same k, round by round. What a draft would say behind its first wrong token is not known, and never tested in a real run
-either. Such a draft counts as k tokens long; a real one may have ended earlier there, at a token that ends a text or at
-its gate. So `proposed` may be larger than in a real run. In a dtype that rounds, passes of another width may swap two
-tokens that are almost equal, as in two real runs.
+`Shadows` reads along with look-up while texts are written; `with_scores` reads a control's text with the drafters that
+its job asks for. Both walk over the text in virtual rounds: the drafter proposes behind what stands so far, the
+proposal is compared with the tokens that really follow, and the text goes on by those that agree and one more.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections import Counter, deque
+from collections.abc import Callable, Container, Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, replace
 from typing import Final
 
 from alphaloop.acceptance import AcceptanceCounts
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.proposal import Drafter, Proposal
-from worker.decoding.virtual_rounds import VirtualRounds
+from worker.decoding.proposal import Drafter, Proposal, tree_depths
+from worker.decoding.sampling import key_of
+from worker.decoding.sequence import Sequence
 from worker.engine import Generation, PreparedJob, ShadowCounts
 
+#: Most that readings may take between two rounds, in seconds.
+ADVANCE_S: Final = 0.002
+#: A job's weight in the pace fades by this with every later job: the pace is that of about the last hundred jobs.
+_FADING: Final = 0.99
+#: Output tokens of a text in which a virtual round may begin. Bounds what one text takes: 10 to 30 ms.
+MAX_TOKENS: Final = 512
 #: Stands where a token is not known; no token has this id.
 _UNKNOWN: Final = -1
+
+
+def _raise(drafter: str, method: str, error: Exception) -> None:
+    raise error
+
+
+class Shadows:
+    """Scores texts with look-up drafters as far as these do not decode them, within each one's share of time.
+
+    Why these counts have exactly the distribution of a real run's. Look-up's proposal follows from the text before it,
+    and its q is one-hot: a proposed x is accepted with probability p(x), and after a rejection the target's token is
+    drawn from p without x. So in a real run x is accepted if and only if the token that comes to stand there is x, and
+    that token has the distribution p, whether or not anything was proposed. The counts of a real run are thus a
+    function of its text alone, the function computed here, and every exact way to decode gives the text the same
+    distribution. For greedy jobs and reproducible ones (accepted on equality by definition) the text itself is the
+    same, and so are the counts. Siblings of a tree, each accepted with what is left of p and then taken out of it, are
+    the same case: one of them is accepted if and only if it is the token that comes. Where a dtype rounds, a text may
+    differ by a near-tie, as two real runs may.
+
+    One difference: a shadow uses the results that were remembered when the job began, while a real run also uses
+    results that end during the run. The first round of a prompt whose last piece is a single token can draft, in
+    virtual rounds as in real ones, because the reading of a prompt depends on the slots beside it and not on the
+    drafter.
+
+    A text that look-up itself decoded in some rounds only, or at a smaller k, is scored with its longest drafts, so
+    longer drafts need no exploration. That score contains all that the run's own counts contain, so it replaces them as
+    evidence (`Outcome.evidence`). If look-up drafts in every round with its longest drafts, there is nothing to score.
+
+    Between two rounds scoring takes `ADVANCE_S` at most. A text that ends usually has a few virtual rounds left, so its
+    result waits half a millisecond. It waits longer only after a long prompt with a short output, or if look-up was
+    paused for the first time just before the end.
+
+    Scores contain no times. Scoring along works for look-up only: a draft model would have to run its passes, which are
+    the cost that it should avoid, and where its q is not one-hot, equality with the text understates its acceptance.
+    Only traffic is scored. Probes and control jobs repeat the same prompts, and look-up has probes of its own.
+
+    If not all texts are scored, they are drawn by job_id with a probability that depends on earlier jobs only, so the
+    choice does not depend on the text.
+
+    A reading that raises is dropped, and `failed` is called with the drafter, the method and the error.
+    """
+
+    def __init__(
+        self,
+        drafters: Mapping[str, Drafter],
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        failed: Callable[[str, str, Exception], object] = _raise,
+        ended: Container[str] = (),
+    ) -> None:
+        """`ended`: drafters that score nothing any more."""
+        self._drafters = drafters
+        self._clock = clock
+        self._failed = failed
+        self._ended = ended
+        self._paces: dict[str, _Pace] = {}
+        self._readings: deque[_Reading] = deque()
+
+    def begin(self, sequence: Sequence) -> None:
+        """Draw who scores a sequence that is admitted now, with what each drafter remembers of the task by now."""
+        if not sequence.task:
+            return
+        for name, drafter in self._lookups():
+            chance = self._pace(name).share_to_score(drafter.shadow_share)
+            if _uniform(sequence.job_id, name) < chance:
+                seen = sequence.text[: sequence.num_prompt]
+                try:
+                    propose = drafter.rereading(seen, sequence.task, drafter.num_remembered(sequence.task))
+                except Exception as error:
+                    self._failed(name, "rereading", error)
+                    continue
+                rounds = VirtualRounds(propose, seen, drafter.state.max_draft_tokens, sequence.max_tokens)
+                self._readings.append(_Reading(sequence, drafter, rounds))
+
+    def advance(self) -> None:
+        """Read on in the running texts, in turn, for at most ADVANCE_S and one round."""
+        began = now = self._clock()
+        for _ in range(len(self._readings)):
+            reading = self._readings[0]
+            while reading.is_needed and self._takes_round(reading):
+                before, now = now, self._clock()
+                reading.seconds += now - before
+                if now - began >= ADVANCE_S:
+                    return
+            if not reading.has_failed:
+                self._readings.rotate(-1)
+
+    def end(self, sequence: Sequence) -> tuple[ShadowCounts, ...]:
+        """The counts of each drafter on a text that has ended."""
+        if not sequence.task:
+            return ()
+        for name, _ in self._lookups():
+            self._pace(name).decoded(sequence.device_s)
+        found = []
+        for reading in self._drop(sequence):
+            if reading.is_needed:
+                began = self._clock()
+                while self._takes_round(reading):
+                    pass
+                if not reading.has_failed:
+                    found.append(reading.shadow)
+                self._pace(reading.drafter.state.name).scored(reading.seconds + self._clock() - began)
+        return tuple(found)
+
+    def cancel(self, sequence: Sequence) -> None:
+        """Forget a sequence that does not end by itself."""
+        self._drop(sequence)
+
+    def clear(self) -> None:
+        """Forget every sequence."""
+        self._readings.clear()
+
+    def _takes_round(self, reading: _Reading) -> bool:
+        """Count a round; False where none is left for now. One that raises ends its reading."""
+        try:
+            return reading.take_round()
+        except Exception as error:
+            reading.has_failed = True
+            if reading in self._readings:
+                self._readings.remove(reading)
+            self._failed(reading.drafter.state.name, "rereading", error)
+            return False
+
+    def _drop(self, sequence: Sequence) -> list[_Reading]:
+        dropped = [reading for reading in self._readings if reading.sequence is sequence]
+        for reading in dropped:
+            self._readings.remove(reading)
+        return dropped
+
+    def _pace(self, name: str) -> _Pace:
+        return self._paces.setdefault(name, _Pace())
+
+    def _lookups(self) -> list[tuple[str, LookupDrafter]]:
+        return [
+            (name, one)
+            for name, one in self._drafters.items()
+            if isinstance(one, LookupDrafter) and name not in self._ended
+        ]
+
+
+@dataclass(slots=True)
+class _Pace:
+    """Recent times of decoding and scoring, and from them the share of texts to score. Seconds."""
+
+    jobs: float = 0.0
+    device_s: float = 0.0
+    num_scored: float = 0.0
+    scoring_s: float = 0.0
+
+    def share_to_score(self, share: float) -> float:
+        """How likely the next text is to be scored, so that scoring takes `share` of the device's time on average."""
+        if share <= 0:
+            return 0.0
+        if not self.scoring_s:
+            return 1.0
+        return min(1.0, share * (self.device_s / self.jobs) / (self.scoring_s / self.num_scored))
+
+    def decoded(self, device_s: float) -> None:
+        """A job ended."""
+        self.jobs, self.device_s = _FADING * self.jobs + 1, _FADING * self.device_s + device_s
+
+    def scored(self, seconds: float) -> None:
+        """A text was scored."""
+        self.num_scored, self.scoring_s = _FADING * self.num_scored + 1, _FADING * self.scoring_s + seconds
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """One text as one look-up drafter would decode it."""
+
+    sequence: Sequence
+    drafter: LookupDrafter
+    rounds: VirtualRounds
+    seconds: float = 0.0
+    has_failed: bool = False
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the run's own counts say less."""
+        state = self.drafter.state
+        return not self.sequence.has_drafted_throughout(state.name, state.max_draft_tokens)
+
+    def take_round(self) -> bool:
+        """Count a round; False where none is left for now."""
+        sequence = self.sequence
+        return self.rounds.take_round(
+            sequence.text,
+            has_ended=sequence.finish_reason is not None,
+            is_first_drafted=sequence.is_first_drafted,
+        )
+
+    @property
+    def shadow(self) -> ShadowCounts:
+        """What was counted."""
+        state = self.drafter.state
+        return ShadowCounts(state.name, state.revision, state.max_draft_tokens, self.rounds.counts)
+
+
+def _uniform(job_id: str, drafter: str) -> float:
+    return (key_of("shadow", job_id, drafter) + 2**63) / 2**64
 
 
 def with_scores(
@@ -59,9 +264,17 @@ def with_scores(
 
 
 def score(
-    drafter: Drafter, prompt: Sequence[int], output: Sequence[int], num_draft_tokens: int, *, max_tokens: int
+    drafter: Drafter, prompt: SequenceOf[int], output: SequenceOf[int], num_draft_tokens: int, *, max_tokens: int
 ) -> AcceptanceCounts | None:
-    """The counts of decoding this text at k = `num_draft_tokens`, the prefill's round among them.
+    """The counts of decoding this greedy text at k = `num_draft_tokens`, the prefill's round among them.
+
+    A greedy draft is accepted where its token is the target's own next one. Up to its first wrong token, a draft is
+    thus the text itself, and what the drafter would say behind every beginning of the text follows from one pass over
+    it (teacher forcing). So trials and accepts by position are those of a real run at the same k, round by round. What
+    a draft would say behind its first wrong token is not known, and never tested in a real run either. Such a draft
+    counts as k tokens long; a real one may have ended earlier there, at a token that ends a text or at its gate. So
+    `proposed` may be larger than in a real run. In a dtype that rounds, passes of another width may swap two tokens
+    that are almost equal, as in two real runs.
 
     `output` is what the target answered greedily, whole; `max_tokens` is the job's limit. Look-up uses this text alone,
     no earlier results. None for a drafter whose drafts do not follow from the text: a draft model that proposes trees.
@@ -80,7 +293,7 @@ def score(
     return rounds.counts
 
 
-def _rereading(drafter: DraftModelDrafter, seen: Sequence[int], output: Sequence[int]) -> Callable[[int], Proposal]:
+def _rereading(drafter: DraftModelDrafter, seen: SequenceOf[int], output: SequenceOf[int]) -> Callable[[int], Proposal]:
     """What a draft model would propose behind `seen`, a beginning of the text that grows."""
     num_prompt = len(seen)
     choices = drafter.choices(seen, output)
@@ -102,3 +315,90 @@ def _rereading(drafter: DraftModelDrafter, seen: Sequence[int], output: Sequence
         return Proposal(tuple(tokens))
 
     return propose
+
+
+class VirtualRounds:
+    """The counts of decoding a text at k = `num_draft_tokens` with `propose`, which looks at `seen`.
+
+    `seen` is the prompt and grows by the tokens of each round. `max_tokens` is the job's own limit: a round never
+    proposes past that. The round that ends the text is cropped like a real one. Rounds that would begin behind
+    MAX_TOKENS are left out.
+    """
+
+    def __init__(
+        self, propose: Callable[[int], Proposal], seen: list[int], num_draft_tokens: int, max_tokens: int
+    ) -> None:
+        self._propose = propose
+        self._seen = seen
+        self._num_prompt = len(seen)
+        self._num_draft_tokens = num_draft_tokens
+        self._max_tokens = max_tokens
+        #: (depth, accepted, emitted, tested) of each round
+        self._rounds: Counter[tuple[int, int, int, int]] = Counter()
+
+    def take_round(self, text: SequenceOf[int], *, has_ended: bool, is_first_drafted: bool = False) -> bool:
+        """Count the next round over `text`, prompt and output; False where no round is left to count for now.
+
+        While the text is being written, a round waits until as many tokens stand as it could accept, and one more. The
+        first round is the prefill, which gives a token without a proposal, unless `is_first_drafted`.
+        """
+        seen = self._seen
+        begin = len(seen)
+        num_done = begin - self._num_prompt
+        if num_done >= MAX_TOKENS or begin >= len(text):
+            return False
+        if not num_done and not is_first_drafted:
+            self._rounds[0, 0, 1, 0] += 1
+            seen.append(text[begin])
+            return True
+        room = min(self._num_draft_tokens, self._max_tokens - num_done - 1)
+        following = text[begin : begin + room + 1]
+        if len(following) <= room and not has_ended:
+            return False
+        depth, num_accepted, num_tested = _agreement(self._propose(room), following)
+        num_emitted = min(num_accepted + 1, len(following))
+        self._rounds[depth, num_accepted, num_emitted, num_tested] += 1
+        seen += following[:num_emitted]
+        return True
+
+    @property
+    def counts(self) -> AcceptanceCounts:
+        """Of all rounds taken."""
+        total = AcceptanceCounts()
+        for (depth, num_accepted, num_emitted, num_tested), times in self._rounds.items():
+            one = AcceptanceCounts().with_round(depth, num_accepted, num_emitted=num_emitted, num_tested=num_tested)
+            total += _times(one, times)
+        return total
+
+
+def _agreement(proposal: Proposal, following: SequenceOf[int]) -> tuple[int, int, int]:
+    """(depth of the proposal, tokens of it that follow, depths at which one was tried)."""
+    tokens = proposal.tokens
+    if proposal.parents is None:
+        num_agreeing = 0
+        for token, real in zip(tokens, following, strict=False):
+            if token != real:
+                break
+            num_agreeing += 1
+        return len(tokens), num_agreeing, min(len(tokens), num_agreeing + 1)
+    depths = tree_depths(proposal.parents)
+    parent, num_agreeing, num_tested = -1, 0, 0
+    # Siblings differ and children come behind their parents, so one walk finds the path.
+    for place, (token, of) in enumerate(zip(tokens, proposal.parents, strict=True)):
+        if of != parent:
+            continue
+        num_tested = num_agreeing + 1
+        if num_agreeing < len(following) and token == following[num_agreeing]:
+            parent, num_agreeing = place, num_agreeing + 1
+    return max(depths, default=0), num_agreeing, num_tested
+
+
+def _times(counts: AcceptanceCounts, times: int) -> AcceptanceCounts:
+    return AcceptanceCounts(
+        times * counts.rounds,
+        times * counts.num_empty_rounds,
+        times * counts.num_cropped,
+        tuple(times * count for count in counts.proposed),
+        tuple(times * count for count in counts.trials),
+        tuple(times * count for count in counts.accepts),
+    )

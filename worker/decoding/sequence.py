@@ -8,13 +8,11 @@ from typing import Literal
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.messages import Purpose
-from worker.decoding.proposal import Ask, Proposal
-from worker.decoding.round_counts import RoundCounts
-from worker.decoding.sampling.chooser import TokenChooser
-from worker.decoding.shared_weights import SharedWeightCounts, merged
-from worker.decoding.target import Target
-from worker.decoding.verification.chain import Verdict
-from worker.decoding.verification.tree import tree_depths
+from worker.decoding.counts import RoundCounts, SharedWeightCounts, merged
+from worker.decoding.models import Target
+from worker.decoding.proposal import Ask, Proposal, tree_depths
+from worker.decoding.sampling import TokenChooser
+from worker.decoding.verification import DraftVerdict
 from worker.engine import Generation, PreparedJob, SecondChoice, TokenDelta
 
 
@@ -110,7 +108,7 @@ class Sequence:
         """Most tokens that a round can draft without passing the token limit."""
         return self.num_positions - len(self.text) - 1
 
-    def take(self, proposal: Proposal, verdict: Verdict, ask: Ask | None) -> int:
+    def take(self, proposal: Proposal, verdict: DraftVerdict, ask: Ask | None) -> int:
         """Append a round's tokens, its accepted drafts and the target's own, up to where the text ends; how many.
 
         The token that ends the text counts, tokens behind it are cropped: the counts' `num_tokens` is always the number
@@ -145,7 +143,7 @@ class Sequence:
         drafter: DrafterState,
         ask: Ask,
         proposal: Proposal,
-        verdict: Verdict,
+        verdict: DraftVerdict,
         *,
         num_emitted: int,
         num_possible: int,

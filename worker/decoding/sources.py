@@ -30,11 +30,11 @@ from alphaloop.files import replace_file
 log = logging.getLogger(__name__)
 
 # Raise it when a conversion changes, so that older copies are made anew.
-CONVERSION: Final = 1
+_CONVERSION: Final = 1
 # Hashing less than this takes no time worth a note in the cache.
 QUICK_BYTES: Final = 16 << 20
-DESCRIPTION: Final = ["*.json", "*.model", "*.txt", "*.jinja"]
-WEIGHTS: Final = ["*.safetensors"]
+_DESCRIPTION: Final = ["*.json", "*.model", "*.txt", "*.jinja"]
+_WEIGHTS: Final = ["*.safetensors"]
 #: Which tokens a draft proposes. It decides what is accepted as the weights do, so it is a part of their revision.
 DRAFT_VOCABULARY: Final = "draft_vocabulary.json"
 #: Files beside the weights that decide what is read and written: config, end tokens, tokenizer, template.
@@ -74,7 +74,7 @@ class Weights:
 
 def find_weights(source: str, hub_revision: str | None = None) -> Weights:
     """Locate `source` and name its revision; raises ModelNotFound or UnsupportedModel."""
-    path = _locate(source, hub_revision, [*DESCRIPTION, *WEIGHTS])
+    path = _locate(source, hub_revision, [*_DESCRIPTION, *_WEIGHTS])
     files = _weight_files(path)
     if path.is_file():
         # The file's own hash, so that it can be compared with what its publisher states.
@@ -91,7 +91,7 @@ def find_description(source: str, hub_revision: str | None = None) -> Path:
     An older dense copy of a GGUF file stands in for it: it says the same and is read in a tenth of the time. Raises
     ModelNotFound or UnsupportedModel.
     """
-    path = _locate(source, hub_revision, DESCRIPTION)
+    path = _locate(source, hub_revision, _DESCRIPTION)
     if path.is_file():
         copies = converted_folder(find_weights(str(path)), "*")
         return next((folder for folder in sorted(copies.parent.glob(copies.name)) if _is_finished(folder)), path)
@@ -102,7 +102,7 @@ def find_description(source: str, hub_revision: str | None = None) -> Path:
 
 def converted_folder(weights: Weights, dtype: str) -> Path:
     """Where the dense copy of a GGUF file in `dtype` belongs; the folder need not exist."""
-    name = f"{weights.path.stem}-{weights.revision}-{dtype}-v{CONVERSION}"
+    name = f"{weights.path.stem}-{weights.revision}-{dtype}-v{_CONVERSION}"
     kept = _cache() / "models" / name
     return kept if _is_finished(kept) else _writable_cache() / "models" / name
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 UNREADABLE: Final = "\N{REPLACEMENT CHARACTER}"
 # A character has at most four bytes, and each of them may be a token: waiting longer for its end is in vain.
-MAX_WAIT = 8
+_MAX_WAIT = 8
 # Tokens decoded again with each new one, so that a token's text is found in its context; and how many remain of them
 # when the window is cut back.
 WINDOW, OVERLAP = 32, 16
@@ -128,6 +128,8 @@ class TextStream:
                 self._window.append(self._readable(token_id))
                 self._num_shown = len(self._decode(self._window))
             self._append(self._utf8.decode(bytes((byte,))))
+        elif self._utf8.getstate()[0] and len(self._decode([*self._window, token_id])) == self._num_shown:
+            return  # a token without text does not stand between the bytes of a character
         else:
             self._append(self._utf8.decode(b"", final=True))
             self._read_in_context(token_id)
@@ -144,7 +146,7 @@ class TextStream:
         shown = self._decode(self._window)
         num_readable = len(shown)
         if shown.endswith(UNREADABLE) and not self._byte_of:
-            if self._num_waiting < MAX_WAIT:
+            if self._num_waiting < _MAX_WAIT:
                 return
             num_readable = max(self._num_shown, len(shown) - 4)
         else:

@@ -62,14 +62,16 @@ def text_facts(config: Any) -> TextFacts:
     text = text_config(config)
     windows = _windows(config)
     kinds = _kinds(text, windows)
-    longest = _field(text, "max_position_embeddings") or _field(text, "max_seq_len") or LONGEST_DEFAULT_CONTEXT
+    longest = (
+        getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None) or LONGEST_DEFAULT_CONTEXT
+    )
     rope_type, boundary = _unstable_rope(text, longest)
     return TextFacts(
         model_type=config.model_type,
         longest=longest,
         kinds=kinds,
         window=max(windows, default=None) if SLIDING in kinds else None,
-        has_kinds=bool(_field(text, "layer_types")),
+        has_kinds=bool(getattr(text, "layer_types", None)),
         rope_boundary=boundary,
         rope_type=rope_type,
         refusal=_refusal(config, text, kinds, windows),
@@ -89,17 +91,12 @@ def tokens_without_row(tokenizer: Any, num_rows: int) -> tuple[list[int], list[i
     return [one for one in outside if one not in added], [one for one in outside if one in added]
 
 
-def _field(config: Any, name: str) -> Any:
-    """A field's value by any of its names; None where there is none."""
-    return getattr(config, name, None)
-
-
 def _windows(config: Any) -> set[int]:
     return {int(window) for layer in layer_configs(config) if (window := getattr(layer, "sliding_window", None))}
 
 
 def _kinds(text: Any, windows: set[int]) -> tuple[str, ...]:
-    if kinds := _field(text, "layer_types"):
+    if kinds := getattr(text, "layer_types", None):
         return tuple(str(kind) for kind in kinds)
     # GPT-Neo's windows are counted in the cache's columns, so they are of a kind of their own.
     if kinds := getattr(text, "attention_layers", None):

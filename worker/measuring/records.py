@@ -6,18 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from alphaloop.draft_card import Judgement, read_card
+from alphaloop.draft_card import DraftJudgement, read_card
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.payoff.report import Footprint, Part
 from alphaloop.settings import Settings
 from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
-from worker.decoding.device import Placement
-from worker.decoding.memory import available_bytes
-from worker.decoding.pairing.facts import facts_of
-from worker.decoding.pairing.pair import ModelFacts, check_pair
-from worker.decoding.pairing.room import DeviceRoom
+from worker.decoding.device import Placement, available_bytes
+from worker.decoding.pairing import DeviceRoom, ModelFacts, check_pair, facts_of
 from worker.engine import Engine
 from worker.measuring.evidence import HeldOut
 from worker.measuring.process_memory import peak_process_bytes
@@ -90,7 +87,7 @@ def _part(name: str, facts: ModelFacts, context_length: int, device: str) -> Par
     return Part(name, facts.weight_bytes, per_token, per_token * context_length, device)
 
 
-def _from_folder(folder: Path, revision: str) -> Judgement | None:
+def _from_folder(folder: Path, revision: str) -> DraftJudgement | None:
     """The card that `alphaloop draft train` wrote beside the weights; None for other drafts."""
     try:
         card = read_card(folder)
@@ -99,7 +96,7 @@ def _from_folder(folder: Path, revision: str) -> Judgement | None:
     return card.judgement if revision.startswith(card.draft_revision) else None
 
 
-def _registered(settings: Settings) -> tuple[Callable[[str, str], Judgement | None], str]:
+def _registered(settings: Settings) -> tuple[Callable[[str, str], DraftJudgement | None], str]:
     """Finds the judgement of a (target revision, draft revision) in the database, if one is configured and answers.
 
     The second is why the database did not answer, empty where it did.
@@ -115,15 +112,15 @@ def _registered(settings: Settings) -> tuple[Callable[[str, str], Judgement | No
     except AlphaloopError as error:
         return lambda target, draft: None, error.message
 
-    def find(target: str, draft: str) -> Judgement | None:
+    def find(target: str, draft: str) -> DraftJudgement | None:
         # The same weights with a gate or in another dtype have a revision that begins with theirs.
         same = (d for d in known if d.target_revision == target and draft.startswith(d.draft_revision))
-        return next((Judgement.model_validate(d.figures) for d in same if d.figures), None)
+        return next((DraftJudgement.model_validate(d.figures) for d in same if d.figures), None)
 
     return find, ""
 
 
-def _held_out(judgement: Judgement | None) -> HeldOut | None:
+def _held_out(judgement: DraftJudgement | None) -> HeldOut | None:
     if judgement is None or not (alphas := judgement.total.alphas()):
         return None
     return HeldOut(alphas[0], f"its {judgement.total.num_texts} held-out texts")

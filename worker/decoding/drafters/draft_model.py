@@ -6,36 +6,62 @@ further draft is a pass of width 1 for all sequences that still want one.
 
 A draft may end early, at a token that ends the text or where its probability has fallen. Either follows from the tokens
 that are proposed, never from one that is held back, so every exact acceptance rule stays exact.
+
+`DraftModels` makes such drafters from their settings: checked against the target first, then loaded, each set of
+weights once.
 """
 
 from __future__ import annotations
-
-import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
-
-import torch
-from torch import Tensor
-
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import DecodeFailed
-from worker.decoding.drafters.draft_rows import Held, Row
-from worker.decoding.drafters.draft_tokens import DraftTokens, likeliest
-from worker.decoding.drafters.excerpt import excerpt
+from alphaloop.settings.models import DraftModelDrafterSettings
+from alphaloop.settings.models import Dtype
+from alphaloop.settings.models import TargetSettings
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
+from functools import cached_property
+from torch import Tensor
+from typing import Final
+from typing import NamedTuple
+from typing import overload
+from worker.decoding.counts import SharedWeightDrafter
+from worker.decoding.device import Placement
+from worker.decoding.device import available_bytes
+from worker.decoding.drafters.draft_vocabulary import DraftTokens
+from worker.decoding.drafters.draft_vocabulary import likeliest
+from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary
+from worker.decoding.drafters.draft_vocabulary import restrict_head
+from worker.decoding.models import Target
+from worker.decoding.models import load_weights
+from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.network.passes import Read
+from worker.decoding.pairing import DeviceRoom
+from worker.decoding.pairing import ModelFacts
+from worker.decoding.pairing import check_pair
+from worker.decoding.pairing import facts_of
+from worker.decoding.pairing import num_shared_tokens
+from worker.decoding.pairing import refuse_incompatible
 from worker.decoding.prefixes import copy_beginnings
-from worker.decoding.proposal import NOTHING, Ask, Proposal
-from worker.decoding.shared_weights import SharedWeightDrafter
-from worker.decoding.verification.chain import draw_rows
+from worker.decoding.proposal import Ask
+from worker.decoding.proposal import NOTHING
+from worker.decoding.proposal import Proposal
+from worker.decoding.verification import draw_rows
 from worker.engine import Sampling
+import logging
+import math
+import torch
 
-if TYPE_CHECKING:
-    from worker.decoding.network.language_model import LanguageModel
 
 #: Tokens of one text that a pass reads at most.
 CHUNK: Final = 512
 #: Tokens that a round leaves for the next one to read: the last draft, where all were accepted, and the target's own.
 _USUALLY_READ: Final = 2
+#: First tokens that are always read.
+NUM_FIRST: Final = 4
+log = logging.getLogger(__name__)
 
 
 class DraftModelDrafter:
@@ -63,7 +89,7 @@ class DraftModelDrafter:
         self._is_weighing = min_probability > 0 or any(one.min_probability for one in shared_weights)
         self.num_branches = num_branches  #: tokens beside each other at most; 1: a chain
         self._cache = model.new_cache(num_slots)
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, _Held] = {}
 
     @property
     def bytes_per_token(self) -> int:
@@ -82,7 +108,7 @@ class DraftModelDrafter:
 
     def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
         """Take a slot for a sequence; its text is read at its next proposal."""
-        self._held[job_id] = Held(self._cache.acquire(), excerpt(text, self.state.max_prompt_tokens))
+        self._held[job_id] = _Held(self._cache.acquire(), excerpt(text, self.state.max_prompt_tokens))
 
     def close(self, job_id: str) -> None:
         """A sequence has ended; without any left the cache gives its memory back."""
@@ -153,15 +179,15 @@ class DraftModelDrafter:
         # The last draft is never read, so the context has room for one more than it has positions.
         return self.context_length + 1 - num_held
 
-    def _row(self, index: int, ask: Ask) -> Row | None:
+    def _row(self, index: int, ask: Ask) -> _Row | None:
         held = self._held[ask.job_id]
         if not held.is_below(self.model.num_rows):
             return None
         num_wanted = min(ask.num_tokens, self.state.max_draft_tokens, self._num_left(len(held.text)))
         num_branches = self.num_branches if ask.choice.is_greedy else 1
-        return Row(index, ask, held, num_wanted, num_branches) if num_wanted > 0 else None
+        return _Row(index, ask, held, num_wanted, num_branches) if num_wanted > 0 else None
 
-    def _read_texts(self, rows: list[Row]) -> tuple[list[Row], Tensor]:
+    def _read_texts(self, rows: list[_Row]) -> tuple[list[_Row], Tensor]:
         """Read what the slots lack of their texts: the rows that have all of it, and the logits behind them.
 
         One chunk each, so that no text waits for a long prompt. If all are behind, chunks follow until one is read.
@@ -186,7 +212,7 @@ class DraftModelDrafter:
             ready = [number for number, row in enumerate(rows) if row.held.num_text == len(row.held.text)]
         return [rows[number] for number in ready], logits if len(ready) == len(rows) else logits[ready]
 
-    def _read_drafts(self, rows: list[Row]) -> Tensor:
+    def _read_drafts(self, rows: list[_Row]) -> Tensor:
         logits = self._read([Read(row.held.slot, row.tokens[-1:]) for row in rows])
         for row in rows:
             row.held.drafts.append(row.tokens[-1])
@@ -200,18 +226,18 @@ class DraftModelDrafter:
             self._cache.lengths[read.slot] += len(read.token_ids)
         return logits
 
-    def _wants_more(self, row: Row) -> bool:
+    def _wants_more(self, row: _Row) -> bool:
         if len(row.tokens) >= row.depth:
             return False
         return row.ask.is_timed or not self.ends_draft(row.tokens[-1], row.together[-1] if row.together else 1.0)
 
-    def _draft(self, rows: Sequence[Row], logits: Tensor) -> None:
+    def _draft(self, rows: Sequence[_Row], logits: Tensor) -> None:
         """Append one token to every row, chosen as its job chooses, from `logits` [rows, columns]."""
         plain = [n for n, row in enumerate(rows) if row.ask.choice.is_greedy and row.ask.choice.is_plain]
         if plain:
             self._draft_plain([rows[n] for n in plain], logits if len(plain) == len(rows) else logits[plain])
         others = [n for n in range(len(rows)) if n not in set(plain)]
-        drawn: dict[tuple[float, int, float, float], list[tuple[Row, Tensor]]] = {}
+        drawn: dict[tuple[float, int, float, float], list[tuple[_Row, Tensor]]] = {}
         for n, whole in zip(others, self._tokens.spread(logits[others])[:, None], strict=True):
             row, choice = rows[n], rows[n].ask.choice
             scores = choice.scores_behind(whole, row.ask.text, [row.tokens])
@@ -230,7 +256,7 @@ class DraftModelDrafter:
         for members in drawn.values():
             _draw_together([row for row, _ in members], torch.cat([scores for _, scores in members]))
 
-    def _draft_plain(self, rows: Sequence[Row], logits: Tensor) -> None:
+    def _draft_plain(self, rows: Sequence[_Row], logits: Tensor) -> None:
         found = self._tokens.best(logits, self.num_branches)
         if self._is_weighing:
             # Read together, because each read waits for a GPU: a float64 holds any token id exactly.
@@ -243,11 +269,11 @@ class DraftModelDrafter:
             row.others.append(beside)
 
 
-def _next_tokens(held: Held) -> list[int]:
+def _next_tokens(held: _Held) -> list[int]:
     return list(held.text[held.num_text : held.num_text + CHUNK])
 
 
-def _draw_together(rows: Sequence[Row], scores: Tensor) -> None:
+def _draw_together(rows: Sequence[_Row], scores: Tensor) -> None:
     """Draw the next token of rows whose distributions are cut alike, and keep what each was drawn from."""
     q = rows[0].ask.choice.probabilities(scores)
     uniforms = torch.cat([row.ask.choice.uniforms(1, q.device) for row in rows])
@@ -260,3 +286,262 @@ def _draw_together(rows: Sequence[Row], scores: Tensor) -> None:
         row.tokens.append(int(token))
         row.q.append(own)
         row.weigh(p)
+
+
+@dataclass(slots=True)
+class _Held:
+    """What one sequence's slot holds: `num_text` tokens of the text, then the drafts that were read behind it."""
+
+    slot: int
+    text: Sequence[int]  #: live: the list itself, or what is read of it
+    num_text: int = 0
+    drafts: list[int] = field(default_factory=list)
+    highest: int = -1  #: token of the text, as far as `is_below` has seen it
+    num_seen: int = 0
+
+    def is_below(self, num_rows: int) -> bool:
+        """Whether every token of the text is less than `num_rows`."""
+        self.highest = max((self.highest, *self.text[self.num_seen :]))
+        self.num_seen = len(self.text)
+        return self.highest < num_rows
+
+    def keep(self) -> None:
+        """Count the drafts that became text, and drop the rest; the text's last token is always read anew.
+
+        That token may have been read, in a round that failed behind its proposals.
+        """
+        self.num_text = min(self.num_text, len(self.text) - 1)
+        for draft in self.drafts:
+            if self.num_text >= len(self.text) - 1 or self.text[self.num_text] != draft:
+                break
+            self.num_text += 1
+        self.drafts = []
+
+
+@dataclass(slots=True)
+class _Row:
+    """One sequence of a round."""
+
+    index: int  #: of its ask
+    ask: Ask
+    held: _Held
+    num_wanted: int
+    num_branches: int = 1
+    num_read: int = 0  #: of its text, beyond what a round leaves behind
+    tokens: list[int] = field(default_factory=list)
+    others: list[list[int]] = field(default_factory=list)  #: beside each token, the next likeliest ones
+    q: list[Tensor] = field(default_factory=list)
+    together: list[float] = field(default_factory=list)  #: probability of its tokens through each, if it is weighed
+
+    @property
+    def depth(self) -> int:
+        """Tokens of its chain, so that branches have room beside them."""
+        return -(-self.num_wanted // self.num_branches)
+
+    def weigh(self, probability: float) -> None:
+        """Its last token's."""
+        self.together.append(probability * (self.together[-1] if self.together else 1.0))
+
+    def proposal(self) -> Proposal:
+        """What was drafted so far; nothing, while the text is still being read."""
+        if self.num_branches == 1 or not self.tokens:
+            q = torch.stack(self.q) if self.q else None
+            return Proposal(tuple(self.tokens), q=q, together=tuple(self.together), num_read=self.num_read)
+        tokens: list[int] = []
+        parents: list[int] = []
+        room, parent = self.num_wanted - len(self.tokens), -1
+        for token, others in zip(self.tokens, self.others, strict=True):
+            siblings = [token, *others[:room]]
+            room -= len(siblings) - 1
+            parents += [parent] * len(siblings)
+            parent = len(tokens)
+            tokens += siblings
+        return Proposal(tuple(tokens), tuple(parents), num_read=self.num_read)
+
+
+class Excerpt(Sequence[int]):
+    """The first tokens of `text`, then those from a place on that leaves `num_kept` of it as it is now; live.
+
+    What a draft reads of a prompt that is longer than it cares to read. The first tokens stay, because attention rests
+    on them whatever they say (Xiao et al. 2024, "Efficient Streaming Language Models with Attention Sinks"), and so do
+    those before its end, from which the next ones follow. What a draft has not read only makes its guesses worse, never
+    the text: the target has read everything.
+    """
+
+    def __init__(self, text: Sequence[int], num_kept: int) -> None:
+        self._text = text
+        self._num_first = min(NUM_FIRST, num_kept)
+        self._num_skipped = max(0, len(text) - num_kept)
+
+    def __len__(self) -> int:
+        return len(self._text) - self._num_skipped
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        if isinstance(index, int):
+            return self._text[self._place(range(len(self))[index])]
+        start, stop, step = index.indices(len(self))
+        if step != 1 or start < self._num_first:
+            return [self._text[self._place(i)] for i in range(start, stop, step)]
+        return list(self._text[start + self._num_skipped : stop + self._num_skipped])
+
+    def _place(self, index: int) -> int:
+        return index if index < self._num_first else index + self._num_skipped
+
+
+def excerpt(text: Sequence[int], num_kept: int | None) -> Sequence[int]:
+    """All of a text that is no longer than `num_kept` tokens, or may be read whole (None); otherwise an Excerpt."""
+    return text if num_kept is None or len(text) <= num_kept else Excerpt(text, num_kept)
+
+
+class DraftModels:
+    """The draft models of one target that is loaded already, and served as `served` says.
+
+    Drafters of the same weights, dtype and device share the weights in memory, also with another gate or
+    `max_prompt_tokens`.
+    Those that read the same tokens and propose chains are shared-weight drafters: rounds of one count for the others.
+    """
+
+    def __init__(
+        self,
+        drafters: Mapping[str, DraftModelDrafterSettings],
+        served: TargetSettings,
+        target: Target,
+        *,
+        placement: Placement | None = None,
+        num_slots: int,
+    ) -> None:
+        """`placement` None: all lie where the target does."""
+        self._drafters = drafters
+        self._served = served
+        self._target = target
+        self._placement = placement or Placement(target.device)
+        self._num_slots = num_slots
+        self._loaded: dict[_Source, _LoadedDraft] = {}
+
+    def load(self, name: str) -> DraftModelDrafter:
+        """The drafter of that name.
+
+        What `alphaloop check-pair` warns of is logged. Raises IncompatiblePair for what it refuses, ModelNotFound, or
+        UnsupportedModel.
+        """
+        settings, target = self._drafters[name], self._target
+        source = self._source(name)
+        of_target = self._of_target
+        of_draft = self._facts(source)
+        weights = self._loaded.get(source)
+        self._check(name, source, of_draft, is_loaded=weights is not None)
+        if weights is None:
+            weights = self._loaded[source] = self._load(source, of_draft)
+        tokens = DraftTokens(
+            vocabulary=target.model.vocabulary_size,
+            num_shared=num_shared_tokens(of_target, of_draft),
+            end_tokens=target.end_tokens,
+            token_ids=weights.token_ids,
+        )
+        state = self._state(name, settings, weights)
+        return DraftModelDrafter(
+            state,
+            weights.model,
+            tokens,
+            num_slots=self._num_slots,
+            context_length=of_draft.context_length,
+            min_probability=settings.min_probability,
+            num_branches=settings.num_branches,
+            shared_weights=self._shared_weights(state, weights),
+        )
+
+    @cached_property
+    def _of_target(self) -> ModelFacts:
+        served = self._served
+        return self._facts(_Source(served.source, served.revision, served.dtype, self._target.device))
+
+    def _source(self, name: str) -> _Source:
+        settings = self._drafters[name]
+        device = self._placement.drafts.get(name, self._target.device)
+        return _Source(settings.source, settings.revision, settings.dtype or self._served.dtype, device)
+
+    def _facts(self, source: _Source) -> ModelFacts:
+        context_length = self._target.identity.context_length
+        return facts_of(source.name, dtype=source.dtype, revision=source.revision, context_length=context_length)
+
+    def _state(self, name: str, settings: DraftModelDrafterSettings, weights: _LoadedDraft) -> DrafterState:
+        dtype = settings.dtype or self._served.dtype
+        # Another dtype rounds otherwise, so its history is another. The target's own is in the engine's name.
+        # A device changes no history: it decides what a draft costs, and costs are stored under the placement.
+        base = weights.revision if dtype == self._served.dtype else f"{weights.revision}-{dtype}"
+        # What it has not read makes it guess worse.
+        read = "" if settings.max_prompt_tokens is None else f"-t{settings.max_prompt_tokens}"
+        # These decide which positions are tried.
+        gate = f"-p{settings.min_probability:g}" if settings.min_probability else ""
+        branches = f"-b{settings.num_branches}" if settings.num_branches > 1 else ""
+        return replace(
+            settings.state(name, base + gate + branches + read),
+            cache_bytes_per_token=weights.model.kv_shape.bytes_per_token,
+        )
+
+    def _shared_weights(self, state: DrafterState, weights: _LoadedDraft) -> list[SharedWeightDrafter]:
+        """The other shared-weight drafters with these weights."""
+        return [
+            SharedWeightDrafter(self._state(other, settings, weights), settings.min_probability)
+            for other, settings in self._drafters.items()
+            if settings.state(other, "").shares_weights_with(state)
+        ]
+
+    def _load(self, source: _Source, facts: ModelFacts) -> _LoadedDraft:
+        loaded = load_weights(
+            source.name, source.revision, source.dtype, source.device, context_length=facts.context_length
+        )
+        token_ids = read_draft_vocabulary(loaded.folder)
+        if token_ids is not None:
+            restrict_head(loaded.model, token_ids)
+            token_ids = token_ids.to(source.device)
+        model = loaded.over_slots(facts.context_length, gpu_kernels=self._served.gpu_kernels)
+        return _LoadedDraft(model, loaded.revision, token_ids)
+
+    def _check(self, name: str, source: _Source, draft: ModelFacts, *, is_loaded: bool) -> None:
+        """Refuse the pair, or log its warnings. Memory counts as before anything was loaded."""
+        target, settings = self._target, self._drafters[name]
+        rooms = [DeviceRoom(str(target.device), available_bytes(target.device) + self._of_target.weight_bytes)]
+        if source.device != target.device:
+            rooms.append(DeviceRoom(str(source.device), available_bytes(source.device)))
+        if is_loaded:
+            rooms[-1] = replace(rooms[-1], free=rooms[-1].free + draft.weight_bytes)
+        findings = check_pair(
+            self._of_target,
+            draft,
+            num_slots=self._num_slots,
+            max_draft_tokens=settings.max_draft_tokens,
+            room=rooms[0],
+            draft_room=rooms[-1],
+        )
+        refuse_incompatible(draft, findings)
+        for finding in findings:
+            if finding.verdict == "warning":
+                log.warning(
+                    "%s: %s",
+                    finding.check,
+                    finding.sentence,
+                    extra={"action": "pair_warning", "drafter": name, "check": finding.check},
+                )
+
+
+class _Source(NamedTuple):
+    """Where weights come from, their dtype, and where they go."""
+
+    name: str
+    revision: str | None
+    dtype: Dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadedDraft:
+    """A loaded model, which any number of drafters may read with: each has slots of its own."""
+
+    model: LanguageModel
+    revision: str
+    token_ids: Tensor | None

@@ -1,32 +1,153 @@
-"""Training: the draft's layers learn the target's distribution at every position of its own texts.
+"""A draft from a target: some of its layers, a head fitted to them, the tokens it proposes, training, and judging.
 
-The loss at a position mixes the cross-entropy with the target's likeliest tokens (forward KL up to a constant) and with
-the target's best token, which decides greedy acceptance. All random choices follow from the seed and the step, so an
-interrupted run ends with the same weights, bit for bit, as one without interruption.
+Training: the draft's layers learn the target's distribution at every position of its own texts. The loss at a position
+mixes the cross-entropy with the target's likeliest tokens (forward KL up to a constant) and with the target's best
+token, which decides greedy acceptance. All random choices follow from the seed and the step, so an interrupted run ends
+with the same weights, bit for bit, as one without interruption.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.draft_card import MeasuredDraft
+from alphaloop.errors import UnsupportedModel
+from worker.decoding.models import attention_of
+from worker.decoding.text_facts import text_config
+from worker.decoding.training.data import Lesson, read_tensors, write_tensors
 from worker.decoding.training.recipe import Recipe
-from worker.decoding.training.teaching import Lesson
-from worker.decoding.training.texts import read_file, replace_file
 
 _BETAS: Final = (0.9, 0.95)
 _MAX_NORM: Final = 1.0
+# `model.layers.7.…` of Llama, Qwen, Gemma, Mistral …, `transformer.h.7.…` of GPT-2.
+_LAYER: Final = re.compile(r"^(.*\.(?:layers|h)\.)(\d+)(\..+)$")
+#: Ridge, in units of the mean variance of a coordinate.
+_RIDGE: Final = 1e-3
+
+
+def cut_draft(target: Any, layers: Sequence[int]) -> Any:
+    """A model of `target`'s kind with these of its layers, ascending, and copies of everything else; in float32.
+
+    Only the layers can be trained: embeddings, final norm and head require no gradient. The head is never tied to the
+    embeddings, so that a map can be folded into it. Raises UnsupportedModel if the target's layers differ in kind.
+    """
+    if text_config(target.config) is not target.config:
+        raise UnsupportedModel(
+            f"layers of {target.config.model_type} cannot be taken out: expected a text model, found one of several "
+            f"models in a checkpoint"
+        )
+    settings = {**target.config.to_dict(), "tie_word_embeddings": False}
+    if kinds := settings.get("layer_types"):
+        settings["layer_types"] = [kinds[layer] for layer in layers]
+    settings["num_hidden_layers"] = len(layers)
+    # Qwen2 stores the number of its first sliding layer. It must not make a layer of the draft slide.
+    if settings.get("max_window_layers") is not None:
+        settings["max_window_layers"] = len(layers)
+    try:
+        draft = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            type(target.config)(**settings), dtype=torch.float32, attn_implementation=attention_of(target.config)
+        )
+        draft.load_state_dict(_cut_state(target.state_dict(), layers))
+    except (ValueError, RuntimeError, KeyError, TypeError) as error:
+        raise UnsupportedModel(f"layers of {target.config.model_type} cannot be taken out: {error}") from error
+    draft.generation_config = target.generation_config
+    for name, parameter in draft.named_parameters():
+        parameter.requires_grad_(_LAYER.match(name) is not None)
+    return draft.eval()
+
+
+def num_layers(model: Any) -> int:
+    """Layers of a model."""
+    return int(text_config(model.config).num_hidden_layers)
+
+
+def _cut_state(state: dict[str, torch.Tensor], layers: Sequence[int]) -> dict[str, torch.Tensor]:
+    place = {layer: position for position, layer in enumerate(layers)}
+    kept = {}
+    for name, tensor in state.items():
+        match = _LAYER.match(name)
+        if match is None:
+            kept[name] = tensor
+        elif int(match[2]) in place:
+            kept[f"{match[1]}{place[int(match[2])]}{match[3]}"] = tensor
+    return kept
+
+
+@torch.inference_mode()
+def fit_map(draft: Any, lessons: Sequence[Lesson], on_text: Callable[[], None]) -> Tensor:
+    """W [hidden, hidden], float32: the target's state is about W times the draft's, both behind their final norm.
+
+    The target's head reads states of the last of many layers. States of the first layers have another basis. The linear
+    map W with least squares between W·h of the draft and the target's state at the same position has a closed form
+    (Belrose et al., arXiv 2303.08112, train such a map for every layer). With W folded into the head, the first layers
+    are a better draft than after an epoch of training (docs/log.md). Training continues from there.
+
+    Lessons without states are skipped.
+    """
+    hidden = draft.config.hidden_size
+    seen = torch.zeros(hidden, hidden, dtype=torch.float64)
+    shared = torch.zeros(hidden, hidden, dtype=torch.float64)
+    for lesson in lessons:
+        if lesson.states is None:
+            continue
+        # Without the head, which costs more than a few layers.
+        output = draft.base_model(input_ids=lesson.token_ids[None, :-1].to(draft.device), use_cache=False)
+        states = output.last_hidden_state[0].to("cpu", torch.float64)
+        seen += states.T @ states
+        shared += states.T @ lesson.states.double()
+        on_text()
+    ridge = _RIDGE * seen.trace() / hidden * torch.eye(hidden, dtype=torch.float64)
+    mapping: Tensor = torch.linalg.solve(seen + ridge, shared)
+    return mapping.T.to(torch.float32).contiguous()
+
+
+@torch.no_grad()
+def turn_head(draft: Any, mapping: Tensor) -> None:
+    """Fold W into the head, in place: its logits for h become those of the old head for W·h. It must not be tied."""
+    weight = draft.get_output_embeddings().weight
+    weight.copy_((weight.float() @ mapping.to(weight.device)).to(weight.dtype))
+
+
+def choose_vocabulary(
+    lessons: Sequence[Lesson], num_tokens: int, vocabulary: int, always: Iterable[int]
+) -> Tensor | None:
+    """Token ids, ascending, int64: the `num_tokens` with the most probability in all lessons, `always` among them.
+
+    None for the whole vocabulary: if `num_tokens` is 0, or as many as there are.
+    """
+    if num_tokens == 0 or num_tokens >= vocabulary:
+        return None
+    mass = torch.zeros(vocabulary, dtype=torch.float64)
+    for lesson in lessons:
+        mass.index_add_(0, lesson.top_ids.flatten(), lesson.top_log_probs.double().exp().flatten())
+    mass[[token for token in always if token < vocabulary]] = torch.inf
+    # A stable sort: of tokens with equal mass, which is zero for most, the lower id goes first. It is the same on every
+    # machine, and a tokenizer that was made by merging has its frequent tokens there.
+    return mass.argsort(descending=True, stable=True)[:num_tokens].sort().values
+
+
+def columns_of(token_ids: Tensor | None, vocabulary: int) -> Tensor | None:
+    """[vocabulary]: the place of each token in `token_ids`, -1 if it has none; None for None."""
+    if token_ids is None:
+        return None
+    columns = torch.full((vocabulary,), -1, dtype=torch.long)
+    columns[token_ids] = torch.arange(len(token_ids))
+    return columns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class _Batch:
     """Some texts side by side, padded at their ends. The last column is only a label, never an input."""
 
     token_ids: Tensor  #: [texts, length]
@@ -34,9 +155,9 @@ class Batch:
     top_shares: Tensor  #: [positions, kept]: the target's probabilities, 0 where the draft lacks the token
     weights: Tensor  #: [positions]: 0 for padding
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> _Batch:
         """The same on a device."""
-        return Batch(*(getattr(self, field.name).to(device) for field in fields(self)))
+        return _Batch(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
 def make_batches(lessons: Sequence[Lesson], recipe: Recipe, epoch: int) -> list[list[Lesson]]:
@@ -56,7 +177,7 @@ def make_batches(lessons: Sequence[Lesson], recipe: Recipe, epoch: int) -> list[
     return batches
 
 
-def collate(lessons: Sequence[Lesson], columns: Tensor | None, recipe: Recipe) -> Batch:
+def collate(lessons: Sequence[Lesson], columns: Tensor | None, recipe: Recipe) -> _Batch:
     """Lay texts side by side. `columns` [vocabulary] maps a token to its column of the draft's head, -1: none."""
     length = max(len(lesson.token_ids) for lesson in lessons)
     kept = lessons[0].top_ids.shape[-1]
@@ -75,10 +196,10 @@ def collate(lessons: Sequence[Lesson], columns: Tensor | None, recipe: Recipe) -
         top_ids = columns[top_ids]
         shares = shares.masked_fill(top_ids < 0, 0.0)
         top_ids = top_ids.clamp(min=0)
-    return Batch(token_ids, top_ids.flatten(0, 1), shares.flatten(0, 1), weights.flatten())
+    return _Batch(token_ids, top_ids.flatten(0, 1), shares.flatten(0, 1), weights.flatten())
 
 
-def distillation_loss(logits: Tensor, batch: Batch, hard_label_share: float) -> Tensor:
+def distillation_loss(logits: Tensor, batch: _Batch, hard_label_share: float) -> Tensor:
     """Weighted mean over positions. `logits` [positions, draft vocabulary].
 
     The weight of a position is the share of the target's probability that falls on tokens of the draft's vocabulary.
@@ -134,14 +255,14 @@ class Distillation:
             tensors[f"weight/{name}"] = parameter.detach().contiguous()
             for moment in ("exp_avg", "exp_avg_sq") if self.step else ():
                 tensors[f"{moment}/{name}"] = self._optimiser.state[parameter][moment].contiguous()
-        replace_file(self._file, tensors, metadata)
+        write_tensors(self._file, tensors, metadata)
 
     def trained(self) -> dict[str, Tensor]:
         """The trained weights, by their names in the model."""
         return {name: parameter.detach() for name, parameter in self._parameters.items()}
 
     def _restore(self) -> None:
-        tensors, metadata = read_file(self._file)
+        tensors, metadata = read_tensors(self._file)
         self.step = int(metadata["step"])
         for name, parameter in self._parameters.items():
             parameter.data.copy_(tensors[f"weight/{name}"])
@@ -174,3 +295,89 @@ class Distillation:
         if step < num_warm:
             return (step + 1) / num_warm
         return 0.5 * (1 + math.cos(math.pi * (step - num_warm) / max(1, self.num_steps - num_warm)))
+
+
+def save_draft(draft: Any, tokenizer: Any, folder: Path, dtype: torch.dtype) -> None:
+    """Write a plain model folder in `dtype`. Does not change the given draft."""
+    state = {name: tensor.to(dtype) for name, tensor in draft.state_dict().items()}
+    copy = AutoModelForCausalLM.from_config(draft.config, dtype=dtype)  # type: ignore[no-untyped-call]
+    copy.load_state_dict(state)
+    copy.generation_config = draft.generation_config
+    copy.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftAcceptance:
+    """Counts and sums over some texts. The sum of two is that of both sets of texts."""
+
+    num_texts: int = 0
+    counts: AcceptanceCounts = field(default_factory=AcceptanceCounts)  #: greedy rounds at k = the judge's
+    num_positions: int = 0
+    overlap: float = 0.0  #: sum over positions of Σ min(p, q); a lower bound, because the target's tail is not stored
+
+    def __add__(self, other: DraftAcceptance) -> DraftAcceptance:
+        return DraftAcceptance(
+            self.num_texts + other.num_texts,
+            self.counts + other.counts,
+            self.num_positions + other.num_positions,
+            self.overlap + other.overlap,
+        )
+
+    def measured(self) -> MeasuredDraft:
+        """The form in which a draft's card stores the figures."""
+        counts = self.counts
+        return MeasuredDraft(
+            num_texts=self.num_texts,
+            num_tokens=counts.num_tokens,
+            rounds=counts.rounds,
+            proposed=counts.proposed,
+            trials=counts.trials,
+            accepts=counts.accepts,
+            num_positions=self.num_positions,
+            overlap_sum=round(self.overlap, 3),
+        )
+
+
+@torch.inference_mode()
+def judge(
+    draft: Any, lessons: Iterable[Lesson], columns: Tensor | None, num_draft_tokens: int
+) -> dict[str, DraftAcceptance]:
+    """A draft's acceptance on held-out texts, by task, without speculative decoding.
+
+    Greedy decoding accepts a drafted token where it is the target's own next token, so one pass of the draft over the
+    target's text gives every acceptance (teacher forcing): the rounds are simulated over it. Sampled decoding at
+    temperature 1 accepts with probability Σ min(p, q) at each position.
+
+    `columns` [vocabulary]: column of the draft's head for each token, -1: none; None: it has all.
+    """
+    verdicts: dict[str, DraftAcceptance] = {}
+    for lesson in lessons:
+        logits = draft(input_ids=lesson.token_ids[None, :-1].to(draft.device), use_cache=False).logits[0]
+        # Position i predicts token i + 1: the answer's first token is predicted behind the prompt's last.
+        behind = slice(max(0, lesson.first_answer - 1), None)
+        q = logits[behind].float().softmax(dim=-1).cpu()
+        wanted, top = lesson.token_ids[1:][behind], lesson.top_ids[behind]
+        if columns is not None:
+            wanted, top = columns[wanted], columns[top]
+        p = lesson.top_log_probs[behind].exp().masked_fill(top < 0, 0.0)
+        overlap = torch.minimum(p, q.gather(-1, top.clamp(min=0))).sum(dim=-1)
+        matches = (q.argmax(dim=-1) == wanted).tolist()
+        # The prefill yields the first token; rounds begin behind it.
+        counts = walk_rounds(matches[1:], num_draft_tokens)
+        verdict = DraftAcceptance(1, counts, len(overlap), float(overlap.double().sum()))
+        verdicts[lesson.text.task] = verdicts.get(lesson.text.task, DraftAcceptance()) + verdict
+    return verdicts
+
+
+def walk_rounds(matches: Sequence[bool], num_draft_tokens: int) -> AcceptanceCounts:
+    """Counts of greedy rounds at k over a text; `matches[i]`: the draft's best token at i is the text's."""
+    counts, place = AcceptanceCounts(), 0
+    while place < len(matches):
+        num_proposed = min(num_draft_tokens, len(matches) - place - 1)
+        num_accepted = 0
+        while num_accepted < num_proposed and matches[place + num_accepted]:
+            num_accepted += 1
+        counts = counts.with_round(num_proposed, num_accepted, num_emitted=num_accepted + 1)
+        place += num_accepted + 1
+    return counts

@@ -1,57 +1,89 @@
-"""A training run from beginning to end: write, teach, train, save, judge. Every stage continues where it stopped."""
+"""A training run from beginning to end: write, teach, train, save, judge; and the registration of what comes of it.
+
+Every stage is kept in the run's folder and continues where it stopped.
+"""
 
 from __future__ import annotations
-
+from alphaloop.commands import TrainOrder
+from alphaloop.commands.events import Advance
+from alphaloop.commands.events import Note
+from alphaloop.commands.events import Stage
+from alphaloop.commands.events import Tell
+from alphaloop.draft_card import DraftCard
+from alphaloop.draft_card import DraftJudgement
+from alphaloop.draft_card import read_card
+from alphaloop.embedded.lock import FolderLock
+from alphaloop.embedded.stack import with_running_stack
+from alphaloop.errors import ConfigError
+from alphaloop.errors import StartFailed
+from alphaloop.files import replace_file
+from alphaloop.settings import Settings
+from alphaloop.settings.models import ModelSettings
+from alphaloop.store.database import Database
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.drafts import DraftStatus
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from torch import Tensor
+from typing import Any
+from typing import Final
+from worker.decoding.device import find_device
+from worker.decoding.drafters.draft_vocabulary import restrict_head
+from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
+from worker.decoding.engine import load_engine
+from worker.decoding.measuring import measure_passes_ms
+from worker.decoding.models import end_tokens
+from worker.decoding.models import load_weights
+from worker.decoding.prompts import check_template
+from worker.decoding.sources import find_weights
+from worker.decoding.text_facts import text_config
+from worker.decoding.training.data import Lesson
+from worker.decoding.training.data import TeacherNotes
+from worker.decoding.training.data import TextStore
+from worker.decoding.training.data import TextWriter
+from worker.decoding.training.data import WrittenText
+from worker.decoding.training.data import plain_lesson
+from worker.decoding.training.data import plan_requests
+from worker.decoding.training.data import read_prompts
+from worker.decoding.training.data import read_tensors
+from worker.decoding.training.data import write_tensors
+from worker.decoding.training.distil import Distillation
+from worker.decoding.training.distil import DraftAcceptance
+from worker.decoding.training.distil import choose_vocabulary
+from worker.decoding.training.distil import columns_of
+from worker.decoding.training.distil import cut_draft
+from worker.decoding.training.distil import fit_map
+from worker.decoding.training.distil import judge
+from worker.decoding.training.distil import num_layers
+from worker.decoding.training.distil import save_draft
+from worker.decoding.training.distil import turn_head
+from worker.decoding.training.recipe import Recipe
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Final
-
 import torch
-from torch import Tensor
 
-from alphaloop.commands import TrainOrder
-from alphaloop.draft_card import DraftCard, Judgement
-from alphaloop.errors import ConfigError
-from alphaloop.settings import Settings
-from alphaloop.settings.models import ModelSettings
-from worker.decoding.conversation import check_template
-from worker.decoding.device import find_device
-from worker.decoding.drafters.draft_vocabulary import restrict_head, write_draft_vocabulary
-from worker.decoding.load import load_engine
-from worker.decoding.models import end_tokens, load_weights
-from worker.decoding.sources import find_weights
-from worker.decoding.text_facts import text_config
-from worker.decoding.training.aligning import fit_map, turn_head
-from worker.decoding.training.distil import Distillation
-from worker.decoding.training.draft import cut_draft, num_layers, save_draft
-from worker.decoding.training.folder import RunFolder, digest_of
-from worker.decoding.training.judging import Verdict, judge
-from worker.decoding.training.progress import Stages
-from worker.decoding.training.prompts import plan_requests, read_prompts
-from worker.decoding.training.recipe import Recipe
-from worker.decoding.training.teaching import Lesson, TeacherNotes, plain_lesson
-from worker.decoding.training.texts import TextStore, WrittenText, read_file, replace_file
-from worker.decoding.training.timing import measure_passes_ms
-from worker.decoding.training.vocabulary import choose_vocabulary, columns_of
-from worker.decoding.training.writing import TextWriter
 
-JUDGED_LENGTH: Final = 4  #: k of the judge's rounds
+_JUDGED_LENGTH: Final = 4  #: k of the judge's rounds
 _SAVE_INTERVAL_S: Final = 30.0
+_FORMAT: Final = 1  #: of a run's folder
 
 
 class TrainingRun:
     """One order being carried out."""
 
     def __init__(
-        self, order: TrainOrder, settings: Settings, recipe: Recipe, stages: Stages, should_stop: Callable[[], bool]
+        self, order: TrainOrder, settings: Settings, recipe: Recipe, tell: Tell, should_stop: Callable[[], bool]
     ) -> None:
         """Open the folder. Raises ConfigError, ModelNotFound or UnsupportedModel."""
         self._order = order
         self._settings = settings
         self._recipe = recipe
-        self._stages = stages
+        self._tell = tell
         self._should_stop = should_stop
         self._served = served = settings.models.target
         if served.num_threads is not None:
@@ -61,7 +93,7 @@ class TrainingRun:
         check_template(loaded.tokenizer)
         self._target, self._tokenizer, self._revision = loaded.model, loaded.tokenizer, loaded.revision
         self._layers = self._recipe.chosen_layers(num_layers(self._target))
-        self._folder = RunFolder(order.folder, self._plan())
+        self._folder = _RunFolder(order.folder, self._plan())
 
     def close(self) -> None:
         """Release the folder."""
@@ -114,7 +146,7 @@ class TrainingRun:
         if missing:
             engine = load_engine(ModelSettings(target=self._served, drafters={}), num_slots=self._recipe.batch_size)
             writer = TextWriter(engine, self._tokenizer, self._recipe, store)
-            with self._stages.show("texts written", len(requests), len(requests) - len(missing)) as advance:
+            with _stage(self._tell, "texts written", len(requests), len(requests) - len(missing)) as advance:
                 if not writer.write(missing, self._should_stop, advance):
                     return None
         texts = store.all()
@@ -133,7 +165,7 @@ class TrainingRun:
             self._folder.state / name, texts, max_length=recipe.max_length, num_kept=recipe.num_teacher_tokens
         )
         if notes.num_missing:
-            with self._stages.show(f"{name} read", len(texts), len(texts) - notes.num_missing) as advance:
+            with _stage(self._tell, f"{name} read", len(texts), len(texts) - notes.num_missing) as advance:
                 if not notes.write(self._target, self._should_stop, advance):
                     return None
         return notes.lessons()
@@ -151,9 +183,9 @@ class TrainingRun:
         file = self._folder.state / "mapping.safetensors"
         if not file.exists():
             draft = cut_draft(self._target, self._layers).to(self._target.device, self._target.dtype)
-            with self._stages.show("head aligned on texts", len(lessons)) as advance:
-                replace_file(file, {"mapping": fit_map(draft, lessons, advance)})
-        return read_file(file)[0]["mapping"]
+            with _stage(self._tell, "head aligned on texts", len(lessons)) as advance:
+                write_tensors(file, {"mapping": fit_map(draft, lessons, advance)})
+        return read_tensors(file)[0]["mapping"]
 
     def _train(self, lessons: Sequence[Lesson], mapping: Tensor, token_ids: Tensor | None) -> dict[str, Tensor] | None:
         """The trained weights; None when stopped."""
@@ -169,7 +201,7 @@ class TrainingRun:
                 saved = time.monotonic() if is_due else saved
                 return is_due
 
-            with self._stages.show("training steps", training.num_steps, training.step) as advance:
+            with _stage(self._tell, "training steps", training.num_steps, training.step) as advance:
                 if not training.run(should_save, self._should_stop, lambda: advance(1, f"loss {training.loss:.3f}")):
                     return None
         return training.trained()
@@ -180,25 +212,25 @@ class TrainingRun:
         if token_ids is not None:
             write_draft_vocabulary(self._order.folder, token_ids)
 
-    def _judge(self, exam: Sequence[Lesson], token_ids: Tensor | None) -> Judgement:
+    def _judge(self, exam: Sequence[Lesson], token_ids: Tensor | None) -> DraftJudgement:
         columns = columns_of(token_ids, text_config(self._target.config).vocab_size)
         untrained = self._draft(None, None, token_ids).to(self._target.dtype)
         # As it will be served: read back from the folder, in its dtype.
         draft = load_weights(str(self._order.folder), None, self._served.dtype, self._device).model
         if token_ids is not None:
             restrict_head(draft, token_ids)
-        with self._stages.show("held-out texts judged", 2 * len(exam)) as advance:
-            before = judge(untrained, exam, columns, JUDGED_LENGTH)
+        with _stage(self._tell, "held-out texts judged", 2 * len(exam)) as advance:
+            before = judge(untrained, exam, columns, _JUDGED_LENGTH)
             advance(len(exam))
-            after = judge(draft, exam, columns, JUDGED_LENGTH)
+            after = judge(draft, exam, columns, _JUDGED_LENGTH)
             advance(len(exam))
         # The last use of both, because measuring takes over the models.
         target_ms, draft_ms = measure_passes_ms([self._target, draft])
-        return Judgement(
-            num_draft_tokens=JUDGED_LENGTH,
+        return DraftJudgement(
+            num_draft_tokens=_JUDGED_LENGTH,
             by_task={task: verdict.measured() for task, verdict in sorted(after.items())},
-            total=sum(after.values(), start=Verdict()).measured(),
-            untrained=sum(before.values(), start=Verdict()).measured(),
+            total=sum(after.values(), start=DraftAcceptance()).measured(),
+            untrained=sum(before.values(), start=DraftAcceptance()).measured(),
             target_pass_ms=round(target_ms, 3),
             draft_pass_ms=round(draft_ms, 3),
         )
@@ -222,17 +254,129 @@ class TrainingRun:
             "target_revision": self._revision,
             "dtype": self._served.dtype,
             "recipe": self._recipe.model_dump(mode="json"),
-            "prompts": digest_of(order.prompts),
-            "held_out": digest_of(order.held_out),
+            "prompts": _digest_of(order.prompts),
+            "held_out": _digest_of(order.held_out),
             "tasks": hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:12] if order.prompts is None else None,
         }
 
     def _trained_on(self, lessons: Sequence[Lesson]) -> str:
         num_tokens = sum(len(lesson.token_ids) for lesson in lessons)
         prompts = self._order.prompts
-        source = "written by the target itself" if prompts is None else f"of prompts {digest_of(prompts)}"
+        source = "written by the target itself" if prompts is None else f"of prompts {_digest_of(prompts)}"
         return f"{len(lessons)} texts, {num_tokens} tokens, {source}, {self._recipe.num_epochs} epochs"
+
+
+def register_folder(folder: Path, settings: Settings, name: str | None = None) -> tuple[DraftCard, DraftStatus]:
+    """Register the draft in `folder`, under `name` if one is given. Returns its card and its status in the database.
+
+    Raises ConfigError for a folder without a card or with other weights than the card's, or if no database is
+    configured; StoreError if the database cannot be used.
+    """
+    card = read_card(folder)
+    revision = find_weights(str(folder)).revision
+    if revision != card.draft_revision:
+        raise ConfigError(
+            f"the card in {folder} was written for weights {card.draft_revision}, found {revision}",
+            hint="its figures are another draft's: train again",
+        )
+    url = with_running_stack(settings).postgres.url
+    if url is None:
+        raise ConfigError("no database is configured", hint="set DATABASE_URL, or start everything with `alphaloop up`")
+    postgres = settings.postgres
+    with Database(url, pool_size=1, connect_timeout_s=postgres.connect_timeout_s, limits=postgres.limits()) as database:
+        database.check_revision()
+        status = DraftRegistry(database).register_trained(
+            name or card.name,
+            card.draft_revision,
+            card.target_revision,
+            parent_revision=card.target_revision,
+            trained_on=card.trained_on,
+            figures=card.judgement.model_dump(mode="json"),
+        )
+    return card, status
+
+
+class _RunFolder:
+    """One run's folder, locked while it is open: the draft, and under `.training` what a stopped run continues from."""
+
+    def __init__(self, folder: Path, plan: Mapping[str, Any]) -> None:
+        """Open it for a run of this plan (JSON). Raises ConfigError if it holds something else, or another plan."""
+        self.folder = folder
+        self.state = folder / ".training"
+        if not self.state.is_dir() and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            raise ConfigError(f"expected a new folder or one of an earlier run, found something else at {folder}")
+        try:
+            self.state.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{folder}: {error.strerror or error}") from error
+        try:
+            self._lock = FolderLock(self.state / "lock", what="a training run", wait_s=0.0)
+        except StartFailed as error:
+            raise ConfigError(error.message, hint="let it end, or give another folder") from None
+        try:
+            self._agree({"format": _FORMAT, **plan})
+        except BaseException:
+            self._lock.close()
+            raise
+
+    @property
+    def state_file(self) -> Path:
+        """Weights and optimiser of the training."""
+        return self.state / "state.safetensors"
+
+    def close(self) -> None:
+        """Release the folder for other processes."""
+        self._lock.close()
+
+    def _agree(self, plan: dict[str, Any]) -> None:
+        file = self.state / "run.json"
+        if not file.exists():
+            replace_file(file, json.dumps(plan, indent=2) + "\n")
+            return
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file}: {error}", hint="delete the folder to begin again") from None
+        for name in sorted({*plan, *found}):
+            if json.loads(json.dumps(plan.get(name))) != found.get(name):
+                raise ConfigError(
+                    f"{self.folder} holds a run with another {name}: {_short(found.get(name))}, now "
+                    f"{_short(plan.get(name))}",
+                    hint="give a new folder, or delete this one to begin again",
+                )
+
+
+@contextmanager
+def _stage(tell: Tell, name: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
+    """A stage of `total` things, `done` of them by an earlier run; call what it yields with how many more."""
+    began = time.monotonic()
+    count = done
+    tell(StageEvent(name=name, total=total, done=done))
+
+    def advance(num: int = 1, note: str = "") -> None:
+        nonlocal count
+        count += num
+        tell(AdvanceEvent(num=num, note=note))
+
+    yield advance
+    kept = f", {done} of them by an earlier run" if done else ""
+    tell(NoteEvent(text=f"{name}: {count} of {total}{kept}, {time.monotonic() - began:.0f} s"))
 
 
 def _name(order: TrainOrder) -> str:
     return order.name or order.folder.absolute().name
+
+
+def _digest_of(file: Path | None) -> str | None:
+    """The first 12 digits of a file's SHA-256. Raises ConfigError."""
+    if file is None:
+        return None
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror or error}", hint="expected a JSONL file") from None
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -83,6 +83,7 @@ def test_pieces_are_together_what_the_tokens_decode_to(
 @relaxed
 @given(st.lists(st.integers(0, 1000), max_size=3 * WINDOW), st.randoms(use_true_random=False))
 @example([280, *[-1] * 2 * WINDOW, 280, 281], Random(10))
+@example([195, 907, 129], Random(11))
 def test_any_tokens_give_one_text_whether_it_streams_or_not(
     tokenizers: dict[str, Any], name: str, numbers: list[int], chunks: Random
 ) -> None:

@@ -19,7 +19,7 @@ from alphaloop.messages import Purpose
 from tests.fixtures.drafting import ScriptedDrafter, draft_model
 from tests.fixtures.models import NUM_TOKENS, VANILLA, decision, make_job
 from tests.fixtures.reference import Reference, Wanted
-from worker.decoding.drafters.draft_tokens import DraftTokens
+from worker.decoding.drafters.draft_vocabulary import DraftTokens
 from worker.decoding.open_drafters import MOST_IN_A_ROW
 from worker.decoding.proposal import Ask, Proposal
 from worker.engine import Generation, PreparedJob, Sampling

@@ -1,32 +1,40 @@
 """Memory: what is stated is what is held, jobs wait for room, and where memory runs out no job is lost."""
 
 from __future__ import annotations
-
-import json
-import os
-import random
-import subprocess
-import sys
+from alphaloop.errors import DecodeFailed
+from alphaloop.errors import JobTooLarge
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
+from tests.fixtures.drafting import ScriptedDrafter
+from tests.fixtures.drafting import draft_model
+from tests.fixtures.models import FAMILIES
+from tests.fixtures.models import VANILLA
+from tests.fixtures.models import decision
+from tests.fixtures.models import make_job
+from tests.fixtures.reference import Reference
+from tests.fixtures.reference import Wanted
+from typing import Any
+from typing import Final
+from typing import TYPE_CHECKING
+from worker.decoding.network.kv_layout import BLOCK
+from worker.decoding.network.kv_shape import KvShape
+from worker.decoding.network.slots import zeros
+from worker.engine import Generation
+from worker.engine import PreparedJob
+from worker.engine import Sampling
+import json
+import os
 import pytest
+import random
+import subprocess
+import sys
 import torch
 import transformers
 
-from alphaloop.errors import DecodeFailed, JobTooLarge
-from tests.fixtures.drafting import ScriptedDrafter, draft_model
-from tests.fixtures.models import FAMILIES, VANILLA, decision, make_job
-from tests.fixtures.reference import Reference, Wanted
-from worker.decoding.memory import kv_bytes_per_token
-from worker.decoding.network.kv_layout import BLOCK
-from worker.decoding.network.slots import zeros
-from worker.engine import Generation, PreparedJob, Sampling
-
 if TYPE_CHECKING:
     from worker.decoding.engine import TransformersEngine
+
 
 Build = Callable[..., "TransformersEngine"]
 References = Callable[[str], Reference]
@@ -63,7 +71,7 @@ def test_the_stated_bytes_are_those_of_the_tensors(
         assert held_bytes(engine) <= cache.num_bytes_with(3, positions)
     assert held_bytes(engine) == 0
     config = transformers.AutoConfig.from_pretrained(tiny_models[family])
-    assert cache.shape.bytes_per_token == kv_bytes_per_token(config, torch.float64)
+    assert cache.shape.bytes_per_token == KvShape.of(config, torch.float64).bytes_per_token
 
 
 #: Decodes beside a full cache, and prints what was stated and what the process grew by.
@@ -73,7 +81,7 @@ from worker import decoding
 import torch
 from tests.fixtures.models import VANILLA, make_job
 from alphaloop.settings.models import ModelSettings, TargetSettings
-from worker.decoding.load import load_engine
+from worker.decoding.engine import load_engine
 from worker.engine import Sampling
 
 def resident():

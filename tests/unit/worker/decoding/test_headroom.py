@@ -11,7 +11,8 @@ import transformers
 
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import NUM_TOKENS, decision, make_job
-from worker.decoding.memory import available_bytes, kv_bytes_per_token
+from worker.decoding.device import available_bytes
+from worker.decoding.network.kv_shape import KvShape
 from worker.engine import PreparedJob, Sampling
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def test_keys_and_values_take_what_was_told_beforehand(
 ) -> None:
     before = engine.memory()
     configs = {name: transformers.AutoConfig.from_pretrained(tiny_models[name]) for name in ("llama", "qwen2")}
-    assert before.target_per_token == kv_bytes_per_token(configs["llama"], engine._target.model.kv_shape.dtype)
+    assert before.target_per_token == KvShape.of(configs["llama"], engine._target.model.kv_shape.dtype).bytes_per_token
     assert before.drafts_per_token.keys() == {"small"}, "look-up keeps nothing"
     assert before.held == 0
     jobs = [prepare(engine, length, number) for number, length in enumerate((20, 150, 90))]

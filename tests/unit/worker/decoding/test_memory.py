@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from worker.decoding.memory import available_bytes, available_host_bytes, kv_bytes_per_token, pass_bytes
+from worker.decoding.device import available_bytes, available_host_bytes, pass_bytes
+from worker.decoding.network.kv_shape import KvShape
 
 GB = 10**9
 
@@ -30,9 +31,11 @@ def config(**found: Any) -> Any:
 
 
 def test_keys_and_values_of_a_position() -> None:
-    assert kv_bytes_per_token(config(num_key_value_heads=3), torch.bfloat16) == 2 * 30 * 3 * 64 * 2
-    assert kv_bytes_per_token(config(num_key_value_heads=3, head_dim=128), torch.float32) == 2 * 30 * 3 * 128 * 4
-    assert kv_bytes_per_token(config(), torch.bfloat16) == 2 * 30 * 9 * 64 * 2
+    assert KvShape.of(config(num_key_value_heads=3), torch.bfloat16).bytes_per_token == 2 * 30 * 3 * 64 * 2
+    assert (
+        KvShape.of(config(num_key_value_heads=3, head_dim=128), torch.float32).bytes_per_token == 2 * 30 * 3 * 128 * 4
+    )
+    assert KvShape.of(config(), torch.bfloat16).bytes_per_token == 2 * 30 * 9 * 64 * 2
 
 
 def test_logits_and_probabilities_of_a_row() -> None:

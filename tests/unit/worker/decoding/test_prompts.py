@@ -15,8 +15,7 @@ from tokenizers import AddedToken, normalizers
 from alphaloop.errors import InvalidField, PromptTooLong, UnsupportedModel
 from alphaloop.messages import Job, Origin, parse_job
 from tests.fixtures.models import TEMPLATE
-from worker.decoding.conversation import check_template
-from worker.decoding.prompts import prepare_job
+from worker.decoding.prompts import check_template, prepare_job
 from worker.engine import PreparedJob, Sampling
 
 SAMPLING = Sampling(max_tokens=100, temperature=0.0)

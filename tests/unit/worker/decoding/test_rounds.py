@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final
 import pytest
 
 from tests.fixtures.models import VANILLA, make_job
+from worker.decoding.engine import SHARED_CHUNK
 from worker.decoding.network.language_model import PREFILL_CHUNK
-from worker.decoding.rounds import SHARED_CHUNK
 from worker.engine import Sampling
 
 if TYPE_CHECKING:

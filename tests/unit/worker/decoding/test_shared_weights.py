@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
+from worker.decoding.counts import SharedWeightCounts, SharedWeightDrafter
 from worker.decoding.proposal import NOTHING, Proposal
-from worker.decoding.shared_weights import SharedWeightCounts, SharedWeightDrafter
 
 #: Of a draft token: the probability that its draft gives it, how often that is, and how often it is then accepted.
 KINDS = ((0.9, 0.7, 0.95), (0.5, 0.3, 0.4))

@@ -15,8 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from alphaloop.errors import PromptTooLong
 from alphaloop.messages import Origin, parse_job
 from tests.fixtures.models import NUM_TOKENS
-from worker.decoding.prompts import prepare_job
-from worker.decoding.token_lengths import longest_token_chars
+from worker.decoding.prompts import longest_token_chars, prepare_job
 from worker.engine import PreparedJob, Sampling
 
 

@@ -19,7 +19,7 @@ from tests.fixtures.models import VANILLA
 from tests.fixtures.models import decision
 from tests.fixtures.models import make_job
 from worker.claims import ClaimedJob
-from worker.decoding.round_counts import RoundCounts
+from worker.decoding.counts import RoundCounts
 from worker.engine import DrafterCounts
 from worker.engine import Generation
 from worker.engine import PreparedJob

@@ -6,22 +6,25 @@ whole text anew shows that what was kept was right. tests/integration/test_draft
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
 
-from tests.fixtures.draft_slots import (
-    GREEDY,
-    TOKENS,
-    VOCABULARY,
-    Model,
-    ask,
-    drafter,
-    greedy,
-    one,
-)
+from tests.fixtures.draft_slots import GREEDY, TOKENS, VOCABULARY, Model, ask, drafter, greedy, logits_behind, one
+from tests.fixtures.enumeration import Draft, Language, Round, Verify, bias, chain, drawn, enumerate_round
+from tests.fixtures.verification_rules import verify_sampled
 from worker.decoding.drafters import draft_model
-from worker.decoding.drafters.draft_model import CHUNK
+from worker.decoding.drafters.draft_model import CHUNK, NUM_FIRST, Excerpt, excerpt
+from worker.decoding.proposal import Ask
+from worker.decoding.sampling import TokenChooser
+from worker.decoding.verification import DraftVerdict, draw, verify_block
+from worker.engine import Sampling
 
 
 def test_what_it_read_of_a_text_before_its_first_draft_is_told(rng: random.Random) -> None:
@@ -154,3 +157,229 @@ def test_of_a_long_prompt_the_first_tokens_and_the_last_are_read_and_the_text_go
             text.append(token)
             read.append(token)
     assert model.widths[0] == {0: 20}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("columns", [30, 40, 50], ids=["narrower", "as-wide", "wider"])
+def test_ids_that_the_tokenizers_do_not_share_are_never_proposed(columns: int, temperature: float) -> None:
+    tokens = replace(TOKENS, num_shared=25)
+    text = [1, 2]
+    proposal = one(drafter(Model(columns), tokens), text, 8, replace(GREEDY, temperature=temperature))
+    assert len(proposal.tokens) == 8
+    for place, token in enumerate(proposal.tokens):
+        own = logits_behind([*text, *proposal.tokens[:place]], columns)[:25]
+        if temperature == 0:
+            assert token == int(own.argmax())
+        else:
+            assert proposal.q is not None
+            assert torch.allclose(proposal.q[place, :25], own.softmax(0), atol=1e-12)
+            assert not proposal.q[place, 25:].any()
+
+
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, replace(GREEDY, temperature=0.8), replace(GREEDY, temperature=0.8, seed=3)], ids=str
+)
+def test_a_head_that_was_cut_proposes_its_own_tokens(sampling: Sampling) -> None:
+    ids = torch.tensor([3, 5, 8, 13, 21, 34, 39])
+    proposal = one(drafter(Model(len(ids)), replace(TOKENS, num_shared=36, token_ids=ids)), [1, 2], 8, sampling)
+    assert set(proposal.tokens) <= {3, 5, 8, 13, 21, 34}
+    if sampling.temperature == 0:
+        assert proposal.tokens[0] == int(ids[logits_behind([1, 2], 7)[:6].argmax()])
+    if proposal.q is not None:
+        assert proposal.q.shape == (8, VOCABULARY)
+        assert torch.allclose(proposal.q[0, ids[:6]], (logits_behind([1, 2], 7)[:6] / 0.8).softmax(0))
+        assert torch.allclose(proposal.q.sum(1), torch.ones(8, dtype=torch.float64))
+
+
+def sampled(**more: Any) -> Sampling:
+    return replace(GREEDY, temperature=0.9, **more)
+
+
+def test_drafts_are_drawn_from_the_distribution_that_is_stated(seed: int) -> None:
+    kinds = [sampled(), sampled(top_p=0.8), sampled(top_p=0.8), sampled(top_k=5), sampled(repetition_penalty=1.5)]
+    made = drafter(Model())
+    texts = [[1, 2, number] for number in range(len(kinds))]
+    names = [f"{seed}-{number}" for number in range(len(kinds))]
+    asks = [ask(text, 6, kind, name) for text, kind, name in zip(texts, kinds, names, strict=True)]
+    for name, text, kind in zip(names, texts, kinds, strict=True):
+        made.open(name, text, kind, "code")
+    for asked, proposal, kind in zip(asks, made.propose(asks), kinds, strict=True):
+        assert proposal.q is not None
+        assert proposal.q.shape == (6, VOCABULARY)
+        again = TokenChooser(asked.job_id, kind, 3)
+        for place, token in enumerate(proposal.tokens):
+            before = proposal.tokens[:place]
+            logits = logits_behind([*asked.text, *before])[None]
+            q = again.probabilities(again.scores_behind(logits, asked.text, [before]))[0]
+            assert torch.equal(proposal.q[place], q)
+            assert token == draw(q, again.uniforms(1, q.device)[0])
+
+
+def test_a_job_with_a_seed_drafts_what_its_noise_says(seed: int) -> None:
+    sampling = sampled(seed=seed, top_p=0.9)
+    text = [4, 5, 6]
+    proposal = one(drafter(Model()), text, 5, sampling)
+    assert proposal.q is None
+    choice = TokenChooser("other", sampling, 3)
+    for place, token in enumerate(proposal.tokens):
+        logits = logits_behind([*text, *proposal.tokens[:place]])[None]
+        assert token == int(choice.tokens(logits, [len(text) + place]))
+
+
+def test_greedy_drafts_follow_a_jobs_bias() -> None:
+    banned = greedy([1, 2], 1)[0]
+    proposal = one(drafter(Model()), [1, 2], 4, replace(GREEDY, logit_bias=((banned, -100.0),)))
+    assert len(proposal.tokens) == 4
+    assert banned not in proposal.tokens
+
+
+@pytest.mark.parametrize("ids", [None, torch.arange(0, 40, 2)], ids=["whole", "cut"])
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, sampled(), sampled(seed=2), replace(GREEDY, repetition_penalty=1.2)],
+    ids=["greedy", "sampled", "seeded", "penalised"],
+)
+def test_a_draft_ends_behind_the_token_that_makes_it_improbable(
+    seed: int, sampling: Sampling, ids: Tensor | None
+) -> None:
+    text = [seed % 7, 1, 2]
+    tokens = replace(TOKENS, token_ids=ids)
+    columns = VOCABULARY if ids is None else len(ids)
+    whole = one(drafter(Model(columns), tokens), text, 8, sampling).tokens
+    choice = TokenChooser("j", sampling, 3)
+    probability, num = 1.0, 0
+    while num < 8 and probability >= 0.3:
+        logits = torch.full((1, VOCABULARY), -torch.inf, dtype=torch.float64)
+        logits[0, slice(None) if ids is None else ids] = logits_behind([*text, *whole[:num]], columns)
+        scores = choice.scores_behind(logits, text, [whole[:num]])
+        p = scores.softmax(-1) if choice.is_greedy else choice.probabilities(scores)
+        probability *= float(p[0, whole[num]])
+        num += 1
+    assert one(drafter(Model(columns), tokens, min_probability=0.3), text, 8, sampling).tokens == whole[:num]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, replace(GREEDY, repetition_penalty=1.3)], ids=["plain", "penalised"])
+@pytest.mark.parametrize("num_branches", [2, 3])
+def test_branches_are_the_next_likeliest_tokens_of_every_place(
+    num_branches: int, sampling: Sampling, rng: random.Random
+) -> None:
+    made = drafter(Model(), num_branches=num_branches)
+    text = [rng.randrange(VOCABULARY) for _ in range(4)]
+    made.open("j", text, sampling, "code")
+    for _ in range(12):
+        num = rng.randint(1, 9)
+        choice = TokenChooser("j", sampling, 4)
+        (proposal,) = made.propose([Ask("j", text, num, choice)])
+        assert proposal.parents is not None
+        assert len(proposal.tokens) == len(proposal.parents) <= min(num, 8)
+        place, path, seen = -1, [], 0
+        while seen < len(proposal.tokens):
+            group = [i for i, parent in enumerate(proposal.parents) if parent == place]
+            scores = choice.scores_behind(logits_behind([*text, *path])[None], text, [path])[0]
+            assert [proposal.tokens[i] for i in group] == scores.topk(len(group)).indices.tolist()
+            assert group == list(range(seen, seen + len(group)))
+            assert len(group) <= num_branches
+            place, path, seen = group[0], [*path, proposal.tokens[group[0]]], seen + len(group)
+        assert len(path) == -(-min(num, 8) // num_branches)
+        # A branch may be what the target wants: then the chain behind its sibling is dropped.
+        kept = rng.randrange(-1, len(proposal.tokens))
+        accepted: list[int] = []
+        while kept >= 0:
+            accepted.insert(0, proposal.tokens[kept])
+            kept = proposal.parents[kept]
+        text += [*accepted, rng.randrange(VOCABULARY)]
+
+
+def test_sampled_drafts_have_no_branches() -> None:
+    for sampling in (sampled(), sampled(seed=1)):
+        proposal = one(drafter(Model(), num_branches=3), [1, 2], 6, sampling)
+        assert (len(proposal.tokens), proposal.parents) == (6, None)
+
+
+EXACT = 1e-13
+
+
+def by_block(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
+    return verify_block(p, draft.q, torch.tensor(draft.tokens, dtype=torch.long), uniforms)
+
+
+def by_token(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
+    return verify_sampled(p, draft.q, torch.tensor(draft.tokens, dtype=torch.long), uniforms)
+
+
+def ended(drafter: Language, k: int, least: float, *, is_shown: bool) -> dict[int, list[Draft]]:
+    """Chains of up to k tokens that end with the token at which their probability falls below `least`, by length.
+
+    Not `is_shown`: they end before that token.
+    """
+    found: dict[tuple[int, ...], Draft] = {}
+    for whole in drawn([drafter], chain(k)):
+        num, probability = 0, 1.0
+        while num < k and probability >= least:
+            probability *= float(whole.q[num, whole.tokens[num]])
+            num += 1
+        num -= not is_shown and probability < least
+        tokens = whole.tokens[:num]
+        weight = whole.weight + (found[tokens].weight if tokens in found else 0.0)
+        found[tokens] = Draft(weight, tokens, chain(num), whole.q[:num])
+    groups = defaultdict(list)
+    for draft in found.values():
+        groups[len(draft.tokens)].append(draft)
+    return groups
+
+
+def round_of(target: Language, groups: dict[int, list[Draft]], verify: Verify, rng: random.Random) -> Round:
+    found = Round()
+    for drafts in groups.values():
+        found.begun.update(enumerate_round(target, drafts, verify, rng).begun)
+    return found
+
+
+@pytest.mark.parametrize("least", [0.3, 0.6])
+@pytest.mark.parametrize("verify", [by_token, by_block])
+def test_a_draft_that_ends_with_an_improbable_token_is_exact(
+    verify: Verify, least: float, seed: int, rng: random.Random
+) -> None:
+    target, drafter = Language(f"target {seed}", 3), Language(f"drafter {seed}", 3)
+    groups = ended(drafter, 2, least, is_shown=True)
+    assert bias(target, round_of(target, groups, verify, rng), 3) < EXACT
+
+
+def test_a_longer_draft_of_any_length_is_exact(seed: int, rng: random.Random) -> None:
+    target, drafter = Language(f"target {seed}", 2), Language(f"drafter {seed}", 2)
+    groups = ended(drafter, 4, 0.2, is_shown=True)
+    for verify in (by_token, by_block):
+        assert bias(target, round_of(target, groups, verify, rng), 5) < EXACT
+
+
+@pytest.mark.parametrize("verify", [by_token, by_block])
+def test_an_improbable_token_that_is_held_back_is_caught(verify: Verify, rng: random.Random) -> None:
+    """The tokens that remain were not drawn from q any more."""
+    target, drafter = Language("target", 3), Language("drafter", 3)
+    groups = ended(drafter, 2, 0.5, is_shown=False)
+    assert len(groups) > 1
+    assert bias(target, round_of(target, groups, verify, rng), 3) > 0.01
+
+
+@given(data=st.data(), length=st.integers(0, 60), num_kept=st.integers(0, 40), num_more=st.integers(0, 10))
+def test_it_is_the_list_without_its_middle(data: st.DataObject, length: int, num_kept: int, num_more: int) -> None:
+    text = list(range(length))
+    read = Excerpt(text, num_kept)
+    first = min(NUM_FIRST, num_kept)
+    expected = list(text) if length <= num_kept else [*text[:first], *text[length - num_kept + first :]]
+    for token in range(length, length + num_more):
+        text.append(token)
+        expected = [*expected, token]
+    assert list(read) == expected
+    assert len(read) == len(expected)
+    cut = data.draw(st.slices(max(1, len(expected))))
+    assert read[cut] == expected[cut]
+    for index in range(-len(expected), len(expected)):
+        assert read[index] == expected[index]
+
+
+def test_what_may_be_read_whole_is_the_list_itself() -> None:
+    text = [1, 2, 3]
+    assert excerpt(text, None) is text
+    assert excerpt(text, 3) is text
+    assert list(excerpt([*range(20)], 6)) == [0, 1, 2, 3, 18, 19]

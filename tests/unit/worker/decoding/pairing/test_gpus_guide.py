@@ -14,10 +14,9 @@ import transformers
 
 from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings
 from worker.cache_memory import target_limit
-from worker.decoding.memory import kv_bytes_per_token, pass_bytes
-from worker.decoding.pairing.facts import _shapes
-from worker.decoding.pairing.pair import ModelFacts
-from worker.decoding.pairing.room import DeviceRoom, memory, shown_bytes
+from worker.decoding.device import pass_bytes
+from worker.decoding.network.kv_shape import KvShape
+from worker.decoding.pairing import DeviceRoom, ModelFacts, _shapes, memory, shown_bytes
 
 GUIDE: Final = (Path(__file__).parents[5] / "docs/guides/gpus.md").read_text(encoding="utf-8")
 CONTEXT: Final = 8192
@@ -66,7 +65,7 @@ def facts(name: str) -> ModelFacts:
         num_parameters_read=num_parameters,
         dtype="bfloat16",
         itemsize=2,
-        kv_bytes_per_token=kv_bytes_per_token(config, torch.bfloat16),
+        kv_bytes_per_token=KvShape.of(config, torch.bfloat16).bytes_per_token,
         pass_bytes_per_row=pass_bytes(rows, 1),
         context_length=CONTEXT,
     )

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from alphaloop.errors import IncompatiblePair
-from worker.decoding.pairing.pair import Finding, ModelFacts, check_pair, num_shared_tokens, refuse_incompatible
-from worker.decoding.pairing.room import DeviceRoom
+from worker.decoding.pairing import DeviceRoom, Finding, ModelFacts, check_pair, num_shared_tokens, refuse_incompatible
 
 WORDS = {0: "<eos>", 1: "<user>", 2: "a", 3: "b", 4: "c"}
 TARGET = ModelFacts(

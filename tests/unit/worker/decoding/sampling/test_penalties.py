@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from tests.fixtures.logical_devices import logical_gpus
-from worker.decoding.sampling.chooser import TokenChooser
-from worker.decoding.sampling.penalties import Penalties
+from worker.decoding.sampling import Penalties, TokenChooser
 from worker.engine import Sampling
 
 VOCABULARY = 23

@@ -10,9 +10,7 @@ import torch
 
 from alphaloop.errors import DecodeFailed
 from tests.fixtures.verification_rules import coupled_tokens
-from worker.decoding.sampling.chooser import TokenChooser
-from worker.decoding.sampling.distribution import BLOCK, probabilities
-from worker.decoding.sampling.randomness import key_of, uniforms
+from worker.decoding.sampling import BLOCK, TokenChooser, key_of, probabilities, uniforms
 from worker.engine import Sampling
 
 CPU = torch.device("cpu")

@@ -11,10 +11,8 @@ import torch
 
 from worker.decoding.device import find_device
 from worker.decoding.models import load_weights
-from worker.decoding.training.aligning import fit_map, turn_head
-from worker.decoding.training.draft import cut_draft
-from worker.decoding.training.teaching import Lesson, TeacherNotes
-from worker.decoding.training.texts import WrittenText
+from worker.decoding.training.data import Lesson, TeacherNotes, WrittenText
+from worker.decoding.training.distil import cut_draft, fit_map, turn_head
 
 
 @pytest.fixture(scope="module")

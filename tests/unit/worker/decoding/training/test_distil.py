@@ -13,12 +13,16 @@ from torch import Tensor
 from worker.decoding.device import find_device
 from worker.decoding.drafters.draft_vocabulary import restrict_head
 from worker.decoding.models import load_weights
-from worker.decoding.training.distil import Distillation, collate, distillation_loss, make_batches
-from worker.decoding.training.draft import cut_draft
+from worker.decoding.training.data import Lesson, TeacherNotes, WrittenText
+from worker.decoding.training.distil import (
+    Distillation,
+    collate,
+    columns_of,
+    cut_draft,
+    distillation_loss,
+    make_batches,
+)
 from worker.decoding.training.recipe import Recipe
-from worker.decoding.training.teaching import Lesson, TeacherNotes
-from worker.decoding.training.texts import WrittenText
-from worker.decoding.training.vocabulary import columns_of
 
 RECIPE = Recipe(num_epochs=2, batch_tokens=96, precision="float32", learning_rate=3e-3, warmup_share=0.2)
 KNOWN = torch.arange(0, 384, 2)

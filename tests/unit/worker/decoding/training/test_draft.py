@@ -14,7 +14,7 @@ from worker.decoding.device import find_device
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head, write_draft_vocabulary
 from worker.decoding.models import load_weights
 from worker.decoding.sources import DRAFT_VOCABULARY, find_weights
-from worker.decoding.training.draft import cut_draft, num_layers, save_draft
+from worker.decoding.training.distil import cut_draft, num_layers, save_draft
 
 TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6]])
 

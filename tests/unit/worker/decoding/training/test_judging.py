@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from alphaloop.acceptance import AcceptanceCounts
 from worker.decoding.device import find_device
 from worker.decoding.models import load_weights
-from worker.decoding.training.judging import Verdict, judge, walk_rounds
-from worker.decoding.training.teaching import TeacherNotes
-from worker.decoding.training.texts import WrittenText
+from worker.decoding.training.data import TeacherNotes, WrittenText
+from worker.decoding.training.distil import DraftAcceptance, judge, walk_rounds
 
 
 def test_rounds_by_hand() -> None:
@@ -79,8 +78,8 @@ def test_a_target_that_drafts_for_itself_is_always_accepted(
 
 
 def test_verdicts_add_up() -> None:
-    one = Verdict(1, walk_rounds([True, False, True], 2), 4, 1.5)
-    both = one + Verdict(2, walk_rounds([False], 2), 2, 0.5)
+    one = DraftAcceptance(1, walk_rounds([True, False, True], 2), 4, 1.5)
+    both = one + DraftAcceptance(2, walk_rounds([False], 2), 2, 0.5)
     assert (both.num_texts, both.num_positions, both.overlap) == (3, 6, 2.0)
     assert both.counts.num_tokens == 4
-    assert Verdict().measured().overlap() is None
+    assert DraftAcceptance().measured().overlap() is None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.fixtures.enumeration import TOP, Draft, Fixed, Language, bias, chain, drawn, enumerate_round, likeliest
 from tests.fixtures.verification_rules import verify_sampled
-from worker.decoding.verification.chain import Verdict, draw, verify_deterministic, verify_greedy
+from worker.decoding.verification import DraftVerdict, draw, verify_deterministic, verify_greedy
 
 EXACT = 1e-13
 TARGET, DRAFTER = Fixed(0.5, 0.3, 0.2), Fixed(0.2, 0.7, 0.1)
@@ -24,11 +24,11 @@ def pair(request: pytest.FixtureRequest, seed: int) -> tuple[Language, Language]
     return target, target if request.param == "drafter equals target" else Language(f"drafter {seed}", 3)
 
 
-def sampled(p: Tensor, draft: Draft, uniforms: Tensor) -> Verdict:
+def sampled(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
     return verify_sampled(p, draft.q, torch.tensor(draft.tokens, dtype=torch.long), uniforms)
 
 
-def deterministic(p: Tensor, draft: Draft, uniforms: Tensor) -> Verdict:
+def deterministic(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
     return verify_deterministic(p, torch.tensor(draft.tokens, dtype=torch.long), uniforms)
 
 
@@ -118,7 +118,7 @@ def test_the_safe_gates_leave_the_targets_distribution(
 def test_a_rule_that_is_a_little_too_generous_is_caught(rng: random.Random) -> None:
     """The harness finds a function's own turning points: 1 % more acceptance than allowed is seen as such."""
 
-    def generous(p: Tensor, draft: Draft, uniforms: Tensor) -> Verdict:
+    def generous(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
         return sampled(p, draft, torch.cat((uniforms[:-1] / 1.01, uniforms[-1:])))
 
     found = enumerate_round(TARGET, drawn([DRAFTER], chain(1)), generous, rng)
@@ -129,13 +129,15 @@ def test_a_rule_that_is_a_little_too_generous_is_caught(rng: random.Random) -> N
 @pytest.mark.parametrize(
     ("best", "draft", "expected"),
     [
-        ([5, 6, 7], [5, 6], Verdict(2, 7)),
-        ([5, 6, 7], [5, 8], Verdict(1, 6)),
-        ([5, 6, 8], [7, 6], Verdict(0, 5)),
-        ([3], [], Verdict(0, 3)),
+        ([5, 6, 7], [5, 6], DraftVerdict(2, 7)),
+        ([5, 6, 7], [5, 8], DraftVerdict(1, 6)),
+        ([5, 6, 8], [7, 6], DraftVerdict(0, 5)),
+        ([3], [], DraftVerdict(0, 3)),
     ],
 )
-def test_greedy_keeps_drafts_up_to_the_first_difference(best: list[int], draft: list[int], expected: Verdict) -> None:
+def test_greedy_keeps_drafts_up_to_the_first_difference(
+    best: list[int], draft: list[int], expected: DraftVerdict
+) -> None:
     verdict = verify_greedy(best, draft)
     assert verdict == expected
     assert verdict.path == tuple(range(expected.num_accepted))
@@ -151,9 +153,11 @@ def test_equal_distributions_that_differ_by_rounding_still_yield_a_token() -> No
     p = torch.tensor([[0.5, 0.5], [0.5, 0.5]], dtype=torch.float64)
     q = torch.tensor([[0.5 + 2**-52, 0.5 + 2**-52]], dtype=torch.float64)
     almost_one = torch.tensor([TOP, 0.1], dtype=torch.float64)
-    assert verify_sampled(p, q, torch.tensor([0]), almost_one) == Verdict(0, 0)
+    assert verify_sampled(p, q, torch.tensor([0]), almost_one) == DraftVerdict(0, 0)
 
 
 def test_a_certain_draft_rejected_by_rounding_still_yields_a_token() -> None:
     p = torch.tensor([[0.0, TOP], [0.5, 0.5]], dtype=torch.float64)
-    assert verify_deterministic(p, torch.tensor([1]), torch.tensor([TOP, 0.1], dtype=torch.float64)) == Verdict(0, 1)
+    assert verify_deterministic(p, torch.tensor([1]), torch.tensor([TOP, 0.1], dtype=torch.float64)) == DraftVerdict(
+        0, 1
+    )

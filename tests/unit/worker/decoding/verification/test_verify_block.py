@@ -22,8 +22,7 @@ from tests.fixtures.enumeration import (
     likeliest,
 )
 from tests.fixtures.verification_rules import verify_sampled
-from worker.decoding.verification.block import verify_block
-from worker.decoding.verification.chain import Verdict
+from worker.decoding.verification import DraftVerdict, verify_block
 
 EXACT = 1e-13
 
@@ -35,11 +34,11 @@ def pair(request: pytest.FixtureRequest, seed: int) -> tuple[Language, Language]
     return target, target if request.param == "drafter equals target" else Language(f"drafter {seed}", 3)
 
 
-def by_block(p: Tensor, draft: Draft, uniforms: Tensor) -> Verdict:
+def by_block(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
     return verify_block(p, draft.q, torch.tensor(draft.tokens, dtype=torch.long), uniforms)
 
 
-def by_token(p: Tensor, draft: Draft, uniforms: Tensor) -> Verdict:
+def by_token(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
     return verify_sampled(p, draft.q, torch.tensor(draft.tokens, dtype=torch.long), uniforms)
 
 
@@ -96,7 +95,7 @@ def test_one_uniform_number_for_all_prefixes_is_caught(rng: random.Random) -> No
     """An easy slip: the test of one prefix must not depend on that of another."""
     target, drafter = Fixed(0.5, 0.3, 0.2), Fixed(0.2, 0.7, 0.1)
 
-    def with_one_number(p: Tensor, draft: Draft, uniforms: Tensor) -> Verdict:
+    def with_one_number(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
         return by_block(p, draft, torch.cat((uniforms[:1].expand(len(uniforms) - 1), uniforms[-1:])))
 
     found = enumerate_round(target, drawn([drafter], chain(2)), with_one_number, rng)

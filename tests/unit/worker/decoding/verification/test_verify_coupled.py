@@ -15,9 +15,9 @@ from torch import Tensor
 
 from tests.fixtures.enumeration import Fixed, Language, Text
 from tests.fixtures.verification_rules import coupled_tokens
-from worker.decoding.sampling.chooser import TokenChooser
-from worker.decoding.verification.chain import verify_greedy
-from worker.decoding.verification.tree import tree_depths, verify_tree_greedy
+from worker.decoding.proposal import tree_depths
+from worker.decoding.sampling import TokenChooser
+from worker.decoding.verification import verify_greedy, verify_tree_greedy
 from worker.engine import Sampling
 
 VOCABULARY = 4

@@ -22,8 +22,14 @@ from tests.fixtures.enumeration import (
     likeliest,
 )
 from tests.fixtures.verification_rules import verify_sampled
-from worker.decoding.verification.chain import Verdict, verify_deterministic, verify_greedy
-from worker.decoding.verification.tree import tree_depths, verify_tree, verify_tree_greedy
+from worker.decoding.proposal import tree_depths
+from worker.decoding.verification import (
+    DraftVerdict,
+    verify_deterministic,
+    verify_greedy,
+    verify_tree,
+    verify_tree_greedy,
+)
 
 EXACT = 1e-13
 TARGET, DRAFTER = Fixed(0.5, 0.3, 0.2), Fixed(0.2, 0.7, 0.1)
@@ -47,15 +53,15 @@ def pair(request: pytest.FixtureRequest, seed: int) -> tuple[Language, Language]
     return pair_of(request.param, seed)
 
 
-def independent(p: Tensor, draft: Draft, uniforms: Tensor) -> Verdict:
+def independent(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
     return verify_tree(p, draft.q, draft.tokens, draft.parents, uniforms, with_replacement=True)
 
 
-def distinct(p: Tensor, draft: Draft, uniforms: Tensor) -> Verdict:
+def distinct(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
     return verify_tree(p, draft.q, draft.tokens, draft.parents, uniforms, with_replacement=False)
 
 
-def deterministic(p: Tensor, draft: Draft, uniforms: Tensor) -> Verdict:
+def deterministic(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
     return verify_tree(p, None, draft.tokens, draft.parents, uniforms, with_replacement=False)
 
 
@@ -79,7 +85,7 @@ def test_children_of_several_drafters_leave_the_targets_distribution(seed: int, 
 def test_children_without_replacement_leave_the_targets_distribution(
     kind: str,
     parents: tuple[int, ...],
-    verify: Callable[[Tensor, Draft, Tensor], Verdict],
+    verify: Callable[[Tensor, Draft, Tensor], DraftVerdict],
     seed: int,
     rng: random.Random,
 ) -> None:
@@ -229,19 +235,19 @@ def test_greedy_follows_the_targets_choices() -> None:
         ([4, 6, 9, 8, 0, 3], (), 4, 1),
     ):
         verdict = verify_tree_greedy(best, tokens, parents)
-        assert verdict == Verdict(len(branch), next_token, branch, num_tested)
+        assert verdict == DraftVerdict(len(branch), next_token, branch, num_tested)
 
 
 def test_greedy_takes_the_deeper_one_of_equal_siblings() -> None:
     verdict = verify_tree_greedy([5, 0, 6, 8], (5, 5, 6), (-1, -1, 1))
-    assert verdict == Verdict(2, 8, (1, 2), 2)
+    assert verdict == DraftVerdict(2, 8, (1, 2), 2)
 
 
 def test_an_empty_tree_is_vanilla() -> None:
     p = torch.tensor([[0.0, 1.0]], dtype=torch.float64)
     uniforms = torch.tensor([0.3], dtype=torch.float64)
-    assert verify_tree_greedy([3], (), ()) == Verdict(0, 3, (), 0)
-    assert verify_tree(p, None, (), (), uniforms, with_replacement=False) == Verdict(0, 1, (), 0)
+    assert verify_tree_greedy([3], (), ()) == DraftVerdict(0, 3, (), 0)
+    assert verify_tree(p, None, (), (), uniforms, with_replacement=False) == DraftVerdict(0, 1, (), 0)
 
 
 @pytest.mark.parametrize("with_replacement", [True, False])

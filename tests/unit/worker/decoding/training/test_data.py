@@ -1,0 +1,276 @@
+"""What a draft learns from: its prompts, texts that come back from disk, and notes that are the target's own."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alphaloop.errors import ConfigError
+from alphaloop.settings import Settings, TaskSettings
+from worker.decoding.device import find_device
+from worker.decoding.models import load_weights
+from worker.decoding.training.data import (
+    FREE,
+    TeacherNotes,
+    TextStore,
+    WrittenText,
+    answer_prompt,
+    plain_lesson,
+    plan_requests,
+    read_prompts,
+)
+from worker.decoding.training.distil import choose_vocabulary, columns_of
+from worker.decoding.training.recipe import Recipe
+
+TASKS = {
+    "code": TaskSettings(description="Write code"),
+    "sql": TaskSettings(description="Queries"),
+    "x": TaskSettings(),
+}
+RECIPE = Recipe(num_texts=7, num_held_out=3)
+
+
+def lines(file: Path, *values: object) -> Path:
+    file.write_text("\n".join(json.dumps(value) for value in values), encoding="utf-8")
+    return file
+
+
+def test_prompts_are_tokenized_as_when_served(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    file = lines(
+        tmp_path / "prompts.jsonl",
+        {"task": "code", "prompt": "add two numbers"},
+        {"task": "code", "body": {"prompt": "def f("}},
+        {"body": {"messages": [{"role": "user", "content": "hello"}]}},
+    )
+    found = read_prompts(file, Settings(tasks=TASKS), tiny_tokenizer, "sql")
+    assert [request.task for request in found] == ["code", "code", "sql"]
+    assert found[0].prompt == answer_prompt(tiny_tokenizer, "add two numbers")
+    assert tiny_tokenizer.decode(found[1].prompt) == "def f("
+    assert tiny_tokenizer.decode(found[2].prompt) == "<user>hello<answer>"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"task": "code", "prompt": "a"}\nno json', r"1 wrong lines; the first: .*prompts.jsonl:2"),
+        ('{"task": "code", "prompt": "a", "temperature": 9}', r"prompts.jsonl:1: temperature"),
+        ('{"prompt": "a"}', r"prompts.jsonl:1: task"),
+        ('{"task": "unknown", "prompt": "a"}', r"prompts.jsonl:1: task: no task 'unknown'"),
+        ("\n\n", "no line with text"),
+    ],
+)
+def test_a_wrong_file_says_where(tmp_path: Path, tiny_tokenizer: Any, content: str, said: str) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match=said):
+        read_prompts(file, Settings(tasks=TASKS), tiny_tokenizer, None)
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        read_prompts(tmp_path / "none.jsonl", Settings(), tiny_tokenizer, "code")
+
+
+def test_the_target_writes_as_many_as_asked_half_of_them_steered(tiny_tokenizer: Any) -> None:
+    requests, num_held_out = plan_requests(tiny_tokenizer, TASKS, RECIPE, None, None)
+    assert (len(requests), num_held_out) == (10, 3)
+    assert [request.number for request in requests] == list(range(10))
+    assert [request.task for request in requests] == [FREE, "code", FREE, "sql"] * 2 + [FREE, "code"]
+    assert {request.prompt for request in requests} == {None}
+    assert tiny_tokenizer.decode(requests[0].opening) == "<user>"
+    assert "Write code" in tiny_tokenizer.decode(requests[1].opening)
+    assert tiny_tokenizer.decode(requests[1].opening).endswith("<user>")
+
+
+def test_a_template_without_system_messages_leaves_all_free(
+    tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusing = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}"
+    refusing += "<user>{{ messages[0]['content'] }}"
+    monkeypatch.setattr(tiny_tokenizer, "chat_template", refusing)
+    requests, _ = plan_requests(tiny_tokenizer, TASKS, RECIPE, None, None)
+    assert {request.task for request in requests} == {FREE}
+
+
+def test_a_base_model_writes_from_its_first_token_or_says_that_it_cannot(
+    tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiny_tokenizer, "chat_template", None)
+    requests, _ = plan_requests(tiny_tokenizer, TASKS, RECIPE, None, None)
+    assert {request.opening for request in requests} == {(tiny_tokenizer.eos_token_id,)}
+    assert tiny_tokenizer.decode(answer_prompt(tiny_tokenizer, "hello")) == "hello"
+    nameless = copy.deepcopy(tiny_tokenizer)
+    nameless.eos_token = None
+    with pytest.raises(ConfigError, match="neither a chat template nor a first token"):
+        plan_requests(nameless, TASKS, RECIPE, None, None)
+
+
+def test_a_fifth_of_ones_own_prompts_is_held_out(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    file = lines(tmp_path / "p.jsonl", *({"task": "code", "prompt": f"p{i}"} for i in range(10)))
+    prompts = read_prompts(file, Settings(tasks=TASKS), tiny_tokenizer, None)
+    requests, num_held_out = plan_requests(tiny_tokenizer, TASKS, RECIPE, prompts, None)
+    assert (len(requests), num_held_out) == (10, 2)
+    assert {request.prompt for request in requests} == {request.prompt for request in prompts}
+    again, _ = plan_requests(tiny_tokenizer, TASKS, RECIPE, prompts, None)
+    other, _ = plan_requests(tiny_tokenizer, TASKS, RECIPE.model_copy(update={"seed": 1}), prompts, None)
+    assert requests == again != other
+    with pytest.raises(ConfigError, match="at least two prompts"):
+        plan_requests(tiny_tokenizer, TASKS, RECIPE, prompts[:1], None)
+
+
+def test_a_file_to_judge_with_is_never_trained_on(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    settings = Settings(tasks=TASKS)
+    judged = read_prompts(lines(tmp_path / "j.jsonl", {"task": "sql", "prompt": "j"}), settings, tiny_tokenizer, None)
+    own = read_prompts(lines(tmp_path / "p.jsonl", {"task": "code", "prompt": "p"}), settings, tiny_tokenizer, None)
+    requests, num_held_out = plan_requests(tiny_tokenizer, TASKS, RECIPE, own, judged)
+    assert [request.task for request in requests] == ["sql", "code"]
+    assert num_held_out == 1
+    requests, num_held_out = plan_requests(tiny_tokenizer, TASKS, RECIPE, None, judged)
+    assert (len(requests), num_held_out) == (1 + RECIPE.num_texts, 1)
+    assert [request.number for request in requests] == list(range(8))
+    assert all(request.prompt is None for request in requests[1:])
+
+
+TOKENS = st.lists(st.integers(0, 200_000), min_size=1, max_size=9).map(tuple)
+TEXTS = st.lists(
+    st.builds(WrittenText, st.integers(0, 500), st.sampled_from(["any", "code", "à-la"]), TOKENS, TOKENS),
+    min_size=1,
+    max_size=12,
+    unique_by=lambda text: text.number,
+)
+
+
+@settings(max_examples=15)
+@given(TEXTS, st.integers(1, 5))
+def test_every_text_comes_back_in_order(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[WrittenText], size: int
+) -> None:
+    store = TextStore(tmp_path_factory.mktemp("texts"))
+    for begin in range(0, len(texts), size):
+        store.add(texts[begin : begin + size])
+    assert store.all() == sorted(texts, key=lambda text: text.number)
+    assert TextStore(store.folder).all() == store.all()
+
+
+def test_no_text_makes_no_file(tmp_path: Path) -> None:
+    TextStore(tmp_path / "texts").add([])
+    assert list((tmp_path / "texts").iterdir()) == []
+
+
+def test_a_text_behind_a_prompt_knows_both() -> None:
+    assert WrittenText(0, "any", (1, 2), (3,)).token_ids == (1, 2, 3)
+
+
+def test_a_damaged_shard_is_named_and_half_a_one_is_not_seen(tmp_path: Path) -> None:
+    store = TextStore(tmp_path)
+    store.add([WrittenText(0, "any", (1,), (2,))])
+    (file,) = tmp_path.iterdir()
+    (tmp_path / "texts-000001-1.partial").write_bytes(file.read_bytes()[:10])
+    assert len(store.all()) == 1
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=file.name) as raised:
+        store.all()
+    assert raised.value.hint == "delete it: the run makes it again"
+
+
+KEPT, LONGEST = 6, 24
+
+
+@pytest.fixture(scope="module")
+def target(tiny_models: dict[str, Path]) -> Any:
+    return load_weights(str(tiny_models["qwen2"]), None, "float64", find_device("cpu")).model
+
+
+@pytest.fixture
+def texts(rng: random.Random) -> list[WrittenText]:
+    def tokens(most: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(384) for _ in range(rng.randint(1, most)))
+
+    return [WrittenText(i, "any", tokens(20), tokens(30)) for i in range(40)]
+
+
+def notes_on(folder: Path, texts: list[WrittenText]) -> TeacherNotes:
+    return TeacherNotes(folder, texts, max_length=LONGEST, num_kept=KEPT)
+
+
+def test_notes_are_the_targets_own(target: Any, texts: list[WrittenText], tmp_path: Path) -> None:
+    notes = notes_on(tmp_path, texts)
+    read: list[int] = []
+    assert notes.num_missing == len(texts)
+    assert notes.write(target, lambda: False, read.append)
+    assert sum(read) == len(texts)
+    assert notes.num_missing == 0
+    lessons = notes.lessons()
+    assert [lesson.text for lesson in lessons] == texts
+    for lesson in lessons[::7]:
+        wanted = lesson.text.token_ids[-LONGEST:]
+        assert lesson.token_ids.tolist() == list(wanted)
+        assert list(wanted[lesson.first_answer :]) == list(lesson.text.output[-LONGEST:])
+        with torch.inference_mode():
+            logits = target(input_ids=lesson.token_ids[None, :-1], use_cache=False).logits[0]
+            assert lesson.states is not None
+            again = target.get_output_embeddings()(lesson.states.double())
+        expected = logits.float().log_softmax(dim=-1).topk(KEPT, dim=-1)
+        assert torch.equal(lesson.top_ids[:, 0], expected.indices[:, 0])
+        torch.testing.assert_close(lesson.top_log_probs, expected.values, atol=0.02, rtol=2e-3)
+        # The states are what the head reads, rounded to bfloat16.
+        torch.testing.assert_close(again, logits, atol=0.02 * float(logits.abs().max()), rtol=0)
+
+
+def test_stopped_reading_goes_on_where_it_was(target: Any, texts: list[WrittenText], tmp_path: Path) -> None:
+    whole, parts = notes_on(tmp_path / "whole", texts), notes_on(tmp_path / "parts", texts)
+    assert whole.write(target, lambda: False, lambda num: None)
+    answers = iter([False, True])
+    assert not parts.write(target, lambda: next(answers), lambda num: None)
+    assert 0 < parts.num_missing < len(texts)
+    assert parts.write(target, lambda: False, lambda num: None)
+    for a, b in zip(whole.lessons(), parts.lessons(), strict=True):
+        assert torch.equal(a.top_ids, b.top_ids)
+        assert torch.equal(a.top_log_probs, b.top_log_probs)
+
+
+def test_a_plain_lesson_teaches_the_texts_own_tokens() -> None:
+    lesson = plain_lesson(WrittenText(3, "any", (9, 8, 7, 6), (5, 4)), max_length=4, num_kept=2)
+    assert lesson.token_ids.tolist() == [7, 6, 5, 4]
+    assert lesson.first_answer == 2
+    assert lesson.top_ids[:, 0].tolist() == [6, 5, 4]
+    assert lesson.top_log_probs.exp().tolist() == [[1.0, 0.0]] * 3
+    assert lesson.states is None
+
+
+def test_the_vocabulary_holds_what_the_target_is_likeliest_to_say(
+    target: Any, texts: list[WrittenText], tmp_path: Path
+) -> None:
+    notes = notes_on(tmp_path, texts)
+    notes.write(target, lambda: False, lambda num: None)
+    lessons = notes.lessons()
+    mass = torch.zeros(384, dtype=torch.float64)
+    for lesson in lessons:
+        for ids, log_probs in zip(lesson.top_ids, lesson.top_log_probs, strict=True):
+            mass[ids] += log_probs.double().exp()
+    rarest = int(mass.argmin())
+    chosen = choose_vocabulary(lessons, 50, 384, always=[rarest, 9999])
+    assert chosen is not None
+    assert len(chosen) == 50
+    assert rarest in chosen.tolist()
+    assert bool((chosen.diff() > 0).all())
+    others = [token for token in range(384) if token not in set(chosen.tolist())]
+    assert min(float(mass[token]) for token in chosen.tolist() if token != rarest) >= float(mass[others].max()) - 1e-9
+    columns = columns_of(chosen, 384)
+    assert columns is not None
+    assert torch.equal(columns[chosen], torch.arange(50))
+    assert set(columns[others].tolist()) == {-1}
+
+
+@pytest.mark.parametrize("num", [0, 384, 400])
+def test_the_whole_vocabulary_needs_no_list(num: int) -> None:
+    assert choose_vocabulary([], num, 384, []) is None
+    assert columns_of(None, 384) is None

@@ -1,1 +1,0 @@
-"""Whether a draft model fits a target."""

@@ -1,1 +1,0 @@
-"""How tokens are chosen: scores, distributions, randomness."""

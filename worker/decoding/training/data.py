@@ -1,0 +1,428 @@
+"""What a draft learns from: prompts, the target's answers to them, and lessons, each of them kept on disk.
+
+The prompts are the user's own, or ones that the target writes itself. An instruct model that reads only the opening of
+a user's turn continues with a typical request from its training (Magpie, arXiv 2406.08464). A system message that names
+a kind of request steers half of the prompts to the configured tasks. The answer is then written without this message,
+as in serving.
+
+A lesson is the target's last hidden state and likeliest tokens at every position of a text. Lessons are computed once,
+so that training needs neither the target's memory nor its time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.errors import ConfigError, InvalidField, PromptTooLong
+from alphaloop.files import reading
+from alphaloop.job_lines import BadLine, JobReader
+from alphaloop.messages import Job, Mode
+from alphaloop.settings import Settings, TaskSettings
+from worker.decoding.prompts import apply_template, prepare_job
+from worker.decoding.training.recipe import Recipe
+from worker.engine import Engine, Generation, PreparedJob, Sampling
+
+#: Label of texts whose prompt the target chose freely.
+FREE: Final = "any"
+_MARK: Final = "@@the user's turn@@"
+_LONGEST_PROMPT: Final = 4096
+_VANILLA: Final = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "training texts of a draft")
+_TEXTS_A_SHARD: Final = 16
+_ATTEMPTS: Final = 3  # attempts at a prompt that is empty
+_LESSONS_A_SHARD: Final = 32  # texts a file
+_PASS_TOKENS: Final = 1024  # logits of a pass over a large vocabulary must stay small
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """A text to be written."""
+
+    number: int
+    task: str
+    prompt: tuple[int, ...] | None = None  #: None: the target writes it, behind `opening`
+    opening: tuple[int, ...] = ()
+
+
+def read_prompts(file: Path, settings: Settings, tokenizer: Any, task: str | None) -> list[TextRequest]:
+    """The prompts of a JSONL file, in any form that `alphaloop enqueue` takes, tokenized as when served.
+
+    Raises ConfigError for a file that cannot be read, for wrong lines with their places, and for no line at all.
+    """
+    with reading(file) as source:
+        lines = list(JobReader(settings, task=task).read(source.lines, source.name))
+    found: list[TextRequest] = []
+    wrong: list[str] = []
+    for line in lines:
+        if isinstance(line, BadLine):
+            wrong.append(f"{line.where}: {line.error.field or 'line'}: {line.error.message}")
+            continue
+        try:
+            prepared = prepare_job(
+                tokenizer, settings.models.target.name, _LONGEST_PROMPT, line.job, Sampling(max_tokens=1, temperature=0)
+            )
+        except PromptTooLong:
+            continue
+        except InvalidField as error:
+            wrong.append(f"{line.where}: {error.field}: {error.message}")
+            continue
+        found.append(TextRequest(len(found), line.job.task, prepared.token_ids))
+    if wrong:
+        raise ConfigError(f"{len(wrong)} wrong lines; the first: {wrong[0]}", hint="see docs/guides/enqueue.md")
+    if not found:
+        raise ConfigError(f"{file}: expected at least one prompt below {_LONGEST_PROMPT} tokens, found none")
+    return found
+
+
+def plan_requests(
+    tokenizer: Any,
+    tasks: Mapping[str, TaskSettings],
+    recipe: Recipe,
+    prompts: Sequence[TextRequest] | None,
+    held_out: Sequence[TextRequest] | None,
+) -> tuple[list[TextRequest], int]:
+    """Every text to write, the held-out ones first, and the number of held-out ones.
+
+    Without `prompts` the target writes `recipe.num_texts` prompts itself. Without `held_out` some of the same kind are
+    held out: `recipe.num_held_out` that the target writes itself, or at most a fifth of the given prompts. Raises
+    ConfigError.
+    """
+    num_self = recipe.num_texts if prompts is None else 0
+    if held_out is None and prompts is None:
+        num_held_out, num_self = recipe.num_held_out, recipe.num_texts + recipe.num_held_out
+    given = list(prompts or ())
+    if held_out is None and prompts is not None:
+        if len(given) < 2:
+            raise ConfigError("expected at least two prompts, one to train on and one to judge with, found one")
+        random.Random(recipe.seed).shuffle(given)
+        num_held_out = min(recipe.num_held_out, max(1, len(given) // 5))
+    if held_out is not None:
+        num_held_out = len(held_out)
+        given = [*held_out, *given]
+    planned = [*given, *_self_written(tokenizer, tasks, num_self)] if num_self else given
+    return [replace(request, number=number) for number, request in enumerate(planned)], num_held_out
+
+
+def _self_written(tokenizer: Any, tasks: Mapping[str, TaskSettings], num: int) -> list[TextRequest]:
+    """Requests whose prompts the target writes. Every second one is steered to a task."""
+    free = _opening(tokenizer, None)
+    steered = [
+        (name, opening)
+        for name, task in sorted(tasks.items())
+        if task.description and (opening := _opening(tokenizer, task.description)) is not None
+    ]
+    if free is None:
+        start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+        if start is None:
+            raise ConfigError(
+                "the target has neither a chat template nor a first token, so it cannot write prompts",
+                hint="give some with --prompts FILE.jsonl",
+            )
+        free = (int(start),)
+    openings = [(FREE, free)]
+    if steered:
+        openings = [opening for task in steered for opening in ((FREE, free), task)]
+    return [
+        TextRequest(number, task, opening=opening)
+        for number, (task, opening) in zip(range(num), itertools.cycle(openings), strict=False)
+    ]
+
+
+def _opening(tokenizer: Any, kind: str | None) -> tuple[int, ...] | None:
+    """The chat template up to where the user's turn begins; None if the template has no such place."""
+    if not tokenizer.chat_template:
+        return None
+    turns = [{"role": "user", "content": _MARK}]
+    if kind is not None:
+        instruction = f"You are a helpful AI assistant. The user asks for this kind of help: {kind}. The request holds "
+        turns.insert(0, {"role": "system", "content": f"{instruction}everything that is needed to answer it."})
+    try:
+        text = apply_template(tokenizer, turns, asks_for_answer=False)
+    except InvalidField:
+        return None
+    before, mark, _ = text.partition(_MARK)
+    return tuple(tokenizer(before, add_special_tokens=False)["input_ids"]) or None if mark else None
+
+
+class TextWriter:
+    """Turns requests into texts with the target in its own engine, with all slots in use.
+
+    A missing prompt is sampled at temperature 1; the answer is greedy.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Any, recipe: Recipe, store: TextStore) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._recipe = recipe
+        self._store = store
+        self._context = engine.identity.context_length
+        self._prepared: deque[PreparedJob] = deque()
+        self._requests: dict[int, TextRequest] = {}
+        self._prompts: dict[int, tuple[int, ...]] = {}
+        self._finished: list[WrittenText] = []
+
+    def write(
+        self, requests: Iterable[TextRequest], should_stop: Callable[[], bool], on_text: Callable[[], None]
+    ) -> bool:
+        """Write all texts; False if stopped before. In both cases finished texts are on disk."""
+        waiting = iter(requests)
+        is_more = True
+        while not should_stop():
+            while self._prepared or is_more:
+                prepared = self._prepared.popleft() if self._prepared else self._next(waiting)
+                if prepared is None:
+                    is_more = False
+                elif self._engine.has_room(prepared):
+                    self._engine.admit(prepared, _VANILLA)
+                elif self._engine.load().num_running:
+                    self._prepared.appendleft(prepared)
+                    break
+            if not self._engine.load().num_running:
+                self._flush()
+                return True
+            for generation in self._engine.step().finished:
+                if self._take(generation):
+                    on_text()
+            if len(self._finished) >= _TEXTS_A_SHARD:
+                self._flush()
+        self._flush()
+        self._engine.abandon()
+        return False
+
+    def _next(self, waiting: Iterable[TextRequest]) -> PreparedJob | None:
+        for request in waiting:
+            self._requests[request.number] = request
+            if request.prompt is None:
+                return self._question(request, 0)
+            if answer := self._answer(request.number, request.prompt):
+                return answer
+        return None
+
+    def _take(self, generation: Generation) -> bool:
+        """Continue with what ended; True if a text is complete."""
+        kind, number, attempt = generation.job_id.split("-")
+        request = self._requests[int(number)]
+        if kind == "answer":
+            self._finished.append(
+                WrittenText(request.number, request.task, self._prompts.pop(request.number), generation.token_ids)
+            )
+            return True
+        if turn := generation.text.strip():
+            if answer := self._answer(request.number, answer_prompt(self._tokenizer, turn)):
+                self._prepared.append(answer)
+        elif int(attempt) + 1 < _ATTEMPTS:
+            self._prepared.append(self._question(request, int(attempt) + 1))
+        return False
+
+    def _question(self, request: TextRequest, attempt: int) -> PreparedJob:
+        digest = hashlib.sha256(f"{self._recipe.seed}-{request.number}-{attempt}".encode()).digest()
+        seed = int.from_bytes(digest[:7], "big")
+        sampling = Sampling(max_tokens=self._recipe.max_prompt_tokens, temperature=1.0, seed=seed)
+        return _as_job(f"question-{request.number}-{attempt}", request.task, request.opening, sampling)
+
+    def _answer(self, number: int, prompt: tuple[int, ...]) -> PreparedJob | None:
+        room = self._context - len(prompt)
+        if room < 1:
+            return None
+        self._prompts[number] = prompt
+        sampling = Sampling(max_tokens=min(self._recipe.max_answer_tokens, room), temperature=0.0)
+        return _as_job(f"answer-{number}-0", self._requests[number].task, prompt, sampling)
+
+    def _flush(self) -> None:
+        self._store.add(self._finished)
+        self._finished = []
+
+
+def answer_prompt(tokenizer: Any, user_turn: str) -> tuple[int, ...]:
+    """Token ids of a conversation that begins with this turn, up to where the answer begins."""
+    if not tokenizer.chat_template:
+        return tuple(tokenizer(user_turn)["input_ids"])
+    text = apply_template(tokenizer, [{"role": "user", "content": user_turn}])
+    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _as_job(job_id: str, task: str, token_ids: tuple[int, ...], sampling: Sampling) -> PreparedJob:
+    job = Job.model_validate({"job_id": job_id, "task": task, "body": {"prompt": job_id}})
+    return PreparedJob(job, token_ids, sampling)
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenText:
+    """A prompt and what the target answered."""
+
+    number: int  #: its place in the run, from 0
+    task: str
+    prompt: tuple[int, ...]  #: token ids, the chat template's included
+    output: tuple[int, ...]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """Prompt and output."""
+        return self.prompt + self.output
+
+
+class TextStore:
+    """A folder of shards, each a safetensors file with some finished texts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def add(self, texts: Sequence[WrittenText]) -> None:
+        """Write one more shard. If this fails, no part of the shard remains."""
+        if not texts:
+            return
+        tensors = {
+            "numbers": torch.tensor([text.number for text in texts], dtype=torch.int32),
+            "prompt_lengths": torch.tensor([len(text.prompt) for text in texts], dtype=torch.int32),
+            "lengths": torch.tensor([len(text.token_ids) for text in texts], dtype=torch.int32),
+            "token_ids": torch.tensor([token for text in texts for token in text.token_ids], dtype=torch.int32),
+        }
+        name = f"texts-{min(text.number for text in texts):06d}-{len(texts)}.safetensors"
+        write_tensors(self.folder / name, tensors, {"tasks": json.dumps([text.task for text in texts])})
+
+    def all(self) -> list[WrittenText]:
+        """Every text, by number. Raises ConfigError for a shard that is damaged."""
+        found: dict[int, WrittenText] = {}
+        for file in sorted(self.folder.glob("texts-*.safetensors")):
+            for text in _read_shard(file):
+                found[text.number] = text
+        return [found[number] for number in sorted(found)]
+
+
+def _read_shard(file: Path) -> Iterable[WrittenText]:
+    tensors, metadata = read_tensors(file)
+    token_ids = torch.split(tensors["token_ids"], tensors["lengths"].tolist())
+    columns = tensors["numbers"].tolist(), tensors["prompt_lengths"].tolist(), json.loads(metadata["tasks"]), token_ids
+    for number, num_prompt, task, ids in zip(*columns, strict=True):
+        yield WrittenText(number, task, tuple(ids[:num_prompt].tolist()), tuple(ids[num_prompt:].tolist()))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lesson:
+    """One text, and the target's output behind each of its tokens except the last."""
+
+    text: WrittenText
+    token_ids: Tensor  #: [length], int64: the text's last tokens, at most `max_length`
+    first_answer: int  #: index in `token_ids` of the first token of the answer
+    top_ids: Tensor  #: [length - 1, kept], int64, likeliest first
+    top_log_probs: Tensor  #: [length - 1, kept], float32, of the whole vocabulary's softmax
+    states: Tensor | None  #: [length - 1, hidden], bfloat16: what the target's head reads; None: not read again
+
+
+def plain_lesson(text: WrittenText, *, max_length: int, num_kept: int) -> Lesson:
+    """A text that the target did not read again: each of its tokens is the only one to learn at its position."""
+    token_ids = torch.tensor(text.token_ids[-max_length:])
+    top_ids = torch.zeros(len(token_ids) - 1, num_kept, dtype=torch.long)
+    top_log_probs = torch.full(top_ids.shape, -torch.inf)
+    top_ids[:, 0], top_log_probs[:, 0] = token_ids[1:], 0.0
+    return Lesson(text, token_ids, max(0, len(token_ids) - len(text.output)), top_ids, top_log_probs, None)
+
+
+class TeacherNotes:
+    """A folder of the target's top log-probabilities for a list of texts that does not change."""
+
+    def __init__(self, folder: Path, texts: Sequence[WrittenText], *, max_length: int, num_kept: int) -> None:
+        self._folder = folder
+        self._num_kept = num_kept
+        # Texts of similar length share a pass; shorter ones come first.
+        ordered = sorted(texts, key=lambda text: (min(len(text.token_ids), max_length), text.number))
+        self._shards = [ordered[begin : begin + _LESSONS_A_SHARD] for begin in range(0, len(ordered), _LESSONS_A_SHARD)]
+        self._max_length = max_length
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def num_missing(self) -> int:
+        """Texts that the target has yet to read."""
+        return sum(len(shard) for i, shard in enumerate(self._shards) if not self._file(i).exists())
+
+    def write(self, target: Any, should_stop: Callable[[], bool], on_texts: Callable[[int], None]) -> bool:
+        """Read what is missing with `target`; False when stopped before. `on_texts` gets the number just read."""
+        for i, shard in enumerate(self._shards):
+            if should_stop():
+                return False
+            if self._file(i).exists():
+                continue
+            read: list[dict[str, Tensor]] = []
+            for group in self._groups(shard):
+                read += _read_texts(target, group, self._num_kept)
+                on_texts(len(group))
+            write_tensors(self._file(i), {name: torch.cat([notes[name] for notes in read]) for name in read[0]})
+        return True
+
+    def lessons(self) -> list[Lesson]:
+        """The lesson of every text, by number."""
+        found = []
+        for i, shard in enumerate(self._shards):
+            tensors, _ = read_tensors(self._file(i))
+            lengths = [len(self._tokens(text)) - 1 for text in shard]
+            whole = tensors["top_ids"].long(), tensors["top_log_probs"].float(), tensors["states"]
+            for text, *parts in zip(shard, *(torch.split(tensor, lengths) for tensor in whole), strict=True):
+                token_ids = torch.tensor(self._tokens(text))
+                first = max(0, len(token_ids) - len(text.output))
+                found.append(Lesson(text, token_ids, first, *parts))
+        return sorted(found, key=lambda lesson: lesson.text.number)
+
+    def _file(self, shard: int) -> Path:
+        return self._folder / f"teacher-{shard:05d}.safetensors"
+
+    def _tokens(self, text: WrittenText) -> tuple[int, ...]:
+        return text.token_ids[-self._max_length :]
+
+    def _groups(self, shard: Sequence[WrittenText]) -> Iterator[list[tuple[int, ...]]]:
+        group: list[tuple[int, ...]] = []
+        for tokens in map(self._tokens, shard):
+            if group and (len(group) + 1) * len(tokens) > _PASS_TOKENS:
+                yield group
+                group = []
+            group.append(tokens)
+        yield group
+
+
+@torch.inference_mode()
+def _read_texts(target: Any, group: Sequence[tuple[int, ...]], num_kept: int) -> Iterator[dict[str, Tensor]]:
+    """The lessons of a group, whose last text is the longest. Padding is at the end, where no token sees it."""
+    padded = torch.zeros(len(group), len(group[-1]), dtype=torch.long)
+    for row, tokens in enumerate(group):
+        padded[row, : len(tokens)] = torch.tensor(tokens)
+    output = target(input_ids=padded.to(target.device), use_cache=False, output_hidden_states=True)
+    for row, tokens in enumerate(group):
+        scores = output.logits[row, : len(tokens) - 1].float()
+        top = scores.topk(min(num_kept, scores.shape[-1]), dim=-1)
+        yield {
+            "top_ids": top.indices.to("cpu", torch.int32),
+            "top_log_probs": (top.values - scores.logsumexp(dim=-1, keepdim=True)).to("cpu", torch.float16),
+            "states": output.hidden_states[-1][row, : len(tokens) - 1].to("cpu", torch.bfloat16),
+        }
+
+
+def write_tensors(file: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file atomically: a reader sees the old file or the new one. Raises ConfigError."""
+    partial = file.with_suffix(".partial")
+    try:
+        save_file(tensors, partial, metadata=metadata)
+        partial.replace(file)
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{file} cannot be written: {error}", hint="is the disk full?") from error
+
+
+def read_tensors(file: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors and metadata of a safetensors file. Raises ConfigError for one that is damaged."""
+    try:
+        with safe_open(file, framework="pt") as content:
+            return {name: content.get_tensor(name) for name in content.keys()}, content.metadata() or {}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}", hint="delete it: the run makes it again") from error

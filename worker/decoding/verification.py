@@ -1,0 +1,305 @@
+"""Which drafted tokens stay. Every rule gives the tokens the target's own distribution, whatever the drafter proposes.
+
+`verify` turns the logits of a pass into a verdict on each sequence's proposal. The rules behind it are pure functions
+of tensors.
+
+A chain, greedy: a draft stays while it equals the target's argmax. A chain from a deterministic drafter, whose q is
+one-hot (Leviathan et al. 2023): x is accepted with probability p(x), else the next token is drawn from p without x,
+renormalised; after the last accepted draft it is drawn from p.
+
+A chain that was drawn is verified as one block: Sun et al. 2024, "Block Verification Accelerates Speculative Decoding",
+Algorithm 2 (arXiv 2403.10444). Token-wise verification stops at the first rejection. Here the longest prefix wins whose
+own test passes, so a likely continuation can save an unlikely token. For every pair of models it accepts at least as
+many tokens in expectation. It pays where drafts are drawn; for a one-hot q both rules accept alike.
+
+A tree is `tokens` and `parents`: token i hangs on token parents[i] < i, or on the pending token where that is -1. Rows
+of target tensors: row 0 is behind the pending token, row i + 1 behind token i. At every accepted node its children are
+tried in order until one is accepted; where none is, the target's own token ends the round. One rule covers the sampled
+trees. r is what is left to be drawn at a node, p at first. A child x that was drawn from q is accepted with probability
+min(1, r(x) / q(x)); otherwise r becomes norm(max(r - q, 0)) and the next child is tried; behind the last rejected child
+the target's token is drawn from r. Each step is the one of Leviathan et al. 2023 with r for p. What q is tells the
+rules apart:
+
+* children drawn independently, from one drafter or from several: multi-step speculative sampling (SpecInfer, Miao et
+  al. 2024, arXiv 2305.09781);
+* children drawn without replacement: q is the drafter's distribution without the siblings before it (Sequoia, Chen et
+  al. 2024, arXiv 2402.12374; RSD, Jeon et al. 2024, arXiv 2402.14160);
+* deterministic children (top-k of a draft, look-up): q is one-hot, so x is accepted with probability r(x), and taken
+  out of r when it is rejected (EAGLE, Li et al. 2024, arXiv 2401.15077).
+
+What makes it exact, apart from the formula: whether a child is offered, and its place among its siblings, may depend on
+what was drawn before it, never on which token it is. Equal siblings that were drawn independently stay two children; a
+tree of drawn tokens is never sorted, merged or pruned by them. A deterministic tree may be built in any way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from alphaloop.errors import DecodeFailed
+from worker.decoding.network.best_tokens import best_tokens
+from worker.decoding.proposal import Proposal, tree_depths
+from worker.engine import SecondChoice
+
+if TYPE_CHECKING:
+    from worker.decoding.sequence import Sequence
+
+
+def verify(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> list[DraftVerdict]:
+    """One verdict a sequence; `logits` [rows, vocabulary] holds 1 + len(tokens) rows of each, one behind the other.
+
+    Most jobs are greedy with plain logits: their verdicts are computed together, with one wait for the device. Sampled
+    jobs with equal cuts share the computation of their distributions. Raises DecodeFailed for logits that are not
+    finite, because a choice from them has no meaning.
+    """
+    best, are_finite = best_tokens(logits)
+    if not are_finite:
+        raise DecodeFailed("the model returned logits that are not finite")
+    found: dict[int, DraftVerdict] = {}
+    sampled: dict[tuple[float, ...], dict[int, Tensor]] = {}
+    begin = 0
+    for index, (sequence, proposal) in enumerate(asked):
+        end = begin + 1 + len(proposal.tokens)
+        choice = sequence.choice
+        if choice.is_greedy and choice.is_plain:
+            verdict = _verify_followed(best[begin:end], proposal)
+            found[index] = _with_second_choices(verdict, logits[begin:end]) if sequence.is_watched else verdict
+        else:
+            scores = choice.scores(logits[begin:end], sequence.text, proposal.tokens, proposal.parents)
+            if choice.is_greedy or choice.is_reproducible:
+                found[index] = _verify_settled(scores, sequence, proposal)
+            else:
+                sampled.setdefault(choice.cut, {})[index] = scores
+        begin = end
+    for alike in sampled.values():
+        some = asked[next(iter(alike))][0].choice
+        p = some.probabilities(torch.cat([*alike.values()]))
+        begin = 0
+        for index, scores in alike.items():
+            found[index] = _verify_drawn(p[begin : begin + len(scores)], *asked[index])
+            begin += len(scores)
+    return [found[index] for index in range(len(asked))]
+
+
+def _verify_followed(best: list[int], proposal: Proposal) -> DraftVerdict:
+    """One sequence for which the target has chosen `best` [1 + len(tokens)]."""
+    if proposal.parents is None:
+        return verify_greedy(best, proposal.tokens)
+    return verify_tree_greedy(best, proposal.tokens, proposal.parents)
+
+
+def _with_second_choices(verdict: DraftVerdict, logits: Tensor) -> DraftVerdict:
+    """The verdict on a greedy sequence with the second choice at each token of it."""
+    rows = [0, *(index + 1 for index in verdict.path)]
+    values, tokens = logits[rows].float().topk(2)
+    gaps = (values[:, 0] - values[:, 1]).tolist()
+    second = tuple(SecondChoice(token, gap) for token, gap in zip(tokens[:, 1].tolist(), gaps, strict=True))
+    return replace(verdict, second_choices=second)
+
+
+def _verify_settled(scores: Tensor, sequence: Sequence, proposal: Proposal) -> DraftVerdict:
+    """One sequence whose tokens follow from its scores: greedy with adjusted scores, or with the noise of a seed."""
+    tokens = proposal.tokens
+    parents = range(-1, len(tokens) - 1) if proposal.parents is None else proposal.parents
+    best = sequence.choice.tokens(scores, [len(sequence.text) + depth for depth in (0, *tree_depths(parents))])
+    return _verify_followed(best.tolist(), proposal)
+
+
+def _verify_drawn(p: Tensor, sequence: Sequence, proposal: Proposal) -> DraftVerdict:
+    """One sequence that draws from `p` [1 + len(tokens), vocabulary]."""
+    tokens = proposal.tokens
+    uniforms = sequence.choice.uniforms(len(tokens) + 1, p.device)
+    if proposal.parents is not None:
+        return verify_tree(p, proposal.q, tokens, proposal.parents, uniforms, with_replacement=proposal.q is not None)
+    drafts = torch.tensor(tokens, dtype=torch.long, device=p.device)
+    if proposal.q is None:
+        return verify_deterministic(p, drafts, uniforms)
+    return verify_block(p, proposal.q, drafts, uniforms)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftVerdict:
+    """What a round yields for one sequence: `num_accepted` of its drafts, then `next_token` of the target."""
+
+    num_accepted: int
+    next_token: int
+    #: Of a tree: which tokens of the proposal were accepted, root first. None for a chain: the first `num_accepted`.
+    branch: tuple[int, ...] | None = None
+    #: Of a tree: depths at which a token was tried. None for a chain: all it accepted and the one that was rejected.
+    num_tested: int | None = None
+    #: Of a watched sequence: by token that the round yields.
+    second_choices: tuple[SecondChoice, ...] = ()
+
+    @property
+    def path(self) -> tuple[int, ...]:
+        """Indices of the accepted tokens in the proposal, root first."""
+        return tuple(range(self.num_accepted)) if self.branch is None else self.branch
+
+
+def verify_greedy(best: SequenceOf[int], draft: SequenceOf[int]) -> DraftVerdict:
+    """One sequence. `best` [k + 1]: the target's choice behind the pending token and behind each draft; `draft` [k]."""
+    hits = zip(best, draft, strict=False)
+    num_accepted = next((place for place, (one, other) in enumerate(hits) if one != other), len(draft))
+    return DraftVerdict(num_accepted, best[num_accepted])
+
+
+def verify_deterministic(p: Tensor, draft: Tensor, uniforms: Tensor) -> DraftVerdict:
+    """One sequence whose drafter is deterministic.
+
+    `p` [k + 1, vocabulary]: the target's probabilities (float64). `draft` [k]. `uniforms` [k + 1]: independent draws
+    from [0, 1), the last for the token that the target adds.
+    """
+    p_draft = p[:-1].gather(1, draft[:, None]).squeeze(1)
+    num_accepted = _num_leading(uniforms[:-1] < p_draft)
+    rest = p[num_accepted]
+    if num_accepted < draft.shape[0]:
+        rest = still_left(rest.index_fill(0, draft[num_accepted], 0.0), rest)
+    return DraftVerdict(num_accepted, draw(rest, uniforms[-1]))
+
+
+def draw(weights: Tensor, uniform: Tensor) -> int:
+    """Index drawn in proportion to `weights` [vocabulary], by inverting their cumulative sum at `uniform`."""
+    return int(draw_rows(weights[None], uniform.reshape(1)))
+
+
+def draw_rows(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """The same for each row of `weights` [rows, vocabulary] at its own of `uniforms` [rows]: [rows]."""
+    cumulative = weights.cumsum(dim=-1)
+    # A uniform is below 1 by at least 2^-53, so no product rounds up to the whole sum. Sums taken in parallel may rise
+    # by a bit where there is no weight.
+    places = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
+    return torch.where(weights.gather(1, places) > 0, places, weights.argmax(dim=-1, keepdim=True)).squeeze(1)
+
+
+def still_left(residual: Tensor, before: Tensor) -> Tensor:
+    """What is left to draw from after a rejection: `residual`, or `before` where rounding alone caused the rejection.
+
+    Where p and q differ by rounding only, a draft is still rejected once in 10^16 times, and nothing remains.
+    """
+    return torch.where((residual > 0).any(), residual, before)
+
+
+def _num_leading(flags: Tensor) -> int:
+    return int(flags.long().cumprod(0).sum())
+
+
+def verify_block(p: Tensor, q: Tensor, draft: Tensor, uniforms: Tensor) -> DraftVerdict:
+    """One sequence whose drafts were drawn from `q`.
+
+    `p` [k + 1, vocabulary]: the target's probabilities (float64). `q` [k, vocabulary] (float64): what the drafts were
+    drawn from. `draft` [k]. `uniforms` [k + 1]: independent draws from [0, 1), the last for the token that the target
+    adds.
+
+    With w_0 = 1 and w_i = min(1, w_(i-1) p(x_i) / q(x_i)), the prefix of length i < k passes with probability
+    S_i / (S_i + 1 - w_i), where S_i is the sum of max(w_i p - q, 0) behind it, and the whole draft with w_k. The next
+    token is drawn from norm(max(w p - q, 0)) behind the longest prefix that passes, or from p behind the whole draft.
+    """
+    k = draft.shape[0]
+    kept = _kept(p, q, draft)
+    residuals = (kept[:-1, None] * p[:-1] - q).clamp_min(0.0)
+    sums = residuals[1:].sum(dim=1)
+    # 0 / 0, which no number is below, stands where w_i = 1 and p = q behind it: a longer prefix passes there anyway.
+    passing = torch.cat(((sums / (sums + 1 - kept[1:-1])), kept[-1:])) if k else kept[:0]
+    lengths = torch.arange(1, k + 1, device=p.device)
+    num_accepted = int(((uniforms[:-1] < passing) * lengths).amax()) if k else 0
+    rest = p[num_accepted]
+    if num_accepted < k:
+        rest = still_left(residuals[num_accepted], rest)
+    return DraftVerdict(num_accepted, draw(rest, uniforms[-1]))
+
+
+def _kept(p: Tensor, q: Tensor, draft: Tensor) -> Tensor:
+    """w_0 … w_k of the algorithm, [k + 1]."""
+    ratios = (p[:-1].gather(1, draft[:, None]) / q.gather(1, draft[:, None])).squeeze(1)
+    kept = [torch.ones((), dtype=p.dtype, device=p.device)]
+    for ratio in ratios:
+        kept.append((kept[-1] * ratio).clamp_max(1.0))
+    return torch.stack(kept)
+
+
+def verify_tree_greedy(best: SequenceOf[int], tokens: SequenceOf[int], parents: SequenceOf[int]) -> DraftVerdict:
+    """The deepest path on which every token is the target's choice.
+
+    `best` [n + 1]: the target's choice, greedy or coupled, behind the pending token and behind each of the n tokens.
+    """
+    depths = tree_depths(parents)
+    hits = {-1}
+    end, num_tested = -1, 0
+    for i, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if parent not in hits:
+            continue
+        num_tested = max(num_tested, depths[i])
+        if token == best[parent + 1]:
+            hits.add(i)
+            # Equal siblings are both hits; only the deeper one may carry on.
+            if end < 0 or depths[i] > depths[end]:
+                end = i
+    branch = _branch(end, parents)
+    return DraftVerdict(len(branch), best[end + 1], branch, num_tested)
+
+
+def verify_tree(
+    p: Tensor,
+    q: Tensor | None,
+    tokens: SequenceOf[int],
+    parents: SequenceOf[int],
+    uniforms: Tensor,
+    *,
+    with_replacement: bool,
+) -> DraftVerdict:
+    """One sequence whose tree was drawn from `q`, or is deterministic (None).
+
+    `p` [n + 1, vocabulary]: the target's probabilities (float64). `q` [n, vocabulary] (float64): row i is what token i
+    was drawn from, so q[i, tokens[i]] > 0. `uniforms` [n + 1]: independent draws from [0, 1), the last for the token
+    that the target adds. `with_replacement` False: siblings are different tokens, and those before a token are taken
+    out of its row, in case the drafter left them in. One wait for the device at each depth, and one at the end.
+    """
+    children: list[list[int]] = [[] for _ in range(len(tokens) + 1)]
+    for i, parent in enumerate(parents):
+        children[parent + 1].append(i)
+    branch: list[int] = []
+    num_tested = 0
+    rest = p[0]
+    while siblings := children[branch[-1] + 1 if branch else 0]:
+        num_tested += 1
+        # Everything of a depth is decided before the first answer is read: residuals do not depend on uniforms.
+        accepted = []
+        for place, i in enumerate(siblings):
+            before = [] if with_replacement else [tokens[sibling] for sibling in siblings[:place]]
+            drawn = _one_hot(rest, tokens[i]) if q is None else _without(q[i], before)
+            mass = rest.sum()
+            accepted.append(uniforms[i] * drawn[tokens[i]] * mass < rest[tokens[i]])
+            rest = still_left((rest - mass * drawn).clamp_min(0.0), rest)
+        answers: list[bool] = torch.stack(accepted).tolist()
+        if not any(answers):
+            break
+        branch.append(siblings[answers.index(True)])
+        rest = p[branch[-1] + 1]
+    return DraftVerdict(len(branch), draw(rest, uniforms[-1]), tuple(branch), num_tested)
+
+
+def _branch(end: int, parents: SequenceOf[int]) -> tuple[int, ...]:
+    branch: list[int] = []
+    while end >= 0:
+        branch.append(end)
+        end = parents[end]
+    return tuple(reversed(branch))
+
+
+def _one_hot(like: Tensor, token: int) -> Tensor:
+    drawn = torch.zeros_like(like)
+    drawn[token] = 1.0
+    return drawn
+
+
+def _without(q: Tensor, tokens: SequenceOf[int]) -> Tensor:
+    if not tokens:
+        return q
+    left = q.clone()
+    left[list(tokens)] = 0.0
+    return left / left.sum()
