@@ -499,7 +499,7 @@ class DraftModels:
         if token_ids is not None:
             restrict_head(loaded.model, token_ids)
             token_ids = token_ids.to(source.device)
-        model = loaded.over_slots(facts.context_length, gpu_kernels=self._served.gpu_kernels)
+        model = loaded.over_slots(facts.context_length)
         return _LoadedDraft(model, loaded.revision, token_ids)
 
     def _check(self, name: str, source: _Source, draft: ModelFacts, *, is_loaded: bool) -> None:

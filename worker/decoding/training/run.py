@@ -5,9 +5,9 @@ Every stage is kept in the run's folder and continues where it stopped.
 
 from __future__ import annotations
 from alphaloop.commands import TrainOrder
-from alphaloop.commands.events import Advance
-from alphaloop.commands.events import Note
-from alphaloop.commands.events import Stage
+from alphaloop.commands.events import AdvanceEvent
+from alphaloop.commands.events import NoteEvent
+from alphaloop.commands.events import StageEvent
 from alphaloop.commands.events import Tell
 from alphaloop.draft_card import DraftCard
 from alphaloop.draft_card import DraftJudgement
