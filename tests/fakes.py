@@ -13,12 +13,20 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, InvalidField
 from alphaloop.messages import Job
-from worker.cache_memory import CacheMemory
 from worker.decoding.prompts import fit_job
 from worker.decoding.round_counts import RoundCounts
 from worker.decoding.text import TextStream
-from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta
-from worker.sampling import SamplingDefaults
+from worker.engine import (
+    CacheMemory,
+    EngineIdentity,
+    Generation,
+    Load,
+    PreparedJob,
+    Sampling,
+    SamplingDefaults,
+    Step,
+    TokenDelta,
+)
 from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 WORDS: Final = (

@@ -14,8 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from scheduler.metrics import KafkaLag, SchedulerMetrics
 from tests.fakes import FakeEngine
-from worker.endpoint_metrics import EndpointMetrics
-from worker.metrics import WorkerMetrics
+from worker.metrics import EndpointMetrics, WorkerMetrics
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PROMETHEUS: Final = ROOT / "configs" / "prometheus"

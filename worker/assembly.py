@@ -31,7 +31,6 @@ from worker.components import Components
 from worker.deciding.opening import half_life, open_deciding
 from worker.deciding.segments import SegmentsApart
 from worker.deciding.watch import Watch
-from worker.endpoint_metrics import EndpointMetrics
 from worker.engine import Engine
 from worker.intake.control_reader import ControlReader
 from worker.intake.opening import make_topics, open_intake, open_validation
@@ -45,7 +44,7 @@ from worker.jobs.recording import Recorder
 from worker.jobs.releasing import PatientRelease
 from worker.jobs.retries import JobRetries
 from worker.jobs.switchback import open_switchback
-from worker.metrics import WorkerMetrics
+from worker.metrics import EndpointMetrics, WorkerMetrics
 from worker.neighbour import Neighbour
 from worker.presence import Presence
 from worker.retry import Retry

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from alphaloop.errors import DecodeFailed
 from alphaloop.messages import Failure
 from worker.components import Components
-from worker.engine import PreparedJob
+from worker.engine import FailedRequest, PreparedJob
 from worker.jobs import outcomes
 from worker.jobs.running import RunningJob, RunningJobs
 from worker.jobs.self_test import SelfTest
-from worker.served import FailedRequest
 
 
 class Blame:

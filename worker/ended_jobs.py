@@ -9,12 +9,11 @@ from alphaloop.errors import DecodeFailed
 from alphaloop.messages import Failure, Status
 from worker.blame import Blame
 from worker.components import Components
-from worker.engine import Generation
+from worker.engine import FailedRequest, Generation
 from worker.jobs import outcomes
 from worker.jobs.claiming import ClaimedJob, EndedUndecoded, cancelled
 from worker.jobs.recording import EndedJob
 from worker.jobs.running import RunningJob, Stepped
-from worker.served import FailedRequest
 
 
 class EndedJobs:

@@ -34,7 +34,7 @@ Headers = Sequence[tuple[str, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class RetryHeaders:
     """What the headers of a waiting job say."""
 
     topic: str

@@ -10,9 +10,7 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from alphaloop.messages import Job
-from worker.cache_memory import CacheMemory
-from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step
-from worker.sampling import SamplingDefaults
+from worker.engine import CacheMemory, EngineIdentity, Generation, Load, PreparedJob, Sampling, SamplingDefaults, Step
 from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 TEXT: Final = "ok"

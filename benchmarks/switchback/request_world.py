@@ -17,7 +17,7 @@ from alphaloop.switchback.slices import Treatment
 from benchmarks.switchback.request_scenario import RequestScenario
 from benchmarks.switchback.seen_load import SeenLoad
 from benchmarks.switchback.world import Truth
-from worker.served import ServerLoad
+from worker.engine import ServerLoad
 from worker.servers.places import Flight
 
 TRIAL: Final = Trial("task greedy", Treatment("draft", 4))

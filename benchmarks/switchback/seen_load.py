@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from worker.served import ServerLoad
+from worker.engine import ServerLoad
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import FleetEndpoint
 from worker.servers.places import Flight

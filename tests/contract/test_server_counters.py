@@ -18,8 +18,7 @@ from tests.fixtures.inference_server import Connection, InferenceServer, listeni
 from tests.fixtures.metrics_page import MetricsPage
 from tests.fixtures.models import make_job
 from tests.fixtures.served_engine import ServedEngine, engine_over
-from worker.engine import Generation, Sampling
-from worker.served import SliceCounts
+from worker.engine import Generation, Sampling, SliceCounts
 from worker.servers.client import ServerClient
 from worker.servers.counters import Counters
 from worker.servers.endpoint import Endpoint

@@ -23,7 +23,7 @@ from alphaloop.store.workers import WorkerStore
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli, Ran
 from tests.fixtures.worker import WAIT_S, Client, running_worker, until
-from worker.sampling import SamplingDefaults
+from worker.engine import SamplingDefaults
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

@@ -12,7 +12,7 @@ from alphaloop.errors import BrokerError, DecodeFailed
 from alphaloop.kafka.records import Record
 from alphaloop.kafka.topics import RESULTS, cluster_id
 from alphaloop.messages import Origin, Result, Status, derived_job_id
-from alphaloop.messages.retry import Retry
+from alphaloop.messages.retry import RetryHeaders
 from alphaloop.messages.topics import high_topic, retry_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
@@ -85,7 +85,7 @@ def test_a_job_that_fails_twice_succeeds_under_its_derived_id(worker_settings: S
     assert headers_of(result)["traceparent"] == trace[1].decode()
     for number, delay_s in ((1, 1), (2, 2)):
         (waited,) = client.read([retry_topic("code", delay_s)], lambda found: bool(found))
-        said = Retry.read(waited.headers)
+        said = RetryHeaders.read(waited.headers)
         assert said is not None
         assert (waited.value, waited.key) == (value, None)
         assert (said.topic, said.partition, said.offset, said.timestamp_ms) == (

@@ -19,7 +19,6 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, JobTooLarge, reason_of
 from alphaloop.messages import Job
-from worker.cache_memory import CacheMemory, DeviceMemory
 from worker.decoding import measuring
 from worker.decoding.admitted import AdmittedSequences
 from worker.decoding.device import is_out_of_memory
@@ -33,8 +32,17 @@ from worker.decoding.scoring import with_scores
 from worker.decoding.sequence import Sequence
 from worker.decoding.shadow import Shadows
 from worker.decoding.target import Target
-from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step
-from worker.sampling import SamplingDefaults
+from worker.engine import (
+    CacheMemory,
+    DeviceMemory,
+    EngineIdentity,
+    Generation,
+    Load,
+    PreparedJob,
+    Sampling,
+    SamplingDefaults,
+    Step,
+)
 from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings
-from worker.cache_memory import target_limit
 from worker.decoding.device import Placement
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.load_draft_model import DraftModels
@@ -14,6 +13,7 @@ from worker.decoding.engine import TransformersEngine
 from worker.decoding.memory import available_bytes
 from worker.decoding.models import load_target
 from worker.decoding.proposal import Drafter
+from worker.engine import target_limit
 
 log = logging.getLogger(__name__)
 

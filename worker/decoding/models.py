@@ -37,8 +37,7 @@ from worker.decoding.text_facts import (
     text_facts,
     tokens_without_row,
 )
-from worker.engine import EngineIdentity
-from worker.sampling import SamplingDefaults
+from worker.engine import EngineIdentity, SamplingDefaults
 
 log = logging.getLogger(__name__)
 

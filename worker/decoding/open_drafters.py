@@ -16,7 +16,6 @@ from typing import Final
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import DecodeFailed, reason_of
-from worker.cache_memory import CacheMemory
 from worker.decoding.crossing import arrived
 from worker.decoding.device import is_device_fault, is_out_of_memory
 from worker.decoding.drafters.draft_model import DraftModelDrafter
@@ -26,6 +25,7 @@ from worker.decoding.proposal import Ask, Drafter, Proposal
 from worker.decoding.sequence import Sequence
 from worker.decoding.shared_weights import SharedWeightCounts
 from worker.decoding.target import Target
+from worker.engine import CacheMemory
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,7 @@ import torch
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.text import TextStream, byte_tokens, special_tokens
 from worker.decoding.token_lengths import longest_token_chars
-from worker.engine import EngineIdentity
-from worker.sampling import SamplingDefaults
+from worker.engine import EngineIdentity, SamplingDefaults
 
 
 class Target:

@@ -12,11 +12,10 @@ from alphaloop.switchback.expectation import Expected
 from alphaloop.switchback.request_schedule import RequestSchedule
 from alphaloop.switchback.requests import RequestFacts, Trial
 from alphaloop.switchback.slices import Treatment
-from worker.engine import Generation, Step
+from worker.engine import Generation, Served, Step
 from worker.jobs.lanes import LaneKey
 from worker.jobs.running import RunningJobs
 from worker.jobs.steering import TaskSlice, by_sampling_bucket, is_free, subject_of
-from worker.served import Served
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from typing import Final
 
 from alphaloop.errors import BrokerError, BrokerUnavailable
 from alphaloop.messages import Failure, Purpose, Status
-from alphaloop.messages.retry import Retry as RetryHeaders
+from alphaloop.messages.retry import RetryHeaders as RetryHeaders
 from alphaloop.messages.topics import retry_topic
 from alphaloop.store.jobs import JobStore
 from worker.intake.delays import JITTER

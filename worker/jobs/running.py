@@ -13,10 +13,9 @@ from alphaloop.deciding.decision import Reason
 from alphaloop.deciding.policy import Decision, DraftSetting
 from alphaloop.errors import DecodeFailed, EngineSick, reason_of
 from alphaloop.messages import Mode
-from worker.engine import Engine, Generation, Step
+from worker.engine import Engine, FailedRequest, Generation, Step
 from worker.jobs.claiming import ClaimedJob
 from worker.jobs.lanes import LaneKey
-from worker.served import FailedRequest
 
 log = logging.getLogger(__name__)
 

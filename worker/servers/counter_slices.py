@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from alphaloop.acceptance import prompt_bucket
-from worker.served import SliceCounts
+from worker.engine import SliceCounts
 from worker.servers.counters import Counters, counts_between, lags
 
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from alphaloop.errors import AlphaloopError, ServerSilent
-from worker.engine import PreparedJob
-from worker.served import SliceCounts
+from worker.engine import PreparedJob, SliceCounts
 from worker.servers.client import ServerClient
 from worker.servers.counter_slices import Answered, CounterSlices, Due, SliceKey
 from worker.servers.counters import Counters

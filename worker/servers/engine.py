@@ -17,10 +17,18 @@ from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.errors import DecodeFailed, EngineSick, InvalidField
 from alphaloop.messages import Job
 from alphaloop.server_identity import ServerIdentity
-from worker.cache_memory import CacheMemory
-from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step, TokenDelta
-from worker.sampling import SamplingDefaults
-from worker.served import FailedRequest
+from worker.engine import (
+    CacheMemory,
+    EngineIdentity,
+    FailedRequest,
+    Generation,
+    Load,
+    PreparedJob,
+    Sampling,
+    SamplingDefaults,
+    Step,
+    TokenDelta,
+)
 from worker.servers.arrivals import Arrivals
 from worker.servers.connecting import client_of
 from worker.servers.fleet import Fleet

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from worker.served import ServerLoad
+from worker.engine import ServerLoad
 from worker.servers.whole_load import LoadSums, WholeLoad, mean_load
 
 _DOUBLES_S: Final = 1.0

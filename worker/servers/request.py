@@ -6,8 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from worker.engine import Generation, PreparedJob, TokenDelta
-from worker.served import FailedRequest
+from worker.engine import FailedRequest, Generation, PreparedJob, TokenDelta
 
 
 @dataclass(slots=True, eq=False)

@@ -15,8 +15,7 @@ from typing import Final, TypeAlias
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import AlphaloopError, PromptTooLong, RequestRefused, ServerFailed, reason_of
-from worker.engine import TokenDelta
-from worker.served import FailedRequest
+from worker.engine import FailedRequest, TokenDelta
 from worker.servers.client import ServerClient
 from worker.servers.counting import Counting
 from worker.servers.endpoint_client import EndpointClient

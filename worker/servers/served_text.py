@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
-from worker.engine import DrafterCounts, Generation
-from worker.served import Served, ServerLoad, SliceCounts
+from worker.engine import DrafterCounts, Generation, Served, ServerLoad, SliceCounts
 from worker.servers import told
 from worker.servers.reading import Reply
 from worker.servers.told import Told

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from worker.served import ServerLoad
+from worker.engine import ServerLoad
 
 #: What a server told holds so long. Then it is not known what others have there.
 FRESH_S: Final = 3.0

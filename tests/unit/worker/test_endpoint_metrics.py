@@ -6,8 +6,8 @@ from prometheus_client import CollectorRegistry
 
 from alphaloop.errors import RequestRefused, StoreError
 from tests.fixtures.simulated_fleet import FleetSimulation, SimulatedJob
-from worker.endpoint_metrics import EndpointMetrics
 from worker.engine import Load
+from worker.metrics import EndpointMetrics
 from worker.servers.fleet_member import EndpointStatus, FleetEndpoint, SuspectCounts
 
 ENDPOINTS = (FleetEndpoint("plain", None, 0, 4), FleetEndpoint("ngram", "ngram", 4, 4))

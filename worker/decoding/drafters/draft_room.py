@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from alphaloop.deciding.goodput import DrafterState
-from worker.cache_memory import CacheMemory
+from worker.engine import CacheMemory
 
 
 class DraftedSequence(Protocol):

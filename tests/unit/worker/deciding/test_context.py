@@ -23,9 +23,8 @@ from alphaloop.deciding.session import DecisionSession
 from alphaloop.messages import Decoding, Origin, Purpose, parse_job
 from alphaloop.settings import TaskSettings
 from tests.fakes import FakeEngine
-from worker.cache_memory import CacheMemory
 from worker.deciding.context import conditions_of, facts_of, subject_of
-from worker.engine import PreparedJob, Sampling
+from worker.engine import CacheMemory, PreparedJob, Sampling
 from worker.jobs.lanes import lane_of
 
 NOW: Final = datetime(2026, 5, 4, 12, tzinfo=UTC)

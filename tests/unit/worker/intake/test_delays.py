@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.kafka.records import Record
-from alphaloop.messages.retry import PREFIX, Retry
+from alphaloop.messages.retry import PREFIX, RetryHeaders
 from worker.intake.delays import JITTER, as_sent, due_in_s
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
@@ -18,7 +18,7 @@ SENT = Record("jobs.code.high", 2, 41, b"key", b"value", (("traceparent", b"00-1
 
 
 def waiting(sent: Record, not_before_ms: int, *, topic: str = "jobs.code.retry.10s") -> Record:
-    said = Retry(sent.topic, sent.partition, sent.offset, sent.timestamp_ms, not_before_ms, 1, "decode_failed")
+    said = RetryHeaders(sent.topic, sent.partition, sent.offset, sent.timestamp_ms, not_before_ms, 1, "decode_failed")
     return Record(topic, 0, 7, sent.key, sent.value, tuple(said.headers(sent.headers)), NOW_MS)
 
 

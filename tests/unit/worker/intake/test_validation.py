@@ -11,10 +11,9 @@ from alphaloop.errors import InvalidField, MessageError
 from alphaloop.kafka.records import Record
 from alphaloop.settings import TaskSettings, WorkerSettings
 from tests.fakes import FakeEngine
-from worker.engine import Sampling
+from worker.engine import Sampling, SamplingDefaults
 from worker.intake.polling import Delivery
 from worker.intake.validation import Validation
-from worker.sampling import SamplingDefaults
 
 TASK = TaskSettings(max_tokens=77, temperature=0.6, top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=1.05)
 

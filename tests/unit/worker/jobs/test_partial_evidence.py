@@ -20,13 +20,12 @@ from alphaloop.store.outcomes import Outcome
 from tests.fakes import FakeEngine
 from tests.fixtures.models import VANILLA, decision, make_job
 from worker.decoding.round_counts import RoundCounts
-from worker.engine import DrafterCounts, Generation, PreparedJob, Sampling, ShadowCounts
+from worker.engine import DrafterCounts, Generation, PreparedJob, Sampling, Served, ShadowCounts, SliceCounts
 from worker.intake.polling import Delivery
 from worker.intake.validation import ReadyJob
 from worker.jobs.claiming import ClaimedJob
 from worker.jobs.lanes import lane_of
 from worker.jobs.outcomes import succeeded
-from worker.served import Served, SliceCounts
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ENGINE = FakeEngine(

@@ -12,7 +12,7 @@ import pytest
 
 from alphaloop.errors import BrokerError, BrokerUnavailable, StoreUnavailable
 from alphaloop.messages import Failure
-from alphaloop.messages.retry import Retry as RetryHeaders
+from alphaloop.messages.retry import RetryHeaders as RetryHeaders
 from tests.fixtures.claimed import NOW, FinishedDeliveries, claimed_job
 from tests.fixtures.instant import InstantEvent
 from worker.intake.delays import JITTER

@@ -15,10 +15,9 @@ from alphaloop.deciding.policy import DraftSetting
 from alphaloop.errors import DecodeFailed, RequestRefused
 from tests.fakes import FakeEngine
 from tests.fixtures.claimed import NOW, VANILLA, claimed_job
-from worker.engine import Step
+from worker.engine import FailedRequest, Step
 from worker.jobs.claiming import ClaimedJob
 from worker.jobs.running import RunningJob, RunningJobs
-from worker.served import FailedRequest
 
 
 def start(running: RunningJobs, *claimed: ClaimedJob, alone: bool = False) -> None:

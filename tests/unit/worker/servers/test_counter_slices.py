@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from worker.served import SliceCounts
+from worker.engine import SliceCounts
 from worker.servers.counter_slices import Answered, CounterSlices, Due, SliceKey
 from worker.servers.counters import Counters
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.simulated_fleet import Clock
-from worker.served import ServerLoad
+from worker.engine import ServerLoad
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import FleetEndpoint
 from worker.servers.places import Flight

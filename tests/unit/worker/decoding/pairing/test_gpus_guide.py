@@ -13,11 +13,11 @@ import torch
 import transformers
 
 from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings
-from worker.cache_memory import target_limit
 from worker.decoding.memory import kv_bytes_per_token, pass_bytes
 from worker.decoding.pairing.facts import _shapes
 from worker.decoding.pairing.pair import ModelFacts
 from worker.decoding.pairing.room import DeviceRoom, memory, shown_bytes
+from worker.engine import target_limit
 
 GUIDE: Final = (Path(__file__).parents[5] / "docs/guides/gpus.md").read_text(encoding="utf-8")
 CONTEXT: Final = 8192
