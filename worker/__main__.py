@@ -29,12 +29,10 @@ from alphaloop.store.database import Database
 from alphaloop.store.workers import WorkerStore
 from alphaloop.watchdog import Watchdog
 from worker.assembly import assemble, owner_name
-from worker.components import Components
 from worker.engine_opening import open_engine
-from worker.health import ProcessHealth, WorkerHealth
-from worker.interpreter import set_up_interpreter
 from worker.loop import Worker
 from worker.metrics import WorkerMetrics
+from worker.threads import set_up_interpreter
 
 log = logging.getLogger("worker")
 
@@ -95,42 +93,59 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
         exits.callback(engine.close)
         # Loading takes long enough for a server to go away meanwhile.
         await_servers(settings, database, start_wait)
-        components = assemble(
+        owner = owner_name()
+        worker = assemble(
             settings,
             configs,
             engine,
             database,
             producer,
-            owner=owner_name(),
+            owner=owner,
             stop=stop,
             hurry=hurry,
             rng=rng,
             metrics=metrics,
         )
-        _consume(components, health, settings.worker, metrics_url=endpoint.url)
+        _consume(worker, health, settings.worker, owner=owner, metrics_url=endpoint.url)
 
 
-def _consume(components: Components, health: ProcessHealth, limits: WorkerSettings, *, metrics_url: str) -> None:
+class ProcessHealth:
+    """What /healthz and /readyz say: of the start of the process first, of its worker from then on."""
+
+    def __init__(self, start_wait: StartWait) -> None:
+        self._start_wait = start_wait
+        self.worker: Worker | None = None  #: once it consumes
+
+    def unhealthy(self) -> str | None:
+        """Why this process should be replaced. While it waits for a server it is well: a new one would wait too."""
+        return None if self.worker is None else self.worker.threads.unhealthy()
+
+    def unready(self) -> str | None:
+        """Why this process takes no jobs: which server it waits for, or what its worker says."""
+        if self.worker is not None:
+            return self.worker.unready()
+        return self._start_wait.reason or "starting"
+
+
+def _consume(worker: Worker, health: ProcessHealth, limits: WorkerSettings, *, owner: str, metrics_url: str) -> None:
     """Run the worker until it ends; whatever it was assembled from is closed then."""
-    worker = Worker(components)
-    running = WorkerHealth(worker, components)
-    health.started(running)
-    components.metrics.watch(components.intake, lambda: worker.num_waiting)
-    components.metrics.watch_pulses(components.liveness.pulses)
+    health.worker = worker
+    threads = worker.threads
+    worker.metrics.watch(worker.intake, lambda: worker.num_waiting)
+    worker.metrics.watch_pulses(threads.liveness.pulses)
     watchdog = Watchdog(
-        components.liveness, last_orders=running.give_back_unstarted, backstop_s=limits.max_step_s + _BACKSTOP_S
+        threads.liveness, last_orders=worker.give_back_unstarted, backstop_s=limits.max_step_s + _BACKSTOP_S
     )
     set_up_interpreter()
-    told = {"owner": components.owner}
     try:
-        components.presence.enter(num_slots=components.engine.load().num_slots)
-        log.info("consuming", extra={"action": "worker_ready", **told, "metrics": metrics_url})
+        worker.presence.enter(num_slots=worker.engine.load().num_slots)
+        log.info("consuming", extra={"action": "worker_ready", "owner": owner, "metrics": metrics_url})
         watchdog.start()
-        components.loop_pulse.around(worker.run)()
+        threads.loop_pulse.around(worker.run)()
     finally:
         watchdog.close()
-        components.close(limits.drain_s)
-    log.info("drained", extra={"action": "worker_stopped", **told})
+        worker.close(limits.drain_s)
+    log.info("drained", extra={"action": "worker_stopped", "owner": owner})
 
 
 def _on_signals(stop: threading.Event, hurry: threading.Event, drain_s: float) -> None:

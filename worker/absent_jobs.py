@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from worker.components import Components
-from worker.ending import release
-from worker.jobs.running import RunningJobs
+from typing import TYPE_CHECKING
+
+from worker.running import RunningJobs
+
+if TYPE_CHECKING:
+    from worker.loop import Worker
 
 
 class AbsentJobs:
     """Looks once a turn. One thread uses it, the loop's."""
 
-    def __init__(self, components: Components, running: RunningJobs) -> None:
-        self._c = components
+    def __init__(self, worker: Worker, running: RunningJobs) -> None:
+        self._c = worker
         self._running = running
 
     def set_aside(self) -> int:
@@ -25,7 +28,7 @@ class AbsentJobs:
             return 0
         left = self._running.drop([job.job_id for job in absent])
         self._c.feed.set_aside({})
-        release(self._c, left)
+        self._c.release(left)
         self._c.feed.put_back([one.ready for one in left if self._c.intake.is_current(one.ready.delivery)])
         self._c.feed.ended([one.ready.lane for one in left])
         return len(left)

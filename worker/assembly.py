@@ -1,59 +1,75 @@
-"""Putting a worker together from its settings: the only place that knows every part's real class."""
+"""Putting a worker together from its settings: the only place that knows how the parts are wired."""
 
 from __future__ import annotations
 
-import logging
 import os
 import random
 import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from alphaloop.claim_check.store import ContentStore
+from alphaloop.deciding.lengths_together import LengthsTogether
+from alphaloop.errors import ConfigError
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topic_ids import TopicIds
-from alphaloop.kafka.topics import CONTROL, ensure_topics
+from alphaloop.kafka.topics import CONTROL, ensure_topic, ensure_topics
 from alphaloop.liveness import Liveness, Pulse
+from alphaloop.messages import Status
 from alphaloop.messages.topics import JOBS_PATTERN
-from alphaloop.settings import Settings
+from alphaloop.settings import PolicySettings, Settings
 from alphaloop.store.clock import DatabaseClock
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.notices import Listener
+from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probes import ProbeStore
+from alphaloop.store.refused_results import RefusedResultStore
+from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.workers import WorkerSetup, WorkerStore
+from alphaloop.switchback.block import SwitchbackDesign
+from alphaloop.switchback.request_block import RequestDesign
+from alphaloop.switchback.request_schedule import RequestSchedule
+from alphaloop.switchback.schedule import SwitchbackSchedule
 from worker.background import BackgroundWrites
-from worker.components import Components
-from worker.deciding.opening import half_life, open_deciding
+from worker.costs.known import KnownCosts
+from worker.dead_letters import DeadMessage, FailedTry, Forwarder, JobRetries, letter_of
+from worker.deciding.opening import half_life, open_deciding, revisions
 from worker.deciding.segments import SegmentsApart
 from worker.deciding.watch import Watch
-from worker.engine import Engine
+from worker.engine import Engine, EngineIdentity
 from worker.intake.control_reader import ControlReader
 from worker.intake.opening import make_topics, open_intake, open_validation
 from worker.intake.topic_watch import TopicWatch
 from worker.jobs.claiming import Claiming
 from worker.jobs.decoding_again import DecodingAgain
 from worker.jobs.leases import LeaseKeeper
-from worker.jobs.letters import DeadMessage, Letters
-from worker.jobs.opening import open_feed, open_publishing
-from worker.jobs.recording import Recorder
+from worker.jobs.opening import open_feed
 from worker.jobs.releasing import PatientRelease
-from worker.jobs.retries import JobRetries
-from worker.jobs.switchback import open_switchback
-from worker.metrics import EndpointMetrics, WorkerMetrics
+from worker.loop import Worker
+from worker.metrics import WorkerMetrics
 from worker.neighbour import Neighbour
+from worker.outcomes import ended
 from worker.presence import Presence
+from worker.publishing import Publisher, PublishingQueue, RefusedResults
+from worker.recording import EndedJob, Recorder
 from worker.retry import Retry
-from worker.tracing import open_tracing
+from worker.sending import UnavailableTopics
+from worker.steering import RequestSteering, RoundSteering, SliceRecorder, Steering
+from worker.threads import Threads
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from worker.tracing import Tracing
 
-#: Outcomes that wait to be recorded before the loop waits.
-RECORDING_ITEMS: Final = 4096
+#: Messages that wait to be published before the recorder waits.
+PUBLISHING_ITEMS: Final = 8192
 
 
 def owner_name() -> str:
@@ -73,23 +89,26 @@ def assemble(
     hurry: threading.Event,
     rng: random.Random,
     metrics: WorkerMetrics | None = None,
-) -> Components:
-    """Build every component of a worker.
+) -> Worker:
+    """Build a worker. `producer` sends results; dead letters have a producer of their own.
 
     Topics that are missing are created; costs never measured here are measured now.
     """
     limits = settings.worker
     make_topics(settings)
+    died = threading.Event()
+    retry = Retry(hurry, died)
     background = BackgroundWrites(hurry.wait)
     clock = DatabaseClock(database)
     clock.measure()
     deciding = open_deciding(settings, engine, database, clock, owner=owner, write=background.put)
-    jobs = JobStore(database)
-    retry = Retry(hurry)
     metrics = metrics or WorkerMetrics()
-    metrics.running_on(engine.identity)
+    metrics.watch_engine(engine)
     metrics.watch_costs(deciding.costs)
-    EndpointMetrics.register(metrics.registry, engine)
+    liveness = Liveness()
+
+    # To the engine.
+    jobs = JobStore(database)
     contents = ContentStore.of(settings.claim_check)
     validation = open_validation(
         settings,
@@ -102,57 +121,61 @@ def assemble(
     )
     intake = open_intake(settings, settings.kafka.group_id, [JOBS_PATTERN], "intake", clock.now)
     control_intake = open_intake(settings, f"{settings.kafka.group_id}-control", [CONTROL], "control-intake", clock.now)
-    liveness = Liveness()
     leases = LeaseKeeper(jobs, owner=owner, lease_s=limits.lease_s, may_renew=lambda: liveness.hung() is None)
-    died = threading.Event()
+    claiming = Claiming(jobs, owner=owner, lease_s=limits.lease_s, max_attempts=limits.max_attempts)
 
-    def gives_up() -> bool:
-        """Whether to stop waiting for room, because the thread that makes room has ended."""
-        return hurry.is_set() or died.is_set()
-
-    publishing = open_publishing(
-        settings,
-        engine,
-        database,
-        producer,
-        Letters(validation, settings.kafka.group_id),
+    # From the engine.
+    publishing = PublishingQueue(
+        max_items=PUBLISHING_ITEMS, max_bytes=limits.max_buffered_bytes, is_hurried=retry.gives_up
+    )
+    forwarder = Forwarder(
+        lambda: Producer(settings.kafka, client_id="alphaloop-forwarding"),
+        UnavailableTopics(partial(ensure_topic, settings.kafka), metrics.topic_unavailable),
         metrics,
-        contents,
+        letter_of=partial(letter_of, validation=validation, group=settings.kafka.group_id),
+        is_hurried=retry.is_hurried,
+    )
+    publisher = Publisher(
+        publishing,
+        producer,
+        Outbox(database),
+        RefusedResults(RefusedResultStore(database), metrics.result_refused, contents),
+        forwarder,
+        metrics,
+        model=engine.identity.target,
         retry=retry,
-        is_hurried=hurry.is_set,
-        gives_up=gives_up,
+        relay_after_s=2 * limits.lease_s,
     )
     tracing = open_tracing(settings, engine.identity, owner=owner, now=clock.now)
+    outcomes = OutcomeStore(database, half_life=half_life(settings), changed=deciding.evidence_cache.take)
     recorder = Recorder(
-        OutcomeStore(database, half_life=half_life(settings), changed=deciding.evidence_cache.take),
+        partial(outcomes.record, owner=owner),
         intake,
         leases,
-        publishing.queue,
+        publishing,
         metrics,
-        owner=owner,
         retry=retry,
-        max_items=RECORDING_ITEMS,
         max_bytes=limits.max_buffered_bytes,
-        is_hurried=gives_up,
         now=clock.now,
-        pause=hurry.wait,
         tracing=tracing,
     )
+
+    def fail(one: FailedTry) -> None:
+        recorder.put([EndedJob(one.claimed, ended(one.claimed, Status.FAILED, one.failure, now=one.failed_at))])
+
     retries = JobRetries(
         settings.kafka.retry_delays_s,
-        jobs,
         leases,
-        publishing.forwarder,
-        recorder,
+        forwarder,
         intake,
+        count=partial(jobs.fail, owner=owner),
+        fail=fail,
         ensure_topics=lambda task: ensure_topics(settings.kafka, [task]),
-        owner=owner,
         retry=retry,
         rng=rng,
         max_bytes=limits.max_buffered_bytes,
-        is_hurried=gives_up,
     )
-    claiming = Claiming(jobs, owner=owner, lease_s=limits.lease_s, max_attempts=limits.max_attempts)
+
     feed = open_feed(
         settings,
         intake,
@@ -160,6 +183,7 @@ def assemble(
         claiming,
         leases,
         publishing,
+        forwarder,
         recorder,
         contents,
         num_slots=engine.load().num_slots,
@@ -175,7 +199,7 @@ def assemble(
         control_intake,
         jobs,
         cancel_here=leases.cancel,
-        refuse=lambda delivery, error: publishing.forwarder.put(DeadMessage(delivery, error, control_intake)),
+        refuse=lambda delivery, error: forwarder.put(DeadMessage(delivery, error, control_intake)),
         retry=retry,
     )
     presence = Presence(
@@ -187,10 +211,6 @@ def assemble(
         num_held=lambda: leases.num_held,
         setup=lambda: WorkerSetup(deciding.facts, tuple(engine.drafters), engine.unserved(())),
         clock=time.monotonic,
-    )
-    costs = deciding.costs
-    steering, slices = open_switchback(
-        settings.policy, engine, database, costs, lambda: presence.num_peers, owner=owner, now=clock.now, rng=rng
     )
     topic_watch = TopicWatch(
         [intake, control_intake], TopicIds(settings.kafka).ask, every_s=settings.kafka.topic_check_s
@@ -207,53 +227,100 @@ def assemble(
             background.put("decisions", deciding.journal.write)
         background.turn()
 
-    def tell() -> None:
+    def on_failure() -> None:
         died.set()
         feed.ready.wake()
 
-    components = Components(
-        owner=owner,
-        engine=engine,
+    turns: dict[str, Callable[[], object]] = {
+        "control": control_reader.turn,
+        "feed": feed.turn,
+        "retries": retries.turn,
+        "recording": recorder.turn,
+        "publishing": publisher.turn,
+        "forwarding": forwarder.turn,
+        "background": write_in_background,
+    }
+    threads = Threads(
+        neighbours=tuple(Neighbour(name, turn, on_failure=on_failure) for name, turn in turns.items()),
         intake=intake,
         control_intake=control_intake,
-        validation=validation,
-        feed=feed,
-        decoding_again=DecodingAgain(claiming, leases, retry),
-        decider=deciding.decider,
-        evidence_cache=deciding.evidence_cache,
-        watch=Watch(Listener(database), refresh, every_s=limits.evidence_poll_s),
-        costs=deciding.costs,
         leases=leases,
-        steering=steering,
-        presence=presence,
-        recorder=recorder,
-        background=background,
-        store_slices=slices.store,
-        store_decisions=deciding.journal.write,
-        publishing=publishing.queue,
-        publisher=publishing.publisher,
-        topics=publishing.topics,
-        forwarder=publishing.forwarder,
-        control_reader=control_reader,
-        jobs=PatientRelease(jobs, retry),
-        metrics=metrics,
-        retry=retry,
-        retries=retries,
-        feed_thread=Neighbour("feed", feed.turn, on_failure=tell),
-        retries_thread=Neighbour("retries", retries.turn, on_failure=tell),
-        recording_thread=Neighbour("recording", recorder.turn, on_failure=tell),
-        publishing_thread=Neighbour("publishing", publishing.publisher.turn, on_failure=tell),
-        forwarding_thread=Neighbour("forwarding", publishing.forwarder.turn, on_failure=tell),
-        control_thread=Neighbour("control", control_reader.turn, on_failure=tell),
-        background_thread=Neighbour("background", write_in_background, on_failure=tell),
-        stop=stop,
-        hurry=hurry,
+        watch=Watch(Listener(database), refresh, every_s=limits.evidence_poll_s),
+        tracing=tracing,
         liveness=liveness,
         loop_pulse=liveness.watch(Pulse("the engine's step"), limits.max_step_s),
-        now=clock.now,
-        tracing=tracing,
-        drain_s=limits.drain_s,
     )
-    for pulse in components.thread_pulses:
-        liveness.watch(pulse, limits.max_silence_s)
-    return components
+    threads.watch_pulses(limits.max_silence_s)
+    return Worker(
+        engine=engine,
+        stop=stop,
+        hurry=hurry,
+        drain_s=limits.drain_s,
+        now=clock.now,
+        retry=retry,
+        threads=threads,
+        intake=intake,
+        validation=validation,
+        feed=feed,
+        leases=leases,
+        claim_again=DecodingAgain(claiming, leases, retry).claim,
+        release_claims=partial(PatientRelease(jobs, retry).release, owner=owner),
+        decider=deciding.decider,
+        costs=deciding.costs,
+        steering=open_steering(
+            settings.policy, engine, deciding.costs, lambda: presence.num_peers, now=clock.now, rng=rng
+        ),
+        recorder=recorder,
+        retries=retries,
+        publisher=publisher,
+        forwarder=forwarder,
+        metrics=metrics,
+        presence=presence,
+        slices=SliceRecorder(SwitchbackStore(database), engine.identity, revisions(engine), owner=owner, now=clock.now),
+        store_decisions=deciding.journal.write,
+        background=background,
+    )
+
+
+def open_steering(
+    policy: PolicySettings,
+    engine: Engine,
+    costs: KnownCosts,
+    num_peers: Callable[[], int],
+    *,
+    now: Callable[[], datetime],
+    rng: random.Random,
+) -> Steering:
+    """What assigns the arms of the experiment; `num_peers`: other workers that ask the same servers.
+
+    `rng` draws what is vanilla: slices of rounds, or requests where the engine cannot change those.
+    """
+    share = policy.control_share
+    if engine.can_redraft:
+        schedule = SwitchbackSchedule(SwitchbackDesign(control_share=share), rng)
+        return RoundSteering(schedule, LengthsTogether(lambda: costs.table), now)
+    return RequestSteering(
+        RequestSchedule(RequestDesign(control_share=share), rng),
+        now,
+        num_peers,
+        lambda: all(one.is_whole_load_known for one in engine.endpoints()),
+    )
+
+
+def open_tracing(
+    settings: Settings, identity: EngineIdentity, *, owner: str, now: Callable[[], datetime]
+) -> Tracing | None:
+    """What takes the traces of jobs; None for no traces, the default.
+
+    Raises ConfigError when traces are wanted and OpenTelemetry is not installed.
+    """
+    if settings.tracing.endpoint is None:
+        return None
+    try:
+        from worker.tracing import Tracing
+    except ImportError as error:
+        raise ConfigError(
+            f"tracing.endpoint: set, and the package {error.name} is not installed",
+            hint="pip install 'alphaloop[tracing]', or unset ALPHALOOP_TRACING__ENDPOINT",
+        ) from None
+    return Tracing.to_collector(settings.tracing, identity, owner=owner, group_id=settings.kafka.group_id, now=now)

@@ -1,7 +1,7 @@
 """Writes that may be lost, from a thread of their own: the decoding thread never waits for the database.
 
 Corrected costs, changes of a choice, switchback slices, what decisions were taken from. A write that Postgres refuses
-is logged and lost. Outcomes of jobs take another way (worker/jobs/recording.py).
+is logged and lost. Outcomes of jobs take another way (worker/recording.py).
 """
 
 from __future__ import annotations

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from alphaloop.errors import DecodeFailed
 from alphaloop.messages import Failure
-from worker.components import Components
 from worker.engine import FailedRequest, PreparedJob
-from worker.jobs import outcomes
-from worker.jobs.running import RunningJob, RunningJobs
 from worker.jobs.self_test import SelfTest
+from worker.outcomes import failure_of
+from worker.running import RunningJob, RunningJobs
+
+if TYPE_CHECKING:
+    from worker.loop import Worker
 
 
 class Blame:
     """Asks the engine's self-test whether a job or the engine was at fault. One thread uses it, the loop's."""
 
-    def __init__(self, components: Components, running: RunningJobs) -> None:
-        self._c = components
+    def __init__(self, worker: Worker, running: RunningJobs) -> None:
+        self._c = worker
         self._running = running
-        self._self_test = SelfTest(components.engine)
+        self._self_test = SelfTest(worker.engine)
 
     def check(self) -> None:
         """Raise EngineSick when too many jobs in a row failed by the engine's fault."""
@@ -38,7 +41,7 @@ class Blame:
         for job, error in failed:
             if not self._self_test.is_job_to_blame(job.job_id, job.setting):
                 self._running.run_alone_later([job.claimed])
-            elif not self._is_tried_again(job, failure := outcomes.failure_of(error)):
+            elif not self._is_tried_again(job, failure := failure_of(error)):
                 blamed.append((job, failure))
         return blamed
 
@@ -46,7 +49,7 @@ class Blame:
         """The jobs that failed for good on a server; the others wait in Kafka for their next try."""
         blamed = []
         for job, failed in refused:
-            failure = outcomes.failure_of(failed.error)
+            failure = failure_of(failed.error)
             if failed.is_final or not self._is_tried_again(job, failure):
                 blamed.append((job, failure))
         return blamed

@@ -1,4 +1,4 @@
-"""The worker's Prometheus metrics, in one place. Labels are bounded: tasks, drafters, reasons, never jobs or callers.
+"""The worker's Prometheus metrics. Labels are bounded: tasks, drafters, reasons, servers, never jobs or callers.
 
 Where vLLM has a metric for the same thing its name is kept under our prefix, so that dashboards carry over.
 α_i over any window is `rate(alphaloop_spec_decode_accepts_total) / rate(alphaloop_spec_decode_trials_total)`, of
@@ -11,7 +11,7 @@ from collections import Counter as CountOf
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import Final, Protocol, get_args
+from typing import Final, get_args
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -24,9 +24,9 @@ from alphaloop.errors import PromptTooLong, ServerError
 from alphaloop.liveness import Pulse
 from alphaloop.store.outcomes import DecodeRun, Outcome
 from worker.costs.known import KnownCosts
-from worker.engine import EngineIdentity, Load, Step
+from worker.engine import Engine, Step
 from worker.intake.polling import Intake
-from worker.servers.fleet_member import EndpointState, EndpointStatus, SuspectCounts
+from worker.servers.fleet_member import EndpointState, EndpointStatus
 
 #: Of one step and its parts: look-up on a CPU takes microseconds, a wide pass of a large model a second.
 STEP_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
@@ -156,9 +156,11 @@ class WorkerMetrics:
         for part in costs.parts:
             level.labels(part or "target").set_function(partial(costs.level, part))
 
-    def running_on(self, identity: EngineIdentity) -> None:
-        """Show the engine, target and device."""
+    def watch_engine(self, engine: Engine) -> None:
+        """Show the engine, target and device, and at every scrape how its servers are."""
+        identity = engine.identity
         self._build.labels(__version__, identity.engine, identity.target, identity.device).set(1)
+        self.registry.register(EndpointMetrics(engine))
 
     def decided(self, task: str, decision: Decision) -> None:
         """Count a decision."""
@@ -194,10 +196,10 @@ class WorkerMetrics:
         for run in runs:
             queue.observe(run.queue_s)
         for mode in {run.mode for run in runs}:
-            its = [run for run in runs if run.mode == mode]
-            self._took(task, mode, its)
-            self._tokens.labels(task, mode).inc(sum(run.num_tokens for run in its))
-            self._device_s.labels(task, mode).inc(sum(run.device_s for run in its))
+            alike = [run for run in runs if run.mode == mode]
+            self._took(task, mode, alike)
+            self._tokens.labels(task, mode).inc(sum(run.num_tokens for run in alike))
+            self._device_s.labels(task, mode).inc(sum(run.device_s for run in alike))
         for drafter in {run.key.drafter for run in runs} - {""}:
             self._drafted((task, drafter, purpose), [run.counts for run in runs if run.key.drafter == drafter])
 
@@ -220,8 +222,8 @@ class WorkerMetrics:
             (self._trials, [one.trials for one in counts]),
             (self._accepts, [one.accepts for one in counts]),
         ):
-            for position, its in enumerate(zip_longest(*of_jobs, fillvalue=0), start=1):
-                metric.labels(*labels, str(position)).inc(sum(its))
+            for position, numbers in enumerate(zip_longest(*of_jobs, fillvalue=0), start=1):
+                metric.labels(*labels, str(position)).inc(sum(numbers))
 
     def fenced(self, num_outcomes: int) -> None:
         """Count outcomes that lost their claim."""
@@ -263,43 +265,20 @@ class WorkerMetrics:
         self._answered.inc(num_jobs)
 
 
-_STATES: Final[tuple[EndpointState, ...]] = get_args(EndpointState)
-
-
-def _codes_below(error: type[ServerError]) -> Iterable[str]:
-    for below in error.__subclasses__():
-        yield below.code
-        yield from _codes_below(below)
-
-
-#: All are shown from the start: a counter that begins at 1 has not grown, for Prometheus.
-_FAILURES: Final = (PromptTooLong.code, *_codes_below(ServerError))
-_OTHER: Final = "other"
-
-
-class Servers(Protocol):
-    """What is needed of `worker.engine.Engine`."""
-
-    def endpoints(self) -> Sequence[EndpointStatus]: ...
-    def suspects(self) -> SuspectCounts: ...
-    def load(self) -> Load: ...
-
-
 class EndpointMetrics(Collector):
-    """Read at every scrape. Labels are names of the settings and codes of errors, so they are few."""
+    """Metrics of the inference servers that an engine sends jobs to, read at every scrape.
 
-    def __init__(self, servers: Servers) -> None:
-        self._servers = servers
+    Labels are names of the settings and codes of errors, so they are few. Where this process decodes, there are no
+    servers.
+    """
 
-    @classmethod
-    def register(cls, registry: CollectorRegistry, servers: Servers) -> None:
-        """Show how the servers are, from now on."""
-        registry.register(cls(servers))
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
     def collect(self) -> Iterable[Metric]:
         """The metrics as they are now."""
-        yield from self._of_each(self._servers.endpoints())
-        suspects, load = self._servers.suspects(), self._servers.load()
+        yield from self._of_each(self._engine.endpoints())
+        suspects, load = self._engine.suspects(), self._engine.load()
         yield GaugeMetricFamily(
             "alphaloop_requests_alone",
             "Jobs that failed and have to run alone at a server, or do",
@@ -367,3 +346,17 @@ class EndpointMetrics(Collector):
             num_other = sum(number for code, number in status.num_failed.items() if code not in _FAILURES)
             failed.add_metric([*names, _OTHER], num_other)
         return in_flight, limit, state, since, failed, undrafted, switches, whole_load_known, others
+
+
+_STATES: Final[tuple[EndpointState, ...]] = get_args(EndpointState)
+
+
+def _codes_below(error: type[ServerError]) -> Iterable[str]:
+    for below in error.__subclasses__():
+        yield below.code
+        yield from _codes_below(below)
+
+
+#: All are shown from the start: a counter that begins at 1 has not grown, for Prometheus.
+_FAILURES: Final = (PromptTooLong.code, *_codes_below(ServerError))
+_OTHER: Final = "other"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from worker.components import Components
-from worker.ending import release
 from worker.jobs.claiming import ClaimedJob
-from worker.jobs.running import RunningJobs
+from worker.running import RunningJobs
+
+if TYPE_CHECKING:
+    from worker.loop import Worker
 
 log = logging.getLogger(__name__)
 
@@ -16,8 +18,8 @@ log = logging.getLogger(__name__)
 class MovedJobs:
     """Looks once after each change of the assignment. One thread uses it, the loop's."""
 
-    def __init__(self, components: Components, running: RunningJobs) -> None:
-        self._c = components
+    def __init__(self, worker: Worker, running: RunningJobs) -> None:
+        self._c = worker
         self._running = running
         self._assignment = -1
 
@@ -38,7 +40,7 @@ class MovedJobs:
         if moved:
             told = {"action": "jobs_moved", "num_jobs": len(moved)}
             log.info("jobs of partitions that another worker takes over are given back", extra=told)
-            release(self._c, moved)
+            self._c.release(moved)
             self._c.feed.ended([one.ready.lane for one in moved])
         return len(moved)
 

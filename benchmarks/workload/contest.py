@@ -16,11 +16,11 @@ from alphaloop.messages import Mode, Origin, parse_job
 from alphaloop.settings import Settings, TaskSettings
 from benchmarks.workload.blocks import Block
 from benchmarks.workload.ledger import LedgerInMemory
+from worker import outcomes
 from worker.deciding.opening import Deciding
 from worker.engine import Engine, Generation, PreparedJob, Sampling
 from worker.intake.polling import Delivery
 from worker.intake.validation import ReadyJob
-from worker.jobs import outcomes
 from worker.jobs.claiming import ClaimedJob
 from worker.jobs.lanes import lane_of
 

@@ -28,14 +28,14 @@ from tests.fixtures.claimed import NOW, FinishedDeliveries
 from tests.fixtures.worker import RunningWorker
 from tests.fuzz.mutations import mutated
 from tests.fuzz.strategies import MESSAGES
+from worker import outcomes
+from worker.dead_letters import DeadMessage
 from worker.decoding.prompts import prepare_job
 from worker.decoding.token_lengths import longest_token_chars
 from worker.engine import PreparedJob, Sampling
 from worker.intake.polling import Delivery
 from worker.intake.validation import ReadyJob
-from worker.jobs import outcomes
 from worker.jobs.claiming import Claiming, cancelled
-from worker.jobs.letters import DeadMessage
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -64,7 +64,7 @@ class Reader:
 
     def __init__(self, worker: RunningWorker, database: Database) -> None:
         self._worker = worker
-        self._parts = worker.components
+        self._parts = worker.worker
         self._claiming = Claiming(JobStore(database), owner="fuzz", lease_s=3600.0, max_attempts=3)
         self._finished = FinishedDeliveries()
         self._ready: list[ReadyJob] = []

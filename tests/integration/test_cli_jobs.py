@@ -88,7 +88,7 @@ def test_a_job_is_found_wherever_it_is(jobs_cli: Cli, worker_settings: Settings,
     engine.sampling_defaults = SamplingDefaults({"temperature": 0.6})
     with running_worker(worker_settings, engine) as worker:
         # What it says before its fourth step stands as long as the gate is shut: by then it holds all three.
-        until(lambda: worker.components.leases.num_held == 3, "all three are claimed")
+        until(lambda: worker.worker.leases.num_held == 3, "all three are claimed")
         gate.is_shut = False
         until(lambda: max(said_tokens(database), default=0) >= 3, "it has said how far it is")
         places = dict.fromkeys(("job-1", "job-2", "job-3"), Place.UNKNOWN)
@@ -142,7 +142,7 @@ def test_cancel_says_what_it_found_and_waits_for_the_answer(
     asked = threading.Event()
     gate = Gate(asked.is_set)
     with running_worker(worker_settings, FakeEngine(num_slots=1, before_step=gate)) as worker:
-        leases = worker.components.leases
+        leases = worker.worker.leases
         gate._may_go_on = lambda: len(leases.cancelled()) == 2
         jobs_cli("enqueue", "--file", "-", "--batch-id", "b", stdin=jobs(1, 2))
 

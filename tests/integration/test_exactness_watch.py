@@ -23,7 +23,7 @@ from tests.fixtures.models import VANILLA, lookup_decision
 from tests.fixtures.runs import claim_request
 from worker.engine import Generation
 from worker.jobs.claiming import ClaimedJob
-from worker.jobs.outcomes import succeeded
+from worker.outcomes import succeeded
 
 if TYPE_CHECKING:
     from worker.decoding.engine import TransformersEngine

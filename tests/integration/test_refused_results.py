@@ -60,7 +60,7 @@ class VerboseEngine(FakeEngine):
 
 
 def count(worker: RunningWorker, name: str, **labels: str) -> float:
-    return worker.components.metrics.registry.get_sample_value(name, labels) or 0.0
+    return worker.worker.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
 def takes(settings: Settings, num_bytes: int) -> bool:
@@ -167,7 +167,7 @@ def test_a_dead_letter_too_large_for_its_topic_is_shortened(settings: Settings, 
         client.send("code", [bad, b"not JSON", job("good")])
         (result,) = client.results(1)
         letters = client.read(["jobs.code.dlq"], lambda records: len(records) >= 2)
-        until(lambda: worker.components.intake.num_in_flight == 0, "the refused messages are finished")
+        until(lambda: worker.worker.intake.num_in_flight == 0, "the refused messages are finished")
     assert result.status is Status.SUCCEEDED
     large, small = sorted(letters, key=lambda letter: -len(letter.value or b""))
     assert large.value == bad[:65_536]
@@ -198,5 +198,5 @@ def test_a_results_topic_that_is_deleted_is_made_again(settings: Settings, opera
         client.send("code", [job("after"), b"no job"])
         until(lambda: RESULTS in list_topics(settings.kafka), "the worker has made the topic again")
         (result,) = client.results(1)
-        until(lambda: worker.components.topics.reason(RESULTS) is None, "the worker is ready again")
+        until(lambda: worker.worker.forwarder.topics.reason(RESULTS) is None, "the worker is ready again")
     assert (result.job_id, result.status) == ("after", Status.SUCCEEDED)

@@ -39,7 +39,7 @@ def run_two(worker: RunningWorker, engine: SteppedEngine) -> None:
 
 def hand_over_everything(worker: RunningWorker) -> None:
     """Have the group revoke all partitions of a worker that goes on."""
-    intake = worker.components.intake
+    intake = worker.worker.intake
     number, source = intake.assignment_number, cast(Consumer, intake._source)
 
     def unsubscribe_and_poll(timeout_s: float) -> Record | None:
@@ -62,9 +62,9 @@ def test_what_runs_ends_before_its_partition_goes_and_is_decoded_once(
         running = engine.running
         hand_over_everything(first)
         with running_worker(worker_settings, other) as second:
-            assert not second.components.intake.is_assigned, "the new owner waits"
+            assert not second.worker.intake.is_assigned, "the new owner waits"
             engine.run_freely()
-            until(lambda: second.components.intake.is_assigned, "the new owner has the partitions")
+            until(lambda: second.worker.intake.is_assigned, "the new owner has the partitions")
             results = results_of(client, *NAMES)
     assert {result.status for result in results.values()} == {Status.SUCCEEDED}
     attempts = {name: results[name].attempt for name in NAMES}
@@ -85,10 +85,10 @@ def test_what_outlasts_the_rebalance_is_given_back_uncounted_and_decoded_by_the_
         run_two(first, engine)
         hand_over_everything(first)
         with running_worker(settings, FakeEngine(num_slots=4)) as second:
-            until(lambda: second.components.intake.is_assigned, "the new owner has the partitions")
+            until(lambda: second.worker.intake.is_assigned, "the new owner has the partitions")
             engine.allow()
             results = results_of(client, *NAMES)
-            until(lambda: first.components.leases.num_held == 0, "the first worker knows that it holds nothing")
+            until(lambda: first.worker.leases.num_held == 0, "the first worker knows that it holds nothing")
     assert {(result.status, result.attempt) for result in results.values()} == {(Status.SUCCEEDED, 2)}
     with database.begin() as connection:
         assert connection.execute(text("SELECT max(num_crashes) FROM jobs")).scalar_one() == 0

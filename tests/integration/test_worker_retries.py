@@ -73,7 +73,7 @@ def test_a_job_that_fails_twice_succeeds_under_its_derived_id(worker_settings: S
     client.send("code", [*GOOD[3:]], partition=0)
     with running_worker(settings, engine) as running:
         records = client.read([RESULTS], lambda found: len(by_id(found)) == 7)
-        until(lambda: running.components.intake.num_in_flight == 0, "every delivery is finished")
+        until(lambda: running.worker.intake.num_in_flight == 0, "every delivery is finished")
     (sent,) = [one for one in client.read(["jobs.code"], lambda found: len(found) == 7) if one.value == value]
     origin = Origin(cluster_id(settings.kafka), "jobs.code", 0, sent.offset, sent.timestamp_ms)
     job_id = derived_job_id(origin, value)
@@ -130,7 +130,7 @@ def test_where_no_retry_topic_can_be_made_a_failure_is_final(worker_settings: Se
     def refuse(task: str) -> None:
         raise BrokerError("creating topics: not authorized")
 
-    running.components.retries._ensure_topics = refuse
+    running.worker.retries._ensure_topics = refuse
     running.start()
     try:
         client.send("code", [asking("bad one", job_id="bad"), *GOOD])

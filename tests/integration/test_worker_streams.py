@@ -101,7 +101,7 @@ def test_a_job_that_is_decoded_again_after_a_split_has_a_higher_attempt(worker_s
 
     def fail_once(worker: RunningWorker) -> None:
         if engine.num_steps == 0:
-            until(lambda: len(worker.components.feed.ready) + engine.load().num_running == 3, "all three are here")
+            until(lambda: len(worker.worker.feed.ready) + engine.load().num_running == 3, "all three are here")
         elif engine.num_streaming == 3 and not failed:
             failed.append(engine.num_steps)
             raise DecodeFailed("told to fail once")
@@ -129,7 +129,7 @@ def test_a_result_comes_soon_after_its_last_chunk_was_acknowledged(worker_settin
             num_steps = engine.num_steps
             client.send("code", [job(number)])
             until(partial(has_decoded, num_steps), "the job was decoded")
-            until(lambda: not worker.components.num_unpublished, "its result is published")
+            until(lambda: not worker.worker.num_unpublished, "its result is published")
         results = client.read([RESULTS], lambda r: len(r) >= NUM_TRIES)
         chunks = client.read([TOKENS], finals_of(NUM_TRIES))
     last_ms = {r.key: r.timestamp_ms or 0 for r in chunks if headers_of(r)["final"] == "0"}
@@ -140,7 +140,7 @@ def test_a_result_comes_soon_after_its_last_chunk_was_acknowledged(worker_settin
 def test_a_job_that_was_given_back_has_a_higher_attempt_in_the_next_worker(worker_settings: Settings) -> None:
     def hurry_in_the_sixth_step(worker: RunningWorker) -> None:
         if engine.num_steps == 5:
-            until(lambda: len(worker.components.publishing) == 0, "the chunks so far are published")
+            until(lambda: len(worker.worker.publisher.queue) == 0, "the chunks so far are published")
             worker.stop.set()
             worker.hurry.set()
 
@@ -175,7 +175,7 @@ def test_cancelled_failed_and_expired_jobs_end_their_streams_as_their_results_sa
     def cancel_while_it_runs(worker: RunningWorker) -> None:
         if engine.num_steps == 3:
             is_running.set()
-            until(lambda: bool(worker.components.leases.cancelled()), "the cancellation is known")
+            until(lambda: bool(worker.worker.leases.cancelled()), "the cancellation is known")
 
     engine = Watched(cancel_while_it_runs)
     client.send("code", [job(1)])
@@ -245,7 +245,7 @@ def test_the_relay_ends_the_stream_of_a_worker_that_died_before_it_could(
     """Kafka is away for longer than an outcome waits, and the worker dies meanwhile: a reader gets the whole text."""
     client = Client(worker_settings)
     with running_worker(worker_settings, FakeEngine()) as running:
-        running.components.publishing_thread.end(WAIT_S)  # recorded, and never published
+        running.worker.threads.end("publishing", WAIT_S)  # recorded, and never published
         client.send("code", [job(1)], headers=[(name, value.encode()) for name, value in TRACE.items()])
         ended = "SELECT count(*) FROM jobs WHERE outcome IS NOT NULL"
         until(lambda: _count(database, ended) == 1, "the outcome is recorded")

@@ -35,7 +35,7 @@ def test_jobs_are_decoded_by_the_route_of_their_decision_and_outlive_their_engin
         until(lambda: len(fake.lives) == 3, "the engine is started again")
         fake.is_held = True  # else they may end before their cancellation comes
         client.send("code", [job(20, stream=True), job(21, max_tokens=400)])
-        until(lambda: running.components.engine.load().num_running == 2, "they are decoded")
+        until(lambda: running.worker.engine.load().num_running == 2, "they are decoded")
         client.send_to(CONTROL, b'{"action": "cancel", "job_id": "job-21"}')
         client.results(21)
         fake.is_held = False

@@ -9,7 +9,7 @@ from alphaloop.errors import JobConflict, MalformedMessage, MessageError, StoreV
 from alphaloop.messages import Failure, Status, carried_headers
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState, JobStore
 from worker.intake.validation import ReadyJob
-from worker.jobs.streaming import JobStream
+from worker.streams import JobStream
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Final
 
 from alphaloop.errors import MessageError
+from worker.dead_letters import DeadMessage, Forwarder
 from worker.intake.buffer import Room
 from worker.intake.fetching import Contents, Fetching
 from worker.intake.polling import Delivery, Intake
@@ -20,16 +21,14 @@ from worker.jobs.admission import AdmissionQueue, Waiting
 from worker.jobs.ahead import Ahead
 from worker.jobs.bounded_queue import BoundedQueue
 from worker.jobs.claiming import ClaimedJob, Claiming, Claims
-from worker.jobs.forwarding import Forwarder
 from worker.jobs.held import HeldJobs
 from worker.jobs.lanes import LaneKey
 from worker.jobs.leases import LeaseKeeper
-from worker.jobs.letters import DeadMessage
 from worker.jobs.line import JobLine
-from worker.jobs.publications import AnswerAgain, PublishingQueue
 from worker.jobs.reading import Reading
-from worker.jobs.recording import Recorder, undecoded
 from worker.jobs.suspects import Suspects
+from worker.publishing import AnswerAgain, PublishingQueue
+from worker.recording import Recorder, undecoded
 from worker.retry import Retry
 
 #: How long one turn waits for deliveries when there is nothing else to do.

@@ -1,4 +1,4 @@
-"""The simulator steers as worker/jobs/round_steering.py does: the same settings in every round of the same jobs."""
+"""The simulator steers as worker/steering.py does: the same settings in every round of the same jobs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from benchmarks.policy.slot_jobs import draw_slot_stream
 from benchmarks.policy.slot_round import Running, SlotRound
 from benchmarks.policy.slot_table import SlotTable
 from worker.jobs.lanes import LaneKey
-from worker.jobs.round_steering import RoundSteering
-from worker.jobs.running import RunningJob, RunningJobs
+from worker.running import RunningJob, RunningJobs
+from worker.steering import RoundSteering
 
 
 @dataclass

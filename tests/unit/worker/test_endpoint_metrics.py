@@ -20,7 +20,7 @@ class Servers:
         self.simulation = FleetSimulation(ENDPOINTS, seed=0)
         self.fleet = self.simulation.fleet
         self.registry = CollectorRegistry()
-        EndpointMetrics.register(self.registry, self)
+        self.registry.register(EndpointMetrics(self))  # type: ignore[arg-type]
 
     def endpoints(self) -> tuple[EndpointStatus, ...]:
         return self.fleet.statuses()

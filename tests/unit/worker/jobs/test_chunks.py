@@ -6,28 +6,25 @@ import pytest
 
 from alphaloop.errors import BrokerError, DeliveryFailed, FatalBrokerError, MessageTooLarge, TopicUnavailable
 from tests.fixtures.instant import InstantEvent
-from tests.fixtures.sending import FakeSender
-from worker.jobs import chunks
-from worker.jobs.chunks import ChunkSender
-from worker.jobs.sending import Report
-from worker.jobs.streaming import ChunkMessage, JobStream
+from tests.fixtures.sending import FakeProducer
+from worker import streams
 from worker.retry import Retry
+from worker.sending import DeliveryReport
+from worker.streams import ChunkMessage, ChunkSender, JobStream
 
 
 class Streaming:
     """A sender of chunks; `reports` are what becomes of the next messages, one after the other."""
 
-    def __init__(self, *reports: Report, is_told_at_once: bool = False) -> None:
+    def __init__(self, *reports: DeliveryReport, is_told_at_once: bool = False) -> None:
         self.reports, self.is_told_at_once = list(reports), is_told_at_once
         self.dropped: list[str] = []
-        self.client = FakeSender(lambda _: self._report())
+        self.client = FakeProducer(lambda _: self._report())
         hurry = InstantEvent()
-        self.sender = ChunkSender(
-            self.client, count_dropped=self.dropped.append, retry=Retry(hurry), is_hurried=hurry.is_set
-        )
+        self.sender = ChunkSender(self.client, count_dropped=self.dropped.append, retry=Retry(hurry))
         self.stream = JobStream("j1", 1, {})
 
-    def _report(self) -> Report:
+    def _report(self) -> DeliveryReport:
         report = self.reports.pop(0) if self.reports else None
         if report is not None and self.is_told_at_once:
             raise report
@@ -70,7 +67,7 @@ def test_a_chunk_that_an_outage_kept_back_is_settled_once_it_was_sent_again(is_t
 
 
 @pytest.mark.parametrize("then", [None, MessageTooLarge("large")])
-def test_a_chunk_that_is_sent_again_with_the_end_of_a_stream_is_settled_once(then: Report) -> None:
+def test_a_chunk_that_is_sent_again_with_the_end_of_a_stream_is_settled_once(then: DeliveryReport) -> None:
     one = Streaming(DeliveryFailed("late"), DeliveryFailed("late"), None, then)
     kept = one.chunk()
     one.sender.send([kept])
@@ -83,7 +80,7 @@ def test_a_chunk_that_is_sent_again_with_the_end_of_a_stream_is_settled_once(the
 
 
 def test_a_chunk_for_which_there_is_no_room_is_dropped_and_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "MOST_KEPT", 1)
+    monkeypatch.setattr(streams, "MOST_KEPT", 1)
     one = Streaming(DeliveryFailed("late"), DeliveryFailed("late"))
     one.sender.send([one.chunk(), one.chunk()])
     one.client.poll(0.0)

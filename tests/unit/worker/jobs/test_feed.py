@@ -12,7 +12,7 @@ from alphaloop.store.jobs import Claim, ClaimState
 from tests.fakes import FakeEngine
 from tests.fixtures.feeding import Feeding
 from worker.engine import PreparedJob, Sampling
-from worker.jobs.publications import AnswerAgain
+from worker.publishing import AnswerAgain
 
 
 def test_every_job_reaches_the_loop_once_and_the_books_are_empty_afterwards() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 
@@ -17,18 +18,16 @@ from alphaloop.errors import (
 )
 from alphaloop.messages.dead_letter import SHORTENED
 from tests.fixtures.claimed import FinishedDeliveries, delivery, validation
-from tests.fixtures.sending import FakeSender, SentMessage
-from worker.jobs import forwarding
-from worker.jobs.forwarding import RETRY_S, Forwarder, TryAgain
-from worker.jobs.letters import DeadMessage, Letters
-from worker.jobs.sending import Report
-from worker.jobs.unavailable_topics import UnavailableTopics
+from tests.fixtures.sending import FakeProducer, SentMessage
+from worker import dead_letters
+from worker.dead_letters import RETRY_S, DeadMessage, Forwarder, TryAgain, letter_of
 from worker.metrics import WorkerMetrics
+from worker.sending import DeliveryReport, UnavailableTopics
 
 CODE, SQL = "jobs.code.dlq", "jobs.sql.dlq"
 
 
-class Broker(FakeSender):
+class Broker(FakeProducer):
     """Takes messages that are no larger than the limit of their topic, unless the topic is told to fail."""
 
     def __init__(self) -> None:
@@ -53,7 +52,7 @@ class Broker(FakeSender):
         if topic in self.forbidden:
             raise BrokerError(f"creating {topic}: not allowed")
 
-    def _judge(self, message: SentMessage) -> Report:
+    def _judge(self, message: SentMessage) -> DeliveryReport:
         if self.fatal:
             raise self.fatal.pop(0)
         size = len(message.value) + sum(len(name) + len(content) for name, content in message.headers)
@@ -73,7 +72,7 @@ class Writing:
             self.broker.open,
             self.topics,
             self.metrics,
-            letters=Letters(validation(), "g"),
+            letter_of=partial(letter_of, validation=validation(), group="g"),
             is_hurried=threading.Event().is_set,
             clock=lambda: self.now,
         )
@@ -141,7 +140,7 @@ def test_what_is_not_acknowledged_is_sent_again_later(error: BrokerError) -> Non
 
 
 def test_many_waiting_letters_pause_their_topic_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarding, "MOST_WAITING", 3)
+    monkeypatch.setattr(dead_letters, "MOST_WAITING", 3)
     one = Writing()
     one.broker.forbidden = {CODE}
     one.refuse(1, 2)
@@ -159,7 +158,7 @@ def test_many_waiting_letters_pause_their_topic_and_no_other(monkeypatch: pytest
 
 
 def test_a_few_large_letters_pause_their_topic(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarding, "MOST_WAITING_BYTES", 1000)
+    monkeypatch.setattr(dead_letters, "MOST_WAITING_BYTES", 1000)
     one = Writing()
     one.broker.forbidden = {CODE}
     one.refuse(1, value=b"x" * 1000)

@@ -25,7 +25,7 @@ from worker.intake.polling import Delivery
 from worker.intake.validation import ReadyJob
 from worker.jobs.claiming import ClaimedJob
 from worker.jobs.lanes import lane_of
-from worker.jobs.outcomes import succeeded
+from worker.outcomes import succeeded
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ENGINE = FakeEngine(

@@ -17,8 +17,8 @@ from alphaloop.store.outbox import OutboxMessage
 from tests.fixtures.claimed import FinishedDeliveries, delivery
 from tests.fixtures.publishing import Publishing
 from tests.fixtures.runs import outcome
-from worker.jobs.letters import failed_job
-from worker.jobs.publications import Recorded
+from worker.dead_letters import failed_job
+from worker.publishing import RecordedGroup
 
 
 def test_a_result_is_cleared_only_after_its_acknowledgement_and_finished_last() -> None:
@@ -121,7 +121,7 @@ def test_a_dead_producer_ends_the_thread() -> None:
 
 def test_outcomes_that_lost_their_claims_publish_nothing_and_finish_their_deliveries() -> None:
     one = Publishing()
-    one.queue.put(Recorded((), (delivery("j7", offset=7),), one.intake))  # type: ignore[arg-type]
+    one.queue.put(RecordedGroup((), (delivery("j7", offset=7),), one.intake))  # type: ignore[arg-type]
     one.publisher.turn(0.0)
     assert one.world.events == ["finished 7"]
 

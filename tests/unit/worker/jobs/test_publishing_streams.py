@@ -17,8 +17,8 @@ from alphaloop.messages import Failure, Status, StreamReader, read_chunk
 from tests.fixtures.claimed import delivery
 from tests.fixtures.publishing import Publishing
 from tests.fixtures.worker import until
-from worker.jobs.publications import AnswerAgain
-from worker.jobs.streaming import JobStream
+from worker.publishing import AnswerAgain
+from worker.streams import JobStream
 
 WAIT_S = 60.0
 

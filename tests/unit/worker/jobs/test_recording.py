@@ -16,13 +16,12 @@ from alphaloop.messages import Failure, Status
 from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome
 from tests.fixtures.claimed import NOW, FinishedDeliveries, claimed_job, ended_job
-from worker.jobs import outcomes, recording
+from worker import outcomes, recording
 from worker.jobs.claiming import ClaimedJob
 from worker.jobs.leases import LeaseKeeper
-from worker.jobs.publications import Publication, PublishingQueue, Recorded
-from worker.jobs.recording import GATHER_S, EndedJob, Recorder
-from worker.jobs.unsettled_streams import MOST_HELD_S
 from worker.metrics import WorkerMetrics
+from worker.publishing import Publication, PublishingQueue, RecordedGroup
+from worker.recording import GATHER_S, MOST_HELD_S, EndedJob, Recorder
 from worker.retry import Retry
 
 WAIT_S = 60.0
@@ -40,8 +39,7 @@ class Ledger:
         self.before_record: Callable[[], None] = lambda: None
         self._recorded: set[str] = set()
 
-    def record(self, outcomes: Sequence[Outcome], *, owner: str) -> list[OutboxMessage]:
-        assert owner == "w"
+    def record(self, outcomes: Sequence[Outcome]) -> list[OutboxMessage]:
         self.before_record()
         if self.errors:
             raise self.errors.pop(0)
@@ -68,29 +66,37 @@ class Held:
         return set()
 
 
+class Hurry(threading.Event):
+    """Nobody waits for it: what is to pass meanwhile is told to `pause`."""
+
+    def __init__(self, pause: Callable[[float], None]) -> None:
+        super().__init__()
+        self._pause_for = pause
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._pause_for(timeout or 0.0)
+        return self.is_set()
+
+
 class Recording:
     """A recorder with everything around it."""
 
-    def __init__(self, *, max_items: int = 100, max_bytes: int = 1 << 20) -> None:
-        self.store, self.hurry = Ledger(), threading.Event()
+    def __init__(self) -> None:
+        self.store, self.hurry = Ledger(), Hurry(self._pause)
         self.now, self.pauses = 100.0, list[float]()
         self.leases = LeaseKeeper(Held(), owner="w", lease_s=30)
         self.publishing = PublishingQueue(max_items=100, max_bytes=1 << 20, is_hurried=self.hurry.is_set)
         self.metrics = WorkerMetrics()
         self.intake = FinishedDeliveries()
         self.recorder = Recorder(
-            self.store,  # type: ignore[arg-type]
+            self.store.record,
             self.intake,  # type: ignore[arg-type]
             self.leases,
             self.publishing,
             self.metrics,
-            owner="w",
             retry=Retry(self.hurry),
-            max_items=max_items,
-            max_bytes=max_bytes,
-            is_hurried=self.hurry.is_set,
+            max_bytes=1 << 20,
             now=lambda: NOW,
-            pause=self._pause,
             clock=lambda: self.now,
         )
 
@@ -130,7 +136,7 @@ def test_what_waits_shares_one_transaction_and_goes_on_as_one_publication() -> N
     assert one.recorder.turn(0.0) == 2
     assert one.store.transactions == [["j1", "j2"]]
     (recorded,) = one.published()
-    assert isinstance(recorded, Recorded)
+    assert isinstance(recorded, RecordedGroup)
     assert [message.key for message in recorded.messages] == [b"j1", b"j2"]
     assert [delivery.record.offset for delivery in recorded.deliveries] == [1, 2]
     assert (one.leases.holds("j1"), one.leases.holds("j3")) == (False, True)
@@ -189,7 +195,7 @@ def test_a_dropped_chunk_is_told_of_and_not_waited_for() -> None:
 
 def unacknowledged(one: Recording) -> dict[str, int | None]:
     """What the published results tell of chunks that may be missing, by job."""
-    published = [recorded for recorded in one.published() if isinstance(recorded, Recorded)]
+    published = [recorded for recorded in one.published() if isinstance(recorded, RecordedGroup)]
     messages = [message for recorded in published for message in recorded.messages]
     return {
         (message.key or b"").decode(): json.loads(message.value).get("num_unacknowledged_chunks")
@@ -241,7 +247,7 @@ def test_an_outcome_whose_claim_was_lost_is_dropped_and_its_delivery_still_finis
     one.recorder.put(ended("j1", "j2"))
     assert one.recorder.turn(0.0) == 1
     (recorded,) = one.published()
-    assert isinstance(recorded, Recorded)
+    assert isinstance(recorded, RecordedGroup)
     assert [message.key for message in recorded.messages] == [b"j1"]
     assert [delivery.record.offset for delivery in recorded.deliveries] == [1, 2]
     assert [outcome.job_id for outcome in one.recorder.take_recorded()] == ["j1"]
@@ -277,7 +283,7 @@ def test_an_outcome_that_postgres_does_not_take_becomes_a_failure_and_stops_no_o
     assert one.recorder.turn(0.0) == 3
     assert one.store.transactions == [["j1"], ["j2"], ["j3"]]
     (recorded,) = one.published()
-    assert isinstance(recorded, Recorded)
+    assert isinstance(recorded, RecordedGroup)
     results = {(message.key or b"").decode(): json.loads(message.value) for message in recorded.messages}
     assert results["j2"]["error"]["code"] == "outcome_refused"
     assert [delivery.record.offset for delivery in recorded.deliveries] == [1, 2, 3]
@@ -292,7 +298,7 @@ def test_what_postgres_does_not_take_of_scores_costs_the_score_and_not_the_job()
     one.recorder.put([replace(job, outcome=replace(job.outcome, shadows=scored)) for job in waiting])
     assert one.recorder.turn(0.0) == 3
     (recorded,) = one.published()
-    assert isinstance(recorded, Recorded)
+    assert isinstance(recorded, RecordedGroup)
     assert [message.value for message in recorded.messages] == [job.outcome.result for job in waiting]
     recorded_shadows = {outcome.job_id: outcome.shadows for outcome in one.recorder.take_recorded()}
     assert recorded_shadows == {"j1": scored, "j2": (), "j3": scored}
@@ -313,8 +319,9 @@ def test_what_cannot_be_recorded_ends_the_thread_and_publishes_nothing(error: St
     assert one.leases.holds("j1")
 
 
-def test_a_full_recorder_makes_the_loop_wait_until_the_worker_hurries() -> None:
-    one = Recording(max_items=1)
+def test_a_full_recorder_makes_the_loop_wait_until_the_worker_hurries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "MOST_WAITING", 1)
+    one = Recording()
     one.recorder.put(ended("j1"))
     with ThreadPoolExecutor(1) as pool:
         put = pool.submit(one.recorder.put, ended("j2", "j3"))

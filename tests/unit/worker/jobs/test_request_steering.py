@@ -19,9 +19,8 @@ from alphaloop.switchback.slices import Phase
 from tests.fixtures.claimed import NOW, claimed_job
 from tests.fixtures.served_requests import ServingEngine
 from worker.engine import Generation
-from worker.jobs.request_steering import RequestSteering
-from worker.jobs.running import RunningJob, RunningJobs, Stepped
-from worker.jobs.steering import TaskSlice
+from worker.running import RunningJob, RunningJobs, Stepped
+from worker.steering import RequestSteering, TaskSlice
 
 LOOKUP = Decision(Mode.SPECULATIVE, "lookup", "look-1", 3, Reason.FASTER, "")
 VANILLA = Decision(Mode.VANILLA, None, None, 0, Reason.NOT_FASTER, "")

@@ -15,11 +15,9 @@ from alphaloop.messages import Failure
 from alphaloop.messages.retry import RetryHeaders as RetryHeaders
 from tests.fixtures.claimed import NOW, FinishedDeliveries, claimed_job
 from tests.fixtures.instant import InstantEvent
+from worker.dead_letters import FailedTry, Forwarded, JobRetries, TryAgain
 from worker.intake.delays import JITTER
 from worker.jobs.claiming import ClaimedJob
-from worker.jobs.forwarding import Forwarded, TryAgain
-from worker.jobs.recording import EndedJob
-from worker.jobs.retries import JobRetries
 from worker.retry import Retry
 
 FAILURE = Failure(code="decode_failed", message="no luck")
@@ -42,35 +40,29 @@ class World:
         self.events: list[object] = []
         self.store_errors: list[Exception] = []
         self.topic_errors: list[Exception] = []
-        self.recorded: list[EndedJob] = []
+        self.failed: list[FailedTry] = []
         self.forwarding = Forwarding()
         self.retries = JobRetries(
             (10, 60),
             self,  # type: ignore[arg-type]
-            self,  # type: ignore[arg-type]
             self.forwarding,  # type: ignore[arg-type]
-            self,  # type: ignore[arg-type]
             FinishedDeliveries(),  # type: ignore[arg-type]
+            count=self._count,
+            fail=self.failed.append,
             ensure_topics=self._ensure,
-            owner="w",
             retry=Retry(InstantEvent()),
             rng=random.Random(seed),
             max_bytes=1 << 20,
-            is_hurried=lambda: False,
         )
 
-    def fail(self, attempts: Mapping[str, int], *, owner: str) -> set[str]:
+    def _count(self, attempts: Mapping[str, int]) -> None:
         self.events.append(("counted", dict(attempts)))
         if self.store_errors:
             raise self.store_errors.pop(0)
-        return set()
 
     def let_go(self, job_ids: Mapping[str, int]) -> None:
         assert not self.forwarding.taken, "let go before it is sent"
         self.events.append(("let go", sorted(job_ids)))
-
-    def put(self, ended: list[EndedJob]) -> None:
-        self.recorded += ended
 
     def _ensure(self, task: str) -> None:
         self.events.append(("topics", task))
@@ -142,5 +134,5 @@ def test_without_its_topic_a_failure_is_final_and_the_broker_is_asked_once() -> 
         world.retries.put(failed(), FAILURE, NOW)
         world.retries.turn(0.0)
     assert world.events == [("topics", "code")]
-    assert [one.outcome.status for one in world.recorded] == ["failed", "failed"]
+    assert [one.failure for one in world.failed] == [FAILURE, FAILURE]
     assert world.sent() == []

@@ -17,7 +17,7 @@ from tests.fakes import FakeEngine
 from tests.fixtures.claimed import NOW, VANILLA, claimed_job
 from worker.engine import FailedRequest, Step
 from worker.jobs.claiming import ClaimedJob
-from worker.jobs.running import RunningJob, RunningJobs
+from worker.running import RunningJob, RunningJobs
 
 
 def start(running: RunningJobs, *claimed: ClaimedJob, alone: bool = False) -> None:

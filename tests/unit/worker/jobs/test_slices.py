@@ -8,8 +8,7 @@ from datetime import UTC, datetime
 from alphaloop.store.switchback import SliceRow
 from tests.fakes import FakeEngine
 from tests.fixtures.slices import block_rows, subject
-from worker.jobs.slices import REFRESH_EVERY_S, SliceRecorder
-from worker.jobs.steering import TaskSlice
+from worker.steering import REFRESH_EVERY_S, SliceRecorder, TaskSlice
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 

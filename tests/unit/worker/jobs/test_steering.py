@@ -19,9 +19,8 @@ from alphaloop.switchback.slices import Phase, Slice
 from alphaloop.switchback.speedup import measured_speedup
 from tests.fakes import FakeEngine
 from tests.fixtures.claimed import NOW, claimed_job
-from worker.jobs.round_steering import RoundSteering
-from worker.jobs.running import RunningJob, RunningJobs
-from worker.jobs.steering import TaskSlice
+from worker.running import RunningJob, RunningJobs
+from worker.steering import RoundSteering, TaskSlice
 
 DRAFTERS = (DrafterState("lookup", "look-1", 8), DrafterState("model", "model-1", 8))
 DESIGN = SwitchbackDesign(control_share=0.2, num_control_rounds=4, num_washout_rounds=1, num_window_rounds=4)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from worker.jobs.streaming import ChunkMessage, JobStream
-from worker.jobs.unsettled_streams import MOST_HELD, MOST_HELD_BYTES, MOST_HELD_S, UnsettledStreams
-
-Ended = tuple[str, JobStream | None, int]  #: the job's id, its stream, and the size of its result
+from tests.fixtures.claimed import claimed_job, ended_job
+from worker.recording import MOST_HELD, MOST_HELD_BYTES, MOST_HELD_S, EndedJob, UnsettledStreams
+from worker.streams import ChunkMessage
 
 
 class Holding:
@@ -13,22 +12,17 @@ class Holding:
 
     def __init__(self) -> None:
         self.now, self.is_hurried = 100.0, False
-        self.streams: UnsettledStreams[Ended] = UnsettledStreams(
-            stream_of=lambda one: one[1],
-            num_bytes_of=lambda one: one[2],
-            is_hurried=lambda: self.is_hurried,
-            clock=lambda: self.now,
-        )
+        self.streams = UnsettledStreams(is_hurried=lambda: self.is_hurried, clock=lambda: self.now)
 
-    def pass_on(self, *ended: Ended) -> list[str]:
-        return [job_id for job_id, _, _ in self.streams.pass_on(ended)]
+    def pass_on(self, *ended: EndedJob) -> list[str]:
+        return [one.claimed.job_id for one in self.streams.pass_on(ended)]
 
 
-def streamed(job_id: str, *, num_bytes: int = 10, num_chunks: int = 1) -> tuple[Ended, list[ChunkMessage]]:
+def streamed(job_id: str, *, num_bytes: int = 200, num_chunks: int = 1) -> tuple[EndedJob, list[ChunkMessage]]:
     """An ended job, and the chunks of its stream, none of them settled."""
-    stream = JobStream(job_id, 1, {})
-    chunks = [stream.add("word ", created=0, model="target") for _ in range(num_chunks)]
-    return (job_id, stream, num_bytes), chunks
+    one = ended_job(claimed_job(job_id, stream=True), num_bytes=num_bytes)
+    assert one.claimed.stream is not None
+    return one, [one.claimed.stream.add("word ", created=0, model="target") for _ in range(num_chunks)]
 
 
 def test_an_outcome_waits_until_every_chunk_is_settled_and_then_no_longer() -> None:
@@ -36,7 +30,7 @@ def test_an_outcome_waits_until_every_chunk_is_settled_and_then_no_longer() -> N
     ended, (first, second) = streamed("j1", num_chunks=2)
     assert one.pass_on(ended) == []
     first.settle(is_acknowledged=True)
-    assert (one.pass_on(), len(one.streams), one.streams.num_bytes) == ([], 1, 10)
+    assert (one.pass_on(), len(one.streams), one.streams.num_bytes) == ([], 1, 200)
     second.settle(is_acknowledged=True)
     assert one.pass_on() == ["j1"]
     assert (one.streams.num_held, one.streams.num_bytes, len(one.streams)) == (0, 0, 1), "in hand"
@@ -49,7 +43,8 @@ def test_jobs_that_are_not_streamed_or_whose_streams_are_settled_pass_those_that
     settled, (chunk,) = streamed("settled")
     chunk.settle(is_acknowledged=True)
     empty, _ = streamed("empty", num_chunks=0)
-    assert sorted(one.pass_on(waits, ("plain", None, 10), settled, empty)) == ["empty", "plain", "settled"]
+    plain = ended_job(claimed_job("plain"))
+    assert sorted(one.pass_on(waits, plain, settled, empty)) == ["empty", "plain", "settled"]
     assert one.streams.num_held == 1
 
 

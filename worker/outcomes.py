@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Final
-from uuid import UUID
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+from uuid import UUID, uuid4
 
-from alphaloop.acceptance import PREFILL
+from alphaloop.acceptance import PREFILL, AcceptanceCounts, EvidenceKey, prompt_bucket
+from alphaloop.acceptance_sums import counts_from_sums
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.topics import RESULTS
-from alphaloop.messages import Failure, Job, Purpose, Result, Status
+from alphaloop.messages import Failure, Job, Mode, Purpose, Result, Status
 from alphaloop.messages.result import encode_fields
 from alphaloop.near_ties import tolerance_of
 from alphaloop.probe_texts import ProbeText
 from alphaloop.store.outcomes import DecodeRun, Outcome, ShadowRun
 from worker.engine import EngineIdentity, Generation, ShadowCounts
 from worker.jobs.claiming import ClaimedJob
-from worker.jobs.run_rows import run_of
-from worker.jobs.sums import evidence_of_sums
 
 _SUCCEEDED: Final = Status.SUCCEEDED.value
 
@@ -211,4 +211,110 @@ def _drafted(run: DecodeRun, generation: Generation) -> list[ShadowRun]:
         )
         for one in drafted
         if one.drafter not in scored
+    ]
+
+
+_MOST_KEYS: Final = 4096  #: that are remembered
+
+
+def run_of(
+    claimed: ClaimedJob,
+    generation: Generation,
+    decision: Decision,
+    identity: EngineIdentity,
+    *,
+    queue_s: float,
+    now: datetime,
+    decode_batch_id: UUID | None,
+) -> DecodeRun:
+    """The row of a job. It names the drafter that most rounds belong to; of several the first."""
+    job, sampling = claimed.ready.job, claimed.ready.prepared.sampling
+    drafted = _drafted_most(generation)
+    key = _key(
+        job.task,
+        identity.target_revision,
+        identity.engine,
+        sampling.bucket,
+        prompt_bucket(generation.num_prompt_tokens),
+        claimed.ready.prepared.segment,
+        drafted.drafter if drafted else "",
+        drafted.draft_revision if drafted else "",
+    )
+    return DecodeRun(
+        key=key,
+        decode_batch_id=decode_batch_id or uuid4(),
+        purpose=job.purpose.value,
+        mode=(Mode.SPECULATIVE if drafted else Mode.VANILLA).value,
+        num_draft_tokens=drafted.num_draft_tokens if drafted else 0,
+        reason=decision.reason.value,
+        device=identity.device,
+        counts=generation.counts,
+        chances=generation.chances,
+        num_prompt_tokens=generation.num_prompt_tokens,
+        num_tokens=generation.counts.num_tokens,
+        batch_size=generation.batch_size,
+        queue_s=queue_s,
+        time_to_first_token_s=generation.time_to_first_token_s,
+        wall_s=generation.wall_s,
+        device_s=generation.device_s,
+        decoded_at=now,
+        is_counted=generation.is_counted,
+        is_cut=generation.finish_reason == "length",
+    )
+
+
+class _Drafting(NamedTuple):
+    """What drafted a job."""
+
+    drafter: str
+    draft_revision: str
+    num_draft_tokens: int
+
+
+def _drafted_most(generation: Generation) -> _Drafting | None:
+    """The drafter that most rounds belong to; of several the first, and None where nothing drafted."""
+    if most := max(generation.drafted, key=lambda one: one.counts.rounds, default=None):
+        return _Drafting(most.drafter, most.draft_revision, most.num_draft_tokens)
+    served = generation.served
+    if served is None or served.drafter is None:
+        return None
+    return _Drafting(served.drafter, served.draft_revision, served.num_draft_tokens)
+
+
+@lru_cache(maxsize=_MOST_KEYS)
+def _key(*fields: str) -> EvidenceKey:
+    """The key of these fields, made once: many jobs have it, and equal keys are compared fastest if they are one."""
+    return EvidenceKey(*fields)
+
+
+def evidence_of_sums(run: DecodeRun, generation: Generation) -> list[ShadowRun]:
+    """One row under the drafter's key, none where the server told nothing; the run's own counts are no evidence.
+
+    A slice of several requests is one row of the job that ended it, and counts as one job: jobs of a slice cannot be
+    told apart, so their variance is taken from slice to slice. Its lengths are the mean of its jobs.
+    """
+    served = generation.served
+    if served is None or not served.drafter or run.purpose == Purpose.CONTROL:
+        return []
+    k, found = served.num_draft_tokens, served.slice_counts
+    num_prompt_tokens, num_tokens = run.num_prompt_tokens, run.num_tokens
+    if found is not None:
+        counts: AcceptanceCounts | None = found.counts
+        num_prompt_tokens = round(found.num_prompt_tokens / found.num_requests)
+        num_tokens = round(found.num_tokens / found.num_requests)
+    else:
+        is_told = served.num_proposed > 0
+        counts = counts_from_sums(num_tokens, served.num_proposed, served.num_accepted, k) if is_told else None
+    if counts is None:
+        return []
+    return [
+        ShadowRun(
+            key=replace(run.key, drafter=served.drafter, draft_revision=served.draft_revision),
+            num_draft_tokens=k,
+            counts=counts,
+            num_prompt_tokens=num_prompt_tokens,
+            num_output_tokens=num_tokens,
+            decoded_at=run.decoded_at,
+            is_drafted=True,
+        )
     ]

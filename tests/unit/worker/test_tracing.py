@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -24,16 +25,17 @@ from alphaloop.messages import Body, Job
 from alphaloop.settings import Settings
 from alphaloop.store.outcomes import DecodeRun, Outcome
 from tests.fakes import FakeEngine
+from worker.assembly import open_tracing
 from worker.intake.polling import Delivery
-from worker.job_spans import JobSpans
-from worker.tracing import TracedJob, open_tracing
+from worker.recording import EndedJob
+from worker.tracing import Tracing
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 DECODED = datetime(2026, 11, 23, 12, 0, 10, tzinfo=UTC)
 SECRET = "the quick brown fox"
 
 
-def traced(*, sampled: str | None = "01", status: str = "succeeded") -> TracedJob:
+def traced(*, sampled: str | None = "01", status: str = "succeeded") -> EndedJob:
     job = Job(job_id="j1", task="code", body=Body(prompt=SECRET, max_tokens=20, temperature=0.5))
     counts = AcceptanceCounts(rounds=4, proposed=(4, 4), trials=(4, 3), accepts=(3, 2))
     run = DecodeRun(
@@ -58,9 +60,9 @@ def traced(*, sampled: str | None = "01", status: str = "succeeded") -> TracedJo
     succeeded = status == "succeeded"
     result = {"text": SECRET, "finish_reason": "stop"} if succeeded else {"error": {"code": "engine_failed"}}
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-{sampled}"} if sampled else {}
-    return TracedJob(
-        job,
-        Delivery(Record("jobs.code", 1, 42, None, b"", (), None), epoch=1),
+    delivery = Delivery(Record("jobs.code", 1, 42, None, b"", (), None), epoch=1)
+    return EndedJob(
+        SimpleNamespace(ready=SimpleNamespace(job=job, delivery=delivery)),  # type: ignore[arg-type]
         Outcome("j1", 3, status, json.dumps(result).encode(), "results", headers, run if succeeded else None),
     )
 
@@ -76,9 +78,9 @@ class Clock:
         return self.now
 
 
-def spans_of(*jobs: TracedJob, sample_share: float = 1.0) -> dict[str, ReadableSpan]:
+def spans_of(*jobs: EndedJob, sample_share: float = 1.0) -> dict[str, ReadableSpan]:
     memory = InMemorySpanExporter()
-    spans = JobSpans(
+    spans = Tracing(
         SimpleSpanProcessor(memory),
         FakeEngine().identity,
         owner="w1",
@@ -200,7 +202,7 @@ def test_without_an_endpoint_there_are_no_traces() -> None:
 
 
 def test_a_missing_package_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "worker.job_spans", raising=False)
+    monkeypatch.delitem(sys.modules, "worker.tracing", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(ConfigError, match=r"tracing\.endpoint: set, and the package .* is not installed") as found:
         open_tracing(settings_with("http://127.0.0.1:1/v1/traces"), FakeEngine().identity, owner="w1", now=Clock())

@@ -13,26 +13,27 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from alphaloop.errors import StoreValueRefused
 from alphaloop.messages import Failure, Status
 from alphaloop.store.outbox import OutboxMessage
-from alphaloop.store.outcomes import Outcome, OutcomeStore
+from alphaloop.store.outcomes import Outcome
+from worker.dead_letters import DeadMessage, failed_job
 from worker.intake.polling import Intake
 from worker.jobs.bounded_queue import BoundedQueue
 from worker.jobs.claiming import ClaimedJob, Claims
 from worker.jobs.leases import LeaseKeeper
-from worker.jobs.letters import DeadMessage, failed_job
-from worker.jobs.outcomes import ended, with_unacknowledged
-from worker.jobs.publications import PublishingQueue, Recorded
-from worker.jobs.unsettled_streams import UnsettledStreams
 from worker.metrics import WorkerMetrics
+from worker.outcomes import ended, with_unacknowledged
+from worker.publishing import PublishingQueue, RecordedGroup
 from worker.retry import Retry
-from worker.tracing import JobTrace, TracedJob, Tracing
+from worker.streams import JobStream
+
+if TYPE_CHECKING:
+    from worker.tracing import JobTrace, Tracing
 
 log = logging.getLogger(__name__)
-
 #: Outcomes of one transaction at most. More would hold the locks of shared rows for longer than a commit takes.
 MOST_AT_ONCE: Final = 512
 MOST_BYTES_AT_ONCE: Final = 8 << 20
@@ -40,8 +41,15 @@ MOST_BYTES_AT_ONCE: Final = 8 << 20
 #: that ends alone does not wait; the others leave time for commit and broker, so that results come within 50 ms.
 GATHER_S: Final = 0.03
 _IDLE_WAIT_S: Final = 0.2
+#: Outcomes that wait to be recorded before the loop waits.
+MOST_WAITING: Final = 4096
 #: Between two looks whether the streams of held outcomes are settled.
 _LOOK_S: Final = 0.005
+#: An outcome waits no longer for its stream, because a `tokens` topic that is away must not hold up results.
+MOST_HELD_S: Final = 1.0
+#: Half of what one transaction takes at most, so that what is held and what has just come fit in one.
+MOST_HELD: Final = 256
+MOST_HELD_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +65,6 @@ def undecoded(claims: Claims, now: datetime) -> list[EndedJob]:
     return [EndedJob(e.claimed, ended(e.claimed, e.status, e.failure, now=now)) for e in claims.ended]
 
 
-def _told(one: EndedJob) -> EndedJob:
-    """The ended job; its result tells whether chunks of its stream may be missing."""
-    num_chunks = one.claimed.stream.num_unacknowledged if one.claimed.stream else 0
-    return replace(one, outcome=with_unacknowledged(one.outcome, num_chunks)) if num_chunks else one
-
-
 class Recorder:
     """Result, counts, status and outbox in one transaction; outcomes whose claim was lost are dropped.
 
@@ -71,44 +73,33 @@ class Recorder:
 
     def __init__(
         self,
-        store: OutcomeStore,
+        record: Callable[[Sequence[Outcome]], list[OutboxMessage]],
         intake: Intake,
         leases: LeaseKeeper,
         publishing: PublishingQueue,
         metrics: WorkerMetrics,
         *,
-        owner: str,
         retry: Retry,
-        max_items: int,
         max_bytes: int,
-        is_hurried: Callable[[], bool],
         now: Callable[[], datetime],
-        pause: Callable[[float], object] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
         tracing: Tracing | None = None,
     ) -> None:
-        self._store = store
+        """`record` writes outcomes as this worker's and returns what is to be published, as OutcomeStore does."""
+        self._write = record
         self._intake = intake
         self._leases = leases
         self._publishing = publishing
         self._metrics = metrics
-        self._owner = owner
         self._retry = retry
-        self._is_hurried = is_hurried
         self._now = now
-        self._pause = pause
         self._clock = clock
         self._tracing = tracing
         self._gathered_at = -math.inf
         self._waiting: BoundedQueue[EndedJob] = BoundedQueue(
-            max_items=max_items, max_bytes=max_bytes, num_bytes_of=lambda one: len(one.outcome.result)
+            max_items=MOST_WAITING, max_bytes=max_bytes, num_bytes_of=lambda one: len(one.outcome.result)
         )
-        self._unsettled: UnsettledStreams[EndedJob] = UnsettledStreams(
-            stream_of=lambda one: one.claimed.stream,
-            num_bytes_of=lambda one: len(one.outcome.result),
-            is_hurried=is_hurried,
-            clock=clock,
-        )
+        self._unsettled = UnsettledStreams(is_hurried=retry.gives_up, clock=clock)
         self._recorded: deque[Outcome] = deque()
 
     def __len__(self) -> int:
@@ -120,12 +111,12 @@ class Recorder:
 
     def put(self, ended: Sequence[EndedJob]) -> None:
         """Hand over outcomes; waits for room unless the worker is told to hurry."""
-        self._waiting.put(ended, give_up=self._is_hurried)
+        self._waiting.put(ended, give_up=self._retry.gives_up)
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> int:
         """Record what waits as one group and hand its messages on; returns how many outcomes won their record."""
         if (gathering_s := self._gathered_at + GATHER_S - self._clock()) > 0:
-            self._pause(gathering_s)
+            self._retry.wait(gathering_s)
         if not (group := self._take(timeout_s)):
             return 0
         self._gathered_at = self._clock()
@@ -136,7 +127,7 @@ class Recorder:
         # Before the results are published, so that a job sent because of a result is decided with this evidence.
         self._recorded.extend(one.outcome for one in winners)
         self._publishing.put(
-            Recorded(
+            RecordedGroup(
                 tuple(messages),
                 tuple(one.claimed.ready.delivery for one in group),
                 self._intake,
@@ -165,11 +156,11 @@ class Recorder:
         """
         outcomes = [one.outcome for one in group]
         try:
-            return group, self._retry.until_done("record", lambda: self._store.record(outcomes, owner=self._owner))
+            return group, self._retry.until_done("record", lambda: self._write(outcomes))
         except StoreValueRefused as error:
             if len(group) > 1:
                 parts = [self._record([one]) for one in group]
-                return [one for its, _ in parts for one in its], [message for _, its in parts for message in its]
+                return [one for jobs, _ in parts for one in jobs], [message for _, sent in parts for message in sent]
             bare = replace(outcomes[0], shadows=(), probe_text=None)
             if bare != outcomes[0]:
                 log.error("the evidence of a job is not taken: %s", error.message, extra={"action": "evidence_refused"})
@@ -179,7 +170,7 @@ class Recorder:
         failure = Failure(code="outcome_refused", message="the database does not take the outcome of this job")
         failed = EndedJob(claimed, ended(claimed, Status.FAILED, failure, now=self._now()))
         stand_in = [failed.outcome]
-        return [failed], self._retry.until_done("record", lambda: self._store.record(stand_in, owner=self._owner))
+        return [failed], self._retry.until_done("record", lambda: self._write(stand_in))
 
     def _failed(self, one: EndedJob) -> DeadMessage | None:
         is_failed = one.outcome.status == Status.FAILED.value
@@ -188,16 +179,15 @@ class Recorder:
     def _traces(self, winners: Sequence[EndedJob]) -> tuple[JobTrace, ...]:
         if self._tracing is None:
             return ()
-        readies = [(one.claimed.ready, one.outcome) for one in winners]
-        return tuple(self._tracing.recorded([TracedJob(ready.job, ready.delivery, o) for ready, o in readies]))
+        return tuple(self._tracing.recorded(winners))
 
     def _count(self, winners: Sequence[EndedJob]) -> None:
         by_label: dict[tuple[str, str], list[Outcome]] = {}
         for one in winners:
             lane = one.claimed.ready.lane
             by_label.setdefault((lane.task, lane.purpose), []).append(one.outcome)
-        for (task, purpose), its in by_label.items():
-            self._metrics.recorded(task, purpose, its)
+        for (task, purpose), outcomes in by_label.items():
+            self._metrics.recorded(task, purpose, outcomes)
 
     def take_recorded(self) -> list[Outcome]:
         """Outcomes that were recorded since the last call: evidence for the next decision. Called by the loop."""
@@ -205,3 +195,84 @@ class Recorder:
         while self._recorded:
             taken.append(self._recorded.popleft())
         return taken
+
+
+def _told(one: EndedJob) -> EndedJob:
+    """The ended job; its result tells whether chunks of its stream may be missing."""
+    num_chunks = one.claimed.stream.num_unacknowledged if one.claimed.stream else 0
+    return replace(one, outcome=with_unacknowledged(one.outcome, num_chunks)) if num_chunks else one
+
+
+class UnsettledStreams:
+    """Holds outcomes of streamed jobs until every chunk was acknowledged or dropped. The recorder's thread owns it.
+
+    Once an outcome is recorded, the relay of any worker may end the stream. If this worker then dies with chunks that
+    no broker has, they are lost, because the job is not decoded again. Then the final chunk has to have the whole text,
+    which costs a reader the wait for the end; so an outcome waits for its chunks, but not for long.
+
+    An outcome whose stream is not settled goes on nevertheless after `MOST_HELD_S`, when the worker is told to hurry,
+    and if it is among the oldest when too much is held. Its result then tells of the chunks that may be missing.
+    """
+
+    def __init__(
+        self,
+        *,
+        is_hurried: Callable[[], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self._is_hurried = is_hurried
+        self._clock = clock
+        self._held: list[_Held] = []  # the oldest first
+        self._num_bytes = 0
+        self._num_in_hand = 0
+
+    def __len__(self) -> int:
+        """Outcomes that are held, and those of streams in the last answer of `pass_on`, which may be in hand."""
+        return len(self._held) + self._num_in_hand
+
+    @property
+    def num_held(self) -> int:
+        """Outcomes that are held."""
+        return len(self._held)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the results that are held."""
+        return self._num_bytes
+
+    def pass_on(self, items: Sequence[EndedJob]) -> list[EndedJob]:
+        """What may be recorded now, of what was held and of `items`. The rest is held."""
+        ready: list[EndedJob] = []
+        streamed = self._held.copy()
+        for item in items:
+            if (stream := item.claimed.stream) is None:
+                ready.append(item)
+            else:
+                streamed.append(_Held(item, stream, self._clock() + MOST_HELD_S))
+        held, num_bytes = self._unsettled(streamed) if streamed else ([], 0)
+        kept = {id(one) for one in held}
+        ready.extend(one.ended for one in streamed if id(one) not in kept)
+        self._num_in_hand = len(streamed) - len(held)  # first, because another thread may ask for the length
+        self._held, self._num_bytes = held, num_bytes
+        return ready
+
+    def _unsettled(self, streamed: Sequence[_Held]) -> tuple[list[_Held], int]:
+        """What has to be held, as far as there is room for it, the newest before older ones; and how many bytes."""
+        held: list[_Held] = []
+        num_bytes, now = 0, self._clock()
+        if self._is_hurried():
+            return held, num_bytes
+        for one in reversed(streamed):
+            size = len(one.ended.outcome.result)
+            has_room = not held or (len(held) < MOST_HELD and num_bytes + size <= MOST_HELD_BYTES)
+            if has_room and now < one.until and not one.stream.is_settled:
+                held.append(one)
+                num_bytes += size
+        return held[::-1], num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    ended: EndedJob
+    stream: JobStream
+    until: float  #: by the clock: when it waits no longer
