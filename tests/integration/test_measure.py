@@ -25,9 +25,7 @@ from tests.fixtures.models import make_job
 from tests.fixtures.orders import CarriedOut, measure_order
 from tests.fixtures.served_engine import ServedEngine, serving
 from worker.engine import Sampling
-from worker.measuring import exactness
-from worker.measuring.exactness import ExactnessCheck
-from worker.measuring.running import Runner
+from worker.measuring.observing import ExactnessCheck, Runner
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM = 12

@@ -127,7 +127,7 @@ def test_each_point_is_reached_only_after_the_one_before(
         assert (seen(), len(parts.recorder)) == ((("running", 1), 0, 0), 1), "decoded"
         assert worker.worker.num_waiting == 0
         worker.record()
-        assert (seen(), len(parts.publishing)) == ((("succeeded", 1), 1, 0), 1), "recorded"
+        assert (seen(), len(parts.publisher.queue)) == ((("succeeded", 1), 1, 0), 1), "recorded"
         assert intake.num_in_flight == 1
         with monkeypatch.context() as patched:
             patched.setattr(Outbox, "delete", crash)

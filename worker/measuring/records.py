@@ -19,9 +19,7 @@ from worker.decoding.pairing.facts import facts_of
 from worker.decoding.pairing.pair import ModelFacts, check_pair
 from worker.decoding.pairing.room import DeviceRoom
 from worker.engine import Engine
-from worker.measuring.evidence import HeldOut
-from worker.measuring.process_memory import peak_process_bytes
-from worker.measuring.report import Records
+from worker.measuring.report import DrafterRecords, HeldOut, peak_process_bytes
 
 
 class MemoryWatch:
@@ -45,7 +43,7 @@ class MemoryWatch:
         return Footprint(parts, peak_process_bytes(), sum(held.values()) if held else None, held)
 
 
-def records_of(settings: Settings, engine: Engine) -> tuple[tuple[Part, ...], Records, list[str]]:
+def records_of(settings: Settings, engine: Engine) -> tuple[tuple[Part, ...], DrafterRecords, list[str]]:
     """Every loaded model's size, and what is on record of each draft model; the last are notes for a person."""
     served, length = settings.models.target, engine.identity.context_length
     target = facts_of(served.source, dtype=served.dtype, revision=served.revision, context_length=length)
@@ -82,7 +80,7 @@ def records_of(settings: Settings, engine: Engine) -> tuple[tuple[Part, ...], Re
             held_out[name] = record
         elif trouble:
             notes.append(f"no record of {name} on held-out text: {trouble}")
-    return tuple(parts), Records(findings, held_out), notes
+    return tuple(parts), DrafterRecords(findings, held_out), notes
 
 
 def _part(name: str, facts: ModelFacts, context_length: int, device: str) -> Part:

@@ -22,10 +22,9 @@ from alphaloop.payoff.report import Footprint, Report
 from alphaloop.payoff.verdict import Verdict
 from tests.fakes import FakeEngine
 from worker.engine import PreparedJob, Sampling, Step
-from worker.measuring.candidates import choose_candidates
-from worker.measuring.reasons import REASONS
-from worker.measuring.report import Records
-from worker.measuring.session import Plan, Session, refuse_few
+from worker.measuring.observing import choose_candidates
+from worker.measuring.report import REASONS, DrafterRecords
+from worker.measuring.session import MeasuringPlan, MeasuringSession, refuse_few
 
 NUM = 14
 SECRET = "zebra"
@@ -68,14 +67,16 @@ def session_of(
     seed: int = 0,
     sampling: Sampling = Sampling(max_tokens=60, temperature=0.0),  # noqa: B008
     should_stop: Callable[[], bool] = lambda: False,
-) -> Session:
-    plan = Plan(prompts(engine, sampling), choose_candidates(engine.drafters, lengths), batch, repeats, 1.3, seed)
-    return Session(engine, plan, should_stop=should_stop, clock=engine.clock)
+) -> MeasuringSession:
+    plan = MeasuringPlan(
+        prompts(engine, sampling), choose_candidates(engine.drafters, lengths), batch, repeats, 1.3, seed
+    )
+    return MeasuringSession(engine, plan, should_stop=should_stop, clock=engine.clock)
 
 
-def report_of(session: Session) -> Report:
+def report_of(session: MeasuringSession) -> Report:
     session.run()
-    return session.report(Records(), lambda: Footprint((), 1 << 30, None), ["a note"])
+    return session.report(DrafterRecords(), lambda: Footprint((), 1 << 30, None), ["a note"])
 
 
 def test_what_pays_ships_and_says_by_how_much(seed: int) -> None:
