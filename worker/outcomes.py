@@ -1,7 +1,12 @@
-"""From a job's end to the Result that is recorded and published. Pure."""
+"""From a job's end to what is recorded of it: its Result, its row, and evidence of every drafter. Pure.
+
+A row names the drafter that most rounds belong to. Where a server told what was drafted and accepted, but not in which
+rounds, the sums are the evidence.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
@@ -13,7 +18,7 @@ from alphaloop.acceptance_sums import counts_from_sums
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.topics import RESULTS
-from alphaloop.messages import Failure, Job, Mode, Purpose, Result, Status
+from alphaloop.messages import Failure, Mode, Purpose, Result, Status
 from alphaloop.messages.result import encode_fields
 from alphaloop.near_ties import tolerance_of
 from alphaloop.probe_texts import ProbeText
@@ -22,6 +27,7 @@ from worker.engine import EngineIdentity, Generation, ShadowCounts
 from worker.jobs.claiming import ClaimedJob
 
 _SUCCEEDED: Final = Status.SUCCEEDED.value
+_MOST_KEYS: Final = 4096  #: that are remembered
 
 
 def succeeded(
@@ -36,16 +42,12 @@ def succeeded(
 ) -> Outcome:
     """The outcome of a decoded job, with its counts."""
     counts = generation.counts
-    run = run_of(claimed, generation, decision, identity, queue_s=queue_s, now=now, decode_batch_id=decode_batch_id)
-    # Written without the model, because validating and dumping it takes half of the time of an outcome.
-    result = encode_fields(
+    run = _run_of(claimed, generation, decision, identity, queue_s=queue_s, now=now, decode_batch_id=decode_batch_id)
+    shadows = (*(_shadow(run, scored) for scored in generation.shadows), *_drafted(run, generation))
+    return _outcome(
+        claimed,
+        _SUCCEEDED,
         {
-            "object": "alphaloop.result",
-            "job_id": claimed.job_id,
-            "status": _SUCCEEDED,
-            "task": run.key.task,
-            **_labels(claimed.ready.job),
-            "purpose": run.purpose,
             "target": identity.target,
             "target_revision": identity.target_revision,
             "text": generation.text,
@@ -78,31 +80,17 @@ def succeeded(
                 "num_cropped": counts.num_cropped,
                 "batch_size": generation.batch_size,
             },
-            "attempt": claimed.attempt,
-            **({"num_chunks": claimed.stream.num_chunks} if claimed.stream else {}),
-            "recorded_at": now,
-        }
+        },
+        now=now,
+        run=run,
+        shadows=shadows,
+        probe_text=_probe_text(claimed, generation, identity),
     )
-    shadows = tuple(_shadow(run, counts) for counts in generation.shadows)
-    text = _probe_text(claimed, generation, identity)
-    return _outcome(claimed, _SUCCEEDED, result, run, (*shadows, *_drafted(run, generation)), text)
 
 
 def ended(claimed: ClaimedJob, status: Status, failure: Failure, *, now: datetime) -> Outcome:
     """The outcome of a job that was not decoded to its end."""
-    job = claimed.ready.job
-    result = Result(
-        job_id=job.job_id,
-        status=status,
-        task=job.task,
-        **_labels(job),
-        purpose=job.purpose,
-        error=failure,
-        attempt=claimed.attempt,
-        num_chunks=claimed.stream.num_chunks if claimed.stream else None,
-        recorded_at=now,
-    )
-    return _outcome(claimed, status.value, result.encode(), None)
+    return _outcome(claimed, status.value, {"error": failure.model_dump(exclude_none=True)}, now=now)
 
 
 def with_unacknowledged(outcome: Outcome, num_chunks: int) -> Outcome:
@@ -121,8 +109,21 @@ def failure_of(error: AlphaloopError) -> Failure:
     return Failure(code=error.code, message=error.message, hint=error.hint)
 
 
-def _labels(job: Job) -> dict[str, Any]:
-    """What a result repeats of its job, as far as the job has it."""
+def _outcome(
+    claimed: ClaimedJob,
+    status: str,
+    fields: Mapping[str, Any],
+    *,
+    now: datetime,
+    run: DecodeRun | None = None,
+    shadows: tuple[ShadowRun, ...] = (),
+    probe_text: ProbeText | None = None,
+) -> Outcome:
+    """The outcome with its result, which has these `fields` and what every result repeats of its job.
+
+    The result is written without the model, because validating and dumping it takes half of the time of an outcome.
+    """
+    job = claimed.ready.job
     labels = {
         "custom_id": job.custom_id,
         "batch_id": job.batch_id,
@@ -130,17 +131,20 @@ def _labels(job: Job) -> dict[str, Any]:
         "redrive_of": job.redrive_of,
         "segment": job.segment,
     }
-    return {name: value for name, value in labels.items() if value is not None}
-
-
-def _outcome(
-    claimed: ClaimedJob,
-    status: str,
-    result: bytes,
-    run: DecodeRun | None,
-    shadows: tuple[ShadowRun, ...] = (),
-    probe_text: ProbeText | None = None,
-) -> Outcome:
+    result = encode_fields(
+        {
+            "object": "alphaloop.result",
+            "job_id": claimed.job_id,
+            "status": status,
+            "task": job.task,
+            **{name: value for name, value in labels.items() if value is not None},
+            "purpose": job.purpose.value,
+            **fields,
+            "attempt": claimed.attempt,
+            **({"num_chunks": claimed.stream.num_chunks} if claimed.stream else {}),
+            "recorded_at": now,
+        }
+    )
     return Outcome(
         job_id=claimed.job_id,
         attempt=claimed.attempt,
@@ -154,70 +158,7 @@ def _outcome(
     )
 
 
-def _probe_text(claimed: ClaimedJob, generation: Generation, identity: EngineIdentity) -> ProbeText | None:
-    """What is kept of a probe's or control's text, to compare both; None for traffic, and for what was sampled."""
-    sampling = claimed.ready.prepared.sampling
-    if claimed.ready.job.purpose is Purpose.TRAFFIC or sampling.temperature > 0 or sampling.is_adjusted:
-        return None
-    if not generation.token_ids:  # the server does not tell them
-        return None
-    return ProbeText(
-        token_ids=generation.token_ids,
-        finish_reason=generation.finish_reason,
-        max_tokens=sampling.max_tokens,
-        near_tie=tolerance_of(identity.dtype),
-        second_ids=tuple(one.token_id for one in generation.second_choices),
-        gaps=tuple(one.gap for one in generation.second_choices),
-    )
-
-
-def _shadow(run: DecodeRun, shadow: ShadowCounts) -> ShadowRun:
-    """The same job under the key of a drafter that did not decode it."""
-    return ShadowRun(
-        key=replace(run.key, drafter=shadow.drafter, draft_revision=shadow.draft_revision),
-        num_draft_tokens=shadow.num_draft_tokens,
-        counts=shadow.counts,
-        chances=shadow.chances,
-        num_prompt_tokens=run.num_prompt_tokens,
-        num_output_tokens=run.num_tokens,
-        decoded_at=run.decoded_at,
-    )
-
-
-def _drafted(run: DecodeRun, generation: Generation) -> list[ShadowRun]:
-    """Evidence of the job's own drafters, each of its rounds alone, where the run's counts are of other rounds too.
-
-    If one drafter had every round behind the prefill, the run itself is the evidence; so is a vanilla run. Otherwise
-    each drafter's rounds are counted under its own key, with their own chances and one round for the prefill, which
-    evidence leaves out again. So tokens a round and acceptance come from the drafter's own rounds, and the round that
-    ended the text is censored as in any run. Load or lot chooses these rounds before their tokens are known, so the
-    choice causes no bias. A drafter that was scored on the whole text is left out, because the score has more counts.
-    Where a server told only sums, they are the evidence, see sums.py.
-    """
-    if not generation.is_counted:
-        return evidence_of_sums(run, generation)
-    drafted = generation.drafted
-    is_whole = not drafted or (len(drafted) == 1 and generation.num_vanilla_rounds == 1)
-    if is_whole or not run.is_evidence:
-        return []
-    scored = {shadow.drafter for shadow in generation.shadows if not shadow.chances}
-    return [
-        replace(
-            _shadow(
-                run,
-                ShadowCounts(one.drafter, one.draft_revision, one.num_draft_tokens, PREFILL + one.counts, one.chances),
-            ),
-            is_drafted=True,
-        )
-        for one in drafted
-        if one.drafter not in scored
-    ]
-
-
-_MOST_KEYS: Final = 4096  #: that are remembered
-
-
-def run_of(
+def _run_of(
     claimed: ClaimedJob,
     generation: Generation,
     decision: Decision,
@@ -287,7 +228,67 @@ def _key(*fields: str) -> EvidenceKey:
     return EvidenceKey(*fields)
 
 
-def evidence_of_sums(run: DecodeRun, generation: Generation) -> list[ShadowRun]:
+def _probe_text(claimed: ClaimedJob, generation: Generation, identity: EngineIdentity) -> ProbeText | None:
+    """What is kept of a probe's or control's text, to compare both; None for traffic, and for what was sampled."""
+    sampling = claimed.ready.prepared.sampling
+    if claimed.ready.job.purpose is Purpose.TRAFFIC or sampling.temperature > 0 or sampling.is_adjusted:
+        return None
+    if not generation.token_ids:  # the server does not tell them
+        return None
+    return ProbeText(
+        token_ids=generation.token_ids,
+        finish_reason=generation.finish_reason,
+        max_tokens=sampling.max_tokens,
+        near_tie=tolerance_of(identity.dtype),
+        second_ids=tuple(one.token_id for one in generation.second_choices),
+        gaps=tuple(one.gap for one in generation.second_choices),
+    )
+
+
+def _shadow(run: DecodeRun, shadow: ShadowCounts) -> ShadowRun:
+    """The same job under the key of a drafter that did not decode it."""
+    return ShadowRun(
+        key=replace(run.key, drafter=shadow.drafter, draft_revision=shadow.draft_revision),
+        num_draft_tokens=shadow.num_draft_tokens,
+        counts=shadow.counts,
+        chances=shadow.chances,
+        num_prompt_tokens=run.num_prompt_tokens,
+        num_output_tokens=run.num_tokens,
+        decoded_at=run.decoded_at,
+    )
+
+
+def _drafted(run: DecodeRun, generation: Generation) -> list[ShadowRun]:
+    """Evidence of the job's own drafters, each of its rounds alone, where the run's counts are of other rounds too.
+
+    If one drafter had every round behind the prefill, the run itself is the evidence; so is a vanilla run. Otherwise
+    each drafter's rounds are counted under its own key, with their own chances and one round for the prefill, which
+    evidence leaves out again. So tokens a round and acceptance come from the drafter's own rounds, and the round that
+    ended the text is censored as in any run. Load or lot chooses these rounds before their tokens are known, so the
+    choice causes no bias. A drafter that was scored on the whole text is left out, because the score has more counts.
+    Where a server told only sums, they are the evidence.
+    """
+    if not generation.is_counted:
+        return _evidence_of_sums(run, generation)
+    drafted = generation.drafted
+    is_whole = not drafted or (len(drafted) == 1 and generation.num_vanilla_rounds == 1)
+    if is_whole or not run.is_evidence:
+        return []
+    scored = {shadow.drafter for shadow in generation.shadows if not shadow.chances}
+    return [
+        replace(
+            _shadow(
+                run,
+                ShadowCounts(one.drafter, one.draft_revision, one.num_draft_tokens, PREFILL + one.counts, one.chances),
+            ),
+            is_drafted=True,
+        )
+        for one in drafted
+        if one.drafter not in scored
+    ]
+
+
+def _evidence_of_sums(run: DecodeRun, generation: Generation) -> list[ShadowRun]:
     """One row under the drafter's key, none where the server told nothing; the run's own counts are no evidence.
 
     A slice of several requests is one row of the job that ended it, and counts as one job: jobs of a slice cannot be

@@ -25,6 +25,7 @@ from tests.fixtures.models import make_job
 from tests.fixtures.orders import CarriedOut, measure_order
 from tests.fixtures.served_engine import ServedEngine, serving
 from worker.engine import Sampling
+from worker.measuring import observing
 from worker.measuring.observing import ExactnessCheck, Runner
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -201,13 +202,13 @@ def test_a_differing_text_is_a_near_tie_or_a_fault(tiny_engine: Any, monkeypatch
     assert compared(others).num_wrong == 4
     assert not compared(others).is_exact
     # Raised by more than any logit, each of the two is chosen.
-    monkeypatch.setattr(exactness, "tolerance_of", lambda dtype: 1e6)
+    monkeypatch.setattr(observing, "tolerance_of", lambda dtype: 1e6)
     assert compared(others).num_near_ties == 4
     assert compared(others).is_exact
     # The same tokens, but one text goes on: no rounding does that.
     cut = [(number, replace(truth, token_ids=truth.token_ids[:-1])) for number, truth in truths]
     assert compared(cut).num_wrong == 4
-    monkeypatch.setattr(exactness, "MAX_EXAMINED", 1)
+    monkeypatch.setattr(observing, "MAX_EXAMINED", 1)
     limited = compared(others)
     assert (limited.num_near_ties, limited.num_unexamined) == (1, 3)
     assert engine.load().num_running == 0

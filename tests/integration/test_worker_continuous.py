@@ -392,8 +392,8 @@ def test_a_database_that_is_away_stops_no_round_and_loses_nothing(
 def test_a_broker_that_refuses_stops_decoding_only_when_every_queue_is_full(
     worker_settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.assembly.RECORDING_ITEMS", 2)
-    monkeypatch.setattr("worker.jobs.opening.PUBLISHING_ITEMS", 2)
+    monkeypatch.setattr("worker.recording.MOST_WAITING", 2)
+    monkeypatch.setattr("worker.assembly.PUBLISHING_ITEMS", 2)
     client, engine = Client(worker_settings), SteppedEngine(num_slots=4)
     names = [f"job-{number}" for number in range(80)]
     with stepped_worker(worker_settings, engine) as running:
@@ -456,8 +456,8 @@ def test_a_thread_that_dies_ends_the_worker(
     is_full: bool, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_full:
-        monkeypatch.setattr("worker.assembly.RECORDING_ITEMS", 1)
-        monkeypatch.setattr("worker.jobs.opening.PUBLISHING_ITEMS", 1)
+        monkeypatch.setattr("worker.recording.MOST_WAITING", 1)
+        monkeypatch.setattr("worker.assembly.PUBLISHING_ITEMS", 1)
     client = Client(worker_settings)
     client.send("code", [job(f"job-{number}", 2) for number in range(40)], partition=0)
     running = RunningWorker(worker_settings, FakeEngine(num_slots=4), seed=1)
