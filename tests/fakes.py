@@ -27,7 +27,6 @@ from worker.engine import (
     Step,
     TokenDelta,
 )
-from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 WORDS: Final = (
     "amber",
@@ -235,18 +234,6 @@ class FakeEngine:
     def load(self) -> Load:
         """How full the engine is."""
         return Load(len(self._running), self._num_slots)
-
-    def unavailable(self) -> str | None:
-        """Nothing is away."""
-        return None
-
-    def endpoints(self) -> Sequence[EndpointStatus]:
-        """There are none."""
-        return ()
-
-    def suspects(self) -> SuspectCounts:
-        """There are none."""
-        return SuspectCounts()
 
     def memory(self) -> CacheMemory:
         """A gigabyte, of which nothing is ever taken."""

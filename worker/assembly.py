@@ -44,7 +44,7 @@ from worker.dead_letters import DeadMessage, FailedTry, Forwarder, JobRetries, l
 from worker.deciding.opening import half_life, open_deciding, revisions
 from worker.deciding.segments import SegmentsApart
 from worker.deciding.watch import Watch
-from worker.engine import Engine, EngineIdentity
+from worker.engine import AsksServers, Engine, EngineIdentity
 from worker.intake.control_reader import ControlReader
 from worker.intake.opening import make_topics, open_intake, open_validation
 from worker.intake.topic_watch import TopicWatch
@@ -299,11 +299,12 @@ def open_steering(
     if engine.can_redraft:
         schedule = SwitchbackSchedule(SwitchbackDesign(control_share=share), rng)
         return RoundSteering(schedule, LengthsTogether(lambda: costs.table), now)
+    endpoints = engine.endpoints if isinstance(engine, AsksServers) else tuple
     return RequestSteering(
         RequestSchedule(RequestDesign(control_share=share), rng),
         now,
         num_peers,
-        lambda: all(one.is_whole_load_known for one in engine.endpoints()),
+        lambda: all(one.is_whole_load_known for one in endpoints()),
     )
 
 

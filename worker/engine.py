@@ -1,15 +1,16 @@
-"""The interface between the loop and an engine: `admit`, `redraft`, `step`, `load`.
+"""The interface between the loop and an engine: `admit`, `redraft`, `step`, `load`, and what they take and tell.
 
 The code that uses this interface does not depend on the library that decodes, and an engine does not depend on Kafka or
 Postgres. Of an engine that owns a device, each `step` is one round of all sequences; sequences join and leave between
-two steps. Of an engine that sends jobs to servers, a `step` is what came from them since the step before.
+two steps. Of an engine that sends jobs to servers, a `step` is what came from them since the step before;
+such an engine `AsksServers` too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
 
 from alphaloop.acceptance import AcceptanceCounts, sampling_bucket
 from alphaloop.deciding.goodput import DrafterState
@@ -87,15 +88,6 @@ class Engine(Protocol):
     def load(self) -> Load:
         """How full the engine is."""
 
-    def unavailable(self) -> str | None:
-        """Why nothing can be decoded now, in words: every server is away. Any thread may call it."""
-
-    def endpoints(self) -> Sequence[EndpointStatus]:
-        """How each server is; none where this process decodes. Any thread may call it."""
-
-    def suspects(self) -> SuspectCounts:
-        """Jobs that have to run alone at a server; none where this process decodes. Any thread may call it."""
-
     def unserved(self, jobs: Sequence[PreparedJob]) -> Mapping[str, str]:
         """Drafters that can propose nothing for any of `jobs`, each with what it cannot serve, in words.
 
@@ -114,6 +106,20 @@ class Engine(Protocol):
 
     def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
         """Median milliseconds in which the target, or that drafter, reads a prompt it has never seen."""
+
+
+@runtime_checkable
+class AsksServers(Protocol):
+    """What an engine that sends jobs to servers tells of these, beside what every engine does. Any thread may ask."""
+
+    def unavailable(self) -> str | None:
+        """Why nothing can be decoded now, in words: every server is away."""
+
+    def endpoints(self) -> Sequence[EndpointStatus]:
+        """How each server is."""
+
+    def suspects(self) -> SuspectCounts:
+        """Jobs that have to run alone at a server."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from worker.blame import Blame
 from worker.costs.known import KnownCosts
 from worker.dead_letters import Forwarder, JobRetries
 from worker.deciding.decider import Decider
-from worker.engine import Engine, Generation
+from worker.engine import AsksServers, Engine, Generation
 from worker.intake.polling import Intake
 from worker.intake.validation import Validation
 from worker.jobs.claiming import ClaimedJob, EndedUndecoded, cancelled
@@ -490,7 +490,7 @@ class Worker:
             return "draining"
         if (reason := self.forwarder.topics.reason(RESULTS)) is not None:
             return f"no result can be published: {reason}"
-        if (reason := self.engine.unavailable()) is not None:
+        if isinstance(self.engine, AsksServers) and (reason := self.engine.unavailable()) is not None:
             return reason
         return None if self.intake.is_assigned else "no partitions assigned yet"
 

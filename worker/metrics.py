@@ -24,9 +24,9 @@ from alphaloop.errors import PromptTooLong, ServerError
 from alphaloop.liveness import Pulse
 from alphaloop.store.outcomes import DecodeRun, Outcome
 from worker.costs.known import KnownCosts
-from worker.engine import Engine, Step
+from worker.engine import AsksServers, Engine, Step
 from worker.intake.polling import Intake
-from worker.servers.fleet_member import EndpointState, EndpointStatus
+from worker.servers.fleet_member import EndpointState, EndpointStatus, SuspectCounts
 
 #: Of one step and its parts: look-up on a CPU takes microseconds, a wide pass of a large model a second.
 STEP_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
@@ -274,11 +274,13 @@ class EndpointMetrics(Collector):
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._servers = engine if isinstance(engine, AsksServers) else None
 
     def collect(self) -> Iterable[Metric]:
         """The metrics as they are now."""
-        yield from self._of_each(self._engine.endpoints())
-        suspects, load = self._engine.suspects(), self._engine.load()
+        servers, load = self._servers, self._engine.load()
+        yield from self._of_each(servers.endpoints() if servers else ())
+        suspects = servers.suspects() if servers else SuspectCounts()
         yield GaugeMetricFamily(
             "alphaloop_requests_alone",
             "Jobs that failed and have to run alone at a server, or do",

@@ -1,7 +1,8 @@
-"""How each sequence drafts, as far as that is not settled by its decision: the interface between loop and experiment.
+"""How each sequence drafts, as far as that is not settled by its decision: by what runs, and by the experiment.
 
-`RoundSteering` sets drafter and k before each round. `RequestSteering` is for engines whose requests stay as they were
-admitted: it says how a job is admitted.
+`RoundSteering` sets drafter and k before each round. The distribution of a text does not depend on either, so they may
+change between any two rounds. `RequestSteering` is for engines whose requests stay as they were admitted: it says how a
+job is admitted. What both count, `SliceRecorder` stores.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, Protocol
@@ -17,7 +18,7 @@ from typing import Final, Protocol
 from alphaloop.deciding.lengths_together import LengthsTogether, RunningSequence
 from alphaloop.deciding.policy import Decision, DraftSetting, Reason
 from alphaloop.messages import Purpose
-from alphaloop.store.switchback import SliceRow
+from alphaloop.store.switchback import SliceRow, SwitchbackStore
 from alphaloop.switchback.expectation import Expected, mean_expected
 from alphaloop.switchback.request_schedule import RequestSchedule
 from alphaloop.switchback.requests import RequestFacts, Trial
@@ -29,16 +30,11 @@ from worker.engine import EngineIdentity, Generation, Served, Step
 from worker.jobs.lanes import LaneKey
 from worker.running import RunningJob, RunningJobs
 
+log = logging.getLogger(__name__)
+#: A speed-up is computed anew at most so often: it reads a day of slices.
+REFRESH_EVERY_S: Final = 10.0
 #: Reasons of decisions that were free to speculate. Only their sequences take part in the experiment.
 _ON_TRIAL: Final = frozenset({Reason.FASTER, Reason.ON_TARGET, Reason.NO_HISTORY, Reason.UNCERTAIN, Reason.NOT_FASTER})
-
-
-@dataclass(frozen=True, slots=True)
-class TaskSlice:
-    """A slice with the sampling bucket whose sequences it is about."""
-
-    sampling_bucket: str
-    slice: Slice
 
 
 class Steering(Protocol):
@@ -61,23 +57,12 @@ class Steering(Protocol):
         """End all slices and return them: when the worker ends, or when a step failed."""
 
 
-def is_free(lane: LaneKey, decision: Decision) -> bool:
-    """Whether jobs of the lane with this decision may take part in the experiment."""
-    return lane.purpose == Purpose.TRAFFIC.value and decision.reason in _ON_TRIAL
+@dataclass(frozen=True, slots=True)
+class TaskSlice:
+    """A slice with the sampling bucket whose sequences it is about."""
 
-
-def subject_of(lane: LaneKey) -> str:
-    """The subject's name, "TASK BUCKET": a task's name has no space."""
-    return f"{lane.task} {lane.sampling_bucket}"
-
-
-def by_sampling_bucket(slices: Sequence[Slice]) -> list[TaskSlice]:
-    """The slices of subjects as those of tasks."""
-    found = []
-    for one in slices:
-        task, _, sampling_bucket = one.task.partition(" ")
-        found.append(TaskSlice(sampling_bucket, replace(one, task=task)))
-    return found
+    sampling_bucket: str
+    slice: Slice
 
 
 class RoundSteering:
@@ -132,11 +117,11 @@ class RoundSteering:
             has_prompt=step.num_prefill_tokens > 0 or step.num_draft_prefill_tokens > 0,
             tasks=rounds,
         )
-        return by_sampling_bucket(self._schedule.observe(facts))
+        return _by_sampling_bucket(self._schedule.observe(facts))
 
     def close(self) -> list[TaskSlice]:
         """End all slices and return them: when the worker ends, or when a step failed."""
-        return by_sampling_bucket(self._schedule.close())
+        return _by_sampling_bucket(self._schedule.close())
 
     def _consider(self, jobs: Sequence[RunningJob]) -> None:
         """Find every sequence's setting outside control slices, and the subjects' treatments."""
@@ -145,14 +130,14 @@ class RoundSteering:
         votes: dict[str, Counter[Treatment]] = {}
         for job in jobs:
             setting = self._wanted[job.job_id]
-            if setting.drafter and setting.num_draft_tokens and is_free(job.lane, job.decision):
+            if setting.drafter and setting.num_draft_tokens and _is_free(job.lane, job.decision):
                 treatment = Treatment(setting.drafter, setting.num_draft_tokens)
-                votes.setdefault(subject_of(job.lane), Counter())[treatment] += 1
+                votes.setdefault(_subject_of(job.lane), Counter())[treatment] += 1
         if not votes:
             self._treatments, self._on_trial, self._expected = {}, {}, {}
             return
         self._treatments = {subject: max(counts, key=lambda t: counts[t]) for subject, counts in votes.items()}
-        self._on_trial = {job.job_id: subject_of(job.lane) for job in jobs if self._may_be_on_trial(job)}
+        self._on_trial = {job.job_id: _subject_of(job.lane) for job in jobs if self._may_be_on_trial(job)}
         # Jobs that were decided together share a decision.
         decisions = {id(job.decision): job.decision for job in jobs}
         promised = {name: decision.expected for name, decision in decisions.items()}
@@ -161,13 +146,13 @@ class RoundSteering:
             subject, expected = self._on_trial.get(job.job_id), promised[id(job.decision)]
             if subject and expected and job.decision.drafter == self._treatments[subject].drafter:
                 found[subject].append(expected)
-        self._expected = {subject: mean_expected(its) for subject, its in found.items()}
+        self._expected = {subject: mean_expected(one) for subject, one in found.items()}
 
     def _may_be_on_trial(self, job: RunningJob) -> bool:
-        treatment = self._treatments.get(subject_of(job.lane))
+        treatment = self._treatments.get(_subject_of(job.lane))
         return (
             treatment is not None
-            and is_free(job.lane, job.decision)
+            and _is_free(job.lane, job.decision)
             and self._wanted[job.job_id].drafter == treatment.drafter
         )
 
@@ -181,18 +166,6 @@ class RoundSteering:
             # Paused, not closed: after the slice the drafter continues where it was.
             return DraftSetting(wanted.drafter, 0)
         return wanted if arm == self._treatments.get(subject) else DraftSetting(arm.drafter, arm.num_draft_tokens)
-
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Assigned:
-    """A request on trial that runs."""
-
-    setting: DraftSetting  #: that it was assigned to: the decision's, or vanilla
-    started_at: datetime
-    expected: Expected | None
 
 
 class RequestSteering:
@@ -223,9 +196,9 @@ class RequestSteering:
         """Vanilla in a control slice of its subject, otherwise as decided."""
         self._look(running)
         drafter, num_draft_tokens = decision.setting.drafter, decision.setting.num_draft_tokens
-        if not (drafter and num_draft_tokens and is_free(lane, decision)) or self._lacks_load():
+        if not (drafter and num_draft_tokens and _is_free(lane, decision)) or self._lacks_load():
             return decision.setting
-        trial = Trial(subject_of(lane), Treatment(drafter, num_draft_tokens))
+        trial = Trial(_subject_of(lane), Treatment(drafter, num_draft_tokens))
         speculates = self._schedule.start(job_id, trial, self._seen_at)
         setting = decision.setting if speculates else DraftSetting()
         self._assigned[job_id] = _Assigned(setting, self._seen_at, decision.expected)
@@ -243,12 +216,12 @@ class RequestSteering:
                 self._schedule.end(generation.job_id, self._facts(generation, assigned), self._seen_at)
         for job_id in (*(failed.job_id for failed in step.failed), *step.interrupted):
             self._leave(job_id)
-        return by_sampling_bucket(self._schedule.take())
+        return _by_sampling_bucket(self._schedule.take())
 
     def close(self) -> list[TaskSlice]:
         """What was counted of requests that ended; those that run are not counted."""
         self._assigned.clear()
-        return by_sampling_bucket(self._schedule.close())
+        return _by_sampling_bucket(self._schedule.close())
 
     def _look(self, running: RunningJobs) -> None:
         """Requests that were cancelled, or that the engine did not take, are gone since the last look."""
@@ -320,15 +293,32 @@ class RequestSteering:
         return None if served.endpoint in self._tells_rounds else num_tokens
 
 
-#: A speed-up is computed anew at most so often: it reads a day of slices.
-REFRESH_EVERY_S: Final = 10.0
+@dataclass(frozen=True, slots=True)
+class _Assigned:
+    """A request on trial that runs."""
+
+    setting: DraftSetting  #: that it was assigned to: the decision's, or vanilla
+    started_at: datetime
+    expected: Expected | None
 
 
-class Slices(Protocol):
-    """What is needed of alphaloop.store.switchback.SwitchbackStore."""
+def _is_free(lane: LaneKey, decision: Decision) -> bool:
+    """Whether jobs of the lane with this decision may take part in the experiment."""
+    return lane.purpose == Purpose.TRAFFIC.value and decision.reason in _ON_TRIAL
 
-    def add(self, rows: Sequence[SliceRow]) -> None: ...
-    def refresh(self, now: datetime, tasks: Collection[str] | None = None) -> int: ...
+
+def _subject_of(lane: LaneKey) -> str:
+    """The subject's name, "TASK BUCKET": a task's name has no space."""
+    return f"{lane.task} {lane.sampling_bucket}"
+
+
+def _by_sampling_bucket(slices: Sequence[Slice]) -> list[TaskSlice]:
+    """The slices of subjects as those of tasks."""
+    found = []
+    for one in slices:
+        task, _, sampling_bucket = one.task.partition(" ")
+        found.append(TaskSlice(sampling_bucket, replace(one, task=task)))
+    return found
 
 
 class SliceRecorder:
@@ -336,7 +326,7 @@ class SliceRecorder:
 
     def __init__(
         self,
-        store: Slices,
+        store: SwitchbackStore,
         identity: EngineIdentity,
         revisions: Mapping[str, str],
         *,

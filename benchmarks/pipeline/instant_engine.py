@@ -11,7 +11,6 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from alphaloop.messages import Job
 from worker.engine import CacheMemory, EngineIdentity, Generation, Load, PreparedJob, Sampling, SamplingDefaults, Step
-from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 TEXT: Final = "ok"
 #: What a prompt of about 400 bytes comes to. Tokenizing is the engine's work, which is not measured here.
@@ -119,18 +118,6 @@ class InstantEngine:
     def load(self) -> Load:
         """How full the engine is."""
         return Load(len(self._running), self._num_slots)
-
-    def unavailable(self) -> str | None:
-        """Nothing is away."""
-        return None
-
-    def endpoints(self) -> Sequence[EndpointStatus]:
-        """There are none."""
-        return ()
-
-    def suspects(self) -> SuspectCounts:
-        """There are none."""
-        return SuspectCounts()
 
     def memory(self) -> CacheMemory:
         """A gigabyte, of which nothing is ever taken."""

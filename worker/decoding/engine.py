@@ -43,7 +43,6 @@ from worker.engine import (
     SamplingDefaults,
     Step,
 )
-from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 
 class TransformersEngine:
@@ -199,18 +198,6 @@ class TransformersEngine:
     def load(self) -> Load:
         """How full the engine is."""
         return Load(len(self._admitted), self._num_slots)
-
-    def unavailable(self) -> str | None:
-        """Nothing is away."""
-        return None
-
-    def endpoints(self) -> SequenceOf[EndpointStatus]:
-        """There are none."""
-        return ()
-
-    def suspects(self) -> SuspectCounts:
-        """There are none."""
-        return SuspectCounts()
 
     def memory(self) -> CacheMemory:
         """Memory for keys and values, as it is now. Reads each device's state: 0.3 ms for a CPU."""

@@ -25,6 +25,9 @@ class Servers:
     def endpoints(self) -> tuple[EndpointStatus, ...]:
         return self.fleet.statuses()
 
+    def unavailable(self) -> str | None:
+        return self.fleet.unavailable()
+
     def suspects(self) -> SuspectCounts:
         return self.fleet.suspects()
 
