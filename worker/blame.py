@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from datetime import datetime
 
 from alphaloop.errors import DecodeFailed
 from alphaloop.messages import Failure
-from worker.engine import FailedRequest, PreparedJob
+from worker.dead_letters import JobRetries
+from worker.engine import Engine, FailedRequest, PreparedJob
+from worker.jobs.lanes import LaneKey
 from worker.jobs.self_test import SelfTest
 from worker.outcomes import failure_of
 from worker.running import RunningJob, RunningJobs
-
-if TYPE_CHECKING:
-    from worker.loop import Worker
 
 
 class Blame:
     """Asks the engine's self-test whether a job or the engine was at fault. One thread uses it, the loop's."""
 
-    def __init__(self, worker: Worker, running: RunningJobs) -> None:
-        self._c = worker
+    def __init__(
+        self,
+        engine: Engine,
+        running: RunningJobs,
+        retries: JobRetries,
+        *,
+        gone: Callable[[Sequence[LaneKey]], object],
+        now: Callable[[], datetime],
+    ) -> None:
+        """`gone` is called with the lanes of jobs that wait in Kafka for their next try."""
         self._running = running
-        self._self_test = SelfTest(worker.engine)
+        self._retries = retries
+        self._gone = gone
+        self._now = now
+        self._self_test = SelfTest(engine)
 
     def check(self) -> None:
         """Raise EngineSick when too many jobs in a row failed by the engine's fault."""
@@ -55,7 +65,7 @@ class Blame:
         return blamed
 
     def _is_tried_again(self, job: RunningJob, failure: Failure) -> bool:
-        if not self._c.retries.put(job.claimed, failure, self._c.now()):
+        if not self._retries.put(job.claimed, failure, self._now()):
             return False
-        self._c.feed.ended([job.lane])
+        self._gone([job.lane])
         return True

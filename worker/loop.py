@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -25,7 +25,6 @@ from alphaloop.kafka.topics import RESULTS
 from alphaloop.liveness import beat
 from alphaloop.messages import Failure, Mode, Status
 from worker import outcomes
-from worker.absent_jobs import AbsentJobs
 from worker.background import BackgroundWrites
 from worker.blame import Blame
 from worker.costs.known import KnownCosts
@@ -39,7 +38,6 @@ from worker.jobs.feed import JobFeed
 from worker.jobs.lanes import LaneKey
 from worker.jobs.leases import LeaseKeeper
 from worker.metrics import WorkerMetrics
-from worker.moved_jobs import MovedJobs
 from worker.presence import Presence
 from worker.publishing import Publisher
 from worker.recording import EndedJob, Recorder
@@ -104,9 +102,8 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.running = RunningJobs(self.engine)
-        self._blame = Blame(self, self.running)
-        self._moved = MovedJobs(self, self.running)
-        self._absent = AbsentJobs(self, self.running)
+        self._blame = Blame(self.engine, self.running, self.retries, gone=self.feed.ended, now=self.now)
+        self._assignment = -1  # the number of the last one that was looked at
         self._until = math.inf  # when the end waits no longer
 
     @property
@@ -151,7 +148,7 @@ class Worker:
         1. learn     outcomes that were recorded meanwhile are evidence for the next decision
         2. give back jobs whose partition goes to another worker
         3. drop      running jobs whose cancellation came or whose deadline passed
-        4. set aside jobs whose servers are all away, so that nobody waits for their end
+        4. set aside jobs whose servers are all away, so that no other job waits for their end
         5. tell      every two seconds, what this worker decodes and holds
         6. start     claimed jobs that fit, decided lane by lane
         7. costs     what rounds and requests took is fitted, and stored when it is time: no job waits for it here
@@ -167,9 +164,9 @@ class Worker:
         self.threads.check()
         self._blame.check()
         self._learn()
-        self._moved.give_back()
+        self._give_back_moved()
         num_ended = self._drop_unwanted()
-        self._absent.set_aside()
+        self._set_aside_absent()
         self.presence.say_when_due(
             lambda: list(self.running.by_id()),
             num_slots=self.engine.load().num_slots,
@@ -191,6 +188,43 @@ class Worker:
         if recorded := self.recorder.take_recorded():
             self.decider.count_scored(recorded)
 
+    # 2. Give back.
+
+    def _give_back_moved(self) -> None:
+        """After a change of the assignment, give back jobs whose partition goes to another worker.
+
+        Those that have not started go back at once, and so do running jobs that took too long to end; none of them
+        counts as tried.
+        """
+        if self.intake.assignment_number == self._assignment:
+            return
+        self._assignment = self.intake.assignment_number
+        staying, moved = self._split(self.feed.ready.take_all())
+        self.feed.ready.put_back(staying)
+        staying_alone, moved_alone = self._split(self.running.take_waiting_alone())
+        self.running.run_alone_later(staying_alone)
+        moved += moved_alone
+        overdue = self.intake.handing_over.take_overdue()
+        running = self.running.by_id().items()
+        moved += self.running.drop([job_id for job_id, job in running if job.claimed.ready.delivery.key in overdue])
+        if moved:
+            extra = {"action": "jobs_moved", "num_jobs": len(moved)}
+            log.info("jobs of partitions that another worker takes over are given back", extra=extra)
+            self.release(moved)
+            self.feed.ended([one.ready.lane for one in moved])
+
+    def _split(self, claimed: Iterable[ClaimedJob]) -> tuple[list[ClaimedJob], list[ClaimedJob]]:
+        """Jobs of partitions that stay, and jobs of partitions that leave.
+
+        The intake is asked once for each job: the thread that polls may change the answer at any moment, and a job
+        that is neither kept nor given back would be lost until its lease runs out.
+        """
+        staying: list[ClaimedJob] = []
+        moved: list[ClaimedJob] = []
+        for one in claimed:
+            (staying if self.intake.is_current(one.ready.delivery) else moved).append(one)
+        return staying, moved
+
     # 3. Drop.
 
     def _drop_unwanted(self) -> int:
@@ -201,6 +235,24 @@ class Worker:
         overdue = self.running.drop(self.running.overdue(self.now()))
         self._end_expired(overdue)
         return len(dropped) + len(overdue)
+
+    # 4. Set aside.
+
+    def _set_aside_absent(self) -> None:
+        """Tell the feed of jobs in the engine whose servers are all away.
+
+        While a job with which a worker died waits until this worker has no other claim, they go back; none of them
+        counts as tried.
+        """
+        absent = self.running.absent()
+        self.feed.set_aside({job.job_id: job.lane for job in absent})
+        if not absent or not self.feed.num_suspects:
+            return
+        left = self.running.drop([job.job_id for job in absent])
+        self.feed.set_aside({})
+        self.release(left)
+        self.feed.put_back([one.ready for one in left if self.intake.is_current(one.ready.delivery)])
+        self.feed.ended([one.ready.lane for one in left])
 
     # 6. Start.
 
