@@ -47,6 +47,7 @@ from worker.retry import Retry
 from worker.sending import KafkaMessage, UnavailableTopics, deliver
 
 log = logging.getLogger(__name__)
+
 RETRY_S: Final = 10.0  #: between two tries to publish on an unavailable topic
 #: Waiting messages for one topic from which on no more is read of the topics that they came from.
 MOST_WAITING: Final = 256

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from worker.tracing import JobTrace
 
 log = logging.getLogger(__name__)
+
 MOST_AT_ONCE: Final = 1024
 RELAY_LIMIT: Final = 4  #: groups of results recorded earlier that are published in one go
 _IDLE_WAIT_S: Final = 0.2

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from worker.tracing import JobTrace, Tracing
 
 log = logging.getLogger(__name__)
+
 #: Outcomes of one transaction at most. More would hold the locks of shared rows for longer than a commit takes.
 MOST_AT_ONCE: Final = 512
 MOST_BYTES_AT_ONCE: Final = 8 << 20

@@ -14,6 +14,7 @@ from alphaloop.kafka.producer import Producer
 from alphaloop.liveness import beat
 
 log = logging.getLogger(__name__)
+
 _SERVE_S: Final = 0.2
 #: How long a worker in a hurry waits for reports.
 HURRIED_S: Final = 5.0

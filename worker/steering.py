@@ -31,6 +31,7 @@ from worker.jobs.lanes import LaneKey
 from worker.running import RunningJob, RunningJobs
 
 log = logging.getLogger(__name__)
+
 #: A speed-up is computed anew at most so often: it reads a day of slices.
 REFRESH_EVERY_S: Final = 10.0
 #: Reasons of decisions that were free to speculate. Only their sequences take part in the experiment.
