@@ -14,7 +14,6 @@ from prometheus_client import CollectorRegistry
 
 from scheduler.metrics import KafkaLag, SchedulerMetrics
 from tests.fakes import FakeEngine
-from worker.endpoint_metrics import EndpointMetrics
 from worker.metrics import WorkerMetrics
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -64,13 +63,12 @@ def series(registry: CollectorRegistry) -> dict[str, set[str]]:
 def known() -> dict[str, set[str]]:
     """What both processes export."""
     worker = WorkerMetrics()
-    worker.running_on(FakeEngine().identity)
+    worker.watch_engine(FakeEngine())
 
     class Idle:
         num_in_flight = distance = poll_age_s = 0
 
     worker.watch(Idle(), lambda: 0)  # type: ignore[arg-type]
-    EndpointMetrics.register(worker.registry, FakeEngine())
     scheduler = SchedulerMetrics()
     scheduler.registry.register(KafkaLag(dict))
     # What a process says about itself is on both registries, and is found by a scrape only.

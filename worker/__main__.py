@@ -1,7 +1,35 @@
 """`python -m worker`: load, calibrate, consume until SIGTERM, drain, leave."""
 
 from __future__ import annotations
-
+from alphaloop import logs
+from alphaloop.embedded.stack import with_running_stack
+from alphaloop.errors import AlphaloopError
+from alphaloop.errors import ConfigError
+from alphaloop.errors import EngineSick
+from alphaloop.kafka.producer import Producer
+from alphaloop.liveness import ExitCode
+from alphaloop.liveness import Watchdog
+from alphaloop.metrics_server import MetricsServer
+from alphaloop.settings import Settings
+from alphaloop.settings import WorkerSettings
+from alphaloop.settings import load_settings
+from alphaloop.start_wait import StartStopped
+from alphaloop.start_wait import StartWait
+from alphaloop.start_wait import await_servers
+from alphaloop.store.database import Database
+from alphaloop.store.workers import WorkerStore
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Final
+from worker.assembly import assemble
+from worker.assembly import owner_name
+from worker.engine_opening import open_engine
+from worker.loop import Worker
+from worker.metrics import WorkerMetrics
+from worker.threads import set_up_interpreter
 import argparse
 import logging
 import os
@@ -9,30 +37,7 @@ import random
 import signal
 import sys
 import threading
-from collections.abc import Sequence
-from contextlib import ExitStack
-from functools import partial
-from pathlib import Path
-from types import FrameType
-from typing import Final
 
-from alphaloop import logs
-from alphaloop.embedded.stack import with_running_stack
-from alphaloop.errors import AlphaloopError, ConfigError, EngineSick
-from alphaloop.kafka.producer import Producer
-from alphaloop.liveness import ExitCode, Watchdog
-from alphaloop.metrics_server import MetricsServer
-from alphaloop.settings import Settings, WorkerSettings, load_settings
-from alphaloop.start_wait import StartStopped, StartWait, await_servers
-from alphaloop.store.database import Database
-from alphaloop.store.workers import WorkerStore
-from worker.assembly import assemble, owner_name
-from worker.components import Components
-from worker.engine_opening import open_engine
-from worker.health import ProcessHealth, WorkerHealth
-from worker.interpreter import set_up_interpreter
-from worker.loop import Worker
-from worker.metrics import WorkerMetrics
 
 log = logging.getLogger("worker")
 
@@ -93,42 +98,59 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
         exits.callback(engine.close)
         # Loading takes long enough for a server to go away meanwhile.
         await_servers(settings, database, start_wait)
-        components = assemble(
+        owner = owner_name()
+        worker = assemble(
             settings,
             configs,
             engine,
             database,
             producer,
-            owner=owner_name(),
+            owner=owner,
             stop=stop,
             hurry=hurry,
             rng=rng,
             metrics=metrics,
         )
-        _consume(components, health, settings.worker, metrics_url=endpoint.url)
+        _consume(worker, health, settings.worker, owner=owner, metrics_url=endpoint.url)
 
 
-def _consume(components: Components, health: ProcessHealth, limits: WorkerSettings, *, metrics_url: str) -> None:
+class ProcessHealth:
+    """What /healthz and /readyz say: of the start of the process first, of its worker from then on."""
+
+    def __init__(self, start_wait: StartWait) -> None:
+        self._start_wait = start_wait
+        self.worker: Worker | None = None  #: once it consumes
+
+    def unhealthy(self) -> str | None:
+        """Why this process should be replaced. While it waits for a server it is well: a new one would wait too."""
+        return None if self.worker is None else self.worker.threads.unhealthy()
+
+    def unready(self) -> str | None:
+        """Why this process takes no jobs: which server it waits for, or what its worker says."""
+        if self.worker is not None:
+            return self.worker.unready()
+        return self._start_wait.reason or "starting"
+
+
+def _consume(worker: Worker, health: ProcessHealth, limits: WorkerSettings, *, owner: str, metrics_url: str) -> None:
     """Run the worker until it ends; whatever it was assembled from is closed then."""
-    worker = Worker(components)
-    running = WorkerHealth(worker, components)
-    health.started(running)
-    components.metrics.watch(components.intake, lambda: worker.num_waiting)
-    components.metrics.watch_pulses(components.liveness.pulses)
+    health.worker = worker
+    threads = worker.threads
+    worker.metrics.watch(worker.intake, lambda: worker.num_waiting)
+    worker.metrics.watch_pulses(threads.liveness.pulses)
     watchdog = Watchdog(
-        components.liveness, last_orders=running.give_back_unstarted, backstop_s=limits.max_step_s + _BACKSTOP_S
+        threads.liveness, last_orders=worker.give_back_unstarted, backstop_s=limits.max_step_s + _BACKSTOP_S
     )
     set_up_interpreter()
-    told = {"owner": components.owner}
     try:
-        components.presence.enter(num_slots=components.engine.load().num_slots)
-        log.info("consuming", extra={"action": "worker_ready", **told, "metrics": metrics_url})
+        worker.presence.enter(num_slots=worker.engine.load().num_slots)
+        log.info("consuming", extra={"action": "worker_ready", "owner": owner, "metrics": metrics_url})
         watchdog.start()
-        components.loop_pulse.around(worker.run)()
+        threads.loop_pulse.around(worker.run)()
     finally:
         watchdog.close()
-        components.close(limits.drain_s)
-    log.info("drained", extra={"action": "worker_stopped", **told})
+        worker.close(limits.drain_s)
+    log.info("drained", extra={"action": "worker_stopped", "owner": owner})
 
 
 def _on_signals(stop: threading.Event, hurry: threading.Event, drain_s: float) -> None:

@@ -1,67 +1,73 @@
-"""Putting a worker together from its settings: the only place that knows every part's real class."""
+"""Putting a worker together from its settings: the only place that knows how the parts are wired."""
 
 from __future__ import annotations
-from alphaloop.claim_check.store import ContentStore
-from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import CONTROL
-from alphaloop.kafka.topics import TopicIds
-from alphaloop.kafka.topics import ensure_topics
-from alphaloop.liveness import Liveness
-from alphaloop.liveness import Pulse
-from alphaloop.messages.topics import JOBS_PATTERN
-from alphaloop.settings import Settings
-from alphaloop.store.database import Database
-from alphaloop.store.database import DatabaseClock
-from alphaloop.store.database import Listener
-from alphaloop.store.jobs import JobStore
-from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.probes import ProbeStore
-from alphaloop.store.workers import WorkerSetup
-from alphaloop.store.workers import WorkerStore
-from pathlib import Path
-from typing import Final
-from worker.background import BackgroundThread
-from worker.background import BackgroundWrites
-from worker.claims import Claiming
-from worker.claims import LeaseKeeper
-from worker.components import Components
-from worker.deciding.opening import half_life
-from worker.deciding.opening import open_deciding
-from worker.deciding.segments import SegmentsApart
-from worker.deciding.watch import Watch
-from worker.endpoint_metrics import EndpointMetrics
-from worker.engine import Engine
-from worker.feed import UndecodedJobs
-from worker.feed import open_feed
-from worker.feed import open_reader
-from worker.intake.control import ControlReader
-from worker.intake.polling import TopicWatch
-from worker.intake.polling import make_topics
-from worker.intake.polling import open_intake
-from worker.intake.validation import open_validation
-from worker.jobs.letters import DeadMessage
-from worker.jobs.letters import Letters
-from worker.jobs.opening import open_publishing
-from worker.jobs.recording import Recorder
-from worker.jobs.retries import JobRetries
-from worker.jobs.switchback import open_switchback
-from worker.metrics import WorkerMetrics
-from worker.presence import Presence
-from worker.retry import Retry
-from worker.tracing import open_tracing
-import logging
+
 import os
 import random
 import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
+from alphaloop.claim_check.store import ContentStore
+from alphaloop.deciding.lengths_together import LengthsTogether
+from alphaloop.errors import ConfigError
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topic_ids import TopicIds
+from alphaloop.kafka.topics import CONTROL, ensure_topic, ensure_topics
+from alphaloop.liveness import Liveness, Pulse
+from alphaloop.messages import Status
+from alphaloop.messages.topics import JOBS_PATTERN
+from alphaloop.settings import PolicySettings, Settings
+from alphaloop.store.clock import DatabaseClock
+from alphaloop.store.database import Database
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.notices import Listener
+from alphaloop.store.outbox import Outbox
+from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.probes import ProbeStore
+from alphaloop.store.refused_results import RefusedResultStore
+from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.workers import WorkerSetup, WorkerStore
+from alphaloop.switchback.block import SwitchbackDesign
+from alphaloop.switchback.request_block import RequestDesign
+from alphaloop.switchback.request_schedule import RequestSchedule
+from alphaloop.switchback.schedule import SwitchbackSchedule
+from worker.background import BackgroundWrites
+from worker.costs.known import KnownCosts
+from worker.dead_letters import DeadMessage, FailedTry, Forwarder, JobRetries, letter_of
+from worker.deciding.opening import half_life, open_deciding, revisions
+from worker.deciding.segments import SegmentsApart
+from worker.deciding.watch import Watch
+from worker.engine import AsksServers, Engine, EngineIdentity
+from worker.intake.control_reader import ControlReader
+from worker.intake.opening import make_topics, open_intake, open_validation
+from worker.intake.topic_watch import TopicWatch
+from worker.jobs.claiming import Claiming
+from worker.jobs.leases import LeaseKeeper
+from worker.feed import UndecodedJobs, open_feed, open_reader
+from worker.loop import Worker
+from worker.metrics import WorkerMetrics
+from worker.neighbour import Neighbour
+from worker.outcomes import ended
+from worker.presence import Presence
+from worker.publishing import Publisher, PublishingQueue, RefusedResults
+from worker.recording import EndedJob, Recorder
+from worker.retry import Retry
+from worker.sending import UnavailableTopics
+from worker.steering import RequestSteering, RoundSteering, SliceRecorder, Steering
+from worker.threads import Threads
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from worker.tracing import Tracing
 
-#: Outcomes that wait to be recorded before the loop waits.
-RECORDING_ITEMS: Final = 4096
+#: Messages that wait to be published before the recorder waits.
+PUBLISHING_ITEMS: Final = 8192
 
 
 def owner_name() -> str:
@@ -81,23 +87,26 @@ def assemble(
     hurry: threading.Event,
     rng: random.Random,
     metrics: WorkerMetrics | None = None,
-) -> Components:
-    """Build every component of a worker.
+) -> Worker:
+    """Build a worker. `producer` sends results; dead letters have a producer of their own.
 
     Topics that are missing are created; costs never measured here are measured now.
     """
     limits = settings.worker
     make_topics(settings)
+    died = threading.Event()
+    retry = Retry(hurry, died)
     background = BackgroundWrites(hurry.wait)
     clock = DatabaseClock(database)
     clock.measure()
     deciding = open_deciding(settings, engine, database, clock, owner=owner, write=background.put)
-    jobs = JobStore(database)
-    retry = Retry(hurry)
     metrics = metrics or WorkerMetrics()
-    metrics.running_on(engine.identity)
+    metrics.watch_engine(engine)
     metrics.watch_costs(deciding.costs)
-    EndpointMetrics.register(metrics.registry, engine)
+    liveness = Liveness()
+
+    # To the engine.
+    jobs = JobStore(database)
     contents = ContentStore.of(settings.claim_check)
     validation = open_validation(
         settings,
@@ -110,66 +119,70 @@ def assemble(
     )
     intake = open_intake(settings, settings.kafka.group_id, [JOBS_PATTERN], "intake", clock.now)
     control_intake = open_intake(settings, f"{settings.kafka.group_id}-control", [CONTROL], "control-intake", clock.now)
-    liveness = Liveness()
     leases = LeaseKeeper(jobs, owner=owner, lease_s=limits.lease_s, may_renew=lambda: liveness.hung() is None)
-    died = threading.Event()
-
-    def gives_up() -> bool:
-        """Whether to stop waiting for room, because the thread that makes room has ended."""
-        return hurry.is_set() or died.is_set()
-
-    publishing = open_publishing(
-        settings,
-        engine,
-        database,
-        producer,
-        Letters(validation, settings.kafka.group_id),
-        metrics,
-        contents,
-        retry=retry,
-        is_hurried=hurry.is_set,
-        gives_up=gives_up,
-    )
-    tracing = open_tracing(settings, engine.identity, owner=owner, now=clock.now)
-    recorder = Recorder(
-        OutcomeStore(database, half_life=half_life(settings), changed=deciding.evidence_cache.take),
-        intake,
-        leases,
-        publishing.queue,
-        metrics,
-        owner=owner,
-        retry=retry,
-        max_items=RECORDING_ITEMS,
-        max_bytes=limits.max_buffered_bytes,
-        is_hurried=gives_up,
-        now=clock.now,
-        pause=hurry.wait,
-        tracing=tracing,
-    )
-    retries = JobRetries(
-        settings.kafka.retry_delays_s,
-        jobs,
-        leases,
-        publishing.forwarder,
-        recorder,
-        intake,
-        ensure_topics=lambda task: ensure_topics(settings.kafka, [task]),
-        owner=owner,
-        retry=retry,
-        rng=rng,
-        max_bytes=limits.max_buffered_bytes,
-        is_hurried=gives_up,
-    )
     claiming = Claiming(
         jobs, leases, owner=owner, lease_s=limits.lease_s, max_attempts=limits.max_attempts, retry=retry
     )
+
+    # From the engine.
+    publishing = PublishingQueue(
+        max_items=PUBLISHING_ITEMS, max_bytes=limits.max_buffered_bytes, is_hurried=retry.gives_up
+    )
+    forwarder = Forwarder(
+        lambda: Producer(settings.kafka, client_id="alphaloop-forwarding"),
+        UnavailableTopics(partial(ensure_topic, settings.kafka), metrics.topic_unavailable),
+        metrics,
+        letter_of=partial(letter_of, validation=validation, group=settings.kafka.group_id),
+        is_hurried=retry.is_hurried,
+    )
+    publisher = Publisher(
+        publishing,
+        producer,
+        Outbox(database),
+        RefusedResults(RefusedResultStore(database), metrics.result_refused, contents),
+        forwarder,
+        metrics,
+        model=engine.identity.target,
+        retry=retry,
+        relay_after_s=2 * limits.lease_s,
+    )
+    tracing = open_tracing(settings, engine.identity, owner=owner, now=clock.now)
+    outcomes = OutcomeStore(database, half_life=half_life(settings), changed=deciding.evidence_cache.take)
+    recorder = Recorder(
+        partial(outcomes.record, owner=owner),
+        intake,
+        leases,
+        publishing,
+        metrics,
+        retry=retry,
+        max_bytes=limits.max_buffered_bytes,
+        now=clock.now,
+        tracing=tracing,
+    )
+
+    def fail(one: FailedTry) -> None:
+        recorder.put([EndedJob(one.claimed, ended(one.claimed, Status.FAILED, one.failure, now=one.failed_at))])
+
+    retries = JobRetries(
+        settings.kafka.retry_delays_s,
+        leases,
+        forwarder,
+        intake,
+        count=partial(jobs.fail, owner=owner),
+        fail=fail,
+        ensure_topics=lambda task: ensure_topics(settings.kafka, [task]),
+        retry=retry,
+        rng=rng,
+        max_bytes=limits.max_buffered_bytes,
+    )
+
     feed = open_feed(
         settings,
         engine,
         intake,
         open_reader(settings, validation, contents, intake, retry),
         claiming,
-        UndecodedJobs(intake, publishing.queue, publishing.forwarder, recorder, now=clock.now),
+        UndecodedJobs(intake, publishing, forwarder, recorder, now=clock.now),
         read_s=deciding.costs.read_s,
         prepare_decisions=deciding.first_reads.prepare,
         is_ending=lambda: stop.is_set() or died.is_set(),
@@ -179,7 +192,7 @@ def assemble(
         control_intake,
         jobs,
         cancel_here=leases.cancel,
-        refuse=lambda delivery, error: publishing.forwarder.put(DeadMessage(delivery, error, control_intake)),
+        refuse=lambda delivery, error: forwarder.put(DeadMessage(delivery, error, control_intake)),
         retry=retry,
     )
     presence = Presence(
@@ -191,10 +204,6 @@ def assemble(
         num_held=lambda: leases.num_held,
         setup=lambda: WorkerSetup(deciding.facts, tuple(engine.drafters), engine.unserved(())),
         clock=time.monotonic,
-    )
-    costs = deciding.costs
-    steering, slices = open_switchback(
-        settings.policy, engine, database, costs, lambda: presence.num_peers, owner=owner, now=clock.now, rng=rng
     )
     topic_watch = TopicWatch(
         [intake, control_intake], TopicIds(settings.kafka).ask, every_s=settings.kafka.topic_check_s
@@ -211,52 +220,101 @@ def assemble(
             background.put("decisions", deciding.journal.write)
         background.turn()
 
-    def tell() -> None:
+    def on_failure() -> None:
         died.set()
         feed.ready.wake()
 
-    components = Components(
-        owner=owner,
-        engine=engine,
+    turns: dict[str, Callable[[], object]] = {
+        "control": control_reader.turn,
+        "feed": feed.turn,
+        "retries": retries.turn,
+        "recording": recorder.turn,
+        "publishing": publisher.turn,
+        "forwarding": forwarder.turn,
+        "background": write_in_background,
+    }
+    threads = Threads(
+        neighbours=tuple(Neighbour(name, turn, on_failure=on_failure) for name, turn in turns.items()),
         intake=intake,
         control_intake=control_intake,
-        validation=validation,
-        feed=feed,
-        claiming=claiming,
-        decider=deciding.decider,
-        evidence_cache=deciding.evidence_cache,
-        watch=Watch(Listener(database), refresh, every_s=limits.evidence_poll_s),
-        costs=deciding.costs,
         leases=leases,
-        steering=steering,
-        presence=presence,
-        recorder=recorder,
-        background=background,
-        store_slices=slices.store,
-        store_decisions=deciding.journal.write,
-        publishing=publishing.queue,
-        publisher=publishing.publisher,
-        topics=publishing.topics,
-        forwarder=publishing.forwarder,
-        control_reader=control_reader,
-        metrics=metrics,
-        retry=retry,
-        retries=retries,
-        feed_thread=BackgroundThread("feed", feed.turn, on_failure=tell),
-        retries_thread=BackgroundThread("retries", retries.turn, on_failure=tell),
-        recording_thread=BackgroundThread("recording", recorder.turn, on_failure=tell),
-        publishing_thread=BackgroundThread("publishing", publishing.publisher.turn, on_failure=tell),
-        forwarding_thread=BackgroundThread("forwarding", publishing.forwarder.turn, on_failure=tell),
-        control_thread=BackgroundThread("control", control_reader.turn, on_failure=tell),
-        background_thread=BackgroundThread("background", write_in_background, on_failure=tell),
-        stop=stop,
-        hurry=hurry,
+        watch=Watch(Listener(database), refresh, every_s=limits.evidence_poll_s),
+        tracing=tracing,
         liveness=liveness,
         loop_pulse=liveness.watch(Pulse("the engine's step"), limits.max_step_s),
-        now=clock.now,
-        tracing=tracing,
-        drain_s=limits.drain_s,
     )
-    for pulse in components.thread_pulses:
-        liveness.watch(pulse, limits.max_silence_s)
-    return components
+    threads.watch_pulses(limits.max_silence_s)
+    return Worker(
+        engine=engine,
+        stop=stop,
+        hurry=hurry,
+        drain_s=limits.drain_s,
+        now=clock.now,
+        retry=retry,
+        threads=threads,
+        intake=intake,
+        validation=validation,
+        feed=feed,
+        leases=leases,
+        claim_again=claiming.claim_again,
+        release_claims=claiming.release,
+        decider=deciding.decider,
+        costs=deciding.costs,
+        steering=open_steering(
+            settings.policy, engine, deciding.costs, lambda: presence.num_peers, now=clock.now, rng=rng
+        ),
+        recorder=recorder,
+        retries=retries,
+        publisher=publisher,
+        forwarder=forwarder,
+        metrics=metrics,
+        presence=presence,
+        slices=SliceRecorder(SwitchbackStore(database), engine.identity, revisions(engine), owner=owner, now=clock.now),
+        store_decisions=deciding.journal.write,
+        background=background,
+    )
+
+
+def open_steering(
+    policy: PolicySettings,
+    engine: Engine,
+    costs: KnownCosts,
+    num_peers: Callable[[], int],
+    *,
+    now: Callable[[], datetime],
+    rng: random.Random,
+) -> Steering:
+    """What assigns the arms of the experiment; `num_peers`: other workers that ask the same servers.
+
+    `rng` draws what is vanilla: slices of rounds, or requests where the engine cannot change those.
+    """
+    share = policy.control_share
+    if engine.can_redraft:
+        schedule = SwitchbackSchedule(SwitchbackDesign(control_share=share), rng)
+        return RoundSteering(schedule, LengthsTogether(lambda: costs.table), now)
+    endpoints = engine.endpoints if isinstance(engine, AsksServers) else tuple
+    return RequestSteering(
+        RequestSchedule(RequestDesign(control_share=share), rng),
+        now,
+        num_peers,
+        lambda: all(one.is_whole_load_known for one in endpoints()),
+    )
+
+
+def open_tracing(
+    settings: Settings, identity: EngineIdentity, *, owner: str, now: Callable[[], datetime]
+) -> Tracing | None:
+    """What takes the traces of jobs; None for no traces, the default.
+
+    Raises ConfigError when traces are wanted and OpenTelemetry is not installed.
+    """
+    if settings.tracing.endpoint is None:
+        return None
+    try:
+        from worker.tracing import Tracing
+    except ImportError as error:
+        raise ConfigError(
+            f"tracing.endpoint: set, and the package {error.name} is not installed",
+            hint="pip install 'alphaloop[tracing]', or unset ALPHALOOP_TRACING__ENDPOINT",
+        ) from None
+    return Tracing.to_collector(settings.tracing, identity, owner=owner, group_id=settings.kafka.group_id, now=now)

@@ -4,7 +4,7 @@ Every part of the worker that waits for Kafka, Postgres or a broker turns in a `
 never waits for them. What one thread hands to another goes through a `BoundedQueue`, so that a slow thread holds up the
 one before it and does not fill the memory. `BackgroundWrites` is for what no job depends on: measured costs, changes of
 a choice, slices of the experiment, what decisions were taken from. Outcomes of jobs take another way
-(worker/jobs/recording.py).
+(worker/recording.py).
 """
 
 from __future__ import annotations

@@ -1,173 +1,34 @@
-"""The interface between the loop and an engine: `admit`, `redraft`, `step`, `load`.
+"""The interface between the loop and an engine: `admit`, `redraft`, `step`, `load`, and what they take and tell.
 
 The code that uses this interface does not depend on the library that decodes, and an engine does not depend on Kafka or
 Postgres. Of an engine that owns a device, each `step` is one round of all sequences; sequences join and leave between
-two steps. Of an engine that sends jobs to servers, a `step` is what came from them since the step before.
+two steps. Of an engine that sends jobs to servers, a `step` is what came from them since the step before;
+such an engine `AsksServers` too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
 
-from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.acceptance import AcceptanceCounts, sampling_bucket
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from alphaloop.engine_identity import EngineIdentity as EngineIdentity
+from alphaloop.errors import AlphaloopError
 from alphaloop.messages import Job
-from worker.measuring_device import MeasuringDevice
-from worker.sampling import Sampling as Sampling
-from worker.sampling import SamplingDefaults
-from worker.served import FailedRequest, Served
-from worker.servers.fleet_member import EndpointStatus, SuspectCounts
+from alphaloop.server_kind import Granularity
+from alphaloop.settings import TaskSettings
+
+if TYPE_CHECKING:
+    from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 #: Jobs that wait for a server and take no slot, at most: each holds its prompt and a claim.
 MOST_WAITING: Final = 256
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedJob:
-    """A job that the engine can decode. Its prompt is tokenized, unless a server will do that."""
-
-    job: Job
-    token_ids: tuple[int, ...]  #: empty where only the server can tokenize
-    sampling: Sampling
-    is_pooled: bool = False  #: whether the job's segment has no evidence of its own
-    num_estimated_tokens: int = 0  #: of a prompt that is not tokenized here
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Tokens of the prompt, estimated where it is not tokenized here."""
-        return len(self.token_ids) or self.num_estimated_tokens
-
-    @property
-    def segment(self) -> str:
-        """The segment whose evidence the job is decided from and adds to; empty: the task's jobs without one."""
-        return "" if self.is_pooled else self.job.segment or ""
-
-
-@dataclass(frozen=True, slots=True)
-class ShadowCounts:
-    """The counts that a drafter would have on a text that it did not decode, with one round for the prefill."""
-
-    drafter: str
-    draft_revision: str
-    num_draft_tokens: int
-    counts: AcceptanceCounts
-    chances: tuple[int, ...] = ()  #: by position, as a generation's; empty: as `num_draft_tokens` allowed
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterCounts:
-    """The rounds of a job that belong to one drafter: those that allowed it at least one token, never the prefill."""
-
-    drafter: str
-    draft_revision: str
-    num_draft_tokens: int  #: the longest k that a round was allowed
-    counts: AcceptanceCounts
-    chances: tuple[int, ...]  #: by position, as a generation's
-
-
-@dataclass(frozen=True, slots=True)
-class SecondChoice:
-    """The target's second choice where it chose a token greedily, and how far its logit lies behind."""
-
-    token_id: int
-    gap: float
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """A finished text, its counts and its times in seconds."""
-
-    job_id: str
-    text: str
-    token_ids: tuple[int, ...]  #: empty where the server does not tell
-    finish_reason: Literal["stop", "length"]
-    num_prompt_tokens: int
-    counts: AcceptanceCounts  #: of all rounds: those of `drafted`, and the vanilla ones
-    time_to_first_token_s: float
-    wall_s: float
-    device_s: float  #: the job's share: each step's time divided by the sequences in it, and scoring a control
-    batch_size: int  #: most sequences that shared a step with it
-    chances: tuple[int, ...] = ()  #: by position, rounds in which it was asked for with all before it accepted
-    #: Of drafters that did not decode it and can be scored for nothing; of a control, of its `scored_drafters`.
-    shadows: tuple[ShadowCounts, ...] = ()
-    drafted: tuple[DrafterCounts, ...] = ()  #: of each drafter that had a round; they may change within a job
-    num_vanilla_rounds: int = 0  #: rounds that belong to no drafter, the prefill's among them
-    #: Of a greedy probe or control, by token of its text; empty for others, and where the engine does not tell.
-    second_choices: tuple[SecondChoice, ...] = ()
-    served: Served | None = None  #: where and how fast a server decoded it; None: this process did
-
-    @property
-    def is_counted(self) -> bool:
-        """Whether `counts` are those of its rounds; if not, they say only how many tokens the text has."""
-        return self.served is None or self.served.is_counted
-
-
-@dataclass(frozen=True, slots=True)
-class TokenDelta:
-    """Text that one step added to a job."""
-
-    job_id: str
-    text: str
-    index: int  #: 0 for the job's first delta
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one step did."""
-
-    finished: tuple[Generation, ...]
-    deltas: tuple[TokenDelta, ...]
-    batch: int  #: sequences in the step
-    width: int  #: target positions a sequence, the widest
-    wall_s: float
-    draft_s: float = 0.0  #: of it, proposing
-    verify_s: float = 0.0  #: of it, the target's pass and its verification
-    overhead_s: float = 0.0  #: of it, the rest of the rounds: text, counts, book-keeping
-    num_positions: int = 0  #: target positions of the round's pass, all sequences together; 0: batch · width
-    context: int = 0  #: tokens a sequence that the pass could look back on, the mean
-    num_prefill_tokens: int = 0  #: tokens of prompts read in this step
-    num_draft_prefill_tokens: int = 0  #: tokens of texts that draft models read before they could propose
-    drafter: str | None = None  #: the one that proposed; None where none did or several
-    shadow_s: float = 0.0  #: beside it, scoring texts with drafters that do not decode them
-    #: Tokens that each sequence put out in this step, by job_id: 0 for those whose prompts are still being read.
-    tokens_by_job: Mapping[str, int] = field(default_factory=dict)
-    #: Draft tokens that the target read, by job_id; sequences without a proposal are left out.
-    proposed_by_job: Mapping[str, int] = field(default_factory=dict)
-    #: Times that a drafter raised since the step before, by drafter. What it drafted went on vanilla.
-    drafter_failures: Mapping[str, int] = field(default_factory=dict)
-    drafting: tuple[str, ...] = ()  #: job ids of the sequences whose round belonged to a drafter
-    failed: tuple[FailedRequest, ...] = ()  #: jobs that are here no more, by their own fault; the others go on
-    #: Jobs that are here no more, because their server went away when a part of their text was out. Each is decoded
-    #: again, under a new attempt, so that readers of its stream can tell both texts apart.
-    interrupted: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How full the engine is."""
-
-    num_running: int  #: admitted and not ended
-    num_slots: int
-    #: Of those that run, jobs that only some servers may decode and that wait for these. MOST_WAITING take no slot.
-    waiting: frozenset[str] = frozenset()
-    absent: frozenset[str] = frozenset()  #: of those that wait, jobs whose servers are all away
-
-    @property
-    def num_decoding(self) -> int:
-        """Sequences that run and do not wait."""
-        return self.num_running - len(self.waiting)
-
-    @property
-    def num_free(self) -> int:
-        """Sequences that could be admitted now."""
-        return max(0, self.num_slots - self.num_running + min(len(self.waiting), MOST_WAITING))
-
-
-class Engine(MeasuringDevice, Protocol):
+class Engine(Protocol):
     """Decodes sequences, each with its own decision."""
 
     @property
@@ -227,17 +88,378 @@ class Engine(MeasuringDevice, Protocol):
     def load(self) -> Load:
         """How full the engine is."""
 
-    def unavailable(self) -> str | None:
-        """Why nothing can be decoded now, in words: every server is away. Any thread may call it."""
-
-    def endpoints(self) -> Sequence[EndpointStatus]:
-        """How each server is; none where this process decodes. Any thread may call it."""
-
-    def suspects(self) -> SuspectCounts:
-        """Jobs that have to run alone at a server; none where this process decodes. Any thread may call it."""
-
     def unserved(self, jobs: Sequence[PreparedJob]) -> Mapping[str, str]:
         """Drafters that can propose nothing for any of `jobs`, each with what it cannot serve, in words.
 
         With no jobs, those that can propose nothing for any job, because they failed too often.
         """
+
+    def memory(self) -> CacheMemory | None:
+        """Memory for keys and values, as it is now; None where servers have the memory."""
+
+    def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
+        """Median milliseconds of one target pass of that shape, or of that drafter's proposal for it.
+
+        Every sequence has `context` tokens before. Scratch sequences: whatever runs is not touched. A server's drafter
+        is measured with its pass: see CostKind.SERVED.
+        """
+
+    def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
+        """Median milliseconds in which the target, or that drafter, reads a prompt it has never seen."""
+
+
+@runtime_checkable
+class AsksServers(Protocol):
+    """What an engine that sends jobs to servers tells of these, beside what every engine does. Any thread may ask."""
+
+    def unavailable(self) -> str | None:
+        """Why nothing can be decoded now, in words: every server is away."""
+
+    def endpoints(self) -> Sequence[EndpointStatus]:
+        """How each server is."""
+
+    def suspects(self) -> SuspectCounts:
+        """Jobs that have to run alone at a server."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedJob:
+    """A job that the engine can decode. Its prompt is tokenized, unless a server will do that."""
+
+    job: Job
+    token_ids: tuple[int, ...]  #: empty where only the server can tokenize
+    sampling: Sampling
+    is_pooled: bool = False  #: whether the job's segment has no evidence of its own
+    num_estimated_tokens: int = 0  #: of a prompt that is not tokenized here
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt, estimated where it is not tokenized here."""
+        return len(self.token_ids) or self.num_estimated_tokens
+
+    @property
+    def segment(self) -> str:
+        """The segment whose evidence the job is decided from and adds to; empty: the task's jobs without one."""
+        return "" if self.is_pooled else self.job.segment or ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling settings with every default filled in. What they mean: docs/reference/messages.md."""
+
+    max_tokens: int
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()  #: (token id, what is added to its score), each id once
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    bucket: str = field(init=False, compare=False, repr=False)  #: which settings share evidence
+
+    def __post_init__(self) -> None:
+        bucket = sampling_bucket(
+            self.temperature,
+            is_cut=self.is_cut,
+            is_reproducible=self.is_reproducible,
+            is_adjusted=self.is_adjusted,
+        )
+        object.__setattr__(self, "bucket", bucket)
+
+    @property
+    def is_adjusted(self) -> bool:
+        """Whether scores change before a token is chosen."""
+        return bool(
+            self.logit_bias or self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
+        )
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether improbable tokens are left out."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether tokens are drawn so that the seed alone decides the text, however the job is decoded."""
+        return self.seed is not None and self.temperature > 0
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """What a model's generation_config.json says of sampling. Jobs take it only where the settings want that."""
+
+    suggested: Mapping[str, float] = field(default_factory=dict)  #: by the names of TaskSettings
+    unsupported: tuple[str, ...] = ()  #: fields that would change texts, and that are not followed here
+    are_used: bool = False  #: models.target.use_generation_config
+
+    def applied_to(self, task: TaskSettings) -> TaskSettings:
+        """The task, with what the model suggests where the task's section says nothing."""
+        if not self.are_used:
+            return task
+        return task.model_copy(
+            update={name: value for name, value in self.suggested.items() if name not in task.model_fields_set}
+        )
+
+    def sentence(self) -> str:
+        """For people; empty where the model says nothing of sampling."""
+        parts = []
+        if self.suggested:
+            shown = ", ".join(f"{name} {value:g}" for name, value in self.suggested.items())
+            rule = "defaults of jobs whose task sets none" if self.are_used else "not used, jobs are greedy by default"
+            parts.append(f"{shown} ({rule})")
+        if self.unsupported:
+            parts.append(f"not supported: {', '.join(self.unsupported)}")
+        return "; ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How full the engine is."""
+
+    num_running: int  #: admitted and not ended
+    num_slots: int
+    #: Of those that run, jobs that only some servers may decode and that wait for these. MOST_WAITING take no slot.
+    waiting: frozenset[str] = frozenset()
+    absent: frozenset[str] = frozenset()  #: of those that wait, jobs whose servers are all away
+
+    @property
+    def num_decoding(self) -> int:
+        """Sequences that run and do not wait."""
+        return self.num_running - len(self.waiting)
+
+    @property
+    def num_free(self) -> int:
+        """Sequences that could be admitted now."""
+        return max(0, self.num_slots - self.num_running + min(len(self.waiting), MOST_WAITING))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step did."""
+
+    finished: tuple[Generation, ...]
+    deltas: tuple[TokenDelta, ...]
+    batch: int  #: sequences in the step
+    width: int  #: target positions a sequence, the widest
+    wall_s: float
+    draft_s: float = 0.0  #: of it, proposing
+    verify_s: float = 0.0  #: of it, the target's pass and its verification
+    overhead_s: float = 0.0  #: of it, the rest of the rounds: text, counts, book-keeping
+    num_positions: int = 0  #: target positions of the round's pass, all sequences together; 0: batch · width
+    context: int = 0  #: tokens a sequence that the pass could look back on, the mean
+    num_prefill_tokens: int = 0  #: tokens of prompts read in this step
+    num_draft_prefill_tokens: int = 0  #: tokens of texts that draft models read before they could propose
+    drafter: str | None = None  #: the one that proposed; None where none did or several
+    shadow_s: float = 0.0  #: beside it, scoring texts with drafters that do not decode them
+    #: Tokens that each sequence put out in this step, by job_id: 0 for those whose prompts are still being read.
+    tokens_by_job: Mapping[str, int] = field(default_factory=dict)
+    #: Draft tokens that the target read, by job_id; sequences without a proposal are left out.
+    proposed_by_job: Mapping[str, int] = field(default_factory=dict)
+    #: Times that a drafter raised since the step before, by drafter. What it drafted went on vanilla.
+    drafter_failures: Mapping[str, int] = field(default_factory=dict)
+    drafting: tuple[str, ...] = ()  #: job ids of the sequences whose round belonged to a drafter
+    failed: tuple[FailedRequest, ...] = ()  #: jobs that are here no more, by their own fault; the others go on
+    #: Jobs that are here no more, because their server went away when a part of their text was out. Each is decoded
+    #: again, under a new attempt, so that readers of its stream can tell both texts apart.
+    interrupted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDelta:
+    """Text that one step added to a job."""
+
+    job_id: str
+    text: str
+    index: int  #: 0 for the job's first delta
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished text, its counts and its times in seconds."""
+
+    job_id: str
+    text: str
+    token_ids: tuple[int, ...]  #: empty where the server does not tell
+    finish_reason: Literal["stop", "length"]
+    num_prompt_tokens: int
+    counts: AcceptanceCounts  #: of all rounds: those of `drafted`, and the vanilla ones
+    time_to_first_token_s: float
+    wall_s: float
+    device_s: float  #: the job's share: each step's time divided by the sequences in it, and scoring a control
+    batch_size: int  #: most sequences that shared a step with it
+    chances: tuple[int, ...] = ()  #: by position, rounds in which it was asked for with all before it accepted
+    #: Of drafters that did not decode it and can be scored for nothing; of a control, of its `scored_drafters`.
+    shadows: tuple[ShadowCounts, ...] = ()
+    drafted: tuple[DrafterCounts, ...] = ()  #: of each drafter that had a round; they may change within a job
+    num_vanilla_rounds: int = 0  #: rounds that belong to no drafter, the prefill's among them
+    #: Of a greedy probe or control, by token of its text; empty for others, and where the engine does not tell.
+    second_choices: tuple[SecondChoice, ...] = ()
+    served: Served | None = None  #: where and how fast a server decoded it; None: this process did
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether `counts` are those of its rounds; if not, they say only how many tokens the text has."""
+        return self.served is None or self.served.is_counted
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterCounts:
+    """The rounds of a job that belong to one drafter: those that allowed it at least one token, never the prefill."""
+
+    drafter: str
+    draft_revision: str
+    num_draft_tokens: int  #: the longest k that a round was allowed
+    counts: AcceptanceCounts
+    chances: tuple[int, ...]  #: by position, as a generation's
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowCounts:
+    """The counts that a drafter would have on a text that it did not decode, with one round for the prefill."""
+
+    drafter: str
+    draft_revision: str
+    num_draft_tokens: int
+    counts: AcceptanceCounts
+    chances: tuple[int, ...] = ()  #: by position, as a generation's; empty: as `num_draft_tokens` allowed
+
+
+@dataclass(frozen=True, slots=True)
+class SecondChoice:
+    """The target's second choice where it chose a token greedily, and how far its logit lies behind."""
+
+    token_id: int
+    gap: float
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where a server decoded a text, and how fast; costs are learned from it, because no server tells of its passes."""
+
+    endpoint: str  #: its name in the settings
+    drafter: str | None  #: what drafts there; None: nothing does
+    draft_revision: str  #: empty without a drafter
+    num_draft_tokens: int  #: the k that decoded it; 0 without a drafter
+    num_beside: float  #: our requests in flight at that endpoint while this one was, the mean, itself included
+    num_rounds: int | None  #: passes of the target, the one that read the prompt included; None where not told
+    prefill_s: float | None  #: from the start of work to the first token; None where not known
+    decode_s: float | None  #: from the first token to the last; None where not known
+    queue_s: float | None = None  #: in the server's queue; None where not known
+    granularity: Granularity = "rounds"  #: how finely the server told what was drafted
+    num_proposed: int = 0  #: draft tokens, as the server told
+    num_accepted: int = 0
+    is_counted: bool = True  #: whether the job's counts are known; if not, they say only how many tokens it has
+    slice_counts: SliceCounts | None = None  #: of all requests of the slice that this one ended
+    load: ServerLoad | None = None  #: of the whole fleet meanwhile; None of a request that was no job's
+
+    def num_passes(self, num_tokens: int) -> int | None:
+        """Passes of the target for a text of `num_tokens`; None where not even sums are told.
+
+        Each pass yields one token more than it accepts; the last one may have been cut.
+        """
+        if self.num_rounds is not None:
+            return self.num_rounds
+        if self.drafter is None:
+            return num_tokens
+        return max(1, num_tokens - self.num_accepted) if self.num_proposed else None
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLoad:
+    """Requests in flight while one was, the means: ours, and those of others as far as servers told of them."""
+
+    num_beside: float  #: at its endpoint, itself included
+    num_elsewhere: float  #: at all other endpoints of the fleet together
+    is_whole: bool  #: whether every endpoint told of all its requests, all the time
+
+
+@dataclass(frozen=True, slots=True)
+class SliceCounts:
+    """What a server's own counters moved by while some requests of one evidence key, and no others, ran there."""
+
+    num_requests: int
+    num_prompt_tokens: int  #: of all
+    num_tokens: int  #: of all texts
+    counts: AcceptanceCounts  #: all rounds behind the prompts', and one for the prompts
+
+    def num_passes(self, num_tokens: int) -> int:
+        """Passes of the target for one of its texts, if each had as many tokens a round."""
+        behind = max(1, self.num_tokens - self.num_requests)
+        return 1 + round((num_tokens - 1) * (self.counts.rounds - 1) / behind)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRequest:
+    """A job that a server refused or failed to decode while the server itself was well."""
+
+    job_id: str
+    error: AlphaloopError
+    is_final: bool  #: whether the same request would fail for ever
+
+
+#: Of the memory that the models leave on the target's device, for keys and values of target and drafts there: the rest
+#: is for logits and all else.
+CACHE_SHARE: Final = 0.5
+
+
+def target_limit(left: int, target_per_token: int, drafts_per_token: int) -> int:
+    """Most bytes that the target's keys and values may take where `models.target.max_cache_bytes` is not set.
+
+    `left` is what the loaded models leave on the target's device, `drafts_per_token` is of the drafts there together.
+    """
+    return int(CACHE_SHARE * target_per_token / (target_per_token + drafts_per_token) * left)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMemory:
+    """What there is for keys and values, and what they take, in bytes."""
+
+    free: int  #: of the target's device, as in `DeviceMemory`
+    held: int  #: on the target's device
+    target_limit: int  #: most that the target's may hold; jobs that would need more wait
+    target_per_token: int
+    drafts_per_token: Mapping[str, int]  #: by drafter; none for those that keep none
+    positions_at_once: int  #: a slot grows by so many tokens
+    per_row: int  #: of a pass, behind the head: logits, and probabilities of sampled jobs
+    elsewhere: Mapping[str, DeviceMemory] = field(default_factory=dict)  #: devices that hold drafts only, by name
+    device_of: Mapping[str, str] = field(default_factory=dict)  #: by drafter, which of them; none: the target's device
+
+    def of_target(self, num_slots: int, num_tokens: int) -> int:
+        """What the target's keys and values take for so many sequences, the longest of `num_tokens`."""
+        return min(self.target_limit, num_slots * self._in_blocks(num_tokens) * self.target_per_token)
+
+    def of_draft(self, drafter: str, num_slots: int, num_tokens: int) -> int:
+        """What that drafter's take for them."""
+        return num_slots * self._in_blocks(num_tokens) * self.drafts_per_token.get(drafter, 0)
+
+    def left_for_drafts(self, num_slots: int, num_tokens: int, width: int, *, device: str | None = None) -> int:
+        """What is left on a device for drafts' keys and values; None: on the target's.
+
+        There the target holds these sequences, and passes are `width` tokens wide:
+        free + held - what the target's keys and values take - rows of a pass · bytes a row; below 0 where it is short.
+        A device without the target keeps a row of each draft token until it is verified:
+        free + held - rows · bytes a row.
+        """
+        its = DeviceMemory(self.free, self.held) if device is None else self.elsewhere[device]
+        of_target = self.of_target(num_slots, num_tokens) if device is None else 0
+        return its.free + its.held - of_target - num_slots * width * self.per_row
+
+    def left_elsewhere(self, num_slots: int, num_tokens: int, width: int) -> dict[str, int]:
+        """The same for each drafter whose device is not the target's."""
+        left = {device: self.left_for_drafts(num_slots, num_tokens, width, device=device) for device in self.elsewhere}
+        return {drafter: left[device] for drafter, device in self.device_of.items()}
+
+    def _in_blocks(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.positions_at_once) * self.positions_at_once
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """The memory of one device, in bytes."""
+
+    free: int  #: can still be taken before the device, or the container around this process, runs out
+    held: int  #: by caches now; given back when nothing runs

@@ -1,4 +1,4 @@
-"""The worker's Prometheus metrics, in one place. Labels are bounded: tasks, drafters, reasons, never jobs or callers.
+"""The worker's Prometheus metrics. Labels are bounded: tasks, drafters, reasons, servers, never jobs or callers.
 
 Where vLLM has a metric for the same thing its name is kept under our prefix, so that dashboards carry over.
 α_i over any window is `rate(alphaloop_spec_decode_accepts_total) / rate(alphaloop_spec_decode_trials_total)`, of
@@ -6,23 +6,40 @@ purpose="traffic": probes have prompts and a k of their own.
 """
 
 from __future__ import annotations
-
-from collections import Counter as CountOf
-from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import zip_longest
-
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-
 from alphaloop import __version__
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.policy import Decision
+from alphaloop.errors import PromptTooLong
+from alphaloop.errors import ServerError
 from alphaloop.liveness import Pulse
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.outcomes import Outcome
+from collections import Counter as CountOf
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from functools import partial
+from itertools import zip_longest
+from prometheus_client import CollectorRegistry
+from prometheus_client import Counter
+from prometheus_client import Gauge
+from prometheus_client import Histogram
+from prometheus_client import ProcessCollector
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+from typing import Final
+from typing import get_args
 from worker.costs.known import KnownCosts
-from worker.engine import EngineIdentity, Step
+from worker.engine import AsksServers
+from worker.engine import Engine
+from worker.engine import Step
 from worker.intake.polling import Intake
+from worker.servers.fleet_member import EndpointState
+from worker.servers.fleet_member import EndpointStatus
+from worker.servers.fleet_member import SuspectCounts
+
 
 #: Of one step and its parts: look-up on a CPU takes microseconds, a wide pass of a large model a second.
 STEP_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
@@ -152,9 +169,11 @@ class WorkerMetrics:
         for part in costs.parts:
             level.labels(part or "target").set_function(partial(costs.level, part))
 
-    def running_on(self, identity: EngineIdentity) -> None:
-        """Show the engine, target and device."""
+    def watch_engine(self, engine: Engine) -> None:
+        """Show the engine, target and device, and at every scrape how its servers are."""
+        identity = engine.identity
         self._build.labels(__version__, identity.engine, identity.target, identity.device).set(1)
+        self.registry.register(EndpointMetrics(engine))
 
     def decided(self, task: str, decision: Decision) -> None:
         """Count a decision."""
@@ -190,10 +209,10 @@ class WorkerMetrics:
         for run in runs:
             queue.observe(run.queue_s)
         for mode in {run.mode for run in runs}:
-            its = [run for run in runs if run.mode == mode]
-            self._took(task, mode, its)
-            self._tokens.labels(task, mode).inc(sum(run.num_tokens for run in its))
-            self._device_s.labels(task, mode).inc(sum(run.device_s for run in its))
+            alike = [run for run in runs if run.mode == mode]
+            self._took(task, mode, alike)
+            self._tokens.labels(task, mode).inc(sum(run.num_tokens for run in alike))
+            self._device_s.labels(task, mode).inc(sum(run.device_s for run in alike))
         for drafter in {run.key.drafter for run in runs} - {""}:
             self._drafted((task, drafter, purpose), [run.counts for run in runs if run.key.drafter == drafter])
 
@@ -216,8 +235,8 @@ class WorkerMetrics:
             (self._trials, [one.trials for one in counts]),
             (self._accepts, [one.accepts for one in counts]),
         ):
-            for position, its in enumerate(zip_longest(*of_jobs, fillvalue=0), start=1):
-                metric.labels(*labels, str(position)).inc(sum(its))
+            for position, numbers in enumerate(zip_longest(*of_jobs, fillvalue=0), start=1):
+                metric.labels(*labels, str(position)).inc(sum(numbers))
 
     def fenced(self, num_outcomes: int) -> None:
         """Count outcomes that lost their claim."""
@@ -257,3 +276,102 @@ class WorkerMetrics:
     def answered_again(self, num_jobs: int) -> None:
         """Count redeliveries answered from the record."""
         self._answered.inc(num_jobs)
+
+
+class EndpointMetrics(Collector):
+    """Metrics of the inference servers that an engine sends jobs to, read at every scrape.
+
+    Labels are names of the settings and codes of errors, so they are few. Where this process decodes, there are no
+    servers.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._servers = engine if isinstance(engine, AsksServers) else None
+
+    def collect(self) -> Iterable[Metric]:
+        """The metrics as they are now."""
+        servers, load = self._servers, self._engine.load()
+        yield from self._of_each(servers.endpoints() if servers else ())
+        suspects = servers.suspects() if servers else SuspectCounts()
+        yield GaugeMetricFamily(
+            "alphaloop_requests_alone",
+            "Jobs that failed and have to run alone at a server, or do",
+            value=suspects.num_alone,
+        )
+        yield CounterMetricFamily(
+            "alphaloop_requests_killed_servers",
+            "Jobs that failed for good because servers died with them",
+            value=suspects.num_killers,
+        )
+        yield GaugeMetricFamily(
+            "alphaloop_requests_waiting_for_route",
+            "Jobs in the engine that wait for servers of their own, because others may not take them",
+            value=len(load.waiting),
+        )
+
+    def _of_each(self, statuses: Sequence[EndpointStatus]) -> Iterable[Metric]:
+        labels = ["endpoint", "drafter"]
+        in_flight = GaugeMetricFamily("alphaloop_endpoint_in_flight", "Requests at an inference server", labels=labels)
+        limit = GaugeMetricFamily(
+            "alphaloop_endpoint_limit", "Requests that the server may have now; 0 where it gets none", labels=labels
+        )
+        state = GaugeMetricFamily(
+            "alphaloop_endpoint_state", "1 for the state of an inference server", labels=[*labels, "state"]
+        )
+        since = GaugeMetricFamily("alphaloop_endpoint_state_seconds", "In that state", labels=labels)
+        failed = CounterMetricFamily(
+            "alphaloop_endpoint_failures", "Requests that failed at the server", labels=[*labels, "code"]
+        )
+        undrafted = GaugeMetricFamily(
+            "alphaloop_endpoint_undrafted_in_flight",
+            "Of the requests at a server that switches drafts, those without drafts",
+            labels=labels,
+        )
+        switches = GaugeMetricFamily(
+            "alphaloop_endpoint_switches_drafts",
+            "1 where a server that shall leave out drafts for one request does so",
+            labels=labels,
+        )
+        whole_load_known = GaugeMetricFamily(
+            "alphaloop_endpoint_whole_load_known",
+            "1 where the server told a moment ago how many requests it has, whoever sent them",
+            labels=labels,
+        )
+        others = GaugeMetricFamily(
+            "alphaloop_endpoint_others_in_flight",
+            "Requests of other clients at the server, where it tells its load",
+            labels=labels,
+        )
+        for status in statuses:
+            names = [status.name, status.drafter or ""]
+            in_flight.add_metric(names, status.num_in_flight)
+            limit.add_metric(names, status.limit)
+            since.add_metric(names, status.since_s)
+            whole_load_known.add_metric(names, float(status.is_whole_load_known))
+            if status.num_others is not None:
+                others.add_metric(names, status.num_others)
+            if status.num_undrafted is not None:
+                undrafted.add_metric(names, status.num_undrafted)
+                switches.add_metric(names, float(status.is_obeying))
+            for one in _STATES:
+                state.add_metric([*names, one], float(one == status.state))
+            for code in _FAILURES:
+                failed.add_metric([*names, code], status.num_failed.get(code, 0))
+            num_other = sum(number for code, number in status.num_failed.items() if code not in _FAILURES)
+            failed.add_metric([*names, _OTHER], num_other)
+        return in_flight, limit, state, since, failed, undrafted, switches, whole_load_known, others
+
+
+_STATES: Final[tuple[EndpointState, ...]] = get_args(EndpointState)
+
+
+def _codes_below(error: type[ServerError]) -> Iterable[str]:
+    for below in error.__subclasses__():
+        yield below.code
+        yield from _codes_below(below)
+
+
+#: All are shown from the start: a counter that begins at 1 has not grown, for Prometheus.
+_FAILURES: Final = (PromptTooLong.code, *_codes_below(ServerError))
+_OTHER: Final = "other"

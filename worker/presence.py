@@ -6,12 +6,12 @@ One row a worker, however many jobs and tokens: nothing is written for a job or 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from alphaloop.engine_identity import EngineIdentity
-from alphaloop.store.workers import WorkerLoad, WorkerSetup
+from alphaloop.store.workers import WorkerLoad, WorkerSetup, WorkerStore
 from worker.background import Write
 from worker.engine import Step
 
@@ -20,20 +20,12 @@ log = logging.getLogger(__name__)
 EVERY_S: Final = 2.0
 
 
-class Store(Protocol):
-    """What is needed of alphaloop.store.workers.WorkerStore."""
-
-    def enter(self, load: WorkerLoad) -> Sequence[str]: ...
-    def say(self, load: WorkerLoad) -> int: ...
-    def leave(self, owner: str) -> None: ...
-
-
 class Presence:
     """Counts the tokens of running jobs, and has them written now and then. The loop's thread owns it."""
 
     def __init__(
         self,
-        store: Store,
+        store: WorkerStore,
         write: Write,
         identity: EngineIdentity,
         *,

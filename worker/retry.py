@@ -1,4 +1,4 @@
-"""Retries while a database or broker is away."""
+"""How long the worker waits: for a server that is away, and for room in a queue between two threads."""
 
 from __future__ import annotations
 
@@ -27,17 +27,34 @@ LONGEST_WAIT_S: Final = 10.0
 
 
 class Retry:
-    """Repeats a call that failed because a server is away, until it works or the worker is told to hurry."""
+    """Repeats a call that failed because a server is away, until it works or the worker is told to hurry.
+
+    `died` is set when a thread has ended by itself: then nobody waits any more for room that this thread would make.
+    """
 
     def __init__(
         self,
         hurry: threading.Event,
+        died: threading.Event | None = None,
         *,
         pause: Callable[[float], object] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._hurry = hurry
+        self._died = died
         self._pause, self._clock = pause, clock
+
+    def is_hurried(self) -> bool:
+        """Whether the worker is told to hurry."""
+        return self._hurry.is_set()
+
+    def gives_up(self) -> bool:
+        """Whether to stop waiting for room in a queue."""
+        return self._hurry.is_set() or (self._died is not None and self._died.is_set())
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long, unless the worker is told to hurry."""
+        self._hurry.wait(seconds)
 
     def until_done(self, what: str, act: Callable[[], Answer]) -> Answer:
         """The answer of `act`; its last error of a server or topic that is away once in a hurry."""

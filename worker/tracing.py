@@ -1,60 +1,240 @@
-"""Traces of jobs: what the recorder and the publisher tell, and opening what takes it."""
+"""The way of a job as OpenTelemetry spans: received, waiting, decoded, recorded, its result on Kafka.
+
+    process jobs.code            CONSUMER   from the message's arrival to the acknowledgement of the result
+      wait                       INTERNAL   until decoding begins
+      chat SmolLM2-135M          INTERNAL   decoding, with the attributes of OpenTelemetry's GenAI conventions
+      record                     INTERNAL   until Postgres has committed the outcome
+      send results               PRODUCER   until the broker has acknowledged the result
+
+All are made when the outcome is committed, from times that the worker keeps anyway, so decoding does no work for them.
+The parent is the job's `traceparent`. Attributes hold names, counts and settings, and never text of a prompt or of a
+result. Sources: OpenTelemetry semantic conventions for messaging and for generative AI (both in development).
+"""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from alphaloop import __version__
+from alphaloop.messages import Status as JobStatus
+from alphaloop.settings import TracingSettings
+from alphaloop.store.outcomes import DecodeRun
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Protocol
-
-from alphaloop.errors import ConfigError
-from alphaloop.messages import Job
-from alphaloop.settings import Settings
-from alphaloop.store.outcomes import Outcome
+from datetime import timedelta
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import SpanProcessor
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased
+from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
+from opentelemetry.trace import Span
+from opentelemetry.trace import SpanKind
+from opentelemetry.trace import Status
+from opentelemetry.trace import StatusCode
+from opentelemetry.trace import set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from typing import Final
+from typing import TYPE_CHECKING
 from worker.engine import EngineIdentity
 from worker.intake.partitions import Delivery
+import json
+
+if TYPE_CHECKING:
+    from worker.recording import EndedJob
 
 
-@dataclass(frozen=True, slots=True)
-class TracedJob:
-    """A job whose outcome was recorded."""
+_Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
 
-    job: Job
-    delivery: Delivery
-    outcome: Outcome
+_PROPAGATOR: Final = TraceContextTextMapPropagator()
+_CLOSE_MS: Final = 3000
 
 
-class JobTrace(Protocol):
-    """The trace of one job, open until its result is on Kafka."""
+class Tracing:
+    """Makes the spans of jobs. Called by the recorder's thread; spans are sent by a thread of the SDK.
+
+    The queue of that thread is bounded. A collector that is away costs spans, and never a job or its time.
+    """
+
+    def __init__(
+        self,
+        processor: SpanProcessor,
+        identity: EngineIdentity,
+        *,
+        owner: str,
+        group_id: str,
+        now: Callable[[], datetime],
+        sample_share: float,
+        service_name: str,
+    ) -> None:
+        self._identity, self._group_id, self._now = identity, group_id, now
+        self._provider = TracerProvider(
+            sampler=ParentBased(TraceIdRatioBased(sample_share)),
+            resource=Resource.create(
+                {
+                    "service.name": service_name,
+                    "service.version": __version__,
+                    "service.instance.id": owner,
+                    "host.name": identity.host,
+                }
+            ),
+            shutdown_on_exit=False,
+        )
+        self._provider.add_span_processor(processor)
+        self._tracer = self._provider.get_tracer("alphaloop", __version__)
+
+    @classmethod
+    def to_collector(
+        cls,
+        settings: TracingSettings,
+        identity: EngineIdentity,
+        *,
+        owner: str,
+        group_id: str,
+        now: Callable[[], datetime],
+    ) -> Tracing:
+        """Spans that go to the settings' endpoint over HTTP."""
+        exporter = OTLPSpanExporter(
+            endpoint=settings.endpoint,
+            headers={name: value.get_secret_value() for name, value in settings.headers.items()},
+            timeout=settings.timeout_s,
+        )
+        return cls(
+            BatchSpanProcessor(exporter),
+            identity,
+            owner=owner,
+            group_id=group_id,
+            now=now,
+            sample_share=settings.sample_share,
+            service_name=settings.service_name,
+        )
+
+    def recorded(self, jobs: Sequence[EndedJob]) -> Sequence[JobTrace]:
+        """Begin the trace of each sampled job whose outcome was committed; its parts up to the commit are over."""
+        return list(self._begun(jobs, self._now()))
+
+    def close(self) -> None:
+        """Send what is left, for a few seconds at most."""
+        self._provider.force_flush(_CLOSE_MS)
+        self._provider.shutdown()
+
+    def _begun(self, jobs: Sequence[EndedJob], at: datetime) -> Iterator[JobTrace]:
+        for ended in jobs:
+            run, record = ended.outcome.run, ended.claimed.ready.delivery.record
+            decoded_at = run.decoded_at if run else at
+            decoding_began = decoded_at - timedelta(seconds=run.wall_s if run else 0.0)
+            arrived = decoding_began - timedelta(seconds=run.queue_s if run else 0.0)
+            whole = self._tracer.start_span(
+                f"process {record.topic}",
+                context=_PROPAGATOR.extract(ended.outcome.headers, Context()),
+                kind=SpanKind.CONSUMER,
+                start_time=_ns(arrived),
+            )
+            if not whole.is_recording():
+                continue
+            result = json.loads(ended.outcome.result)
+            whole.set_attributes(self._job_attributes(ended))
+            if ended.outcome.status != JobStatus.SUCCEEDED.value:
+                code = str((result.get("error") or {}).get("code") or ended.outcome.status)
+                whole.set_attribute("error.type", code)
+                whole.set_status(Status(StatusCode.ERROR, ended.outcome.status))
+            inside = set_span_in_context(whole, Context())
+            if run:
+                self._span("wait", inside, arrived, decoding_began, {})
+                operation = "chat" if ended.claimed.ready.job.body.messages is not None else "text_completion"
+                self._span(
+                    f"{operation} {self._identity.target}",
+                    inside,
+                    decoding_began,
+                    decoded_at,
+                    self._decoding_attributes(ended, run, operation, result.get("finish_reason")),
+                )
+            self._span("record", inside, decoded_at, at, {"db.system.name": "postgresql"})
+            sending = self._tracer.start_span(
+                f"send {ended.outcome.topic}",
+                context=inside,
+                kind=SpanKind.PRODUCER,
+                start_time=_ns(at),
+                attributes={
+                    "messaging.system": "kafka",
+                    "messaging.operation.type": "send",
+                    "messaging.operation.name": "send",
+                    "messaging.destination.name": ended.outcome.topic,
+                },
+            )
+            yield JobTrace(whole, sending, self._now)
+
+    def _span(self, name: str, inside: Context, begin: datetime, end: datetime, attributes: _Attributes) -> None:
+        span = self._tracer.start_span(name, context=inside, start_time=_ns(begin), attributes=dict(attributes))
+        span.end(_ns(max(begin, end)))
+
+    def _job_attributes(self, ended: EndedJob) -> _Attributes:
+        job, record = ended.claimed.ready.job, ended.claimed.ready.delivery.record
+        return {
+            "messaging.system": "kafka",
+            "messaging.operation.type": "process",
+            "messaging.operation.name": "process",
+            "messaging.destination.name": record.topic,
+            "messaging.destination.partition.id": str(record.partition),
+            "messaging.kafka.offset": record.offset,
+            "messaging.consumer.group.name": self._group_id,
+            "alphaloop.job.id": job.job_id,
+            "alphaloop.job.task": job.task,
+            "alphaloop.job.purpose": job.purpose.value,
+            "alphaloop.job.attempt": ended.outcome.attempt,
+            "alphaloop.job.status": ended.outcome.status,
+        }
+
+    def _decoding_attributes(
+        self, ended: EndedJob, run: DecodeRun, operation: str, finish_reason: str | None
+    ) -> _Attributes:
+        body = ended.claimed.ready.job.body
+        asked = {
+            "gen_ai.request.model": body.model or self._identity.target,
+            "gen_ai.request.max_tokens": body.max_tokens,
+            "gen_ai.request.temperature": body.temperature,
+            "gen_ai.request.top_p": body.top_p,
+            "gen_ai.request.top_k": body.top_k,
+            "gen_ai.request.frequency_penalty": body.frequency_penalty,
+            "gen_ai.request.presence_penalty": body.presence_penalty,
+            "gen_ai.request.seed": body.seed,
+            "alphaloop.time_to_first_token_s": run.time_to_first_token_s,
+        }
+        return {
+            **{name: value for name, value in asked.items() if value is not None},
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "alphaloop",
+            "gen_ai.response.model": self._identity.target,
+            "gen_ai.response.finish_reasons": [finish_reason] if finish_reason else [],
+            "gen_ai.usage.input_tokens": run.num_prompt_tokens,
+            "gen_ai.usage.output_tokens": run.num_tokens,
+            "alphaloop.decoding.mode": run.mode,
+            "alphaloop.decoding.drafter": run.key.drafter,
+            "alphaloop.decoding.num_draft_tokens": run.num_draft_tokens,
+            "alphaloop.decoding.reason": run.reason,
+            "alphaloop.decoding.num_rounds": run.counts.rounds,
+            "alphaloop.decoding.num_proposed": sum(run.counts.proposed),
+            "alphaloop.decoding.num_accepted": sum(run.counts.accepts),
+            "alphaloop.decoding.batch_size": run.batch_size,
+            "alphaloop.decoding.device_s": run.device_s,
+        }
+
+
+class JobTrace:
+    """The trace of one job, open until its result is on Kafka: two of its spans wait for the broker."""
+
+    def __init__(self, whole: Span, sending: Span, now: Callable[[], datetime]) -> None:
+        self._whole, self._sending, self._now = whole, sending, now
 
     def published(self) -> None:
         """The broker has acknowledged the result."""
+        acknowledged_at = _ns(self._now())
+        self._sending.end(acknowledged_at)
+        self._whole.end(acknowledged_at)
 
 
-class Tracing(Protocol):
-    """Takes what is known of a job at its end."""
-
-    def recorded(self, jobs: Sequence[TracedJob]) -> Sequence[JobTrace]:
-        """These outcomes were committed; returns the traces that were begun, for jobs that are sampled."""
-
-    def close(self) -> None:
-        """Send what is left; waits for a few seconds at most."""
-
-
-def open_tracing(
-    settings: Settings, identity: EngineIdentity, *, owner: str, now: Callable[[], datetime]
-) -> Tracing | None:
-    """What the settings ask for; None for no traces, the default.
-
-    Raises ConfigError when traces are wanted and OpenTelemetry is not installed.
-    """
-    if settings.tracing.endpoint is None:
-        return None
-    try:
-        from worker.job_spans import JobSpans
-    except ImportError as error:
-        raise ConfigError(
-            f"tracing.endpoint: set, and the package {error.name} is not installed",
-            hint="pip install 'alphaloop[tracing]', or unset ALPHALOOP_TRACING__ENDPOINT",
-        ) from None
-    return JobSpans.to_collector(settings.tracing, identity, owner=owner, group_id=settings.kafka.group_id, now=now)
+def _ns(moment: datetime) -> int:
+    """Nanoseconds since 1970, as the SDK wants times."""
+    return int(moment.timestamp() * 1e9)

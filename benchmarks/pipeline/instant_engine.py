@@ -10,10 +10,7 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from alphaloop.messages import Job
-from worker.cache_memory import CacheMemory
-from worker.engine import EngineIdentity, Generation, Load, PreparedJob, Sampling, Step
-from worker.sampling import SamplingDefaults
-from worker.servers.fleet_member import EndpointStatus, SuspectCounts
+from worker.engine import CacheMemory, EngineIdentity, Generation, Load, PreparedJob, Sampling, SamplingDefaults, Step
 
 TEXT: Final = "ok"
 #: What a prompt of about 400 bytes comes to. Tokenizing is the engine's work, which is not measured here.
@@ -121,18 +118,6 @@ class InstantEngine:
     def load(self) -> Load:
         """How full the engine is."""
         return Load(len(self._running), self._num_slots)
-
-    def unavailable(self) -> str | None:
-        """Nothing is away."""
-        return None
-
-    def endpoints(self) -> Sequence[EndpointStatus]:
-        """There are none."""
-        return ()
-
-    def suspects(self) -> SuspectCounts:
-        """There are none."""
-        return SuspectCounts()
 
     def memory(self) -> CacheMemory:
         """A gigabyte, of which nothing is ever taken."""

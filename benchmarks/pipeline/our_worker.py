@@ -24,8 +24,7 @@ from alphaloop.store.database import Database
 from benchmarks.pipeline.instant_engine import InstantEngine
 from benchmarks.pipeline.sampling import Sampler
 from worker.assembly import assemble, owner_name
-from worker.interpreter import set_up_interpreter
-from worker.loop import Worker
+from worker.threads import set_up_interpreter
 
 CLOSE_S: Final = 30.0
 NUM_FUNCTIONS: Final = 60  #: reported of a sampled run
@@ -72,10 +71,9 @@ def main() -> None:
     threading.Thread(target=_stop_at_end_of_input, args=(stop,), name="input", daemon=True).start()
     database = Database(SecretStr(order.database_url), pool_size=settings.postgres.pool_size)
     producer = Producer(settings.kafka)
-    components = assemble(
+    worker = assemble(
         settings, None, engine, database, producer, owner=owner_name(), stop=stop, hurry=hurry, rng=random.Random(1)
     )
-    worker = Worker(components)
     set_up_interpreter()
     try:
         if order.is_sampled:
@@ -83,7 +81,7 @@ def main() -> None:
         _say(answers, {"ready": True})
         worker.run()
     finally:
-        components.close(CLOSE_S)
+        worker.close(CLOSE_S)
         producer.close()
         database.close()
     report: dict[str, object] = {"num_prepared": engine.num_prepared, "moments": engine.moments}

@@ -18,6 +18,7 @@ from datetime import UTC
 from datetime import datetime
 from datetime import timedelta
 from typing import Final
+from worker import outcomes
 from worker.claims import ClaimedJob
 from worker.deciding.opening import Deciding
 from worker.engine import Engine
@@ -26,7 +27,6 @@ from worker.engine import PreparedJob
 from worker.engine import Sampling
 from worker.intake.partitions import Delivery
 from worker.intake.validation import ReadyJob
-from worker.jobs import outcomes
 from worker.lanes import lane_of
 import json
 import random

@@ -12,8 +12,7 @@ from alphaloop.messages import Mode, Purpose
 from tests.fakes import FakeEngine
 from tests.fixtures.models import make_job
 from tests.fixtures.served_engine import ServedEngine, engine_over
-from worker.engine import Generation, Sampling
-from worker.served import Served
+from worker.engine import Generation, Sampling, Served
 from worker.servers.engine import ServerEngine
 
 ASKED = "alphaloop_num_draft_tokens"

@@ -35,16 +35,16 @@ from tests.fuzz.mutations import mutated
 from tests.fuzz.strategies import MESSAGES
 from typing import Any
 from typing import Final
+from worker import outcomes
 from worker.claims import Claiming
 from worker.claims import cancelled
+from worker.dead_letters import DeadMessage
 from worker.decoding.prompts import longest_token_chars
 from worker.decoding.prompts import prepare_job
 from worker.engine import PreparedJob
 from worker.engine import Sampling
 from worker.intake.partitions import Delivery
 from worker.intake.validation import ReadyJob
-from worker.jobs import outcomes
-from worker.jobs.letters import DeadMessage
 import os
 import pytest
 import random
@@ -78,7 +78,7 @@ class Reader:
 
     def __init__(self, worker: RunningWorker, database: Database) -> None:
         self._worker = worker
-        self._parts = worker.components
+        self._parts = worker.worker
         self._claiming = Claiming(JobStore(database), owner="fuzz", lease_s=3600.0, max_attempts=3)
         self._finished = FinishedDeliveries()
         self._ready: list[ReadyJob] = []

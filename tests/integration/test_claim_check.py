@@ -117,7 +117,7 @@ def recorded(database: Database, name: str) -> tuple[str, bytes, int, int]:
 
 def refused(worker: RunningWorker, done: str) -> float:
     labels = {"code": "result_too_large", "done": done}
-    return worker.components.metrics.registry.get_sample_value("alphaloop_results_refused_total", labels) or 0.0
+    return worker.worker.metrics.registry.get_sample_value("alphaloop_results_refused_total", labels) or 0.0
 
 
 def test_a_large_prompt_and_a_long_text_travel_by_reference_and_are_the_same_job_again(

@@ -150,6 +150,6 @@ def test_a_store_that_is_away_stops_a_submission_which_goes_on_later(
         assert cli("batch", "status", batch_file, "--json").json["requests_by_status"]["waiting"] == 4
         proxy.release()
         told = cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "120", "--json")
-        until(lambda: not worker.components.num_unpublished, "everything is acknowledged")
+        until(lambda: not worker.worker.num_unpublished, "everything is acknowledged")
     assert told.code == 1, "a line has no text"
     assert told.json["requests_by_status"] == {"succeeded": 4, "invalid": 1}

@@ -210,7 +210,7 @@ def test_a_cancelled_batch_keeps_what_is_done(
         assert told["requests_by_status"] == {"succeeded": 1, "running": 3}
         assert told["status"] == "in_progress"
         assert "asked to cancel 3 requests" in batch_cli("batch", "cancel", path).err
-        until(lambda: len(worker.components.leases.cancelled()) == 3, "the worker knows")
+        until(lambda: len(worker.worker.leases.cancelled()) == 3, "the worker knows")
         is_cancelled.set()
         until(lambda: _count(database, "jobs WHERE status = 'cancelled'") == 3, "the batch is cancelled")
     told = batch_cli("batch", "status", path, "--json").json

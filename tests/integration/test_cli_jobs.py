@@ -1,29 +1,34 @@
 """`alphaloop job`, `wait` and `cancel` against real servers: where jobs are, and how they are waited for again."""
 
 from __future__ import annotations
-
+from alphaloop.kafka.backlog import search
+from alphaloop.kafka.backlog import unfinished
+from alphaloop.outcomes.reading import OutcomeReader
+from alphaloop.outcomes.whereabouts import JobPlace
+from alphaloop.outcomes.whereabouts import find_jobs
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from alphaloop.store.workers import WorkerStore
+from collections.abc import Callable
+from collections.abc import Iterator
+from pathlib import Path
+from tests.fakes import FakeEngine
+from tests.fixtures.cli import Cli
+from tests.fixtures.cli import Ran
+from tests.fixtures.worker import Client
+from tests.fixtures.worker import WAIT_S
+from tests.fixtures.worker import running_worker
+from tests.fixtures.worker import until
+from typing import Any
+from worker.engine import SamplingDefaults
 import json
 import os
+import pytest
 import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
-import pytest
-
-from alphaloop.kafka.backlog import search, unfinished
-from alphaloop.outcomes.reading import OutcomeReader
-from alphaloop.outcomes.whereabouts import JobPlace, find_jobs
-from alphaloop.settings import Settings
-from alphaloop.store.database import Database
-from alphaloop.store.workers import WorkerStore
-from tests.fakes import FakeEngine
-from tests.fixtures.cli import Cli, Ran
-from tests.fixtures.worker import WAIT_S, Client, running_worker, until
-from worker.sampling import SamplingDefaults
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -88,7 +93,7 @@ def test_a_job_is_found_wherever_it_is(jobs_cli: Cli, worker_settings: Settings,
     engine.sampling_defaults = SamplingDefaults({"temperature": 0.6})
     with running_worker(worker_settings, engine) as worker:
         # What it says before its fourth step stands as long as the gate is shut: by then it holds all three.
-        until(lambda: worker.components.leases.num_held == 3, "all three are claimed")
+        until(lambda: worker.worker.leases.num_held == 3, "all three are claimed")
         gate.is_shut = False
         until(lambda: max(said_tokens(database), default=0) >= 3, "it has said how far it is")
         places = dict.fromkeys(("job-1", "job-2", "job-3"), JobPlace.UNKNOWN)
@@ -142,7 +147,7 @@ def test_cancel_says_what_it_found_and_waits_for_the_answer(
     asked = threading.Event()
     gate = Gate(asked.is_set)
     with running_worker(worker_settings, FakeEngine(num_slots=1, before_step=gate)) as worker:
-        leases = worker.components.leases
+        leases = worker.worker.leases
         gate._may_go_on = lambda: len(leases.cancelled()) == 2
         jobs_cli("enqueue", "--file", "-", "--batch-id", "b", stdin=jobs(1, 2))
 

@@ -25,7 +25,7 @@ from typing import Any
 from typing import TYPE_CHECKING
 from worker.claims import ClaimedJob
 from worker.engine import Generation
-from worker.jobs.outcomes import succeeded
+from worker.outcomes import succeeded
 import pytest
 import torch
 

@@ -1,33 +1,33 @@
 """`alphaloop measure` on a tiny model: the whole command, its texts, its interruption, a draft's record."""
 
 from __future__ import annotations
-
-import json
-import os
-import signal
-import subprocess
-import sys
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
-
-import pytest
-from pydantic import TypeAdapter
-
 from alphaloop.cli.measuring.as_json import as_json
 from alphaloop.cli.measuring.screens import show
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.payoff.figures import VANILLA
 from alphaloop.payoff.report import Report
+from dataclasses import replace
+from pathlib import Path
+from pydantic import TypeAdapter
 from tests.fakes import FakeEngine
 from tests.fixtures.models import VANILLA as VANILLA_DECISION
 from tests.fixtures.models import make_job
-from tests.fixtures.orders import CarriedOut, measure_order
-from tests.fixtures.served_engine import ServedEngine, serving
+from tests.fixtures.orders import CarriedOut
+from tests.fixtures.orders import measure_order
+from tests.fixtures.served_engine import ServedEngine
+from tests.fixtures.served_engine import serving
+from typing import Any
 from worker.engine import Sampling
-from worker.measuring import exactness
-from worker.measuring.exactness import ExactnessCheck
-from worker.measuring.running import Runner
+from worker.measuring import observing
+from worker.measuring.observing import ExactnessCheck
+from worker.measuring.observing import Runner
+import json
+import os
+import pytest
+import signal
+import subprocess
+import sys
+
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM = 12
@@ -203,13 +203,13 @@ def test_a_differing_text_is_a_near_tie_or_a_fault(tiny_engine: Any, monkeypatch
     assert compared(others).num_wrong == 4
     assert not compared(others).is_exact
     # Raised by more than any logit, each of the two is chosen.
-    monkeypatch.setattr(exactness, "tolerance_of", lambda dtype: 1e6)
+    monkeypatch.setattr(observing, "tolerance_of", lambda dtype: 1e6)
     assert compared(others).num_near_ties == 4
     assert compared(others).is_exact
     # The same tokens, but one text goes on: no rounding does that.
     cut = [(number, replace(truth, token_ids=truth.token_ids[:-1])) for number, truth in truths]
     assert compared(cut).num_wrong == 4
-    monkeypatch.setattr(exactness, "MAX_EXAMINED", 1)
+    monkeypatch.setattr(observing, "MAX_EXAMINED", 1)
     limited = compared(others)
     assert (limited.num_near_ties, limited.num_unexamined) == (1, 3)
     assert engine.load().num_running == 0

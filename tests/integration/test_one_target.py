@@ -22,7 +22,7 @@ from tests.fakes import FakeEngine
 from tests.fixtures.worker import Client, RunningWorker, until
 from tests.fixtures.workers import SETUP
 from worker import __main__ as worker_main
-from worker.health import ProcessHealth
+from worker.__main__ import ProcessHealth
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -41,7 +41,7 @@ def consume(worker: RunningWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the process does once everything is loaded."""
     monkeypatch.setattr(worker_main, "set_up_interpreter", lambda: None)
     health = ProcessHealth(StartWait(threading.Event(), 1.0))
-    worker_main._consume(worker.components, health, worker.settings.worker, metrics_url="")
+    worker_main._consume(worker.worker, health, worker.settings.worker, owner=worker.owner, metrics_url="")
 
 
 def test_a_worker_of_another_target_ends_before_it_loads_a_model(
@@ -101,12 +101,12 @@ def test_another_revision_starts_and_the_result_names_target_and_revision(
             identity.target,
             identity.target_revision,
         )
-        owner = assembled.components.owner
+        owner = assembled.owner
         until(lambda: len(WorkerStore(database).seen()) == 2, "it says what it runs")
         (own,) = [one for one in WorkerStore(database).seen() if one.load.owner == owner]
         assert own.load.setup is not None
         assert own.load.setup.facts.target_revision == identity.target_revision
-        assert own.load.setup.drafters == tuple(assembled.components.engine.drafters)
+        assert own.load.setup.drafters == tuple(assembled.worker.engine.drafters)
     finally:
         assembled.stop.set()
         thread.join(60)

@@ -51,7 +51,7 @@ def test_jobs_of_a_broken_drafter_succeed_and_the_worker_says_why_they_are_vanil
                 ended = running(WorkerStore(database).seen())
                 assert ended is not None
                 assert "KeyError" in ended.setup.ended["lookup"]
-                registry: CollectorRegistry = worker.components.metrics.registry
+                registry: CollectorRegistry = worker.worker.metrics.registry
                 labels = {"drafter": "lookup"}
                 num_failures = registry.get_sample_value("alphaloop_drafter_failures_total", labels)
                 assert num_failures is not None

@@ -97,7 +97,7 @@ def job(rng: random.Random, number: int) -> tuple[str, bytes]:
 def deciding(settings: Settings, seed: int, decided: dict[UUID, tuple[Decision, ...]]) -> Iterator[RunningWorker]:
     """A worker whose decisions are kept as they are taken."""
     worker = RunningWorker(settings, MixedEngine(seed), seed=seed)
-    decider = worker.components.decider
+    decider = worker.worker.decider
     decide_each = decider.decide_each
 
     def kept(*args: Any, decision_id: UUID, **kwargs: Any) -> tuple[Decision, ...]:
@@ -160,7 +160,7 @@ def run_until(
     num_sent = 0
     for part in range(1, restarts + 2):
         with deciding(settings, part, decided) as worker:
-            engine = worker.components.engine
+            engine = worker.worker.engine
             assert isinstance(engine, FakeEngine)
             while len(decided) < num_decisions * part / (restarts + 1):
                 by_task: dict[str, list[bytes]] = {}

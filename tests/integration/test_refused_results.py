@@ -1,32 +1,40 @@
 """Results, chunks and dead letters that a real broker refuses: none is retried for ever, none holds up another."""
 
 from __future__ import annotations
-
-import json
-import random
-from collections.abc import Mapping
-from contextlib import closing
-from dataclasses import replace
-
-import pytest
-from sqlalchemy import text
-
 from alphaloop.errors import DeliveryFailed
 from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import RESULTS, TOKENS, list_topics
-from alphaloop.messages import Result, Status
+from alphaloop.kafka.topics import RESULTS
+from alphaloop.kafka.topics import TOKENS
+from alphaloop.kafka.topics import list_topics
+from alphaloop.messages import Result
+from alphaloop.messages import Status
 from alphaloop.messages.dead_letter import SHORTENED
-from alphaloop.settings import KafkaSettings, Settings
+from alphaloop.settings import KafkaSettings
+from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from sqlalchemy import text
 from tests.fakes import FakeEngine
-from tests.fixtures.runs import claim_request, outcome
+from tests.fixtures.runs import claim_request
+from tests.fixtures.runs import outcome
 from tests.fixtures.topics import Operator
-from tests.fixtures.worker import WAIT_S, Client, RunningWorker, headers_of, running_worker, until
+from tests.fixtures.worker import Client
+from tests.fixtures.worker import RunningWorker
+from tests.fixtures.worker import WAIT_S
+from tests.fixtures.worker import headers_of
+from tests.fixtures.worker import running_worker
+from tests.fixtures.worker import until
 from worker.engine import Step
+import json
+import pytest
+import random
+
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -60,7 +68,7 @@ class VerboseEngine(FakeEngine):
 
 
 def count(worker: RunningWorker, name: str, **labels: str) -> float:
-    return worker.components.metrics.registry.get_sample_value(name, labels) or 0.0
+    return worker.worker.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
 def takes(settings: Settings, num_bytes: int) -> bool:
@@ -167,7 +175,7 @@ def test_a_dead_letter_too_large_for_its_topic_is_shortened(settings: Settings, 
         client.send("code", [bad, b"not JSON", job("good")])
         (result,) = client.results(1)
         letters = client.read(["jobs.code.dlq"], lambda records: len(records) >= 2)
-        until(lambda: worker.components.intake.num_in_flight == 0, "the refused messages are finished")
+        until(lambda: worker.worker.intake.num_in_flight == 0, "the refused messages are finished")
     assert result.status is Status.SUCCEEDED
     large, small = sorted(letters, key=lambda letter: -len(letter.value or b""))
     assert large.value == bad[:65_536]
@@ -198,5 +206,5 @@ def test_a_results_topic_that_is_deleted_is_made_again(settings: Settings, opera
         client.send("code", [job("after"), b"no job"])
         until(lambda: RESULTS in list_topics(settings.kafka), "the worker has made the topic again")
         (result,) = client.results(1)
-        until(lambda: worker.components.topics.reason(RESULTS) is None, "the worker is ready again")
+        until(lambda: worker.worker.forwarder.topics.reason(RESULTS) is None, "the worker is ready again")
     assert (result.job_id, result.status) == ("after", Status.SUCCEEDED)

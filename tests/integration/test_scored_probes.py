@@ -29,7 +29,7 @@ from tests.fixtures.runs import claim_request
 from typing import Any
 from typing import TYPE_CHECKING
 from worker.claims import ClaimedJob
-from worker.jobs.outcomes import succeeded
+from worker.outcomes import succeeded
 import pytest
 
 if TYPE_CHECKING:

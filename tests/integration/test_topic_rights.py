@@ -1,36 +1,37 @@
 """Topics that a worker may not create or write to: it goes on with everything else, and by itself once it may."""
 
 from __future__ import annotations
-
-import json
-import re
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-from pydantic import SecretStr
-
 from alphaloop.embedded.kafka import EmbeddedKafka
 from alphaloop.embedded.process import free_ports
 from alphaloop.kafka.backlog import unfinished
-from alphaloop.kafka.topics import (
-    CONTROL,
-    RESULTS,
-    TOKENS,
-    delete_before,
-    ensure_topics,
-    list_topics,
-    longest_job_retention,
-)
+from alphaloop.kafka.topics import CONTROL
+from alphaloop.kafka.topics import RESULTS
+from alphaloop.kafka.topics import TOKENS
+from alphaloop.kafka.topics import delete_before
+from alphaloop.kafka.topics import ensure_topics
+from alphaloop.kafka.topics import list_topics
+from alphaloop.kafka.topics import longest_job_retention
 from alphaloop.messages import Status
-from alphaloop.settings import Settings, load_settings
+from alphaloop.settings import Settings
+from alphaloop.settings import load_settings
 from alphaloop.store.database import Database
 from alphaloop.store.outbox import Outbox
+from collections.abc import Iterator
+from pathlib import Path
+from pydantic import SecretStr
 from tests.fakes import FakeEngine
 from tests.fixtures.broker import settings_for
 from tests.fixtures.topics import Operator
-from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
-from worker.jobs import forwarding
+from tests.fixtures.worker import Client
+from tests.fixtures.worker import RunningWorker
+from tests.fixtures.worker import headers_of
+from tests.fixtures.worker import running_worker
+from tests.fixtures.worker import until
+from worker import dead_letters
+import json
+import pytest
+import re
+
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -107,7 +108,7 @@ def client(guarded: tuple[str, str], operator: Operator) -> Client:
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short time between two tries to reach a topic."""
-    monkeypatch.setattr(forwarding, "RETRY_S", 0.5)
+    monkeypatch.setattr(dead_letters, "RETRY_S", 0.5)
     monkeypatch.setattr("worker.retry.LONGEST_WAIT_S", 0.5)
 
 
@@ -116,7 +117,7 @@ def job(name: str) -> bytes:
 
 
 def reason(worker: RunningWorker, topic: str) -> str:
-    return worker.components.topics.reason(topic) or ""
+    return worker.worker.forwarder.topics.reason(topic) or ""
 
 
 def test_what_the_guide_allows_is_enough(settings: Settings, operator: Operator, guarded: tuple[str, str]) -> None:
@@ -131,12 +132,12 @@ def test_what_the_guide_allows_is_enough(settings: Settings, operator: Operator,
         anyone.send("code", [job("first"), b"no job"], partition=0)
         results = {result.job_id: result.status for result in anyone.results(1)}
         assert results == {"first": Status.SUCCEEDED}
-        assert worker.components.metrics.registry.get_sample_value(
+        assert worker.worker.metrics.registry.get_sample_value(
             "alphaloop_jobs_retried_total", {"code": "decode_failed"}
         )
         (letter,) = anyone.read([CODE_DLQ], lambda letters: bool(letters))
         until(lambda: unfinished(kafka)["code"].num_messages == 0, "nothing is left")
-        assert not worker.components.topics.reason(CODE_DLQ)
+        assert not worker.worker.forwarder.topics.reason(CODE_DLQ)
     longest_job_retention(kafka)
     delete_before(kafka, {letter.topic_partition: letter.offset + 1})
 
@@ -149,14 +150,14 @@ def test_a_missing_dead_letter_topic_ends_no_worker_and_holds_up_no_job(
         client.send("sql", [job("other")])
         assert {result.job_id for result in client.results(3)} == {"before", "after", "other"}
         until(lambda: "jobs.code.dlq" in reason(worker, CODE_DLQ), "the worker says which topic is missing")
-        shown = worker.components.metrics.registry.get_sample_value
+        shown = worker.worker.metrics.registry.get_sample_value
         until(lambda: shown("alphaloop_topic_unavailable", {"topic": CODE_DLQ}) == 1.0, "the metric shows it")
-        until(lambda: worker.components.intake.num_in_flight == 1, "only the refused message is held")
+        until(lambda: worker.worker.intake.num_in_flight == 1, "only the refused message is held")
     with running_worker(settings, FakeEngine(num_slots=4)) as worker:
         until(lambda: bool(reason(worker, CODE_DLQ)), "the next worker reads the message again")
         operator.create(CODE_DLQ)
         (letter,) = client.read([CODE_DLQ], lambda letters: bool(letters))
-        until(lambda: worker.components.intake.num_in_flight == 0, "the message is finished")
+        until(lambda: worker.worker.intake.num_in_flight == 0, "the message is finished")
         until(lambda: not reason(worker, CODE_DLQ), "the worker is ready again")
     assert letter.value == b"no job"
     assert headers_of(letter)["__dlq.errors.exception"] == "malformed_message"

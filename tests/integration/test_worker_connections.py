@@ -40,7 +40,7 @@ def test_a_worker_takes_three_connections_at_most(worker_settings: Settings, dat
         def is_done() -> bool:
             nonlocal most
             most = max(most, num_connections(database))
-            return len(running.components.recorder) == 0 and running.components.feed.num_waiting == 0 and most > 1
+            return len(running.worker.recorder) == 0 and running.worker.feed.num_waiting == 0 and most > 1
 
         until(is_done, "everything was recorded")
         client.results(len(names))
@@ -61,7 +61,7 @@ def test_a_worker_behind_a_pooler_decodes_and_hears_of_cancellations(
         # As another worker's reader of `control` would write it down.
         with database.begin() as connection:
             connection.execute(text("INSERT INTO cancellations (job_id) VALUES ('cancelled')"))
-        until(lambda: bool(running.components.leases.cancelled()), "the cancellation was found without a notice")
+        until(lambda: bool(running.worker.leases.cancelled()), "the cancellation was found without a notice")
         engine.run_freely()
         results = {result.job_id: result.status for result in client.results(21)}
     assert results.pop("cancelled") is Status.CANCELLED

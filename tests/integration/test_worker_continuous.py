@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC
 from datetime import datetime
 from datetime import timedelta
@@ -36,7 +35,6 @@ from tests.fixtures.worker import until
 from tests.integration.test_worker_flow import assert_counts_add_up
 from typing import NoReturn
 from worker.feed import LEAST_AHEAD
-from worker.loop import Worker
 import json
 import pytest
 import threading
@@ -74,13 +72,13 @@ def stepped_worker(settings: Settings, engine: SteppedEngine) -> Iterator[Runnin
 
 def wait_until_claimed_ahead(running: RunningWorker) -> None:
     """Until the loop finds claimed jobs whenever a slot becomes free, or nothing waits any more."""
-    feed = running.components.feed
+    feed = running.worker.feed
     until(lambda: len(feed.ready) >= 4 or feed.num_waiting == len(feed.ready), "jobs are claimed ahead")
 
 
 def wait_until_claimed(running: RunningWorker, num_jobs: int) -> None:
     """Until the worker holds so many jobs. Before a first round is allowed, because short jobs would end meanwhile."""
-    until(lambda: running.components.leases.num_held == num_jobs, "all jobs are claimed")
+    until(lambda: running.worker.leases.num_held == num_jobs, "all jobs are claimed")
 
 
 def run_all_slots(running: RunningWorker, engine: SteppedEngine) -> set[str]:
@@ -93,14 +91,14 @@ def run_all_slots(running: RunningWorker, engine: SteppedEngine) -> set[str]:
     while len(engine.wait_at_round()) < engine.load().num_slots:
         engine.allow()
     wait_until_ready(running, LEAST_AHEAD // 2 + 1)
-    held = set(running.components.leases.held())
+    held = set(running.worker.leases.held())
     assert len(held) <= engine.load().num_slots + LEAST_AHEAD
     return held
 
 
 def wait_until_ready(running: RunningWorker, num_jobs: int) -> None:
     """Until so many claimed jobs wait for a slot."""
-    until(lambda: len(running.components.feed.ready) >= num_jobs, "jobs are claimed ahead")
+    until(lambda: len(running.worker.feed.ready) >= num_jobs, "jobs are claimed ahead")
 
 
 def started(engine: SteppedEngine) -> set[str]:
@@ -172,7 +170,7 @@ def test_a_freed_slot_is_filled_in_the_next_round_and_results_do_not_wait_for_th
     client.send("code", [job("long", LONG), *(job(name, 2 + len(name) % 4) for name in shorts)], partition=0)
     with stepped_worker(worker_settings, engine) as running:
         engine.wait_at_round()
-        until(lambda: running.components.intake.num_in_flight == 16, "all jobs were delivered")
+        until(lambda: running.worker.intake.num_in_flight == 16, "all jobs were delivered")
         while num_left := len(set(shorts) - started(engine)):
             wait_until_ready(running, min(4, num_left))
             engine.allow()
@@ -199,11 +197,11 @@ def test_a_running_job_ends_in_the_round_after_its_cancellation_was_read(
             engine.allow()
         if is_full:
             client.send("code", [job(f"more-{number}") for number in range(60)], partition=0)
-            partitions = running.components.intake._partitions
+            partitions = running.worker.intake._partitions
             full = [held for at, held in partitions.items() if at.topic == jobs_topic("code")]
             until(lambda: all(held.is_paused for held in full), "the topic's partitions are paused")
         client.send_to(CONTROL, b'{"action": "cancel", "job_id": "job-0"}')
-        until(lambda: "job-0" in running.components.leases.cancelled(), "the cancellation was read")
+        until(lambda: "job-0" in running.worker.leases.cancelled(), "the cancellation was read")
         num_before = len(engine.rounds)
         engine.allow()
         assert "job-0" not in engine.wait_at_round(lambda now: "job-0" not in now)
@@ -217,9 +215,9 @@ def test_a_claimed_job_that_is_cancelled_before_it_starts_is_never_decoded(worke
     client.send("code", [job("job-0"), job("job-1"), job("job-2")], partition=0)
     with stepped_worker(worker_settings, engine) as running:
         assert engine.wait_at_round() == ("job-0",)
-        until(lambda: running.components.leases.holds("job-1"), "the next job is claimed")
+        until(lambda: running.worker.leases.holds("job-1"), "the next job is claimed")
         client.send_to(CONTROL, b'{"action": "cancel", "job_id": "job-1"}')
-        until(lambda: "job-1" in running.components.leases.cancelled(), "the cancellation was read")
+        until(lambda: "job-1" in running.worker.leases.cancelled(), "the cancellation was read")
         engine.run_freely()
         results = results_of(client, "job-0", "job-1", "job-2")
     assert {name: result.status for name, result in results.items()} == {
@@ -236,10 +234,10 @@ def test_a_job_whose_message_comes_twice_is_decoded_once(worker_settings: Settin
     with stepped_worker(worker_settings, engine) as running:
         engine.wait_at_round()
         client.send("code", [job("job-0"), job("job-1")], partition=0)
-        until(lambda: running.components.leases.holds("job-1"), "the second message was read")
+        until(lambda: running.worker.leases.holds("job-1"), "the second message was read")
         engine.run_freely()
         records = client.read([RESULTS], lambda records: len(records) >= 3)
-        fenced = running.components.metrics.registry.get_sample_value("alphaloop_outcomes_fenced_total")
+        fenced = running.worker.metrics.registry.get_sample_value("alphaloop_outcomes_fenced_total")
     copies = {record.value for record in records if record.key == b"job-0"}
     assert (len(copies), by_id(records)["job-0"].attempt, fenced) == (1, 1, 0.0)
     assert len([round_ for round_ in engine.rounds if "job-0" in round_]) == 4
@@ -297,7 +295,7 @@ def test_a_job_of_another_task_does_not_wait_for_the_backlog(worker_settings: Se
     client.send("code", [job(f"code-{number}", 5) for number in range(200)], partition=0)
     with stepped_worker(worker_settings, engine) as running:
         engine.wait_at_round()
-        until(lambda: running.components.intake.num_in_flight == 200, "all jobs were delivered")
+        until(lambda: running.worker.intake.num_in_flight == 200, "all jobs were delivered")
         for _ in range(20):  # what a job of this task takes is known by then
             engine.wait_at_round()
             wait_until_claimed_ahead(running)
@@ -305,7 +303,7 @@ def test_a_job_of_another_task_does_not_wait_for_the_backlog(worker_settings: Se
         engine.wait_at_round()
         wait_until_ready(running, LEAST_AHEAD // 2 + 1)  # no claim is due or under way, which would take it along
         client.send("sql", [job("other", 5)], partition=0)
-        until(lambda: "sql" in running.components.feed.waiting(), "the other task's job waits")
+        until(lambda: "sql" in running.worker.feed.waiting(), "the other task's job waits")
         num_before = len(engine.rounds)
         while "other" not in engine.wait_at_round():
             wait_until_claimed_ahead(running)
@@ -326,12 +324,12 @@ def test_tasks_with_a_backlog_share_the_device_by_the_weights_of_the_settings(wo
         engine.wait_at_round()
         # Later, because jobs that started before another task had any are not weighed against that task.
         client.send("sql", [job(f"sql-{number}", 6) for number in range(120)], partition=0)
-        until(lambda: running.components.intake.num_in_flight == 620, "all jobs were delivered")
+        until(lambda: running.worker.intake.num_in_flight == 620, "all jobs were delivered")
         for _ in range(360):
             engine.wait_at_round()
             wait_until_claimed_ahead(running)
             engine.allow()
-        assert running.components.feed.waiting().keys() == {"code", "sql"}
+        assert running.worker.feed.waiting().keys() == {"code", "sql"}
     tasks = Counter(name.partition("-")[0] for round_ in engine.rounds[60:360] for name in round_)
     assert tasks["code"] / tasks["sql"] == pytest.approx(3, rel=0.15)
 
@@ -367,7 +365,7 @@ def test_the_thread_that_decodes_asks_the_database_nothing(
                 client.send(task, [job(f"{task}-{number}", 40, decoding="auto")])
             results = client.results(number * len(tasks))
         is_over.set()
-        budgets = [running.components.decider.session.budget(Subject(task, "greedy")) for task in tasks]
+        budgets = [running.worker.decider.session.budget(Subject(task, "greedy")) for task in tasks]
     assert {result.decoding.reason for result in results if result.decoding} >= {"exploring"}
     assert all(budget is not None and budget.spent > 0 for budget in budgets)
     assert asking["feed"] > 0
@@ -393,7 +391,7 @@ def test_a_database_that_is_away_stops_no_round_and_loses_nothing(
                 engine.allow()
             decoded = {name for round_ in engine.rounds for name in round_} - {"long"}
             assert decoded >= claimed - {"long"}, "what was claimed before is decoded"
-            assert len(running.components.recorder) > 0
+            assert len(running.worker.recorder) > 0
         assert "long" not in results_of(client, *decoded)
         engine.run_freely()
         results = results_of(client, *names)
@@ -404,12 +402,12 @@ def test_a_database_that_is_away_stops_no_round_and_loses_nothing(
 def test_a_broker_that_refuses_stops_decoding_only_when_every_queue_is_full(
     worker_settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.assembly.RECORDING_ITEMS", 2)
-    monkeypatch.setattr("worker.jobs.opening.PUBLISHING_ITEMS", 2)
+    monkeypatch.setattr("worker.recording.MOST_WAITING", 2)
+    monkeypatch.setattr("worker.assembly.PUBLISHING_ITEMS", 2)
     client, engine = Client(worker_settings), SteppedEngine(num_slots=4)
     names = [f"job-{number}" for number in range(80)]
     with stepped_worker(worker_settings, engine) as running:
-        parts, producer = running.components, running._producer
+        parts, producer = running.worker, running._producer
 
         def refuse(topic: str, **message: object) -> NoReturn:
             raise DeliveryFailed("nobody answers")
@@ -419,7 +417,7 @@ def test_a_broker_that_refuses_stops_decoding_only_when_every_queue_is_full(
             client.send("code", [job(name, 2) for name in names], partition=0)
             engine.run_freely()
             until(
-                lambda: len(parts.publishing._queue) == 2 and len(parts.recorder._waiting) == 2,
+                lambda: len(parts.publisher.queue._queue) == 2 and len(parts.recorder._waiting) == 2,
                 "the queues behind the loop are full",
             )
             num_started = len({name for round_ in engine.rounds for name in round_})
@@ -437,7 +435,7 @@ def test_no_queue_holds_more_bytes_than_it_may_but_for_one_job(worker_settings: 
     large = [job(f"job-{number}", 2, prompt="x" * 50_000) for number in range(90)]
     most = {"buffered": 0, "unread": 0, "waiting": 0, "claimed": 0}
     with stepped_worker(settings, engine) as running:
-        parts = running.components
+        parts = running.worker
         until(lambda: parts.intake.is_assigned, "the partitions are assigned")
         own = [held for at, held in parts.intake._partitions.items() if at.topic == jobs_topic("code")]
         assert own
@@ -468,16 +466,16 @@ def test_a_thread_that_dies_ends_the_worker(
     is_full: bool, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_full:
-        monkeypatch.setattr("worker.assembly.RECORDING_ITEMS", 1)
-        monkeypatch.setattr("worker.jobs.opening.PUBLISHING_ITEMS", 1)
+        monkeypatch.setattr("worker.recording.MOST_WAITING", 1)
+        monkeypatch.setattr("worker.assembly.PUBLISHING_ITEMS", 1)
     client = Client(worker_settings)
     client.send("code", [job(f"job-{number}", 2) for number in range(40)], partition=0)
     running = RunningWorker(worker_settings, FakeEngine(num_slots=4), seed=1)
-    parts = running.components
+    parts = running.worker
 
     def die(timeout_s: float) -> NoReturn:
         if is_full:
-            until(lambda: len(parts.recorder._waiting) >= 1 and len(parts.publishing._queue) >= 1, "all is full")
+            until(lambda: len(parts.recorder._waiting) >= 1 and len(parts.publisher.queue._queue) >= 1, "all is full")
         raise FatalBrokerError("fenced")
 
     monkeypatch.setattr(running._producer, "serve", die)
@@ -485,7 +483,7 @@ def test_a_thread_that_dies_ends_the_worker(
     until(lambda: running.error is not None, "the worker ended by itself")
     with pytest.raises(FatalBrokerError, match="fenced"):
         running.close()
-    assert all(neighbour.end(0.0) for neighbour in parts.neighbours), "no thread is left"
+    assert all(neighbour.end(0.0) for neighbour in parts.threads.neighbours), "no thread is left"
 
 
 def test_a_running_job_ends_as_expired_in_the_round_after_its_deadline(
@@ -496,7 +494,7 @@ def test_a_running_job_ends_as_expired_in_the_round_after_its_deadline(
     client.send("code", [job("late", LONG, deadline=deadline.isoformat()), job("free", LONG)], partition=0)
     is_past = threading.Event()
     running = RunningWorker(worker_settings, engine, seed=1)
-    running.worker = Worker(replace(running.components, now=lambda: deadline if is_past.is_set() else NOW))
+    running.worker.now = lambda: deadline if is_past.is_set() else NOW
     running.start()
     try:
         wait_until_claimed(running, 2)

@@ -25,7 +25,7 @@ def test_a_device_slower_than_calibrated_is_learned_stored_and_known_to_the_next
         json.dumps({"prompt": f"prompt {i}", "max_tokens": 64, "decoding": "vanilla"}).encode() for i in range(NUM_JOBS)
     ]
     with running_worker(worker_settings, engine) as worker:
-        calibrated = worker.components.costs.table
+        calibrated = worker.worker.costs.table
         client.send("code", jobs)
         client.results(NUM_JOBS)
     identity, revisions = engine.identity, {drafter.name: drafter.revision for drafter in engine.drafters}
@@ -46,7 +46,7 @@ def test_a_device_slower_than_calibrated_is_learned_stored_and_known_to_the_next
         raise AssertionError("what is stored is not measured again")
 
     with running_worker(worker_settings, FakeEngine(num_slots=4, round_ms=refuse)) as worker:
-        table = worker.components.costs.table
+        table = worker.worker.costs.table
         for batch, k in ((1, 0), (4, 8), (3, 2)):
             before = calibrated.round_ms(None, batch, k)
             assert before is not None

@@ -58,10 +58,10 @@ class HandTurnedWorker(RunningWorker):
     def __init__(self, settings: Settings) -> None:
         self.engine = FakeEngine(num_slots=4)
         super().__init__(settings, self.engine, seed=1)
-        self.components.intake.start()
+        self.worker.intake.start()
 
     def claim(self) -> None:
-        feed = self.components.feed
+        feed = self.worker.feed
         until(lambda: bool(feed.turn() or len(feed.ready)), "the job is claimed")
 
     def decode(self) -> None:
@@ -69,10 +69,10 @@ class HandTurnedWorker(RunningWorker):
             pass
 
     def record(self) -> None:
-        assert self.components.recorder.turn(0.0) == 1
+        assert self.worker.recorder.turn(0.0) == 1
 
     def publish(self) -> None:
-        assert self.components.publisher.turn(0.0) == 1
+        assert self.worker.publisher.turn(0.0) == 1
 
     def commit(self) -> None:
         """Leaving the group commits what is finished."""
@@ -121,7 +121,7 @@ def test_each_point_is_reached_only_after_the_one_before(
         return job_state(database), outbox.num_pending(), num_results(broker, worker_settings)
 
     with hand_turned(worker_settings, monkeypatch) as worker:
-        parts, intake = worker.components, worker.components.intake
+        parts, intake = worker.worker, worker.worker.intake
         client.send("code", [VALUE], partition=0)
         until(lambda: intake.num_in_flight == 1, "the message was delivered")
         assert seen() == (None, 0, 0), "taken"
@@ -132,7 +132,7 @@ def test_each_point_is_reached_only_after_the_one_before(
         assert (seen(), len(parts.recorder)) == ((("running", 1), 0, 0), 1), "decoded"
         assert worker.worker.num_waiting == 0
         worker.record()
-        assert (seen(), len(parts.publishing)) == ((("succeeded", 1), 1, 0), 1), "recorded"
+        assert (seen(), len(parts.publisher.queue)) == ((("succeeded", 1), 1, 0), 1), "recorded"
         assert intake.num_in_flight == 1
         with monkeypatch.context() as patched:
             patched.setattr(Outbox, "delete", crash)
@@ -154,7 +154,7 @@ def test_a_whole_turn_ends_with_its_offset_committed(
         worker.record()
         worker.publish()
         assert (job_state(database), Outbox(database).num_pending()) == (("succeeded", 1), 0)
-        until(lambda: worker.components.intake.num_in_flight == 0, "the delivery is finished")
+        until(lambda: worker.worker.intake.num_in_flight == 0, "the delivery is finished")
         until(lambda: broker.committed([JOBS])[JOBS] == 1, "the offset is committed")
     assert num_results(broker, worker_settings) == 1
 

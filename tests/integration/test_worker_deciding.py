@@ -63,7 +63,7 @@ def test_a_restarted_worker_decides_its_first_batch_from_history(
 
 def is_flagged(worker: RunningWorker, engine: FakeEngine) -> bool:
     (drafter,) = engine.drafters
-    return worker.components.evidence_cache.is_stale(drafter.name, drafter.revision)
+    return worker.worker.decider._evidence_cache.is_stale(drafter.name, drafter.revision)
 
 
 def test_a_stale_flag_and_its_end_reach_a_running_worker(settings: Settings, database: Database) -> None:

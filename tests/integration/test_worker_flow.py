@@ -194,7 +194,7 @@ def test_two_workers_share_the_work_and_nothing_is_decoded_twice(worker_settings
         running_worker(worker_settings, FakeEngine(num_slots=4)) as two,
     ):
         until(
-            lambda: one.components.intake.is_assigned and two.components.intake.is_assigned,
+            lambda: one.worker.intake.is_assigned and two.worker.intake.is_assigned,
             "both workers have partitions",
         )
         for start in range(0, 60, 20):
@@ -219,7 +219,7 @@ def test_the_consumer_is_polled_while_a_step_takes_long(worker_settings: Setting
     with running_worker(worker_settings, FakeEngine(num_slots=4, before_step=step_slowly)) as running:
         assert is_stepping.wait(WAIT_S)
         ages = []
-        until(lambda: ages.append(running.components.intake.poll_age_s) or len(ages) > 150, "three seconds have passed")
+        until(lambda: ages.append(running.worker.intake.poll_age_s) or len(ages) > 150, "three seconds have passed")
         may_go_on.set()
         assert client.results(1)[0].status is Status.SUCCEEDED
     assert median(ages) < 1.0, "not the largest, because a busy machine may stop any thread for a second"
@@ -238,7 +238,7 @@ def test_out_of_drain_time_the_batch_is_given_back_and_no_crash_counted(
     client.send("code", [job(i) for i in range(4)])
     with running_worker(worker_settings, FakeEngine(num_slots=4, before_step=step_slowly)) as running:
         assert is_stepping.wait(WAIT_S)
-        until(lambda: running.components.leases.num_held == 4, "all jobs are claimed")
+        until(lambda: running.worker.leases.num_held == 4, "all jobs are claimed")
         running.stop.set()
         running.hurry.set()
         may_go_on.set()
@@ -268,7 +268,7 @@ def test_a_lost_claim_is_not_recorded_but_answered_by_whoever_has_it(
         with database.begin() as connection:
             connection.execute(text(takeover))
         may_go_on.set()
-        fenced = zombie.components.metrics.registry.get_sample_value
+        fenced = zombie.worker.metrics.registry.get_sample_value
         until(lambda: fenced("alphaloop_outcomes_fenced_total") == 1.0, "the outcome was dropped")
         with database.begin() as connection:
             assert connection.execute(text("SELECT count(*) FROM decode_runs")).scalar_one() == 0

@@ -1,24 +1,28 @@
 """A worker that hangs, on a real broker and a real database: it is found, and others decode its jobs."""
 
 from __future__ import annotations
-
-import threading
-
-import pytest
-from sqlalchemy import text
-
 from alphaloop import liveness
 from alphaloop.errors import WorkerThreadDied
 from alphaloop.liveness import Watchdog
 from alphaloop.messages import Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
+from sqlalchemy import text
 from tests.fakes import FakeEngine
 from tests.fixtures.stepping import SteppedEngine
-from tests.fixtures.worker import WAIT_S, Client, RunningWorker, running_worker, until
-from tests.integration.test_worker_continuous import job, results_of, wait_until_claimed, with_worker
+from tests.fixtures.worker import Client
+from tests.fixtures.worker import RunningWorker
+from tests.fixtures.worker import WAIT_S
+from tests.fixtures.worker import running_worker
+from tests.fixtures.worker import until
+from tests.integration.test_worker_continuous import job
+from tests.integration.test_worker_continuous import results_of
+from tests.integration.test_worker_continuous import wait_until_claimed
+from tests.integration.test_worker_continuous import with_worker
 from tests.integration.test_worker_flow import assert_counts_add_up
-from worker.health import WorkerHealth
+import pytest
+import threading
+
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -46,21 +50,21 @@ def test_the_jobs_of_a_hung_step_are_let_go_and_decoded_by_another_worker(
     client, engine = Client(settings), SteppedEngine(num_slots=2)
     client.send("code", [job(name) for name in names], partition=0)
     hung = RunningWorker(settings, engine, seed=1)
-    health, ended = WorkerHealth(hung.worker, hung.components), threading.Event()
-    dog = Watchdog(hung.components.liveness, last_orders=health.give_back_unstarted, end=ended.set)
+    ended = threading.Event()
+    dog = Watchdog(hung.worker.threads.liveness, last_orders=hung.worker.give_back_unstarted, end=ended.set)
     hung.start()
     engine.wait_at_round()
     wait_until_claimed(hung, len(names))
     dog.start()
     assert ended.wait(WAIT_S)
     dog.close()
-    wrong = health.unhealthy()
+    wrong = hung.worker.threads.unhealthy()
     assert wrong is not None
     assert wrong.startswith("the engine's step has not moved for")
-    assert health.unready() == wrong
+    assert hung.worker.unready() == wrong
     until(lambda: leases(database)[0] == 0, "no lease is renewed any more")
     assert leases(database)[1] == len(engine.running), "what never started was given back"
-    hung.components.intake.close(WAIT_S)  # as the end of the process does
+    hung.worker.intake.close(WAIT_S)  # as the end of the process does
     with running_worker(worker_settings, FakeEngine(num_slots=4)):
         results = results_of(client, *names)
     assert {result.status for result in results.values()} == {Status.SUCCEEDED}
@@ -76,15 +80,15 @@ def test_a_thread_that_hangs_is_named(name: str, worker_settings: Settings, monk
 
     settings = with_worker(worker_settings, max_silence_s=0.5)
     running = RunningWorker(settings, FakeEngine(num_slots=2), seed=1)
-    parts = running.components
+    parts = running.worker
     calls: dict[str, tuple[object, str]] = {
         "feed": (parts.intake, "take"),
         "recording": (parts.recorder._waiting, "take"),
-        "publishing": (parts.publishing, "take"),
-        "control": (parts.control_intake, "take"),
+        "publishing": (parts.publisher.queue, "take"),
+        "control": (parts.threads.control_intake, "take"),
         "background": (parts.background._queue, "take"),
         "leases": (parts.leases, "check_cancelled"),
-        "watch": (parts.watch._notices, "wait"),
+        "watch": (parts.threads.watch._notices, "wait"),
     }
     owner, method = calls[name]
     call = getattr(owner, method)
@@ -94,10 +98,9 @@ def test_a_thread_that_hangs_is_named(name: str, worker_settings: Settings, monk
         return call(*args, **options)
 
     monkeypatch.setattr(owner, method, hang)
-    health = WorkerHealth(running.worker, parts)
     running.start()
     try:
-        until(lambda: f"the thread {name} has not moved" in (health.unhealthy() or ""), "its silence is seen")
+        until(lambda: f"the thread {name} has not moved" in (parts.threads.unhealthy() or ""), "its silence is seen")
     finally:
         may_go_on.set()
         monkeypatch.undo()
@@ -109,14 +112,13 @@ def test_a_thread_of_the_leases_that_dies_ends_the_worker_and_is_seen(
     worker_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = RunningWorker(with_worker(worker_settings, lease_s=0.3), FakeEngine(num_slots=2), seed=1)
-    health = WorkerHealth(running.worker, running.components)
 
     def die() -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(running.components.leases, "renew_due", die)
+    monkeypatch.setattr(running.worker.leases, "renew_due", die)
     running.start()
     until(lambda: running.error is not None, "the worker ended by itself")
-    assert health.unhealthy() == "the thread leases ended"
+    assert running.worker.threads.unhealthy() == "the thread leases ended"
     with pytest.raises(WorkerThreadDied, match="leases"):
         running.close()

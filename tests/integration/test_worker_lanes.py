@@ -1,16 +1,21 @@
 """The lane `jobs.<task>.high` through a real broker: it overtakes a backlog, and does not starve it."""
 
 from __future__ import annotations
-
-import pytest
-
 from alphaloop.messages import Status
 from alphaloop.messages.topics import high_topic
 from alphaloop.settings import Settings
 from tests.fixtures.stepping import SteppedEngine
-from tests.fixtures.worker import Client, RunningWorker, until
-from tests.integration.test_worker_continuous import job, results_of, started, stepped_worker, with_worker
+from tests.fixtures.worker import Client
+from tests.fixtures.worker import RunningWorker
+from tests.fixtures.worker import until
+from tests.integration.test_worker_continuous import job
+from tests.integration.test_worker_continuous import results_of
+from tests.integration.test_worker_continuous import started
+from tests.integration.test_worker_continuous import stepped_worker
+from tests.integration.test_worker_continuous import with_worker
 from worker.feed import LEAST_AHEAD
+import pytest
+
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -18,7 +23,7 @@ NUM_NORMAL = 60
 
 
 def num_high_in_flight(running: RunningWorker) -> int:
-    held = running.components.intake._partitions.values()
+    held = running.worker.intake._partitions.values()
     return sum(one.watermark.num_in_flight for one in held if one.is_high)
 
 
@@ -30,12 +35,12 @@ def test_high_jobs_overtake_a_backlog_that_fills_every_buffer(worker_settings: S
     high = [f"high-{number}" for number in range(3)]
     with stepped_worker(settings, engine) as running:
         engine.wait_at_round()
-        partitions = running.components.intake._partitions
+        partitions = running.worker.intake._partitions
         until(lambda: any(held.is_paused for held in partitions.values()), "the backlog is paused")
         for name in high:
             client.send_to(high_topic("code"), job(name, 1))
         until(lambda: num_high_in_flight(running) == len(high), "the high jobs came")
-        until(lambda: not len(running.components.intake._high), "the high jobs were taken")
+        until(lambda: not len(running.worker.intake._high), "the high jobs were taken")
         while not set(high) <= started(engine):
             engine.allow()
             engine.wait_at_round()

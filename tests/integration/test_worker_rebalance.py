@@ -1,29 +1,28 @@
 """Partitions go to another worker, on a real broker: what runs may end first, within bounds; nothing runs twice."""
 
 from __future__ import annotations
-
-from typing import cast
-
-import pytest
-from sqlalchemy import text
-
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record
 from alphaloop.messages import Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
+from sqlalchemy import text
 from tests.fakes import FakeEngine
 from tests.fixtures.stepping import SteppedEngine
-from tests.fixtures.worker import Client, RunningWorker, running_worker, until
-from tests.integration.test_worker_continuous import (
-    LONG,
-    job,
-    results_of,
-    stepped_worker,
-    wait_until_claimed,
-    with_worker,
-)
+from tests.fixtures.worker import Client
+from tests.fixtures.worker import RunningWorker
+from tests.fixtures.worker import running_worker
+from tests.fixtures.worker import until
+from tests.integration.test_worker_continuous import LONG
+from tests.integration.test_worker_continuous import job
+from tests.integration.test_worker_continuous import results_of
+from tests.integration.test_worker_continuous import stepped_worker
+from tests.integration.test_worker_continuous import wait_until_claimed
+from tests.integration.test_worker_continuous import with_worker
 from tests.integration.test_worker_flow import assert_counts_add_up
+from typing import cast
+import pytest
+
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -39,7 +38,7 @@ def run_two(worker: RunningWorker, engine: SteppedEngine) -> None:
 
 def hand_over_everything(worker: RunningWorker) -> None:
     """Have the group revoke all partitions of a worker that goes on."""
-    intake = worker.components.intake
+    intake = worker.worker.intake
     number, source = intake.assignment_number, cast(Consumer, intake._source)
 
     def unsubscribe_and_poll(timeout_s: float) -> Record | None:
@@ -62,9 +61,9 @@ def test_what_runs_ends_before_its_partition_goes_and_is_decoded_once(
         running = engine.running
         hand_over_everything(first)
         with running_worker(worker_settings, other) as second:
-            assert not second.components.intake.is_assigned, "the new owner waits"
+            assert not second.worker.intake.is_assigned, "the new owner waits"
             engine.run_freely()
-            until(lambda: second.components.intake.is_assigned, "the new owner has the partitions")
+            until(lambda: second.worker.intake.is_assigned, "the new owner has the partitions")
             results = results_of(client, *NAMES)
     assert {result.status for result in results.values()} == {Status.SUCCEEDED}
     attempts = {name: results[name].attempt for name in NAMES}
@@ -85,10 +84,10 @@ def test_what_outlasts_the_rebalance_is_given_back_uncounted_and_decoded_by_the_
         run_two(first, engine)
         hand_over_everything(first)
         with running_worker(settings, FakeEngine(num_slots=4)) as second:
-            until(lambda: second.components.intake.is_assigned, "the new owner has the partitions")
+            until(lambda: second.worker.intake.is_assigned, "the new owner has the partitions")
             engine.allow()
             results = results_of(client, *NAMES)
-            until(lambda: first.components.leases.num_held == 0, "the first worker knows that it holds nothing")
+            until(lambda: first.worker.leases.num_held == 0, "the first worker knows that it holds nothing")
     assert {(result.status, result.attempt) for result in results.values()} == {(Status.SUCCEEDED, 2)}
     with database.begin() as connection:
         assert connection.execute(text("SELECT max(num_crashes) FROM jobs")).scalar_one() == 0

@@ -120,7 +120,7 @@ def test_every_refusal_that_passes_is_waited_out_wherever_it_comes(
             faults.clear()
             until(lambda wanted=number + 1: num_succeeded(database) == wanted, f"the job with {state} succeeded")  # type: ignore[misc]
         results = client.results(len(STATES))
-        fenced = running.components.metrics.registry.get_sample_value("alphaloop_outcomes_fenced_total")
+        fenced = running.worker.metrics.registry.get_sample_value("alphaloop_outcomes_fenced_total")
     assert {(result.status, result.attempt) for result in results} == {(Status.SUCCEEDED, 1)}
     assert (fenced, crashes(database)) == (0.0, 0)
     assert_counts_add_up(database, num_jobs=len(STATES))
@@ -141,10 +141,9 @@ def test_rows_that_an_idle_session_holds_delay_outcomes_and_nothing_else(
             assert idle.execute(text(f"SELECT count(*) FROM (SELECT FROM {table} FOR UPDATE) AS held")).scalar_one() > 0
             client.send("code", [job(f"job-{number}") for number in range(20)])
             until(lambda: len(ever_in(engine)) == 21, "every job was decoded")
-            until(lambda: len(running.components.recorder) == 20, "every outcome waits")
-            components = running.components
-            held = components.leases.held()
-            assert JobStore(database).renew(held, owner=components.owner, lease_s=30.0) == held.keys()
+            until(lambda: len(running.worker.recorder) == 20, "every outcome waits")
+            held = running.worker.leases.held()
+            assert JobStore(database).renew(held, owner=running.owner, lease_s=30.0) == held.keys()
             client.send_to("control", b'{"action": "cancel", "job_id": "never-seen"}')
             until(lambda: cancellations(database) == 1, "a cancellation is read meanwhile")
             assert num_succeeded(database) == 1
@@ -181,7 +180,7 @@ def test_connections_that_break_in_mid_commit_cost_nothing(
             client.send("code", [job(name)])
             until(lambda wanted=number + 1: num_succeeded(database) == wanted, f"{name} succeeded")  # type: ignore[misc]
         results = client.results(len(names))
-        fenced = running.components.metrics.registry.get_sample_value("alphaloop_outcomes_fenced_total")
+        fenced = running.worker.metrics.registry.get_sample_value("alphaloop_outcomes_fenced_total")
     assert {result.job_id for result in results} == set(names)
     assert {result.status for result in results} == {Status.SUCCEEDED}
     assert (fenced, crashes(database)) == (0.0, 0)

@@ -1,24 +1,33 @@
 """Jobs that fail are tried again through retry topics: counted, bounded, under the same id, after their delay."""
 
 from __future__ import annotations
-
-import json
-from collections import Counter
-
-import pytest
-from sqlalchemy import text
-
-from alphaloop.errors import BrokerError, DecodeFailed
+from alphaloop.errors import BrokerError
+from alphaloop.errors import DecodeFailed
 from alphaloop.kafka.offsets import Record
-from alphaloop.kafka.topics import RESULTS, cluster_id
-from alphaloop.messages import Origin, Result, Status, derived_job_id
+from alphaloop.kafka.topics import RESULTS
+from alphaloop.kafka.topics import cluster_id
+from alphaloop.messages import Origin
+from alphaloop.messages import Result
+from alphaloop.messages import Status
+from alphaloop.messages import derived_job_id
 from alphaloop.messages.headers import Retry
-from alphaloop.messages.topics import high_topic, retry_topic
+from alphaloop.messages.retry import RetryHeaders
+from alphaloop.messages.topics import high_topic
+from alphaloop.messages.topics import retry_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
+from collections import Counter
+from sqlalchemy import text
 from tests.fakes import FakeEngine
-from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
+from tests.fixtures.worker import Client
+from tests.fixtures.worker import RunningWorker
+from tests.fixtures.worker import headers_of
+from tests.fixtures.worker import running_worker
+from tests.fixtures.worker import until
 from worker.engine import Step
+import json
+import pytest
+
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -73,7 +82,7 @@ def test_a_job_that_fails_twice_succeeds_under_its_derived_id(worker_settings: S
     client.send("code", [*GOOD[3:]], partition=0)
     with running_worker(settings, engine) as running:
         records = client.read([RESULTS], lambda found: len(by_id(found)) == 7)
-        until(lambda: running.components.intake.num_in_flight == 0, "every delivery is finished")
+        until(lambda: running.worker.intake.num_in_flight == 0, "every delivery is finished")
     (sent,) = [one for one in client.read(["jobs.code"], lambda found: len(found) == 7) if one.value == value]
     origin = Origin(cluster_id(settings.kafka), "jobs.code", 0, sent.offset, sent.timestamp_ms)
     job_id = derived_job_id(origin, value)
@@ -85,7 +94,7 @@ def test_a_job_that_fails_twice_succeeds_under_its_derived_id(worker_settings: S
     assert headers_of(result)["traceparent"] == trace[1].decode()
     for number, delay_s in ((1, 1), (2, 2)):
         (waited,) = client.read([retry_topic("code", delay_s)], lambda found: bool(found))
-        said = Retry.read(waited.headers)
+        said = RetryHeaders.read(waited.headers)
         assert said is not None
         assert (waited.value, waited.key) == (value, None)
         assert (said.topic, said.partition, said.offset, said.timestamp_ms) == (
@@ -130,7 +139,7 @@ def test_where_no_retry_topic_can_be_made_a_failure_is_final(worker_settings: Se
     def refuse(task: str) -> None:
         raise BrokerError("creating topics: not authorized")
 
-    running.components.retries._ensure_topics = refuse
+    running.worker.retries._ensure_topics = refuse
     running.start()
     try:
         client.send("code", [asking("bad one", job_id="bad"), *GOOD])

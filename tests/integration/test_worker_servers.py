@@ -53,7 +53,7 @@ def test_jobs_go_to_the_server_of_their_decision_and_come_back_with_its_counts(
         forced = [job(number, decoding=("speculative", "vanilla")[number % 2]) for number in range(20)]
         client.send("code", [*forced, *(job(number) for number in range(20, 40))])
         by_id = {result.job_id: result for result in client.results(40)}
-        sample = running.components.metrics.registry.get_sample_value
+        sample = running.worker.metrics.registry.get_sample_value
         assert sample("alphaloop_endpoint_state", {"endpoint": "plain", "drafter": "", "state": "up"}) == 1
         assert sample("alphaloop_endpoint_limit", {"endpoint": "speculative", "drafter": "lookup"}) == 4
     assert {result.status for result in by_id.values()} == {Status.SUCCEEDED}
@@ -83,11 +83,11 @@ def test_one_server_that_switches_drafts_takes_the_jobs_of_both_decisions(
     with engine_over({"both": server}) as engine, running_worker(worker_settings, engine) as running:
         client.send("code", [job(number, decoding=("speculative", "vanilla")[number % 2]) for number in range(20)])
         by_id = {result.job_id: result for result in client.results(20)}
-        sample = running.components.metrics.registry.get_sample_value
+        sample = running.worker.metrics.registry.get_sample_value
         labels = {"endpoint": "both", "drafter": "lookup"}
         assert sample("alphaloop_endpoint_switches_drafts", labels) == 1
         assert sample("alphaloop_endpoint_undrafted_in_flight", labels) == 0
-        costs = running.components.costs.table.rounds(2)
+        costs = running.worker.costs.table.rounds(2)
         assert costs.part_ms(None, 1) is not None
         assert costs.round_ms("lookup", 4) is not None
     for number in range(20):
@@ -129,7 +129,7 @@ def test_no_job_pays_for_an_outage_of_all_servers(worker_settings: Settings, dat
         for server in servers.values():
             server.answer = whole({"error": {"message": "no", "type": "InternalServerError", "code": 503}}, 503)
         client.send("code", [job(number) for number in range(4, 20)])
-        until(lambda: running.components.engine.unavailable() is not None, "no server can be sent jobs")
+        until(lambda: running.worker.engine.unavailable() is not None, "no server can be sent jobs")
         for server in servers.values():
             server.answer = None
         results = client.results(20)
@@ -261,7 +261,7 @@ def test_what_requests_take_is_what_decisions_rest_on(worker_settings: Settings,
         client.send("code", [job(41)])
         last = next(result for result in client.results(42) if result.job_id == "job-41")
         assert engine.drafters[0].num_endpoints == engine.drafters[0].num_vanilla_endpoints == 1
-        here = running.components.costs.table.rounds(2)
+        here = running.worker.costs.table.rounds(2)
     assert (first.decoding and first.decoding.reason) == Reason.NO_COSTS
     assert last.decoding is not None
     assert last.decoding.reason not in (Reason.NO_COSTS, Reason.UNDECIDED)

@@ -34,8 +34,8 @@ def test_jobs_of_a_sick_engine_are_given_back_and_decoded_by_the_next_worker(
     sick = RunningWorker(worker_settings, engine, seed=1)
     sick.start()
     until(lambda: sick.error is not None, "the worker ended by itself")
-    assert sick.worker.ending.reason is not None
-    assert "RuntimeError" in sick.worker.ending.reason
+    assert sick.worker.end_reason is not None
+    assert "RuntimeError" in sick.worker.end_reason
     with pytest.raises(EngineSick):
         sick.close()
     with database.begin() as connection:

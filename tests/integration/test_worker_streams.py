@@ -1,30 +1,45 @@
 """Streams on a real broker: whatever becomes of a job, a reader gets its text and one end."""
 
 from __future__ import annotations
-
-import json
-import threading
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
-from functools import partial
-from queue import Queue
-from typing import Any
-
-import jsonschema
-import pytest
-from sqlalchemy import text
-
-from alphaloop.contract import chunk_headers_schema, chunk_schema, result_headers_schema, result_schema
+from alphaloop.contract import chunk_headers_schema
+from alphaloop.contract import chunk_schema
+from alphaloop.contract import result_headers_schema
+from alphaloop.contract import result_schema
 from alphaloop.errors import DecodeFailed
 from alphaloop.kafka.offsets import Record
-from alphaloop.kafka.topics import CONTROL, RESULTS, TOKENS
-from alphaloop.messages import Chunk, Result, Status, StreamReader, read_chunk
+from alphaloop.kafka.topics import CONTROL
+from alphaloop.kafka.topics import RESULTS
+from alphaloop.kafka.topics import TOKENS
+from alphaloop.messages import Chunk
+from alphaloop.messages import Result
+from alphaloop.messages import Status
+from alphaloop.messages import StreamReader
+from alphaloop.messages import read_chunk
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
+from collections import defaultdict
+from collections.abc import Callable
+from collections.abc import Sequence
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
+from functools import partial
+from queue import Queue
+from sqlalchemy import text
 from tests.fakes import FakeEngine
-from tests.fixtures.worker import WAIT_S, Client, RunningWorker, headers_of, running_worker, until
+from tests.fixtures.worker import Client
+from tests.fixtures.worker import RunningWorker
+from tests.fixtures.worker import WAIT_S
+from tests.fixtures.worker import headers_of
+from tests.fixtures.worker import running_worker
+from tests.fixtures.worker import until
+from typing import Any
 from worker.engine import Step
+import json
+import jsonschema
+import pytest
+import threading
+
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -100,7 +115,7 @@ def test_a_job_that_is_decoded_again_after_a_split_has_a_higher_attempt(worker_s
 
     def fail_once(worker: RunningWorker) -> None:
         if engine.num_steps == 0:
-            until(lambda: len(worker.components.feed.ready) + engine.load().num_running == 3, "all three are here")
+            until(lambda: len(worker.worker.feed.ready) + engine.load().num_running == 3, "all three are here")
         elif engine.num_streaming == 3 and not failed:
             failed.append(engine.num_steps)
             raise DecodeFailed("told to fail once")
@@ -128,7 +143,7 @@ def test_a_result_comes_soon_after_its_last_chunk_was_acknowledged(worker_settin
             num_steps = engine.num_steps
             client.send("code", [job(number)])
             until(partial(has_decoded, num_steps), "the job was decoded")
-            until(lambda: not worker.components.num_unpublished, "its result is published")
+            until(lambda: not worker.worker.num_unpublished, "its result is published")
         results = client.read([RESULTS], lambda r: len(r) >= NUM_TRIES)
         chunks = client.read([TOKENS], finals_of(NUM_TRIES))
     last_ms = {r.key: r.timestamp_ms or 0 for r in chunks if headers_of(r)["final"] == "0"}
@@ -139,7 +154,7 @@ def test_a_result_comes_soon_after_its_last_chunk_was_acknowledged(worker_settin
 def test_a_job_that_was_given_back_has_a_higher_attempt_in_the_next_worker(worker_settings: Settings) -> None:
     def hurry_in_the_sixth_step(worker: RunningWorker) -> None:
         if engine.num_steps == 5:
-            until(lambda: len(worker.components.publishing) == 0, "the chunks so far are published")
+            until(lambda: len(worker.worker.publisher.queue) == 0, "the chunks so far are published")
             worker.stop.set()
             worker.hurry.set()
 
@@ -174,7 +189,7 @@ def test_cancelled_failed_and_expired_jobs_end_their_streams_as_their_results_sa
     def cancel_while_it_runs(worker: RunningWorker) -> None:
         if engine.num_steps == 3:
             is_running.set()
-            until(lambda: bool(worker.components.leases.cancelled()), "the cancellation is known")
+            until(lambda: bool(worker.worker.leases.cancelled()), "the cancellation is known")
 
     engine = Watched(cancel_while_it_runs)
     client.send("code", [job(1)])
@@ -244,7 +259,7 @@ def test_the_relay_ends_the_stream_of_a_worker_that_died_before_it_could(
     """Kafka is away for longer than an outcome waits, and the worker dies meanwhile: a reader gets the whole text."""
     client = Client(worker_settings)
     with running_worker(worker_settings, FakeEngine()) as running:
-        running.components.publishing_thread.end(WAIT_S)  # recorded, and never published
+        running.worker.threads.end("publishing", WAIT_S)  # recorded, and never published
         client.send("code", [job(1)], headers=[(name, value.encode()) for name, value in TRACE.items()])
         ended = "SELECT count(*) FROM jobs WHERE outcome IS NOT NULL"
         until(lambda: _count(database, ended) == 1, "the outcome is recorded")

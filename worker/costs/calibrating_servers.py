@@ -17,7 +17,7 @@ from alphaloop.cost import BASE_CONTEXT, CostKind, CostPoint
 from alphaloop.errors import AlphaloopError
 from worker.costs.calibration import FAR_CONTEXT, Shape
 from worker.costs.route_laws import loads_up_to
-from worker.engine import Engine
+from worker.engine import AsksServers, Engine
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def steps(engine: Engine) -> Iterator[list[Shape]]:
     The largest load of a server is its share of the engine's slots.
     """
     num_vanilla = max((drafter.num_vanilla_endpoints for drafter in engine.drafters), default=1)
-    num_endpoints = len(engine.endpoints())
+    num_endpoints = len(engine.endpoints()) if isinstance(engine, AsksServers) else 1
     most = max(1, engine.load().num_slots // max(1, num_endpoints))
     length = engine.identity.context_length
     near, far = (min(context, length // 2) for context in (BASE_CONTEXT, FAR_CONTEXT))

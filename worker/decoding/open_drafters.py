@@ -17,7 +17,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from typing import Final
-from worker.cache_memory import CacheMemory
 from worker.decoding.counts import SharedWeightCounts
 from worker.decoding.device import is_device_fault
 from worker.decoding.device import is_out_of_memory
@@ -28,6 +27,7 @@ from worker.decoding.proposal import Ask
 from worker.decoding.proposal import Drafter
 from worker.decoding.proposal import Proposal
 from worker.decoding.sequence import Sequence
+from worker.engine import CacheMemory
 import logging
 import torch
 

@@ -1,24 +1,30 @@
 """What `alphaloop measure` reports beside its measurements: the models' memory, how a pair fits, a draft's record."""
 
 from __future__ import annotations
-
+from alphaloop.draft_card import DraftJudgement
+from alphaloop.draft_card import read_card
+from alphaloop.errors import AlphaloopError
+from alphaloop.errors import ConfigError
+from alphaloop.payoff.report import Footprint
+from alphaloop.payoff.report import Part
+from alphaloop.settings import Settings
+from alphaloop.settings.models import DraftModelDrafterSettings
+from alphaloop.settings.models import ModelSettings
+from alphaloop.store.database import Database
+from alphaloop.store.drafts import DraftRegistry
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-
-from alphaloop.draft_card import DraftJudgement, read_card
-from alphaloop.errors import AlphaloopError, ConfigError
-from alphaloop.payoff.report import Footprint, Part
-from alphaloop.settings import Settings
-from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings
-from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry
-from worker.decoding.device import Placement, available_bytes
-from worker.decoding.pairing import DeviceRoom, ModelFacts, check_pair, facts_of
+from worker.decoding.device import Placement
+from worker.decoding.device import available_bytes
+from worker.decoding.pairing import DeviceRoom
+from worker.decoding.pairing import ModelFacts
+from worker.decoding.pairing import check_pair
+from worker.decoding.pairing import facts_of
 from worker.engine import Engine
-from worker.measuring.evidence import HeldOut
-from worker.measuring.process_memory import peak_process_bytes
-from worker.measuring.report import Records
+from worker.measuring.report import DrafterRecords
+from worker.measuring.report import HeldOut
+from worker.measuring.report import peak_process_bytes
 
 
 class MemoryWatch:
@@ -42,7 +48,7 @@ class MemoryWatch:
         return Footprint(parts, peak_process_bytes(), sum(held.values()) if held else None, held)
 
 
-def records_of(settings: Settings, engine: Engine) -> tuple[tuple[Part, ...], Records, list[str]]:
+def records_of(settings: Settings, engine: Engine) -> tuple[tuple[Part, ...], DrafterRecords, list[str]]:
     """Every loaded model's size, and what is on record of each draft model; the last are notes for a person."""
     served, length = settings.models.target, engine.identity.context_length
     target = facts_of(served.source, dtype=served.dtype, revision=served.revision, context_length=length)
@@ -79,7 +85,7 @@ def records_of(settings: Settings, engine: Engine) -> tuple[tuple[Part, ...], Re
             held_out[name] = record
         elif trouble:
             notes.append(f"no record of {name} on held-out text: {trouble}")
-    return tuple(parts), Records(findings, held_out), notes
+    return tuple(parts), DrafterRecords(findings, held_out), notes
 
 
 def _part(name: str, facts: ModelFacts, context_length: int, device: str) -> Part:

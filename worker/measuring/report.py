@@ -1,35 +1,72 @@
-"""From observations to the report: figures, verdicts, reasons, and which candidate to ship. Pure."""
+"""From observations to the report: figures, verdicts, reasons, and which candidate to ship.
+
+Each reason why a candidate does not reach the bar is a function from figures to a sentence, or to None. A reason is
+given only if the figures support it: a better setting was measured or follows from measured parts, an interval excludes
+the other value, or without that cost the bar would be reached.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import resource
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
-from alphaloop.payoff.bounds import total_bounds
-from alphaloop.payoff.figures import VANILLA, Candidate, Exactness
+from alphaloop.acceptance import Interval
+from alphaloop.payoff.bounds import Block, median_bounds, total_bounds
+from alphaloop.payoff.figures import VANILLA, Acceptance, Candidate, Exactness, Figures, RoundTimes, Tails
 from alphaloop.payoff.report import Footprint, Report, Row, Setup
-from alphaloop.payoff.rounds import costs_of
+from alphaloop.payoff.rounds import RoundCosts, costs_of
 from alphaloop.payoff.verdict import Verdict, judge
-from worker.measuring.evidence import Evidence, GreedySample, HeldOut
-from worker.measuring.figures import figures_of
-from worker.measuring.observations import Measured
-from worker.measuring.reasons import hidden, reasons
+from worker.measuring.observing import Measurements, Observation
+
+#: A setting that is faster by less than this is no advice.
+NOTABLE: Final = 1.03
+#: Below it, the first token, the prompt and the last round are most of a text; the guard of the policy is the same.
+SHORT_TOKENS: Final = 20
+#: Of rounds without a proposal: most.
+MOSTLY: Final = 0.5
+#: Of findings that cost acceptance, by name in `worker.decoding.pairing.pair`.
+TOKENIZER_CHECKS: Final = ("vocabulary", "special tokens", "chat template")
+#: Of the middle half of the prompts, the slowest over the fastest round. A longer context adds a few per cent.
+_USUAL_SPREAD: Final = 1.25
+_LEAST: Final = 8  #: prompts: quarters of fewer say nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Records:
+class DrafterRecords:
     """What is known of the drafters beside what was measured, by name."""
 
     findings: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
     held_out: Mapping[str, HeldOut] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """What a draft's own record says of its acceptance elsewhere."""
+
+    alpha_1: float
+    where: str  #: `its 64 held-out texts`
+
+
+@dataclass(frozen=True, slots=True)
+class GreedySample:
+    """Some of the sampled prompts at the same k: decoded greedy, and as they were."""
+
+    greedy: Acceptance
+    sampled: Acceptance
+
+
 def report_of(
     setup: Setup,
-    measured: Measured,
+    measured: Measurements,
     exactness: Mapping[Candidate, Exactness],
     greedy: Mapping[str, GreedySample],
-    records: Records,
+    records: DrafterRecords,
     footprint: Footprint,
     notes: Sequence[str],
     num_turns_planned: int,
@@ -48,7 +85,7 @@ def report_of(
         name = own.candidate.drafter or ""
         siblings = [other for other in found if other.candidate.drafter == name and other is not own]
         is_best = all(other.ratio.estimate <= own.ratio.estimate for other in siblings)
-        evidence = Evidence(
+        evidence = CandidateEvidence(
             own,
             vanilla,
             setup.bar,
@@ -92,3 +129,329 @@ def _rivals(shipped: Row | None, rows: Sequence[Row]) -> tuple[Candidate, ...]:
         if bounds.known is None or bounds.known[0] <= 1 <= bounds.known[1]:
             found.append(row.candidate)
     return tuple(found)
+
+
+def figures_of(measured: Measurements, candidate: Candidate, exactness: Exactness, num_comparisons: int) -> Figures:
+    """Of a candidate, over the turns that were finished; there must be one."""
+    observations = measured.of(candidate)
+    baseline = measured.of(VANILLA)
+    texts = [generation for _, generation in measured.generations(candidate)]
+    blocks, vanilla_blocks = blocks_of(observations), blocks_of(baseline)
+    ratios = [ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in zip(blocks, vanilla_blocks, strict=True)]
+    token_s = [
+        (text.wall_s - text.time_to_first_token_s) / (text.counts.num_tokens - 1)
+        for text in texts
+        if text.counts.num_tokens > 1
+    ]
+    return Figures(
+        candidate=candidate,
+        tokens_per_s=sum(block.num_tokens for block in blocks) / sum(block.wall_s for block in blocks),
+        blocks=blocks,
+        ratios=tuple(ratios),
+        ratio=total_bounds(blocks, vanilla_blocks, num_comparisons),
+        median=median_bounds(ratios, num_comparisons),
+        first_token_s=Tails.of([text.time_to_first_token_s for text in texts]),
+        token_s=Tails.of(token_s) if token_s else None,
+        response_s=Tails.of([text.wall_s for text in texts]),
+        output_tokens=statistics.median(text.counts.num_tokens for text in texts),
+        acceptance=Acceptance.of(
+            [(number, text.counts) for number, text in measured.generations(candidate) if text.is_counted]
+        ),
+        times=sum((observation.times for observation in observations), start=RoundTimes()),
+        exactness=exactness,
+    )
+
+
+def blocks_of(observations: Sequence[Observation]) -> tuple[Block, ...]:
+    """Of every block, by its number, all repeats added up. Blocks are independent of each other, repeats are not."""
+    by_number: dict[int, list[Observation]] = defaultdict(list)
+    for one in observations:
+        by_number[one.block].append(one)
+    return tuple(
+        Block(sum(one.num_tokens for one in same), sum(one.wall_s for one in same))
+        for _, same in sorted(by_number.items())
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateEvidence:
+    """All that is known of one candidate that does not ship."""
+
+    own: Figures
+    vanilla: Figures
+    bar: float
+    costs: RoundCosts | None
+    siblings: Sequence[Figures] = ()  #: the same drafter at other lengths
+    batch: int = 1
+    temperature: float = 0.0  #: the highest of the prompts
+    greedy: GreedySample | None = None
+    findings: Sequence[tuple[str, str]] = field(default=())  #: check and sentence of what check-pair warns of
+    held_out: HeldOut | None = None
+
+    @property
+    def k(self) -> int:
+        """Its draft length."""
+        return self.own.candidate.num_draft_tokens
+
+    @property
+    def drafter(self) -> str:
+        """Its drafter's name."""
+        return self.own.candidate.drafter or ""
+
+
+def reasons(evidence: CandidateEvidence) -> Iterator[tuple[str, str]]:
+    """The name and sentence of every reason that the figures support."""
+    return _supported(REASONS, evidence)
+
+
+def hidden(evidence: CandidateEvidence) -> Iterator[tuple[str, str]]:
+    """What the total of a candidate that ships does not show."""
+    return _supported(HIDDEN, evidence)
+
+
+def _supported(
+    candidates: Iterable[Callable[[CandidateEvidence], str | None]], evidence: CandidateEvidence
+) -> Iterator[tuple[str, str]]:
+    for reason in candidates:
+        if (sentence := reason(evidence)) is not None:
+            yield reason.__name__, sentence
+
+
+def account(e: CandidateEvidence) -> str | None:
+    """What its rounds bring and cost; the arithmetic behind every other reason."""
+    c = e.costs
+    if c is None:
+        return None
+    reading = (
+        f"; reading prompts is {_percent(c.vanilla_reading)} of vanilla's time" if c.vanilla_reading > 0.05 else ""
+    )
+    return (
+        f"{c.tokens:.2f} tokens a round, and a round takes {c.total:.2f} vanilla rounds (drafting {c.draft:.2f}, the "
+        f"target's pass {c.verify:.2f}, the rest {c.rest:.2f}){reading}: {c.speedup:.2f}x."
+    )
+
+
+def low_acceptance(e: CandidateEvidence) -> str | None:
+    """α below what rounds of this cost need."""
+    alpha = e.own.acceptance.alpha
+    if e.costs is None or alpha is None:
+        return None
+    needed = e.costs.needed_alpha(e.bar)
+    needed_text = f"α is {_interval(alpha)} at k={e.k}; at what its rounds cost, {e.bar:.2f}x needs"
+    if needed is None:
+        return f"{needed_text} more than every token accepted."
+    if alpha.high >= needed:
+        return None
+    even = e.costs.needed_alpha(1.0)
+    return f"{needed_text} {needed:.2f}" + (f", and {even:.2f} to lose nothing." if even is not None else ".")
+
+
+def k_too_high(e: CandidateEvidence) -> str | None:
+    """A shorter draft is faster on the same prompts, or would be by α_i and the measured costs."""
+    shorter = [s for s in e.siblings if s.candidate.num_draft_tokens < e.k]
+    best = max(shorter, key=lambda s: s.ratio.estimate, default=None)
+    if best is not None:
+        pairs = total_bounds(best.blocks, e.own.blocks, len(shorter))
+        if pairs.known is not None and pairs.known[0] > 1 and pairs.estimate >= NOTABLE:
+            return (
+                f"k={e.k} is too long: on the same prompts k={best.candidate.num_draft_tokens} is {pairs.estimate:.2f} "
+                f"[{pairs.known[0]:.2f} {pairs.known[1]:.2f}] times as fast{_fall(e)}."
+            )
+    modelled = e.costs.best_shorter() if e.costs else None
+    if modelled is None or modelled[1] < NOTABLE:
+        return None
+    k, gain = modelled
+    if any(s.candidate.num_draft_tokens == k for s in e.siblings):
+        return None  # measured, and no faster
+    return (
+        f"k={e.k} may be too long: by α_i and the measured costs k={k} would be {gain:.2f} times as fast{_fall(e)}; "
+        f"measure it with --k {k}."
+    )
+
+
+def temperature(e: CandidateEvidence) -> str | None:
+    """Sampling lowers acceptance: the same prompts, decoded greedy, have a higher α."""
+    if e.greedy is None:
+        return None
+    sampled, greedy = e.greedy.sampled.alpha, e.greedy.greedy.alpha
+    if sampled is None or greedy is None or sampled.high >= greedy.mean or greedy.low <= sampled.mean:
+        return None
+    return (
+        f"Temperature {e.temperature:g} costs acceptance: on {len(e.greedy.greedy.by_prompt)} of the prompts α is "
+        f"{_interval(sampled)}, and {_interval(greedy)} where they are decoded greedy."
+    )
+
+
+def tokenizer(e: CandidateEvidence) -> str | None:
+    """What the check of the pair found in its vocabulary, special tokens or chat template."""
+    found = [f"{check}: {sentence}" for check, sentence in e.findings if check in TOKENIZER_CHECKS]
+    return f"Draft and target do not fit in full. {' '.join(found)}" if found else None
+
+
+def domain(e: CandidateEvidence) -> str | None:
+    """The draft was accepted more often on the texts it was judged with."""
+    here = e.own.acceptance.alpha_at(1)
+    if e.held_out is None or here is None or here.high >= e.held_out.alpha_1:
+        return None
+    return (
+        f"Your prompts are unlike the draft's texts: α_1 is {_interval(here)} here and {_share(e.held_out.alpha_1)} on "
+        f"{e.held_out.where}. Training on prompts like yours may close the gap."
+    )
+
+
+def draft_cost(e: CandidateEvidence) -> str | None:
+    """With a draft that cost nothing, the bar would be reached."""
+    c = e.costs
+    if c is None or c.draft_step is None or e.own.ratio.estimate >= e.bar:
+        return None
+    free = c.whole(c.tokens / (c.verify + c.rest))
+    if free < e.bar:
+        return None
+    return (
+        f"Drafting is too dear: a drafted token costs {c.draft_step:.2f} of a target pass (c), {c.draft:.2f} a round; "
+        f"if it cost nothing, this would be {free:.2f}x."
+    )
+
+
+def wide_pass(e: CandidateEvidence) -> str | None:
+    """With passes as cheap as vanilla's, the bar would be reached."""
+    c = e.costs
+    if c is None or e.own.ratio.estimate >= e.bar or c.verify <= NOTABLE * c.vanilla_verify:
+        return None
+    free = c.whole(c.tokens / (c.draft + c.vanilla_verify + c.rest))
+    if free < e.bar:
+        return None
+    busy = f" at batch {e.batch}" if e.batch > 1 else ""
+    return (
+        f"Verifying is dear on this device{busy}: a pass over {c.positions:.1f} positions takes "
+        f"{c.verify / c.vanilla_verify:.2f} times one over 1; if it took the same, this would be {free:.2f}x."
+    )
+
+
+def prompt_dominated(e: CandidateEvidence) -> str | None:
+    """The rounds gain enough; the time lies in reading prompts, which nothing here shortens."""
+    c = e.costs
+    if c is None or e.own.ratio.estimate >= e.bar or c.tokens / c.total < e.bar:
+        return None
+    return (
+        f"Reading prompts takes {_percent(c.vanilla_reading)} of vanilla's time and cannot be drafted: the rounds "
+        f"alone are {c.tokens / c.total:.2f}x, and no drafter could gain more than {1 / max(c.reading, 1e-9):.2f}x."
+    )
+
+
+def short_outputs(e: CandidateEvidence) -> str | None:
+    """Too few tokens for rounds to matter."""
+    if e.vanilla.output_tokens >= SHORT_TOKENS:
+        return None
+    return (
+        f"Answers are short, {e.vanilla.output_tokens:.0f} tokens in the median; under {SHORT_TOKENS} little is left "
+        f"to gain behind the first token."
+    )
+
+
+def nothing_proposed(e: CandidateEvidence) -> str | None:
+    """A drafter that proposes nothing in most rounds."""
+    share = e.own.acceptance.empty_share
+    if share <= MOSTLY or not e.own.acceptance.num_rounds:
+        return None
+    return (
+        f"{e.drafter} proposes nothing in {_percent(share)} of the rounds: the answers repeat neither the prompts nor "
+        f"themselves."
+    )
+
+
+def long_tail(e: CandidateEvidence) -> str | None:
+    """The median prompt and all tokens together disagree, so the median hides something."""
+    median, total = e.own.median, e.own.ratio.estimate
+    if median.known is None:
+        return None
+    low, high = median.known
+    if round(low, 2) <= round(total, 2) <= round(high, 2):
+        return None
+    others = "less" if total < median.estimate else "more"
+    return (
+        f"The median is {median.estimate:.2f}x [{low:.2f} {high:.2f}], and all tokens over all seconds are "
+        f"{total:.2f}x: prompts that gain {others} than the median one take more of the time."
+    )
+
+
+def slower_texts(e: CandidateEvidence) -> str | None:
+    """Prompts on which vanilla was faster, whatever all of them came to."""
+    slower = [(r, block) for r, block in zip(e.own.ratios, e.own.blocks, strict=True) if r < 1]
+    if not slower:
+        return None
+    slowest, share = min(r for r, _ in slower), sum(block.wall_s for _, block in slower)
+    what = "prompt was" if len(slower) == 1 else "prompts were"
+    what = what if e.batch == 1 else what.replace("prompt", "batch").replace("batchs", "batches")
+    return (
+        f"{len(slower)} of {len(e.own.ratios)} {what} slower than vanilla, the slowest {slowest:.2f}x; they took "
+        f"{_percent(share / sum(block.wall_s for block in e.own.blocks))} of its time."
+    )
+
+
+#: In the order in which the report gives them.
+REASONS: Final = (
+    account,
+    low_acceptance,
+    nothing_proposed,
+    k_too_high,
+    temperature,
+    tokenizer,
+    domain,
+    draft_cost,
+    wide_pass,
+    prompt_dominated,
+    short_outputs,
+    long_tail,
+    slower_texts,
+)
+#: Of these, what holds of a candidate that ships too.
+HIDDEN: Final = (long_tail, slower_texts)
+
+
+def _fall(e: CandidateEvidence) -> str:
+    first, last = e.own.acceptance.alpha_at(1), e.own.acceptance.alpha_at(e.k)
+    if first is None or last is None or last.high >= first.low:
+        return ""
+    return f"; α_i falls from {_share(first.mean)} at position 1 to {_share(last.mean)} at {e.k}"
+
+
+def _interval(interval: Interval) -> str:
+    return f"{_share(interval.mean)} [{_share(interval.low)} {_share(interval.high)}]"
+
+
+def _share(value: float) -> str:
+    return f"{value:.2f}".removeprefix("0")
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.0f} %"
+
+
+def busy_note(vanilla: Sequence[Observation], load: float | None, num_cores: int) -> str | None:
+    """A remark for the report, or None where vanilla's rounds took alike. `load` is the system's load average."""
+    ms = sorted(1000 * o.times.round_s / o.times.num_steps for o in vanilla if o.times.num_steps)
+    if len(ms) < _LEAST:
+        return None
+    low, _, high = statistics.quantiles(ms, n=4)
+    if high <= _USUAL_SPREAD * low:
+        return None
+    why = "the machine seems to have been busy with other work"
+    if load is not None and load > num_cores:
+        why = f"the machine was busy with other work (load {load:.1f} on {num_cores} cores)"
+    return (
+        f"vanilla's own rounds took {low:.1f} to {high:.1f} ms in the middle half of the prompts: {why}. "
+        "Ratios suffer less than times, because a prompt is compared with itself at almost the same time; "
+        "on a quiet machine all bounds are narrower"
+    )
+
+
+def load_average() -> float | None:
+    """Of the last five minutes; None where the system does not tell."""
+    return os.getloadavg()[1] if hasattr(os, "getloadavg") else None
+
+
+def peak_process_bytes() -> int:
+    """The most that it has held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

@@ -1,7 +1,7 @@
 """Our own decisions as a worker takes them: at the start of a job, then round by round, with the switchback experiment.
 
 The session, its costs, its evidence and the schedule of control slices are the product's. What
-worker/jobs/round_steering.py and worker/jobs/outcomes.py do with the engine's jobs is done here with simulated ones.
+worker/steering.py and worker/outcomes.py do with the engine's jobs is done here with simulated ones.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from benchmarks.policy.slot_jobs import Counter
 from benchmarks.policy.slot_round import Running, SlotRound
 from worker.costs.live import LiveCosts
 
-#: Reasons of decisions that were free to speculate, as in worker/jobs/steering.py.
+#: Reasons of decisions that were free to speculate, as in worker/steering.py.
 ON_TRIAL: Final = frozenset({Reason.FASTER, Reason.ON_TARGET, Reason.NO_HISTORY, Reason.UNCERTAIN, Reason.NOT_FASTER})
 
 

@@ -25,7 +25,7 @@ from alphaloop.deciding.settings_by_running import settings_by_running
 from alphaloop.messages import Decoding, Purpose
 from alphaloop.store import input_codec as codec
 from tests.fixtures.choosing import LIMITS, find, inferred
-from worker.measuring.candidates import choose_candidates
+from worker.measuring.observing import choose_candidates
 
 NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4)
 EAGLE = DrafterState("eagle", "r1", 3, least_draft_tokens=3)

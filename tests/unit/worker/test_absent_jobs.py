@@ -40,7 +40,7 @@ def test_a_job_that_waits_for_its_server_takes_no_slot_no_device_time_and_does_n
     assert turning.outcomes() == dict.fromkeys("cde", "succeeded")
     assert turning.feed.aside.keys() == {"a", "b"}
     assert turning.feed.charged.keys() == {"sql"}
-    turning.worker.ending.drain(lambda: turning.worker.run_once(0.0))
+    turning.worker.drain()
     assert turning.released == [{"a": 1, "b": 1}]
 
 

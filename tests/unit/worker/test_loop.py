@@ -193,7 +193,7 @@ def test_a_server_that_refuses_for_good_counts_no_crash_of_any_job(error: Alphal
         if turning.engine.num_steps == 1:
             raise error
 
-    turning.worker._c.check = check  # type: ignore[misc]
+    turning.worker.threads.check = check  # type: ignore[method-assign]
     with pytest.raises(type(error)):
         turning.worker.run()
     assert turning.released == [{"a": 1, "b": 1, "decoded": 7}]
@@ -205,7 +205,7 @@ def test_a_fault_of_the_loop_counts_no_crash_of_jobs_that_never_started() -> Non
     def trip(step: object) -> None:
         raise ZeroDivisionError
 
-    turning.parts.costs.observe = trip
+    turning.worker.costs.observe = trip
     with pytest.raises(ZeroDivisionError):
         turning.worker.run()
     assert turning.released == [{"b": 1}]

@@ -76,7 +76,7 @@ def test_a_sick_engine_fails_no_job_and_ends_the_worker_with_every_job_given_bac
     assert turning.outcomes() == {}
     released = [job_id for group in turning.released for job_id in group]
     assert sorted(released) == sorted(names), "each job is given back once"
-    assert turning.worker.ending.reason is not None
+    assert turning.worker.end_reason is not None
 
 
 def test_an_engine_that_cannot_even_be_emptied_or_admit_is_sick_too() -> None:
@@ -136,7 +136,7 @@ def test_a_job_that_cannot_be_decided_is_decoded_vanilla() -> None:
     def trip(*_: object, **__: object) -> list[Decision]:
         raise OverflowError("a clock far away")
 
-    turning.parts.decider.decide_each = trip
+    turning.worker.decider.decide_each = trip
     turning.turn(3)
     assert turning.outcomes() == {"a": "succeeded"}
     assert json.loads(turning.ended[0].outcome.result)["decoding"]["reason"] == "undecided"

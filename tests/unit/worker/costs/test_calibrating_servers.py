@@ -11,7 +11,7 @@ from alphaloop.errors import DecodeFailed
 from tests.fakes import FakeEngine
 from worker.costs.calibrating_servers import calibrate_servers, steps
 from worker.costs.calibration import Shape
-from worker.servers.fleet_member import EndpointStatus
+from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4, num_vanilla_endpoints=1)
 
@@ -28,6 +28,12 @@ class Servers(FakeEngine):
             EndpointStatus(name, drafter, "up", 0, 8, 0.0, None, False, {})
             for name, drafter in (("plain", None), ("speculative", "ngram"))
         ]
+
+    def unavailable(self) -> str | None:
+        return None
+
+    def suspects(self) -> SuspectCounts:
+        return SuspectCounts()
 
     @property
     def can_redraft(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 from alphaloop.kafka.offsets import Record
 from alphaloop.messages.headers import RETRY_PREFIX
 from alphaloop.messages.headers import Retry
+from alphaloop.messages.retry import RetryHeaders
 from datetime import UTC
 from datetime import datetime
 from datetime import timedelta
@@ -21,7 +22,7 @@ SENT = Record("jobs.code.high", 2, 41, b"key", b"value", (("traceparent", b"00-1
 
 
 def waiting(sent: Record, not_before_ms: int, *, topic: str = "jobs.code.retry.10s") -> Record:
-    said = Retry(sent.topic, sent.partition, sent.offset, sent.timestamp_ms, not_before_ms, 1, "decode_failed")
+    said = RetryHeaders(sent.topic, sent.partition, sent.offset, sent.timestamp_ms, not_before_ms, 1, "decode_failed")
     return Record(topic, 0, 7, sent.key, sent.value, tuple(said.headers(sent.headers)), NOW_MS)
 
 

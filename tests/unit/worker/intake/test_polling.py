@@ -6,6 +6,7 @@ from alphaloop.errors import FatalBrokerError
 from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.messages.headers import Retry
+from alphaloop.messages.retry import RetryHeaders
 from alphaloop.settings import WorkerSettings
 from collections.abc import Iterator
 from collections.abc import Mapping
@@ -329,7 +330,7 @@ def test_a_retry_is_handed_out_when_it_is_due_and_nothing_else_waits_for_it(sour
     intake = started(source, clock=lambda: clock[0], now=lambda: datetime.fromtimestamp(clock[0], UTC))
     source.script.put(lambda: source.on_assign([P0, R0]))
     for offset, not_before_s in ((0, 10), (1, 9), (2, 12)):
-        said = Retry("jobs.code.high", 2, 40 + offset, 7, 1000 * not_before_s, 1, "decode_failed")
+        said = RetryHeaders("jobs.code.high", 2, 40 + offset, 7, 1000 * not_before_s, 1, "decode_failed")
         waiting = Record(R0.topic, 0, offset, b"key", b"job", tuple(said.headers([("x", b"y")])), None)
         source.script.put(waiting)
         source.script.put(record(P0, offset))
@@ -355,7 +356,7 @@ def test_messages_of_a_retry_topic_that_came_together_wait_each_for_its_time(sou
     intake = started(source, clock=lambda: clock[0], now=lambda: datetime.fromtimestamp(clock[0], UTC))
     source.script.put(lambda: source.on_assign([P0, R0]))
     for offset, not_before_s in ((0, 10), (1, 5), (2, 12)):
-        said = Retry("jobs.code", 0, 40 + offset, 7, 1000 * not_before_s, 1, "decode_failed")
+        said = RetryHeaders("jobs.code", 0, 40 + offset, 7, 1000 * not_before_s, 1, "decode_failed")
         source.script.put(Record(R0.topic, 0, offset, b"key", b"job", tuple(said.headers(())), None))
     source.script.put(record(P0, 0))
     (normal,) = intake.take(9, WAIT_S)

@@ -9,9 +9,9 @@ from alphaloop.settings import WorkerSettings
 from tests.fakes import FakeEngine
 from typing import Any
 from worker.engine import Sampling
+from worker.engine import SamplingDefaults
 from worker.intake.partitions import Delivery
 from worker.intake.validation import Validation
-from worker.sampling import SamplingDefaults
 import json
 import pytest
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from alphaloop.payoff.figures import VANILLA, RoundTimes
-from worker.measuring.busy import busy_note
-from worker.measuring.observations import Observation
+from worker.measuring.observing import Observation
+from worker.measuring.report import busy_note
 
 
 def observations(ms: list[float]) -> list[Observation]:

@@ -10,7 +10,7 @@ import pytest
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import ConfigError
 from alphaloop.payoff.figures import VANILLA, Candidate
-from worker.measuring.candidates import choose_candidates, choose_drafters, divide, turns
+from worker.measuring.observing import choose_candidates, choose_drafters, divide, turns
 
 LOOKUP = DrafterState("lookup", "1", 12)
 SMALL = DrafterState("small", "2", 5)

@@ -18,8 +18,8 @@ from alphaloop.messages import Purpose
 from alphaloop.settings import Settings, load_settings
 from tests.fakes import FakeEngine
 from tests.fixtures.orders import measure_order
-from worker.measuring import prompts
-from worker.measuring.prompts import draw, prepare, read_lines
+from worker.measuring import session
+from worker.measuring.session import draw, prepare, read_lines
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_a_file_must_be_there_and_be_a_sample(
         read(tmp_path / "missing", settings)
     with pytest.raises(ConfigError, match="Is a directory"):
         read(tmp_path, settings)
-    monkeypatch.setattr(prompts, "MAX_FILE_BYTES", 8)
+    monkeypatch.setattr(session, "MAX_FILE_BYTES", 8)
     with pytest.raises(ConfigError, match="expected at most"):
         read(written(tmp_path, [{"prompt": "a"}]), settings)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"prompt": "long enough"}')))

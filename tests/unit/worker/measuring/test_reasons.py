@@ -9,9 +9,8 @@ import pytest
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.payoff.figures import Acceptance, Candidate
 from tests.fixtures.measured import NUM_PROMPTS, acceptance, evidence, figures
-from worker.measuring import reasons as why
-from worker.measuring.evidence import GreedySample, HeldOut
-from worker.measuring.reasons import REASONS, reasons
+from worker.measuring import report as why
+from worker.measuring.report import REASONS, GreedySample, HeldOut, reasons
 
 
 def test_a_candidate_with_nothing_wrong_has_an_account_and_no_excuse() -> None:

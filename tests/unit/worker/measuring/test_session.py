@@ -1,31 +1,36 @@
 """A whole measurement over an engine without a model, whose clock is what its rounds are said to cost."""
 
 from __future__ import annotations
-
-import json
-import random
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
-
-import pytest
-from pydantic import TypeAdapter
-
 from alphaloop import commands
 from alphaloop.cli.measuring.as_json import as_json
-from alphaloop.cli.measuring.screens import SHORTER_IS_BETTER, show
+from alphaloop.cli.measuring.screens import SHORTER_IS_BETTER
+from alphaloop.cli.measuring.screens import show
 from alphaloop.commands import EVENT
 from alphaloop.errors import ConfigError
-from alphaloop.messages import Origin, parse_job
+from alphaloop.messages import Origin
+from alphaloop.messages import parse_job
 from alphaloop.payoff.figures import VANILLA
-from alphaloop.payoff.report import Footprint, Report
+from alphaloop.payoff.report import Footprint
+from alphaloop.payoff.report import Report
 from alphaloop.payoff.verdict import Verdict
+from collections.abc import Callable
+from dataclasses import replace
+from pydantic import TypeAdapter
 from tests.fakes import FakeEngine
-from worker.engine import PreparedJob, Sampling, Step
-from worker.measuring.candidates import choose_candidates
-from worker.measuring.reasons import REASONS
-from worker.measuring.report import Records
-from worker.measuring.session import Plan, Session, refuse_few
+from typing import Any
+from worker.engine import PreparedJob
+from worker.engine import Sampling
+from worker.engine import Step
+from worker.measuring.observing import choose_candidates
+from worker.measuring.report import DrafterRecords
+from worker.measuring.report import REASONS
+from worker.measuring.session import MeasuringPlan
+from worker.measuring.session import MeasuringSession
+from worker.measuring.session import refuse_few
+import json
+import pytest
+import random
+
 
 NUM = 14
 SECRET = "zebra"
@@ -68,14 +73,16 @@ def session_of(
     seed: int = 0,
     sampling: Sampling = Sampling(max_tokens=60, temperature=0.0),  # noqa: B008
     should_stop: Callable[[], bool] = lambda: False,
-) -> Session:
-    plan = Plan(prompts(engine, sampling), choose_candidates(engine.drafters, lengths), batch, repeats, 1.3, seed)
-    return Session(engine, plan, should_stop=should_stop, clock=engine.clock)
+) -> MeasuringSession:
+    plan = MeasuringPlan(
+        prompts(engine, sampling), choose_candidates(engine.drafters, lengths), batch, repeats, 1.3, seed
+    )
+    return MeasuringSession(engine, plan, should_stop=should_stop, clock=engine.clock)
 
 
-def report_of(session: Session) -> Report:
+def report_of(session: MeasuringSession) -> Report:
     session.run()
-    return session.report(Records(), lambda: Footprint((), 1 << 30, None), ["a note"])
+    return session.report(DrafterRecords(), lambda: Footprint((), 1 << 30, None), ["a note"])
 
 
 def test_what_pays_ships_and_says_by_how_much(seed: int) -> None:

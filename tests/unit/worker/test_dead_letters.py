@@ -1,0 +1,361 @@
+"""Messages on their way to dead-letter and retry topics: bounded, never in the way of others."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import pytest
+
+from alphaloop.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    DeliveryFailed,
+    FatalBrokerError,
+    InvalidField,
+    MessageRefused,
+    MessageTooLarge,
+    StoreUnavailable,
+    TopicUnavailable,
+)
+from alphaloop.messages import Failure
+from alphaloop.messages.dead_letter import SHORTENED
+from alphaloop.messages.retry import RetryHeaders as RetryHeaders
+from tests.fixtures.claimed import NOW, FinishedDeliveries, claimed_job, delivery, validation
+from tests.fixtures.instant import InstantEvent
+from tests.fixtures.sending import FakeProducer, SentMessage
+from worker import dead_letters
+from worker.dead_letters import RETRY_S, DeadMessage, FailedTry, Forwarded, Forwarder, JobRetries, TryAgain, letter_of
+from worker.intake.delays import JITTER
+from worker.jobs.claiming import ClaimedJob
+from worker.metrics import WorkerMetrics
+from worker.retry import Retry
+from worker.sending import DeliveryReport, UnavailableTopics
+
+CODE, SQL = "jobs.code.dlq", "jobs.sql.dlq"
+
+
+class Broker(FakeProducer):
+    """Takes messages that are no larger than the limit of their topic, unless the topic is told to fail."""
+
+    def __init__(self) -> None:
+        super().__init__(self._judge)
+        self.limits: dict[str, int] = {}
+        self.failing: dict[str, BrokerError] = {}
+        self.forbidden: set[str] = set()
+        self.created: list[str] = []
+        self.fatal: list[FatalBrokerError] = []
+        self.num_producers = 0
+        self.is_closed = False
+
+    def open(self) -> Broker:
+        self.num_producers += 1
+        return self
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def create(self, topic: str) -> None:
+        self.created.append(topic)
+        if topic in self.forbidden:
+            raise BrokerError(f"creating {topic}: not allowed")
+
+    def _judge(self, message: SentMessage) -> DeliveryReport:
+        if self.fatal:
+            raise self.fatal.pop(0)
+        size = len(message.value) + sum(len(name) + len(content) for name, content in message.headers)
+        if size > self.limits.get(message.topic, 1 << 30):
+            return MessageTooLarge(f"{size} bytes")
+        return self.failing.get(message.topic)
+
+
+class Writing:
+    """The thread's part, turned by hand."""
+
+    def __init__(self) -> None:
+        self.broker, self.intake, self.now = Broker(), FinishedDeliveries(), 0.0
+        self.metrics = WorkerMetrics()
+        self.topics = UnavailableTopics(self.broker.create, self.metrics.topic_unavailable)
+        self.letters = Forwarder(
+            self.broker.open,
+            self.topics,
+            self.metrics,
+            letter_of=partial(letter_of, validation=validation(), group="g"),
+            is_hurried=threading.Event().is_set,
+            clock=lambda: self.now,
+        )
+
+    def refuse(self, *offsets: int, task: str = "code", value: bytes = b"?") -> None:
+        error = InvalidField("expected a number", field="body.max_tokens")
+        for offset in offsets:
+            refused = delivery("bad", task=task, offset=offset, value=value)
+            self.letters.put(DeadMessage(refused, error, self.intake))  # type: ignore[arg-type]
+
+    def turn(self) -> None:
+        self.letters.turn(0.0)
+
+    def finished(self) -> list[tuple[str, int]]:
+        return [(one.record.topic, one.record.offset) for one in self.intake.finished]
+
+
+def test_a_message_is_finished_when_its_letter_is_acknowledged() -> None:
+    one = Writing()
+    one.refuse(1, 2)
+    assert len(one.letters) == 2
+    one.turn()
+    one.turn()
+    assert [(letter.topic, letter.value) for letter in one.broker.acknowledged] == [(CODE, b"?")] * 2
+    assert one.finished() == [("jobs.code", 1), ("jobs.code", 2)]
+    assert one.broker.created == [CODE], "its topic is ensured once"
+    assert one.metrics.registry.get_sample_value("alphaloop_dead_letters_total", {"code": "invalid_field"}) == 2.0
+    assert (len(one.letters), one.broker.num_producers) == (0, 1)
+
+
+def test_a_missing_topic_that_may_not_be_created_holds_only_its_own_messages() -> None:
+    one = Writing()
+    one.broker.forbidden = {CODE}
+    one.refuse(1)
+    one.refuse(2, task="sql")
+    one.turn()
+    assert one.finished() == [("jobs.sql", 2)]
+    assert one.topics.reason(CODE) == "creating jobs.code.dlq: not allowed"
+    assert one.metrics.registry.get_sample_value("alphaloop_topic_unavailable", {"topic": CODE}) == 1.0
+    one.refuse(3, 4, task="sql")
+    one.turn()
+    assert [offset for _, offset in one.finished()] == [2, 3, 4]
+    assert one.broker.created.count(CODE) == 1, "not asked for again before its time"
+    one.broker.forbidden = set()
+    one.now = RETRY_S
+    one.turn()
+    assert [offset for _, offset in one.finished()] == [2, 3, 4, 1]
+    assert one.topics.reason(CODE) is None
+
+
+@pytest.mark.parametrize("error", [TopicUnavailable("gone"), DeliveryFailed("timed out"), MessageRefused("no key")])
+def test_what_is_not_acknowledged_is_sent_again_later(error: BrokerError) -> None:
+    one = Writing()
+    one.broker.failing = {CODE: error}
+    one.refuse(1, 2)
+    one.turn()
+    assert one.finished() == []
+    one.broker.failing = {}
+    one.refuse(3)
+    one.turn()
+    assert one.finished() == [], "later messages of the topic wait in line"
+    one.now = RETRY_S
+    one.turn()
+    assert [offset for _, offset in one.finished()] == [1, 2, 3]
+
+
+def test_many_waiting_letters_pause_their_topic_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "MOST_WAITING", 3)
+    one = Writing()
+    one.broker.forbidden = {CODE}
+    one.refuse(1, 2)
+    one.turn()
+    assert one.intake.held == set()
+    one.refuse(3)
+    one.refuse(4, task="sql")
+    one.turn()
+    assert one.intake.held == {"jobs.code"}
+    one.broker.forbidden = set()
+    one.now = RETRY_S
+    one.turn()
+    assert one.intake.held == set()
+    assert sorted(offset for _, offset in one.finished()) == [1, 2, 3, 4]
+
+
+def test_a_few_large_letters_pause_their_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "MOST_WAITING_BYTES", 1000)
+    one = Writing()
+    one.broker.forbidden = {CODE}
+    one.refuse(1, value=b"x" * 1000)
+    one.turn()
+    assert one.intake.held == {"jobs.code"}
+
+
+def test_messages_of_revoked_partitions_are_left_to_their_new_owner() -> None:
+    one = Writing()
+    one.broker.forbidden = {CODE}
+    one.refuse(1, 2)
+    one.turn()
+    one.intake.revoked = [delivery("bad", offset=1, value=b"?")]
+    one.broker.forbidden = set()
+    one.now = RETRY_S
+    one.turn()
+    assert [offset for _, offset in one.finished()] == [2]
+
+
+def test_a_letter_that_is_too_large_is_shortened_and_says_so() -> None:
+    one = Writing()
+    one.broker.limits = {CODE: 70_000}
+    one.refuse(1, value=b"x" * 200_000)
+    one.refuse(2)
+    one.turn()
+    assert sorted(offset for _, offset in one.finished()) == [1, 2]
+    values = {len(letter.value): dict(letter.headers).get(SHORTENED) for letter in one.broker.acknowledged}
+    assert values == {1: None, 65_536: b"65536 of 200000 bytes of the value kept"}
+    assert one.metrics.registry.get_sample_value("alphaloop_dead_letters_shortened_total") == 1.0
+
+
+def test_a_letter_that_is_still_too_large_keeps_its_reason_only() -> None:
+    one = Writing()
+    one.broker.limits = {CODE: 1000}
+    one.refuse(1, value=b"x" * 200_000)
+    one.turn()
+    (letter,) = one.broker.acknowledged
+    headers = dict(letter.headers)
+    assert letter.value == b""
+    assert headers["__dlq.errors.exception"] == b"invalid_field"
+    assert headers[SHORTENED] == (b"65536 of 200000 bytes of the value kept; 0 of 65536 bytes of the value kept")
+
+
+def test_a_dead_producer_is_replaced() -> None:
+    one = Writing()
+    one.broker.fatal = [FatalBrokerError("fenced")]
+    one.refuse(1)
+    one.turn()
+    assert (one.finished(), one.broker.is_closed) == ([], True)
+    one.now = RETRY_S
+    one.turn()
+    assert (one.finished(), one.broker.num_producers) == ([("jobs.code", 1)], 2)
+
+
+def test_a_job_to_be_tried_again_is_finished_when_its_retry_topic_has_it() -> None:
+    one = Writing()
+    retry_topic = "jobs.code.retry.10s"
+    failed = delivery("failed", offset=5)
+    again = TryAgain(failed, retry_topic, (("x", b"1"),), "decode_failed", one.intake)  # type: ignore[arg-type]
+    one.broker.limits = {retry_topic: 10}
+    one.letters.put(again)
+    one.turn()
+    assert (one.broker.acknowledged, one.finished()) == ([], []), "a job needs its whole message"
+    one.broker.limits = {}
+    one.now = RETRY_S
+    one.turn()
+    assert one.broker.acknowledged == [(retry_topic, failed.record.key, failed.record.value, (("x", b"1"),))]
+    assert one.finished() == [("jobs.code", 5)]
+    assert one.metrics.registry.get_sample_value("alphaloop_jobs_retried_total", {"code": "decode_failed"}) == 1.0
+
+
+FAILURE = Failure(code="decode_failed", message="no luck")
+
+
+class Forwarding:
+    """The forwarder, which sends nothing here."""
+
+    def __init__(self) -> None:
+        self.taken: list[Forwarded] = []
+
+    def put(self, *messages: Forwarded) -> None:
+        self.taken += messages
+
+
+class World:
+    """The store, the leases and the recorder as the retries see them; `events` has what was asked, in order."""
+
+    def __init__(self, *, seed: int = 1) -> None:
+        self.events: list[object] = []
+        self.store_errors: list[Exception] = []
+        self.topic_errors: list[Exception] = []
+        self.failed: list[FailedTry] = []
+        self.forwarding = Forwarding()
+        self.retries = JobRetries(
+            (10, 60),
+            self,  # type: ignore[arg-type]
+            self.forwarding,  # type: ignore[arg-type]
+            FinishedDeliveries(),  # type: ignore[arg-type]
+            count=self._count,
+            fail=self.failed.append,
+            ensure_topics=self._ensure,
+            retry=Retry(InstantEvent()),
+            rng=random.Random(seed),
+            max_bytes=1 << 20,
+        )
+
+    def _count(self, attempts: Mapping[str, int]) -> None:
+        self.events.append(("counted", dict(attempts)))
+        if self.store_errors:
+            raise self.store_errors.pop(0)
+
+    def let_go(self, job_ids: Mapping[str, int]) -> None:
+        assert not self.forwarding.taken, "let go before it is sent"
+        self.events.append(("let go", sorted(job_ids)))
+
+    def _ensure(self, task: str) -> None:
+        self.events.append(("topics", task))
+        if self.topic_errors:
+            raise self.topic_errors.pop(0)
+
+    def sent(self) -> list[TryAgain]:
+        sent, self.forwarding.taken = self.forwarding.taken, []
+        return [one for one in sent if isinstance(one, TryAgain)]
+
+
+def failed(num_failures: int = 0, **given: Any) -> ClaimedJob:
+    return replace(claimed_job("job", attempt=3, **given), num_failures=num_failures)
+
+
+@pytest.mark.parametrize(("num_failures", "topic"), [(0, "jobs.code.retry.10s"), (1, "jobs.code.retry.1m")])
+def test_each_failure_waits_longer_and_is_counted_before_it_is_sent(num_failures: int, topic: str) -> None:
+    world = World()
+    assert world.retries.put(failed(num_failures), FAILURE, NOW)
+    assert len(world.retries) == 1
+    assert world.retries.turn(0.0) == 1
+    assert world.events == [("topics", "code"), ("counted", {"job": 3}), ("let go", ["job"])]
+    (sent,) = world.sent()
+    said = RetryHeaders.read(sent.headers)
+    assert said is not None
+    assert (sent.topic, said.num_failures, said.reason) == (topic, num_failures + 1, "decode_failed")
+    assert world.retries.turn(0.0) == 0
+    assert len(world.retries) == 0
+
+
+def test_delays_have_jitter_within_its_bound() -> None:
+    waits_s = set()
+    for seed in range(50):
+        world = World(seed=seed)
+        world.retries.put(failed(), FAILURE, NOW)
+        world.retries.turn(0.0)
+        (sent,) = world.sent()
+        said = RetryHeaders.read(sent.headers)
+        assert said is not None
+        waits_s.add(said.not_before_ms / 1000 - NOW.timestamp())
+    assert len(waits_s) > 40
+    assert 10 <= min(waits_s) < 10.5 < 10 * (1 + JITTER) - 0.5 < max(waits_s) <= 10 * (1 + JITTER)
+
+
+def test_jobs_that_cannot_gain_by_another_try_have_failed() -> None:
+    world = World()
+    soon = (NOW + timedelta(seconds=10)).isoformat()
+    for hopeless in (failed(2), failed(deadline=soon), failed(purpose="probe"), failed(purpose="control")):
+        assert not world.retries.put(hopeless, FAILURE, NOW)
+    assert len(world.retries) == 0
+    later = (NOW + timedelta(seconds=13)).isoformat()
+    assert world.retries.put(failed(deadline=later), FAILURE, NOW)
+
+
+def test_servers_that_are_away_are_waited_for() -> None:
+    world = World()
+    world.store_errors = [StoreUnavailable("nobody answers")]
+    world.topic_errors = [BrokerUnavailable("nobody answers")]
+    world.retries.put(failed(), FAILURE, NOW)
+    assert world.retries.turn(0.0) == 1
+    assert len(world.sent()) == 1, "sent whatever the second answer was, because the first may have been lost"
+    assert [event for event in world.events if event == ("counted", {"job": 3})] == [("counted", {"job": 3})] * 2
+
+
+def test_without_its_topic_a_failure_is_final_and_the_broker_is_asked_once() -> None:
+    world = World()
+    world.topic_errors = [BrokerError("not authorized")]
+    for _ in range(2):
+        world.retries.put(failed(), FAILURE, NOW)
+        world.retries.turn(0.0)
+    assert world.events == [("topics", "code")]
+    assert [one.failure for one in world.failed] == [FAILURE, FAILURE]
+    assert world.sent() == []

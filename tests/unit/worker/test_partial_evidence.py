@@ -1,0 +1,239 @@
+"""What a job that drafted in some of its rounds only, or with several drafters, counts as."""
+
+from __future__ import annotations
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.acceptance import PREFILL
+from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.policy import Decision
+from alphaloop.kafka.offsets import Record
+from alphaloop.messages import Purpose
+from alphaloop.store.decode_runs import CountSource
+from alphaloop.store.outcomes import Outcome
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC
+from datetime import datetime
+from tests.fakes import FakeEngine
+from tests.fixtures.models import VANILLA
+from tests.fixtures.models import decision
+from tests.fixtures.models import make_job
+from worker.claims import ClaimedJob
+from worker.decoding.counts import RoundCounts
+from worker.engine import DrafterCounts
+from worker.engine import Generation
+from worker.engine import PreparedJob
+from worker.engine import Sampling
+from worker.engine import Served
+from worker.engine import ShadowCounts
+from worker.engine import SliceCounts
+from worker.intake.partitions import Delivery
+from worker.intake.validation import ReadyJob
+from worker.lanes import lane_of
+from worker.outcomes import succeeded
+import pytest
+import random
+
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+ENGINE = FakeEngine(
+    num_slots=1,
+    acceptance=(0.8, 0.6),
+    drafters=(DrafterState("lookup", "look-1", 8), DrafterState("model", "model-1", 8)),
+)
+SAMPLING = Sampling(max_tokens=64, temperature=0.0)
+
+
+def outcome_of(generation: Generation, prepared: PreparedJob, decided: Decision = VANILLA) -> Outcome:
+    ready = ReadyJob(
+        Delivery(Record("jobs.code", 0, 0, None, b"", (), 0), 0),
+        prepared,
+        b"",
+        lane_of(prepared.job, prepared.sampling),
+    )
+    return succeeded(ClaimedJob(ready, 1), generation, decided, ENGINE.identity, queue_s=0.0, now=NOW)
+
+
+def decode(
+    number: int, schedule: Sequence[tuple[str | None, int]] = (), purpose: Purpose = Purpose.TRAFFIC
+) -> tuple[Generation, PreparedJob]:
+    """A job of which round i is drafted as schedule[i % len] says; it begins vanilla."""
+    job = make_job(f"prompt {number}", number).model_copy(update={"purpose": purpose})
+    prepared = ENGINE.prepare(job, SAMPLING)
+    ENGINE.admit(prepared, VANILLA)
+    num_rounds = 0
+    while True:
+        if schedule:
+            ENGINE.redraft(job.job_id, *schedule[num_rounds % len(schedule)])
+        step = ENGINE.step()
+        num_rounds += 1
+        if step.finished:
+            return step.finished[0], prepared
+
+
+def sums_by_drafter(outcome: Outcome) -> dict[str, EvidenceSums]:
+    found = {key.drafter: sums for key, sums in outcome.evidence}
+    assert len(found) == len(outcome.evidence), "a job counts once under each key"
+    return found
+
+
+def check_own_rounds(sums: EvidenceSums, one: DrafterCounts) -> None:
+    counts = one.counts
+    assert (sums.jobs, sums.rounds, sums.tokens) == (1, counts.rounds, counts.num_tokens)
+    assert (sums.offered, sums.trials, sums.accepts) == (
+        counts.rounds - counts.num_empty_rounds,
+        counts.trials,
+        counts.accepts,
+    )
+    padding = (0,) * (len(counts.trials) - len(one.chances))
+    assert sums.chances == (*one.chances, *padding), "behind its reach nothing was possible"
+
+
+def test_each_drafter_of_a_job_counts_with_its_own_rounds_alone() -> None:
+    schedule = [("lookup", 2), ("lookup", 2), ("lookup", 4), (None, 0), ("lookup", 0), ("model", 1)]
+    for number in range(20):
+        generation, prepared = decode(number, schedule)
+        outcome = outcome_of(generation, prepared)
+        sums = sums_by_drafter(outcome)
+        assert sums.keys() == {one.drafter for one in generation.drafted}
+        for one in generation.drafted:
+            check_own_rounds(sums[one.drafter], one)
+        lengths = [its.output_tokens for its in sums.values() if its.texts]
+        assert lengths == [len(generation.token_ids)], "a job's length is that of its whole text, and counts once"
+        assert outcome.run is not None
+        assert outcome.run.key.drafter == "lookup", "most rounds are"
+        assert outcome.run.num_draft_tokens == 4
+        assert outcome.run.counts == generation.counts
+        assert {outcome.counted.source(shadow) for shadow in outcome.shadows} == {CountSource.DRAFTED}
+        assert all(shadow.chances for shadow in outcome.shadows), "parts of rounds are no whole scores"
+
+
+def test_a_job_that_one_drafter_decoded_throughout_counts_as_its_run_says() -> None:
+    generation, prepared = decode(1, [("lookup", 3)])
+    outcome = outcome_of(generation, prepared)
+    assert outcome.run is not None
+    assert outcome.shadows == ()
+    assert (outcome.run.key.drafter, outcome.run.key.draft_revision, outcome.run.mode) == (
+        "lookup",
+        "look-1",
+        "speculative",
+    )
+    check_own_rounds(sums_by_drafter(outcome)["lookup"], generation.drafted[0])
+
+
+def test_a_job_that_never_drafted_is_vanilla_whatever_was_decided() -> None:
+    generation, prepared = decode(1, [("lookup", 0)])
+    outcome = outcome_of(generation, prepared, decision("lookup", 3))
+    assert outcome.run is not None
+    assert (outcome.run.key.drafter, outcome.run.mode, outcome.run.num_draft_tokens) == ("", "vanilla", 0)
+    assert outcome.shadows == ()
+
+
+def test_a_score_of_the_whole_text_takes_the_place_of_some_of_its_rounds() -> None:
+    generation, prepared = decode(1, [("lookup", 2), (None, 0), ("model", 2)])
+    score = ShadowCounts("lookup", "look-1", 8, PREFILL + AcceptanceCounts(40, 0, 0, (40,), (40,), (20,)))
+    sums = sums_by_drafter(outcome_of(replace(generation, shadows=(score,)), prepared))
+    assert sums["lookup"].rounds == 40
+    (of_model,) = (one for one in generation.drafted if one.drafter == "model")
+    check_own_rounds(sums["model"], of_model)
+
+
+def test_controls_are_no_evidence() -> None:
+    generation, prepared = decode(1, [("lookup", 2), (None, 0)], Purpose.CONTROL)
+    assert outcome_of(generation, prepared).evidence == []
+
+
+def test_acceptance_and_tokens_a_round_are_those_of_a_drafter_that_had_every_round(seed: int) -> None:
+    """Many jobs that change drafters by lot, the last round of each censored, beside jobs that draft throughout."""
+    rng = random.Random(seed)
+    alphas = (0.7, 0.4)
+    total: dict[str, EvidenceSums] = {}
+    generation, prepared = decode(0)
+    for kind in ("throughout", "by lot"):
+        sums = EvidenceSums(NOW)
+        for _ in range(1500):
+            counts = RoundCounts()
+            counts.take_vanilla()
+            num_tokens, is_drafted, length = 1, True, rng.randint(10, 40)
+            while num_tokens < length:
+                if kind == "by lot" and rng.random() < 0.3:
+                    is_drafted = not is_drafted
+                if not is_drafted:
+                    counts.take_vanilla()
+                    num_tokens += 1
+                    continue
+                accepted = next((i for i, alpha in enumerate(alphas) if rng.random() > alpha), len(alphas))
+                # The text ends by itself at `length`, which may lie inside the accepted tokens.
+                num_emitted = min(accepted + 1, length - num_tokens)
+                counts.take_drafted(
+                    ENGINE.drafters[0], 2, num_asked=2, num_proposed=2, num_accepted=accepted, num_emitted=num_emitted
+                )
+                num_tokens += num_emitted
+            job = replace(
+                generation,
+                counts=counts.total,
+                chances=counts.chances,
+                drafted=counts.drafted,
+                num_vanilla_rounds=counts.num_vanilla_rounds,
+            )
+            sums += sums_by_drafter(outcome_of(job, prepared)).get("lookup", EvidenceSums(NOW))
+        total[kind] = sums
+    for sums in total.values():
+        for alpha, accepts, chances in zip(alphas, sums.accepts, sums.chances, strict=True):
+            # Rounds are independent here. Six standard errors.
+            assert abs(accepts / chances - alpha) < 6 * (alpha * (1 - alpha) / chances) ** 0.5
+    rate = {kind: sums.tokens / sums.rounds for kind, sums in total.items()}
+    assert rate["by lot"] == pytest.approx(rate["throughout"], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("told", "purpose", "num_rows"),
+    [
+        ((100, 40), Purpose.TRAFFIC, 1),
+        ((100, 40), Purpose.PROBE, 1),
+        ((100, 40), Purpose.CONTROL, 0),
+        ((0, 0), Purpose.TRAFFIC, 0),
+        ((3, 40), Purpose.TRAFFIC, 0),
+    ],
+)
+def test_sums_that_a_server_told_are_evidence_beside_the_run(
+    told: tuple[int, int], purpose: Purpose, num_rows: int
+) -> None:
+    """The run keeps what is known of it, its tokens; the row has as many accepted tokens as the server said."""
+    generation, prepared = decode(1, purpose=purpose)
+    served = Served("here", "lookup", "llama_cpp-1", 4, 1.0, None, None, None, None, "sums", *told, is_counted=False)
+    counts = AcceptanceCounts(81, 81)
+    outcome = outcome_of(replace(generation, counts=counts, served=served, drafted=(), shadows=()), prepared)
+    assert outcome.run is not None
+    assert not outcome.run.is_evidence
+    assert outcome.run.counts == counts
+    assert len(outcome.shadows) == len(outcome.evidence) == num_rows
+    for row, (key, sums) in zip(outcome.shadows, outcome.evidence, strict=True):
+        assert (key.drafter, key.draft_revision, row.num_draft_tokens) == ("lookup", "llama_cpp-1", 4)
+        assert row.is_drafted
+        assert (row.counts.num_accepted, row.counts.rounds, row.counts.num_tokens) == (40, 41, 81)
+        assert sum(sums.accepts) / sums.rounds == pytest.approx(1.0)
+
+
+def test_a_slice_is_one_row_of_the_job_that_ended_it_and_counts_as_one_job() -> None:
+    """Three texts of 81 tokens: its rounds are all of theirs behind the prompts', and its lengths their mean."""
+    generation, prepared = decode(1)
+    counts = AcceptanceCounts(151, 51, 0, (100,) * 4, (100, 50, 30, 10), (50, 30, 10, 0))
+    found = SliceCounts(3, 90, 243, counts)
+    served = Served("here", "lookup", "vllm-1-counters", 4, 1.0, None, None, None, None, "nothing", is_counted=False)
+    served = replace(served, slice_counts=found)
+    told = replace(generation, counts=AcceptanceCounts(81, 81), served=served, drafted=(), shadows=())
+    outcome = outcome_of(told, prepared)
+    ((key, sums),) = outcome.evidence
+    assert (key.drafter, key.draft_revision, key.task) == ("lookup", "vllm-1-counters", "code")
+    assert (sums.jobs, sums.rounds, sums.accepts) == (1, 150, (50, 30, 10, 0))
+    (row,) = outcome.shadows
+    assert (row.num_prompt_tokens, row.num_output_tokens, sums.output_tokens) == (30, 81, 81)
+    control, prepared = decode(1, purpose=Purpose.CONTROL)
+    assert outcome_of(replace(told, job_id=control.job_id), prepared).evidence == []
+
+
+def test_a_text_of_a_slice_has_the_passes_that_its_tokens_take_there() -> None:
+    found = SliceCounts(3, 90, 243, AcceptanceCounts(151, 51, 0, (100,), (100,), (90,)))
+    assert found.num_passes(81) == 1 + 50  # 80 tokens behind the first, of 240 in 150 rounds
+    assert found.num_passes(1) == 1

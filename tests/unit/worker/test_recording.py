@@ -1,0 +1,421 @@
+"""Group commit: what waits shares one transaction, and only what won its record counts."""
+
+from __future__ import annotations
+from alphaloop.errors import StoreError
+from alphaloop.errors import StoreUnavailable
+from alphaloop.errors import StoreValueRefused
+from alphaloop.messages import Failure
+from alphaloop.messages import Status
+from alphaloop.store.outbox import OutboxMessage
+from alphaloop.store.outcomes import Outcome
+from collections.abc import Callable
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from tests.fixtures.claimed import FinishedDeliveries
+from tests.fixtures.claimed import NOW
+from tests.fixtures.claimed import claimed_job
+from tests.fixtures.claimed import ended_job
+from typing import Any
+from worker import outcomes
+from worker import recording
+from worker.claims import ClaimedJob
+from worker.claims import LeaseKeeper
+from worker.metrics import WorkerMetrics
+from worker.publishing import Publication
+from worker.publishing import PublishingQueue
+from worker.publishing import RecordedGroup
+from worker.recording import EndedJob
+from worker.recording import GATHER_S
+from worker.recording import MOST_HELD
+from worker.recording import MOST_HELD_BYTES
+from worker.recording import MOST_HELD_S
+from worker.recording import Recorder
+from worker.recording import UnsettledStreams
+from worker.retry import Retry
+from worker.streams import ChunkMessage
+import json
+import pytest
+import threading
+
+
+WAIT_S = 60.0
+
+
+class Ledger:
+    """Records as OutcomeStore does: an outcome wins where its attempt is the one that holds the claim."""
+
+    def __init__(self) -> None:
+        self.transactions: list[list[str]] = []
+        self.attempts: dict[str, int] = {}  #: jobs whose claim is at another attempt than the first
+        self.errors: list[Exception] = []
+        self.untakable: set[str] = set()  #: jobs whose decoded outcome no column holds
+        self.untakable_scores: set[str] = set()  #: jobs with evidence that no column holds
+        self.before_record: Callable[[], None] = lambda: None
+        self._recorded: set[str] = set()
+
+    def record(self, outcomes: Sequence[Outcome]) -> list[OutboxMessage]:
+        self.before_record()
+        if self.errors:
+            raise self.errors.pop(0)
+        if any(one.job_id in self.untakable and one.status != "failed" for one in outcomes):
+            raise StoreValueRefused("a character that no text may hold")
+        if any(one.job_id in self.untakable_scores and one.shadows for one in outcomes):
+            raise StoreValueRefused("a number out of range")
+        self.transactions.append([outcome.job_id for outcome in outcomes])
+        won = []
+        for outcome in outcomes:
+            held = self.attempts.get(outcome.job_id, 1)
+            if outcome.attempt == held and outcome.job_id not in self._recorded:
+                self._recorded.add(outcome.job_id)
+                key = outcome.job_id.encode()
+                won.append(OutboxMessage(len(self._recorded), outcome.topic, key, outcome.result, {}))
+        return won
+
+
+class Held:
+    def renew(self, attempts, *, owner, lease_s):
+        return set(attempts)
+
+    def cancelled(self, job_ids):
+        return set()
+
+
+class Hurry(threading.Event):
+    """Nobody waits for it: what is to pass meanwhile is told to `pause`."""
+
+    def __init__(self, pause: Callable[[float], None]) -> None:
+        super().__init__()
+        self._pause_for = pause
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self._pause_for(timeout or 0.0)
+        return self.is_set()
+
+
+class Recording:
+    """A recorder with everything around it."""
+
+    def __init__(self) -> None:
+        self.store, self.hurry = Ledger(), Hurry(self._pause)
+        self.now, self.pauses = 100.0, list[float]()
+        self.leases = LeaseKeeper(Held(), owner="w", lease_s=30)
+        self.publishing = PublishingQueue(max_items=100, max_bytes=1 << 20, is_hurried=self.hurry.is_set)
+        self.metrics = WorkerMetrics()
+        self.intake = FinishedDeliveries()
+        self.recorder = Recorder(
+            self.store.record,
+            self.intake,  # type: ignore[arg-type]
+            self.leases,
+            self.publishing,
+            self.metrics,
+            retry=Retry(self.hurry),
+            max_bytes=1 << 20,
+            now=lambda: NOW,
+            clock=lambda: self.now,
+        )
+
+    def _pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+    def published(self) -> list[Publication]:
+        return self.publishing.take(0.0)
+
+
+def ended(*job_ids: str, num_bytes: int = 0) -> list[EndedJob]:
+    return [ended_job(claimed_job(job_id, offset=int(job_id[1:])), num_bytes=num_bytes) for job_id in job_ids]
+
+
+def test_transactions_do_not_begin_at_once_after_each_other_and_a_lone_job_does_not_wait() -> None:
+    one = Recording()
+    one.recorder.put(ended("j1"))
+    one.recorder.turn(0.0)
+    assert one.pauses == []
+    one.now += 0.005
+    one.recorder.put(ended("j2"))
+    one.recorder.turn(0.0)
+    assert one.pauses == [pytest.approx(GATHER_S - 0.005)]
+    one.now += 1
+    one.recorder.put(ended("j3"))
+    one.recorder.turn(0.0)
+    assert len(one.pauses) == 1
+    assert one.store.transactions == [["j1"], ["j2"], ["j3"]]
+
+
+def test_what_waits_shares_one_transaction_and_goes_on_as_one_publication() -> None:
+    one = Recording()
+    one.leases.hold({"j1": 1, "j2": 1, "j3": 1})
+    one.recorder.put(ended("j1"))
+    one.recorder.put(ended("j2"))
+    assert one.recorder.turn(0.0) == 2
+    assert one.store.transactions == [["j1", "j2"]]
+    (recorded,) = one.published()
+    assert isinstance(recorded, RecordedGroup)
+    assert [message.key for message in recorded.messages] == [b"j1", b"j2"]
+    assert [delivery.record.offset for delivery in recorded.deliveries] == [1, 2]
+    assert (one.leases.holds("j1"), one.leases.holds("j3")) == (False, True)
+    assert [outcome.job_id for outcome in one.recorder.take_recorded()] == ["j1", "j2"]
+    assert one.recorder.take_recorded() == []
+    assert one.recorder.turn(0.0) == 0
+
+
+def test_the_outcome_of_a_stream_is_recorded_once_its_chunks_are_settled_and_others_do_not_wait() -> None:
+    one = Recording()
+    claimed = claimed_job("j1", stream=True)
+    assert claimed.stream is not None
+    chunk = claimed.stream.add("word ", created=0, model="target")
+    one.recorder.put([ended_job(claimed)])
+    one.recorder.put(ended("j2"))
+    assert one.recorder.turn(0.0) == 1
+    assert one.store.transactions == [["j2"]]
+    with ThreadPoolExecutor(1) as pool:
+        turn = pool.submit(one.recorder.turn, WAIT_S)
+        assert turn.result(WAIT_S / 2) == 0, "the recorder looks at what it holds before the idle wait is over"
+    assert len(one.recorder) == 1, "a drain waits for it"
+    chunk.settle(is_acknowledged=True)
+    assert one.recorder.turn(0.0) == 1
+    assert one.recorder.turn(0.0) == 0
+    assert (one.store.transactions, len(one.recorder)) == ([["j2"], ["j1"]], 0)
+    assert unacknowledged(one) == {"j1": None, "j2": None}
+
+
+@pytest.mark.parametrize("is_hurried", [True, False])
+def test_the_outcome_of_a_stream_that_is_never_settled_is_recorded_too(is_hurried: bool) -> None:
+    one = Recording()
+    claimed = claimed_job("j1", stream=True)
+    assert claimed.stream is not None
+    for _ in range(3):
+        chunk = claimed.stream.add("word ", created=0, model="target")
+    chunk.settle(is_acknowledged=True)
+    one.recorder.put([cancelled(claimed)])
+    assert (one.recorder.turn(0.0), one.store.transactions) == (0, [])
+    if is_hurried:
+        one.hurry.set()
+    else:
+        one.now += MOST_HELD_S
+    assert (one.recorder.turn(0.0), one.store.transactions) == (1, [["j1"]])
+    assert unacknowledged(one) == {"j1": 2}, "the result tells, so that the final chunk has the whole text"
+
+
+def test_a_dropped_chunk_is_told_of_and_not_waited_for() -> None:
+    one = Recording()
+    claimed = claimed_job("j1", stream=True)
+    assert claimed.stream is not None
+    claimed.stream.add("word ", created=0, model="target").settle(is_acknowledged=False)
+    one.recorder.put([cancelled(claimed)])
+    assert one.recorder.turn(0.0) == 1
+    assert unacknowledged(one) == {"j1": 1}
+
+
+def unacknowledged(one: Recording) -> dict[str, int | None]:
+    """What the published results tell of chunks that may be missing, by job."""
+    published = [recorded for recorded in one.published() if isinstance(recorded, RecordedGroup)]
+    messages = [message for recorded in published for message in recorded.messages]
+    return {
+        (message.key or b"").decode(): json.loads(message.value).get("num_unacknowledged_chunks")
+        for message in messages
+    }
+
+
+def cancelled(claimed: ClaimedJob) -> EndedJob:
+    """The job with a real result."""
+    return EndedJob(claimed, outcomes.ended(claimed, Status.CANCELLED, Failure(code="c", message="told"), now=NOW))
+
+
+def test_while_one_group_is_committed_the_next_one_gathers() -> None:
+    one = Recording()
+    is_committing, may_commit = threading.Event(), threading.Event()
+
+    def commit_slowly() -> None:
+        is_committing.set()
+        assert may_commit.wait(WAIT_S)
+
+    one.store.before_record = commit_slowly
+    with ThreadPoolExecutor(1) as pool:
+        one.recorder.put(ended("j1"))
+        turn = pool.submit(one.recorder.turn, WAIT_S)
+        assert is_committing.wait(WAIT_S)
+        for job_id in ("j2", "j3", "j4"):
+            one.recorder.put(ended(job_id))
+        assert len(one.recorder) == 4, "the group in hand is not recorded yet"
+        may_commit.set()
+        turn.result(WAIT_S)
+        one.recorder.turn(0.0)
+    assert one.store.transactions == [["j1"], ["j2", "j3", "j4"]]
+
+
+def test_a_group_is_bounded_in_count_and_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "MOST_AT_ONCE", 3)
+    monkeypatch.setattr(recording, "MOST_BYTES_AT_ONCE", 1000)
+    one = Recording()
+    one.recorder.put(ended("j1", "j2", "j3", "j4"))
+    one.recorder.put(ended("j5", "j6", num_bytes=950))
+    while one.recorder.turn(0.0):
+        pass
+    assert one.store.transactions == [["j1", "j2", "j3"], ["j4"], ["j5"], ["j6"]]
+
+
+def test_an_outcome_whose_claim_was_lost_is_dropped_and_its_delivery_still_finished() -> None:
+    one = Recording()
+    one.store.attempts = {"j2": 2}
+    one.recorder.put(ended("j1", "j2"))
+    assert one.recorder.turn(0.0) == 1
+    (recorded,) = one.published()
+    assert isinstance(recorded, RecordedGroup)
+    assert [message.key for message in recorded.messages] == [b"j1"]
+    assert [delivery.record.offset for delivery in recorded.deliveries] == [1, 2]
+    assert [outcome.job_id for outcome in one.recorder.take_recorded()] == ["j1"]
+    assert one.metrics.registry.get_sample_value("alphaloop_outcomes_fenced_total") == 1.0
+
+
+def test_of_two_attempts_of_one_job_in_a_group_one_counts() -> None:
+    one = Recording()
+    one.store.attempts = {"j1": 2}
+    one.recorder.put([ended_job(claimed_job("j1", attempt=attempt)) for attempt in (1, 2)])
+    assert one.recorder.turn(0.0) == 1
+    assert [outcome.attempt for outcome in one.recorder.take_recorded()] == [2]
+    assert one.metrics.registry.get_sample_value("alphaloop_outcomes_fenced_total") == 1.0
+
+
+def test_a_database_that_is_away_is_waited_for_with_the_leases_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker.retry.FIRST_WAIT_S", 0.0)
+    one = Recording()
+    one.leases.hold({"j1": 1})
+    held_while_away = []
+    one.store.before_record = lambda: held_while_away.append(one.leases.holds("j1"))
+    one.store.errors = [StoreUnavailable(), StoreUnavailable()]
+    one.recorder.put(ended("j1"))
+    assert one.recorder.turn(0.0) == 1
+    assert held_while_away == [True, True, True]
+    assert len(one.published()) == 1
+
+
+def test_an_outcome_that_postgres_does_not_take_becomes_a_failure_and_stops_no_other() -> None:
+    one = Recording()
+    one.store.untakable = {"j2"}
+    one.recorder.put(ended("j1", "j2", "j3"))
+    assert one.recorder.turn(0.0) == 3
+    assert one.store.transactions == [["j1"], ["j2"], ["j3"]]
+    (recorded,) = one.published()
+    assert isinstance(recorded, RecordedGroup)
+    results = {(message.key or b"").decode(): json.loads(message.value) for message in recorded.messages}
+    assert results["j2"]["error"]["code"] == "outcome_refused"
+    assert [delivery.record.offset for delivery in recorded.deliveries] == [1, 2, 3]
+    assert one.metrics.registry.get_sample_value("alphaloop_outcomes_fenced_total") == 0.0
+
+
+def test_what_postgres_does_not_take_of_scores_costs_the_score_and_not_the_job() -> None:
+    one = Recording()
+    one.store.untakable_scores = {"j2"}
+    waiting = ended("j1", "j2", "j3")
+    scored: Any = (object(),)
+    one.recorder.put([replace(job, outcome=replace(job.outcome, shadows=scored)) for job in waiting])
+    assert one.recorder.turn(0.0) == 3
+    (recorded,) = one.published()
+    assert isinstance(recorded, RecordedGroup)
+    assert [message.value for message in recorded.messages] == [job.outcome.result for job in waiting]
+    recorded_shadows = {outcome.job_id: outcome.shadows for outcome in one.recorder.take_recorded()}
+    assert recorded_shadows == {"j1": scored, "j2": (), "j3": scored}
+
+
+@pytest.mark.parametrize(("error", "is_hurried"), [(StoreUnavailable(), True), (StoreError("refused"), False)])
+def test_what_cannot_be_recorded_ends_the_thread_and_publishes_nothing(error: StoreError, is_hurried: bool) -> None:
+    one = Recording()
+    one.leases.hold({"j1": 1})
+    if is_hurried:
+        one.hurry.set()
+    one.store.errors = [error]
+    one.recorder.put(ended("j1"))
+    with pytest.raises(type(error)):
+        one.recorder.turn(0.0)
+    assert one.published() == []
+    assert one.recorder.take_recorded() == []
+    assert one.leases.holds("j1")
+
+
+def test_a_full_recorder_makes_the_loop_wait_until_the_worker_hurries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "MOST_WAITING", 1)
+    one = Recording()
+    one.recorder.put(ended("j1"))
+    with ThreadPoolExecutor(1) as pool:
+        put = pool.submit(one.recorder.put, ended("j2", "j3"))
+        one.recorder.turn(WAIT_S)
+        one.hurry.set()
+        put.result(WAIT_S)
+    one.recorder.turn(0.0)
+    assert [job_id for group in one.store.transactions for job_id in group] == ["j1", "j2", "j3"]
+
+
+class Holding:
+    """Held outcomes with a clock and a hurry of the test's choice."""
+
+    def __init__(self) -> None:
+        self.now, self.is_hurried = 100.0, False
+        self.streams = UnsettledStreams(is_hurried=lambda: self.is_hurried, clock=lambda: self.now)
+
+    def pass_on(self, *ended: EndedJob) -> list[str]:
+        return [one.claimed.job_id for one in self.streams.pass_on(ended)]
+
+
+def streamed(job_id: str, *, num_bytes: int = 200, num_chunks: int = 1) -> tuple[EndedJob, list[ChunkMessage]]:
+    """An ended job, and the chunks of its stream, none of them settled."""
+    one = ended_job(claimed_job(job_id, stream=True), num_bytes=num_bytes)
+    assert one.claimed.stream is not None
+    return one, [one.claimed.stream.add("word ", created=0, model="target") for _ in range(num_chunks)]
+
+
+def test_an_outcome_waits_until_every_chunk_is_settled_and_then_no_longer() -> None:
+    one = Holding()
+    ended, (first, second) = streamed("j1", num_chunks=2)
+    assert one.pass_on(ended) == []
+    first.settle(is_acknowledged=True)
+    assert (one.pass_on(), len(one.streams), one.streams.num_bytes) == ([], 1, 200)
+    second.settle(is_acknowledged=True)
+    assert one.pass_on() == ["j1"]
+    assert (one.streams.num_held, one.streams.num_bytes, len(one.streams)) == (0, 0, 1), "in hand"
+    assert (one.pass_on(), len(one.streams)) == ([], 0)
+
+
+def test_jobs_that_are_not_streamed_or_whose_streams_are_settled_pass_those_that_wait() -> None:
+    one = Holding()
+    waits, _ = streamed("waits")
+    settled, (chunk,) = streamed("settled")
+    chunk.settle(is_acknowledged=True)
+    empty, _ = streamed("empty", num_chunks=0)
+    plain = ended_job(claimed_job("plain"))
+    assert sorted(one.pass_on(waits, plain, settled, empty)) == ["empty", "plain", "settled"]
+    assert one.streams.num_held == 1
+
+
+def test_an_outcome_waits_for_a_topic_that_is_away_only_so_long() -> None:
+    one = Holding()
+    early, late = streamed("early")[0], streamed("late")[0]
+    one.pass_on(early)
+    one.now += MOST_HELD_S / 2
+    assert one.pass_on(late) == []
+    one.now += MOST_HELD_S / 2
+    assert one.pass_on() == ["early"]
+    one.now += MOST_HELD_S / 2
+    assert one.pass_on() == ["late"]
+
+
+def test_in_a_hurry_nothing_waits() -> None:
+    one = Holding()
+    assert one.pass_on(streamed("j1")[0]) == []
+    one.is_hurried = True
+    assert sorted(one.pass_on(streamed("j2")[0])) == ["j1", "j2"]
+    assert one.streams.num_held == 0
+
+
+def test_what_is_held_is_bounded_in_count_and_in_bytes_and_the_oldest_goes_first() -> None:
+    one = Holding()
+    many = [streamed(f"j{number}")[0] for number in range(MOST_HELD + 2)]
+    assert one.pass_on(*many) == ["j0", "j1"]
+    assert one.streams.num_held == MOST_HELD
+    large = Holding()
+    halves = [streamed(f"j{number}", num_bytes=MOST_HELD_BYTES // 2)[0] for number in range(3)]
+    assert large.pass_on(*halves) == ["j0"]
+    assert large.streams.num_bytes == 2 * (MOST_HELD_BYTES // 2)
+    alone = Holding()
+    assert alone.pass_on(streamed("huge", num_bytes=2 * MOST_HELD_BYTES)[0]) == [], "one is held whatever its size"

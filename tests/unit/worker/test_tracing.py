@@ -1,0 +1,213 @@
+"""The spans of a job: their parents, their times, what they say, and what they never say."""
+
+from __future__ import annotations
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.errors import ConfigError
+from alphaloop.kafka.offsets import Record
+from alphaloop.messages import Body
+from alphaloop.messages import Job
+from alphaloop.settings import Settings
+from alphaloop.store.decode_runs import DecodeRun
+from alphaloop.store.outcomes import Outcome
+from collections.abc import Iterator
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler
+from http.server import HTTPServer
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from tests.fakes import FakeEngine
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+from worker.assembly import open_tracing
+from worker.intake.partitions import Delivery
+from worker.recording import EndedJob
+from worker.tracing import Tracing
+import json
+import pytest
+import sys
+import threading
+
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+DECODED = datetime(2026, 11, 23, 12, 0, 10, tzinfo=UTC)
+SECRET = "the quick brown fox"
+
+
+def traced(*, sampled: str | None = "01", status: str = "succeeded") -> EndedJob:
+    job = Job(job_id="j1", task="code", body=Body(prompt=SECRET, max_tokens=20, temperature=0.5))
+    counts = AcceptanceCounts(rounds=4, proposed=(4, 4), trials=(4, 3), accepts=(3, 2))
+    run = DecodeRun(
+        key=EvidenceKey("code", "", "t1", "lookup", "r1", "e", "greedy", "short"),
+        decode_batch_id=UUID(int=1),
+        purpose="traffic",
+        mode="speculative",
+        num_draft_tokens=2,
+        reason="faster",
+        device="cpu",
+        counts=counts,
+        chances=None,
+        num_prompt_tokens=5,
+        num_tokens=9,
+        batch_size=1,
+        queue_s=3.0,
+        time_to_first_token_s=0.5,
+        wall_s=2.0,
+        device_s=1.5,
+        decoded_at=DECODED,
+    )
+    succeeded = status == "succeeded"
+    result = {"text": SECRET, "finish_reason": "stop"} if succeeded else {"error": {"code": "engine_failed"}}
+    headers = {"traceparent": f"00-{TRACE}-{PARENT}-{sampled}"} if sampled else {}
+    delivery = Delivery(Record("jobs.code", 1, 42, None, b"", (), None), epoch=1)
+    return EndedJob(
+        SimpleNamespace(ready=SimpleNamespace(job=job, delivery=delivery)),  # type: ignore[arg-type]
+        Outcome("j1", 3, status, json.dumps(result).encode(), "results", headers, run if succeeded else None),
+    )
+
+
+class Clock:
+    """Two seconds pass between two looks: the commit, and each acknowledgement."""
+
+    def __init__(self) -> None:
+        self.now = DECODED
+
+    def __call__(self) -> datetime:
+        self.now += timedelta(seconds=2)
+        return self.now
+
+
+def spans_of(*jobs: EndedJob, sample_share: float = 1.0) -> dict[str, ReadableSpan]:
+    memory = InMemorySpanExporter()
+    spans = Tracing(
+        SimpleSpanProcessor(memory),
+        FakeEngine().identity,
+        owner="w1",
+        group_id="workers",
+        now=Clock(),
+        sample_share=sample_share,
+        service_name="alphaloop-worker",
+    )
+    for trace in spans.recorded(jobs):
+        trace.published()
+    spans.close()
+    return {span.name: span for span in memory.get_finished_spans()}
+
+
+def seconds(span: ReadableSpan) -> tuple[float, float]:
+    """Begin and end, from the end of decoding on."""
+    assert span.start_time is not None
+    assert span.end_time is not None
+    return span.start_time / 1e9 - DECODED.timestamp(), span.end_time / 1e9 - DECODED.timestamp()
+
+
+def test_the_spans_follow_the_job_from_its_arrival_to_its_result() -> None:
+    target = FakeEngine().identity.target
+    found = spans_of(traced())
+    assert {name: seconds(span) for name, span in found.items()} == {
+        "process jobs.code": (-5.0, 4.0),
+        "wait": (-5.0, -2.0),
+        f"text_completion {target}": (-2.0, 0.0),
+        "record": (0.0, 2.0),
+        "send results": (2.0, 4.0),
+    }
+    whole = found.pop("process jobs.code")
+    assert whole.parent is not None
+    assert f"{whole.parent.span_id:016x}" == PARENT
+    assert all(span.parent and span.parent.span_id == whole.context.span_id for span in found.values())
+    assert {f"{span.context.trace_id:032x}" for span in (whole, *found.values())} == {TRACE}
+
+
+def test_decoding_is_described_in_the_words_of_the_conventions() -> None:
+    found = dict(spans_of(traced())[f"text_completion {FakeEngine().identity.target}"].attributes or {})
+    assert found["gen_ai.operation.name"] == "text_completion"
+    assert (found["gen_ai.usage.input_tokens"], found["gen_ai.usage.output_tokens"]) == (5, 9)
+    assert (found["gen_ai.request.max_tokens"], found["gen_ai.request.temperature"]) == (20, 0.5)
+    assert found["gen_ai.response.finish_reasons"] == ("stop",)
+    assert "gen_ai.request.seed" not in found
+    assert (found["alphaloop.decoding.num_proposed"], found["alphaloop.decoding.num_accepted"]) == (8, 5)
+
+
+def test_no_span_holds_text_of_the_prompt_or_the_result() -> None:
+    assert all(SECRET not in span.to_json() for span in spans_of(traced()).values())
+
+
+def test_a_failed_job_says_its_code_and_has_no_decoding() -> None:
+    found = spans_of(traced(status="failed"))
+    assert set(found) == {"process jobs.code", "record", "send results"}
+    whole = found["process jobs.code"]
+    assert (whole.attributes or {})["error.type"] == "engine_failed"
+    assert not whole.status.is_ok
+
+
+@pytest.mark.parametrize(
+    ("sampled", "sample_share", "num_spans"), [("00", 1.0, 0), ("01", 0.0, 5), (None, 0.0, 0), (None, 1.0, 5)]
+)
+def test_a_job_with_a_trace_does_as_its_trace_says_and_the_share_holds_for_others(
+    sampled: str | None, sample_share: float, num_spans: int
+) -> None:
+    assert len(spans_of(traced(sampled=sampled), sample_share=sample_share)) == num_spans
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[str, list[tuple[str | None, ExportTraceServiceRequest]]]]:
+    """An HTTP server that takes OTLP: its address, and the credentials and spans that came."""
+    came: list[tuple[str | None, ExportTraceServiceRequest]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            came.append((self.headers["Authorization"], ExportTraceServiceRequest.FromString(body)))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args: Any) -> None:
+            """Silent."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1/traces", came
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def settings_with(endpoint: str) -> Settings:
+    return Settings.model_validate({"tracing": {"endpoint": endpoint, "headers": {"Authorization": "Bearer t0k3n"}}})
+
+
+def test_a_collector_gets_the_spans_over_http(
+    collector: tuple[str, list[tuple[str | None, ExportTraceServiceRequest]]],
+) -> None:
+    address, came = collector
+    settings = settings_with(address)
+    assert "t0k3n" not in repr(settings)
+    spans = open_tracing(settings, FakeEngine().identity, owner="w1", now=Clock())
+    assert spans is not None
+    for trace in spans.recorded([traced()]):
+        trace.published()
+    spans.close()
+    credentials, request = came[0]
+    (resource,) = request.resource_spans
+    named = {one.key: one.value.string_value for one in resource.resource.attributes}
+    assert (named["service.name"], named["service.instance.id"]) == ("alphaloop-worker", "w1")
+    assert len(resource.scope_spans[0].spans) == 5
+    assert credentials == "Bearer t0k3n"
+
+
+def test_without_an_endpoint_there_are_no_traces() -> None:
+    assert open_tracing(Settings(), FakeEngine().identity, owner="w1", now=Clock()) is None
+
+
+def test_a_missing_package_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "worker.tracing", raising=False)
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(ConfigError, match=r"tracing\.endpoint: set, and the package .* is not installed") as found:
+        open_tracing(settings_with("http://127.0.0.1:1/v1/traces"), FakeEngine().identity, owner="w1", now=Clock())
+    assert "alphaloop[tracing]" in (found.value.hint or "")

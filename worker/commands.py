@@ -1,0 +1,397 @@
+"""`python -m worker.commands`: the commands that need a model, in a process of their own.
+
+The process reads one order on standard input and answers with events on standard output. `alphaloop.commands` declares
+both, and the command line shows the events. What loads torch or aiohttp is imported where a command needs it, so that a
+wrong option is reported at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+from pydantic import SecretStr
+
+from alphaloop import logs
+from alphaloop.commands import LOADING, AdvanceEvent, CommandEvent, FailedEvent, NoteEvent, ReportEvent, StageEvent, Tell
+from alphaloop.commands.orders import (
+    ORDER,
+    CalibrateOrder,
+    CheckPairOrder,
+    CheckServerOrder,
+    MeasureOrder,
+    Order,
+    RegisterOrder,
+    TrainOrder,
+)
+from alphaloop.commands.reports import Calibration, PairCheck
+from alphaloop.cost import CostPoint
+from alphaloop.cost_state import with_shared_weights
+from alphaloop.embedded.stack import with_running_stack
+from alphaloop.errors import AlphaloopError, ConfigError, MessageError, StoreError
+from alphaloop.files import readable_again
+from alphaloop.job_lines import JobLine
+from alphaloop.payoff.figures import VANILLA
+from alphaloop.payoff.report import Footprint
+from alphaloop.settings import EndpointSettings, ModelSettings, Settings, load_settings
+from alphaloop.store.costs import CostStore
+from alphaloop.store.database import Database
+from worker.costs.calibrating_servers import calibrate_servers
+from worker.costs.calibration import calibrate, plan
+from worker.costs.shared_weights import timed_by
+from worker.engine import Engine
+from worker.engine_opening import open_engine
+from worker.measuring.observing import choose_candidates, choose_drafters
+from worker.measuring.report import DrafterRecords, busy_note, load_average, peak_process_bytes
+from worker.measuring.session import MeasuringPlan, MeasuringSession, draw, prepare, read_lines, refuse_few
+
+if TYPE_CHECKING:
+    from worker.decoding.pairing.room import DeviceRoom
+    from worker.servers.endpoint import Endpoint
+
+INTERRUPTED: Final = 130
+NOBODY_LISTENS: Final = 141
+
+
+def main() -> int:
+    """0 done, 1 after an error in words, 130 interrupted, 141 where the command line has gone."""
+    events = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    # What a library prints must not come between two events.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def tell(event: CommandEvent) -> None:
+        events.write(f"{event.model_dump_json()}\n")
+        events.flush()
+
+    try:
+        return carry_out(ORDER.validate_json(sys.stdin.buffer.readline()), tell)
+    except BrokenPipeError:
+        os._exit(NOBODY_LISTENS)
+
+
+def carry_out(order: Order, tell: Tell) -> int:
+    """Do what is asked with the settings that the environment names; the exit code."""
+    try:
+        configs = os.environ.get("ALPHALOOP_CONFIGS")
+        settings = load_settings(Path(configs) if configs else None, profile=os.environ.get("ALPHALOOP_PROFILE"))
+        # A measurement reports what went wrong itself; a warning would stand in the middle of its bar.
+        logs.configure("ERROR" if isinstance(order, MeasureOrder) else "WARNING", settings.logs.format)
+        return _carry_out(order, settings, tell)
+    except AlphaloopError as error:
+        field = f"{error.field}: " if isinstance(error, MessageError) and error.field else ""
+        tell(FailedEvent(message=f"{field}{error.message}", hint=error.hint))
+        return 1
+    except KeyboardInterrupt:
+        tell(NoteEvent(text="interrupted"))
+        return INTERRUPTED
+
+
+def _carry_out(order: Order, settings: Settings, tell: Tell) -> int:
+    """Each command reports what it finds, and raises AlphaloopError for what it cannot do."""
+    match order:
+        case MeasureOrder():
+            return _measure(order, settings, tell)
+        case CalibrateOrder():
+            return _calibrate(order, settings, tell)
+        case CheckPairOrder():
+            return _check_pair(order, settings, tell)
+        case CheckServerOrder():
+            return _check_server(order, settings, tell)
+        case TrainOrder():
+            return _train(order, settings, tell)
+        case RegisterOrder():
+            return _register(order, settings, tell)
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[Callable[[], bool]]:
+    """Whether to stop: the first SIGINT or SIGTERM asks to end and keep what is done, the second ends at once."""
+    stop = threading.CommandEvent()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _measure(order: MeasureOrder, settings: Settings, tell: Tell) -> int:
+    """`alphaloop measure`: whether speculation pays on a user's own prompts. Needs neither a broker nor a database.
+
+    130 when interrupted, after a report of what was measured. Raises AlphaloopError."""
+    lines, notes = draw(
+        read_lines(order, settings, lambda text: tell(NoteEvent(text=text))), order.num, random.Random(order.seed)
+    )
+    chosen = choose_drafters(settings.models.drafter_names, order.drafter)
+    # Checks the candidates before anything is loaded, so that a wrong one is reported at once.
+    candidates = choose_candidates([settings.models.drafter_state(name, "") for name in chosen], order.k)
+    refuse_few(len(lines), order.batch, len(candidates))
+    return _measure_loaded(order, settings, chosen, lines, notes, tell)
+
+
+@dataclass(frozen=True, slots=True)
+class _ToMeasure:
+    """The engine to measure, and what is known beside the measurement."""
+
+    engine: Engine
+    records: DrafterRecords
+    notes: Sequence[str]
+    sample_memory: Callable[[], None]
+    footprint: Callable[[], Footprint]
+
+
+def _of_servers(models: ModelSettings, batch: int) -> _ToMeasure:
+    engine = open_engine(models, num_slots=batch)
+    if (room := engine.load().num_slots) < batch:
+        raise ConfigError(f"--batch: expected at most {room}, which the endpoints take at once, found {batch}")
+    return _ToMeasure(
+        engine,
+        DrafterRecords(),
+        ["the texts are decoded by servers: memory is this process's alone, and rounds are not timed apart"],
+        lambda: None,
+        lambda: Footprint((), peak_process_bytes(), None),
+    )
+
+
+def _of_this_process(settings: Settings, drafters: Collection[str], batch: int) -> _ToMeasure:
+    # Imported here, because torch takes four seconds to load and a wrong option should be reported at once.
+    from worker.measuring.records import MemoryWatch, records_of
+
+    only = {name: one for name, one in settings.models.drafters.items() if name in drafters}
+    settings = settings.model_copy(update={"models": settings.models.model_copy(update={"drafters": only})})
+    watch = MemoryWatch(settings.models)
+    engine = open_engine(settings.models, num_slots=batch)
+    parts, records, notes = records_of(settings, engine)
+    return _ToMeasure(engine, records, notes, watch.sample, lambda: watch.footprint(parts))
+
+
+def _measure_loaded(
+    order: MeasureOrder,
+    settings: Settings,
+    drafters: Collection[str],
+    lines: Sequence[JobLine],
+    notes: Sequence[str],
+    tell: Tell,
+) -> int:
+    tell(StageEvent(name=LOADING))
+    is_own = settings.models.target.engine == "own"
+    found = _of_this_process(settings, drafters, order.batch) if is_own else _of_servers(settings.models, order.batch)
+    engine = found.engine
+    candidates = choose_candidates([one for one in engine.drafters if one.name in drafters], order.k)
+    prepared = prepare(lines, engine, settings.tasks)
+    plan = MeasuringPlan(prepared, candidates, order.batch, order.repeats, order.bar, order.seed)
+
+    def on_event(event: CommandEvent) -> None:
+        tell(event)
+        found.sample_memory()
+
+    with closing(engine), _stopped_by_signals() as should_stop:
+        session = MeasuringSession(engine, plan, should_stop=should_stop, tell=on_event)
+        session.run()
+        if session.measured.turns:
+            busy = busy_note(session.measured.of(VANILLA), load_average(), os.cpu_count() or 1)
+            notes = [*notes, *found.notes, *([busy] if busy else [])]
+            report = session.report(found.records, found.footprint, notes)
+            tell(ReportEvent(data=report))
+    if session.failure is not None:
+        raise session.failure
+    if session.measured.is_interrupted:
+        why = "interrupted" if session.measured.turns else "interrupted before a batch was decoded in every way"
+        tell(NoteEvent(text=why))
+        return INTERRUPTED
+    return 0
+
+
+def _calibrate(order: CalibrateOrder, settings: Settings, tell: Tell) -> int:
+    """`alphaloop calibrate`: measure what rounds cost here, and store it for every worker of this device."""
+    began = time.perf_counter()
+    database = None if order.no_store else _database(with_running_stack(settings))
+    tell(StageEvent(name="loading the model"))
+    with closing(open_engine(settings.models, num_slots=settings.worker.batch_size, database=database)) as engine:
+        points = _points(engine, settings, order.budget, tell)
+    identity = engine.identity
+    if database is not None:
+        revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
+        CostStore(database).replace(
+            identity.host, identity.device, identity.engine, identity.target_revision, revisions, points
+        )
+        database.close()
+    seconds = time.perf_counter() - began
+    tell(ReportEvent(data=Calibration(identity, points, seconds, is_stored=database is not None)))
+    return 0
+
+
+def _points(engine: Engine, settings: Settings, budget_s: float, tell: Tell) -> tuple[CostPoint, ...]:
+    tell(StageEvent(name="measuring"))
+    if not engine.can_redraft:
+        return tuple(calibrate_servers(engine, budget_s=budget_s, on_measured=lambda: tell(AdvanceEvent())))
+    points = calibrate(
+        engine,
+        plan(engine, settings.worker),
+        num_samples=settings.worker.calibration_samples,
+        budget_s=budget_s,
+        on_measured=lambda done, total: tell(AdvanceEvent(total=total)),
+    )
+    return tuple(with_shared_weights(points, timed_by(engine.drafters)))
+
+
+def _database(settings: Settings) -> Database:
+    if settings.postgres.url is None:
+        raise ConfigError("no database is configured", hint="start `alphaloop up`, set DATABASE_URL or give --no-store")
+    postgres = settings.postgres
+    database = Database(settings.postgres.url, connect_timeout_s=postgres.connect_timeout_s, limits=postgres.limits())
+    database.check_revision()
+    return database
+
+
+def _check_pair(order: CheckPairOrder, settings: Settings, tell: Tell) -> int:
+    """`alphaloop check-pair`: read the facts of both models, without their weights, and check them.
+
+    1 where the draft is refused.
+    """
+    from worker.decoding.device import TARGET_SETTING
+    from worker.decoding.pairing.facts import facts_of
+    from worker.decoding.pairing.pair import check_pair
+
+    served = settings.models.target
+    dtype = order.dtype or served.dtype
+    # A wrong device is told before any file is read.
+    room = _room(order.device or served.device, "--device" if order.device else TARGET_SETTING)
+    draft_room = _room(order.draft_device, "--draft-device") if order.draft_device else room
+    target = facts_of(order.target, dtype=dtype, context_length=order.context_length)
+    draft = facts_of(order.draft, dtype=order.draft_dtype or dtype, context_length=target.context_length)
+    findings = check_pair(
+        target,
+        draft,
+        num_slots=order.batch_size or settings.worker.batch_size,
+        max_draft_tokens=order.max_draft_tokens,
+        room=room,
+        draft_room=draft_room,
+    )
+    found = PairCheck(order.target, order.draft, findings)
+    tell(ReportEvent(data=found))
+    return 1 if found.is_refused else 0
+
+
+def _room(name: str, setting: str) -> DeviceRoom:
+    from worker.decoding.device import find_device
+    from worker.decoding.memory import available_bytes
+    from worker.decoding.pairing.room import DeviceRoom
+
+    device = find_device(name, setting=setting)
+    return DeviceRoom(str(device), available_bytes(device))
+
+
+def _check_server(order: CheckServerOrder, settings: Settings, tell: Tell) -> int:
+    """`alphaloop check-server`: ask an inference server for three short texts, and report what it can tell.
+
+    Raises AlphaloopError where the server does not answer as its kind does.
+    """
+    endpoint = _endpoint(order, settings)
+    try:
+        from worker.servers.checking import check_server
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{error.name} is not installed", hint="pip install 'alphaloop[servers]'") from None
+    tell(ReportEvent(data=asyncio.run(check_server(endpoint))))
+    return 0
+
+
+def _endpoint(order: CheckServerOrder, settings: Settings) -> Endpoint:
+    from worker.servers.endpoint import Endpoint
+
+    if "://" in order.server:
+        if order.kind is None:
+            raise ConfigError("expected --kind for the server at an address")
+        return Endpoint(order.server, order.kind, order.model or "", _key(order.api_key_env))
+    for name, given in (("--kind", order.kind), ("--api-key-env", order.api_key_env)):
+        if given is not None:
+            raise ConfigError(f"expected {name} only for an address: an endpoint's is in the settings")
+    endpoints = settings.models.endpoints
+    if order.server not in endpoints:
+        raise ConfigError(
+            f"expected an address or an endpoint of the settings ({', '.join(sorted(endpoints)) or 'there are none'}), "
+            f"found {order.server!r}",
+            hint="endpoints are tables of configs/models.toml: [models.endpoints.NAME]",
+        )
+    settings_of_it = endpoints[order.server]
+    if not isinstance(settings_of_it, EndpointSettings):
+        raise ConfigError(
+            f"expected an endpoint with an address, found vLLM inside a worker: {order.server}",
+            hint="`alphaloop calibrate` starts it, and the worker's log says what came up",
+        )
+    return Endpoint.of(settings_of_it, model=order.model)
+
+
+def _key(name: str | None) -> SecretStr | None:
+    if name is None:
+        return None
+    if not (found := os.environ.get(name)):
+        raise ConfigError(f"expected the server's key in the environment variable {name}, found none")
+    return SecretStr(found)
+
+
+def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
+    """`alphaloop draft train`: train a draft, or go on with one, and register it; 130 when interrupted."""
+    from worker.decoding.training.progress import Stages
+    from worker.decoding.training.recipe import read_recipe
+    from worker.decoding.training.run import TrainingRun
+
+    recipe = read_recipe(order.recipe, seed=order.seed)
+    with ExitStack() as stack:
+        if order.prompts is not None:  # they are read more than once
+            order = order.model_copy(update={"prompts": stack.enter_context(readable_again(order.prompts))})
+        should_stop = stack.enter_context(_stopped_by_signals())
+        run = TrainingRun(order, settings, recipe, tell, should_stop)
+        try:
+            card = run.make()
+        finally:
+            run.close()
+    if card is None:
+        tell(NoteEvent(text=f"stopped; what was done is in {order.folder}, and the same command continues from there"))
+        return INTERRUPTED
+    tell(ReportEvent(data=card))
+    _register_if_possible(order.folder, settings, tell)
+    return 0
+
+
+def _register(order: RegisterOrder, settings: Settings, tell: Tell) -> int:
+    """`alphaloop draft register`: register a draft that was trained before; the report is a sentence."""
+    from worker.decoding.training.registering import register_folder
+
+    card, status = register_folder(order.folder, settings, order.name)
+    registration = f"{order.name or card.name} {card.draft_revision} for target {card.target_revision}: {status}"
+    tell(ReportEvent(data=registration))
+    return 0
+
+
+def _register_if_possible(folder: Path, settings: Settings, tell: Tell) -> None:
+    from worker.decoding.training.registering import register_folder
+
+    try:
+        card, status = register_folder(folder, settings)
+    except (StoreError, ConfigError) as error:
+        registration = f"not registered: {error.message}. Later: alphaloop draft register {folder}"
+    else:
+        registration = f"registered as {card.name} {card.draft_revision}, {status}"
+    tell(NoteEvent(text=registration))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,388 @@
+"""What becomes of messages that lead to no result: dead letters, and jobs that are tried again.
+
+A dead letter is of a message that is no job, or of a job that failed. A failed job has a result and a dead letter: the
+result answers its sender, and the letter keeps its message for an operator. A job whose outcome was recorded earlier
+gets its letter, too, because a worker may die after recording it. So there is at least one letter, and perhaps two.
+
+A job that failed and has a try left goes to a retry topic instead:
+
+1. count     the failure, and give the claim back, in one statement
+2. publish   the message on the retry topic of its delay; the broker acknowledges it
+3. finish    the delivery that failed
+
+A worker that dies after 1 or 2 leaves the delivery unfinished. So it is delivered again, and perhaps decoded before its
+delay is over, but each failure is counted once, and the job ends once.
+
+The `Forwarder` publishes both. It has a thread and a producer of its own, so neither a slow message nor a missing topic
+holds up a result. A delivery is finished only when its message on the other topic is acknowledged. Messages whose topic
+is unavailable wait in memory. When many wait, the intake reads no more of the topic that they came from, and every
+other topic goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from alphaloop.errors import BrokerError, BrokerUnavailable, FatalBrokerError, MessageError, MessageRefused
+from alphaloop.kafka.producer import Producer
+from alphaloop.messages import DeadLetter, Failure, Purpose, Result, Status, dead_letter
+from alphaloop.messages.dead_letter import shortened
+from alphaloop.messages.retry import RetryHeaders
+from alphaloop.messages.topics import retry_topic
+from worker.intake.delays import JITTER
+from worker.intake.polling import Delivery, Intake
+from worker.intake.validation import Validation
+from worker.jobs.bounded_queue import BoundedQueue
+from worker.jobs.claiming import ClaimedJob
+from worker.jobs.leases import LeaseKeeper
+from worker.metrics import WorkerMetrics
+from worker.retry import Retry
+from worker.sending import KafkaMessage, UnavailableTopics, deliver
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 10.0  #: between two tries to publish on an unavailable topic
+#: Waiting messages for one topic from which on no more is read of the topics that they came from.
+MOST_WAITING: Final = 256
+MOST_WAITING_BYTES: Final = 8 << 20
+MOST_AT_ONCE: Final = 256
+_IDLE_WAIT_S: Final = 0.2
+#: In the bytes of every result that says so. Within a text the quotes are escaped.
+_IS_FAILED: Final = b'"status":"failed"'
+
+
+@dataclass(frozen=True, slots=True)
+class DeadMessage:
+    """A message that becomes a dead letter: it is no job, or its job failed, which then has a `job_id`."""
+
+    delivery: Delivery
+    reason: MessageError | Failure
+    intake: Intake
+    job_id: str | None = None
+    attempt: int = 1
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the message."""
+        return self.delivery.num_bytes
+
+    @property
+    def topic(self) -> str:
+        """Where it came from."""
+        return self.delivery.record.topic
+
+
+def failed_job(delivery: Delivery, outcome: bytes, intake: Intake) -> DeadMessage | None:
+    """The message of a recorded Result's job, if it failed."""
+    if _IS_FAILED not in outcome:
+        return None  # most are not, and need not be read
+    result = Result.decode(outcome)
+    if result.status is not Status.FAILED:
+        return None
+    failure = result.error or Failure(code="unknown", message="no reason recorded")
+    return DeadMessage(delivery, failure, intake, result.job_id, result.attempt)
+
+
+def letter_of(dead: DeadMessage, validation: Validation, group: str) -> DeadLetter:
+    """The dead letter of a message; `group` is the consumer group that refuses it."""
+    record = dead.delivery.record
+    return dead_letter(
+        dead.reason,
+        validation.origin(dead.delivery),
+        group=group,
+        num_deliveries=dead.attempt,
+        key=record.key,
+        value=record.value,
+        headers=record.headers,
+        job_id=dead.job_id,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FailedTry:
+    """A job that failed, and what it waits for."""
+
+    claimed: ClaimedJob
+    failure: Failure
+    failed_at: datetime
+    delay_s: int
+    not_before: datetime
+
+
+class JobRetries:
+    """Decides in the loop which failed jobs are tried again, and sends them from a thread of its own."""
+
+    def __init__(
+        self,
+        delays_s: Sequence[int],
+        leases: LeaseKeeper,
+        forwarder: Forwarder,
+        intake: Intake,
+        *,
+        count: Callable[[Mapping[str, int]], object],
+        fail: Callable[[FailedTry], object],
+        ensure_topics: Callable[[str], object],
+        retry: Retry,
+        rng: random.Random,
+        max_bytes: int,
+    ) -> None:
+        """`delays_s`: the delay before each try after the first; without any, no job is tried again.
+
+        `count` counts failures in the database and gives the claims back, attempts by job_id. `ensure_topics` makes a
+        task's retry topics where they are missing, and raises BrokerError where it may not; `fail` then ends the job.
+        """
+        self._delays_s = tuple(delays_s)
+        self._leases = leases
+        self._forwarder = forwarder
+        self._count = count
+        self._fail = fail
+        self._ensure_topics = ensure_topics
+        self._has_topics: dict[str, bool] = {}
+        self._intake = intake
+        self._retry = retry
+        self._rng = rng
+        self._waiting: BoundedQueue[FailedTry] = BoundedQueue(
+            max_items=MOST_AT_ONCE, max_bytes=max_bytes, num_bytes_of=lambda one: one.claimed.ready.num_bytes
+        )
+
+    def __len__(self) -> int:
+        """Failed jobs that were not handed to the forwarder yet."""
+        return self._waiting.num_unsettled
+
+    def put(self, claimed: ClaimedJob, failure: Failure, now: datetime) -> bool:
+        """Have the job tried again; False if it has no try left, and then it has failed for good.
+
+        Probes and controls are measured now or never. A job whose deadline comes first would only expire.
+        """
+        job = claimed.ready.job
+        if job.purpose is not Purpose.TRAFFIC or claimed.num_failures >= len(self._delays_s):
+            return False
+        delay_s = self._delays_s[claimed.num_failures]
+        not_before = now + timedelta(seconds=delay_s * (1 + JITTER * self._rng.random()))
+        if job.is_expired(not_before):
+            return False
+        self._waiting.put([FailedTry(claimed, failure, now, delay_s, not_before)], give_up=self._retry.gives_up)
+        return True
+
+    def turn(self, timeout_s: float = _IDLE_WAIT_S) -> int:
+        """Count what waits as failed and hand it to the forwarder; returns how many jobs.
+
+        A job whose claim was lost is sent too: whoever took it over records its outcome, and its retry is answered from
+        the record. Whether it was lost is not certain, because the answer to a first statement may have been.
+        """
+        taken = self._waiting.take(MOST_AT_ONCE, timeout_s)
+        tries = [one for one in taken if self._can_wait(one)]
+        if not tries:
+            return 0
+        attempts = {one.claimed.job_id: one.claimed.attempt for one in tries}
+        self._retry.until_done("count failures", lambda: self._count(attempts))
+        self._leases.let_go(attempts)
+        self._forwarder.put(*(self._message(one) for one in tries))
+        return len(tries)
+
+    def _can_wait(self, one: FailedTry) -> bool:
+        """Whether the job's retry topics are there; if they cannot be, it has failed for good."""
+        task = one.claimed.ready.job.task
+        if task not in self._has_topics:
+            try:
+                self._retry.until_done("retry topics", lambda: self._ensure_topics(task))
+                self._has_topics[task] = True
+            except BrokerUnavailable:
+                raise
+            except BrokerError as error:
+                log.error("no retries of task %s: %s", task, error.message, extra={"action": "no_retry_topics"})
+                self._has_topics[task] = False
+        if not self._has_topics[task]:
+            self._fail(one)
+        return self._has_topics[task]
+
+    def _message(self, one: FailedTry) -> TryAgain:
+        delivery = one.claimed.ready.delivery
+        record, job = delivery.record, one.claimed.ready.job
+        num_failures = one.claimed.num_failures + 1
+        headers = RetryHeaders(
+            topic=record.topic,
+            partition=record.partition,
+            offset=record.offset,
+            timestamp_ms=record.timestamp_ms,
+            not_before_ms=int(one.not_before.timestamp() * 1000),
+            num_failures=num_failures,
+            reason=one.failure.code,
+        ).headers(record.headers)
+        where = {"job_id": job.job_id, "code": one.failure.code, "delay_s": one.delay_s}
+        log.warning(
+            "a job failed for the %d. time, tried again", num_failures, extra={"action": "job_retried", **where}
+        )
+        return TryAgain(delivery, retry_topic(job.task, one.delay_s), tuple(headers), one.failure.code, self._intake)
+
+
+@dataclass(frozen=True, slots=True)
+class TryAgain:
+    """A job that failed: its message goes to a retry topic."""
+
+    delivery: Delivery
+    topic: str
+    headers: tuple[tuple[str, bytes], ...]
+    code: str  #: of the failure
+    intake: Intake
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the message."""
+        return self.delivery.num_bytes
+
+
+Forwarded = DeadMessage | TryAgain
+
+
+class Forwarder:
+    """`put` never waits, so a message that goes on to another topic holds up no job."""
+
+    def __init__(
+        self,
+        open_producer: Callable[[], Producer],
+        topics: UnavailableTopics,
+        metrics: WorkerMetrics,
+        *,
+        letter_of: Callable[[DeadMessage], DeadLetter],
+        is_hurried: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`open_producer` is called for the first message, and again after a fatal error of the producer it opened."""
+        self._open_producer = open_producer
+        self.topics = topics
+        self._metrics = metrics
+        self._letter_of = letter_of
+        self._is_hurried = is_hurried
+        self._clock = clock
+        self._producer: Producer | None = None
+        self._queue: BoundedQueue[Forwarded] = BoundedQueue(
+            max_items=1, max_bytes=1, num_bytes_of=lambda one: one.num_bytes
+        )
+        self._ensured: set[str] = set()
+        self._retry_due: dict[str, float] = {}  #: topics that are unavailable
+        self._waiting: dict[str, list[_Going]] = {}  #: by the topic that they go to
+
+    def __len__(self) -> int:
+        """Messages that are not published yet, without those whose topic is unavailable."""
+        return self._queue.num_unsettled
+
+    def put(self, *messages: Forwarded) -> None:
+        """Hand over; never waits."""
+        self._queue.put(messages, give_up=lambda: True)
+
+    def turn(self, timeout_s: float = _IDLE_WAIT_S) -> None:
+        """Publish what came, and what waits for a topic that is due to be tried again."""
+        new: dict[str, list[_Going]] = defaultdict(list)
+        for one in self._queue.take(MOST_AT_ONCE, timeout_s):
+            going = self._going(one)
+            new[going.letter.topic].append(going)
+        due = {topic for topic, at in self._retry_due.items() if at <= self._clock()}
+        for topic in new.keys() | due:
+            messages = [*self._waiting.pop(topic, []), *new[topic]]
+            if topic in self._retry_due and topic not in due:
+                self._waiting[topic] = messages
+            else:
+                self._publish(topic, messages)
+            self._balance(messages, self._waiting.get(topic, []))
+
+    def close(self) -> None:
+        """Close the producer. Messages that wait are dropped here, and are delivered again."""
+        if self._producer is not None:
+            self._producer.close()
+            self._producer = None
+
+    def _going(self, one: Forwarded) -> _Going:
+        match one:
+            case DeadMessage():
+                return _Going(one, self._letter_of(one))
+            case TryAgain(delivery, topic, headers):
+                return _Going(one, KafkaMessage(topic, delivery.record.key, delivery.record.value, headers))
+
+    def _publish(self, topic: str, messages: list[_Going]) -> None:
+        # A message of a partition that went to another worker is that worker's.
+        messages = [one for one in messages if one.origin.intake.is_current(one.origin.delivery)]
+        failure = self._ensure(topic)
+        while messages and failure is None:
+            messages, failure = self._send(messages)
+        if failure is None:
+            self._retry_due.pop(topic, None)
+            self.topics.works(topic)
+            return
+        self.topics.failed(topic, failure)
+        self._ensured.discard(topic)
+        self._retry_due[topic] = self._clock() + RETRY_S
+        self._waiting[topic] = messages
+
+    def _ensure(self, topic: str) -> BrokerError | None:
+        if topic in self._ensured:
+            return None
+        failure = self.topics.ensure(topic)
+        if failure is None:
+            self._ensured.add(topic)
+        return failure
+
+    def _send(self, messages: Sequence[_Going]) -> tuple[list[_Going], BrokerError | None]:
+        """Send each once. Returns what is not published, shortened where that may help, and why it cannot be now."""
+        if self._producer is None:
+            self._producer = self._open_producer()
+        letters = [one.letter for one in messages]
+        sent = [KafkaMessage(letter.topic, letter.key, letter.value, tuple(letter.headers)) for letter in letters]
+        try:
+            reports = deliver(self._producer, sent, is_hurried=self._is_hurried)
+        except FatalBrokerError as error:
+            self.close()  # the next try has a new producer
+            return list(messages), error
+        left: list[_Going] = []
+        failure: BrokerError | None = None
+        for one, report in zip(messages, reports, strict=True):
+            if report is None:
+                self._published(one.origin)
+            elif isinstance(report, MessageRefused) and (less := _shortened(one)) is not None:
+                self._metrics.letter_shortened()
+                left.append(less)
+            else:
+                left.append(one)
+                failure = report
+        return left, failure
+
+    def _published(self, origin: Forwarded) -> None:
+        match origin:
+            case DeadMessage():
+                self._metrics.refused(origin.reason.code)
+                record = origin.delivery.record
+                where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+                log.warning("dead letter: %s", origin.reason.code, extra={"action": "dead_letter", **where})
+            case TryAgain():
+                self._metrics.retried(origin.code)
+        origin.intake.finish([origin.delivery])
+
+    def _balance(self, before: Sequence[_Going], waiting: Sequence[_Going]) -> None:
+        """Have the intake read no more of the topics that many waiting messages came from, or go on with them."""
+        is_full = len(waiting) >= MOST_WAITING or sum(one.origin.num_bytes for one in waiting) >= MOST_WAITING_BYTES
+        for intake, topic in {(one.origin.intake, one.origin.delivery.record.topic) for one in (*before, *waiting)}:
+            if is_full:
+                intake.hold(topic)
+            else:
+                intake.release(topic)
+
+
+@dataclass(frozen=True, slots=True)
+class _Going:
+    """A message on its way, and the letter as it is to be sent."""
+
+    origin: Forwarded
+    letter: DeadLetter | KafkaMessage
+
+
+def _shortened(one: _Going) -> _Going | None:
+    """A dead letter with less of its message. A job that is tried again needs its whole message."""
+    less = shortened(one.letter) if isinstance(one.letter, DeadLetter) else None
+    return None if less is None else _Going(one.origin, less)

@@ -1,0 +1,405 @@
+"""Publishes results and streamed text on Kafka, from one thread; dead letters have their own.
+
+Other threads hand `Publication`s over through the `PublishingQueue`. A result counts as published when the broker has
+acknowledged it. Only then is it deleted from the outbox, and only then is its delivery finished. What Kafka refuses,
+`RefusedResults` settles, so that the recorded outcome and what is published agree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from pydantic import ValidationError
+
+from alphaloop.claim_check.contents import text_by_reference
+from alphaloop.claim_check.store import ContentStore
+from alphaloop.errors import (
+    BrokerError,
+    ContentStoreUnavailable,
+    MessageRefused,
+    MessageTooLarge,
+    StoreValueRefused,
+    TopicUnavailable,
+)
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import RESULTS
+from alphaloop.liveness import beat
+from alphaloop.messages import Failure, Result, Status
+from alphaloop.messages.headers import encoded_result_headers
+from alphaloop.store.outbox import Outbox, OutboxMessage
+from alphaloop.store.refused_results import RefusedResultStore
+from worker.dead_letters import DeadMessage, Forwarder, failed_job
+from worker.intake.polling import Delivery, Intake
+from worker.jobs.bounded_queue import BoundedQueue
+from worker.metrics import WorkerMetrics
+from worker.retry import Retry
+from worker.sending import KafkaMessage, deliver
+from worker.streams import ChunkMessage, ChunkSender, final_message
+
+if TYPE_CHECKING:
+    from worker.tracing import JobTrace
+
+log = logging.getLogger(__name__)
+
+MOST_AT_ONCE: Final = 1024
+RELAY_LIMIT: Final = 4  #: groups of results recorded earlier that are published in one go
+_IDLE_WAIT_S: Final = 0.2
+#: Between two looks for the acknowledgements of chunks, because the outcome of their job waits for these.
+_LOOK_S: Final = 0.005
+TOO_LARGE: Final = "result_too_large"
+REFUSED: Final = "result_refused"
+#: What else was done with a result that is too large, beside OnRefusal.
+BY_REFERENCE: Final = "by_reference"  #: its text lies in the store of contents
+POSTPONED: Final = "postponed"  #: that store is away
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedGroup:
+    """Outcomes of one transaction: the messages to publish, and the deliveries that are finished afterwards."""
+
+    messages: tuple[OutboxMessage, ...]
+    deliveries: tuple[Delivery, ...]
+    intake: Intake
+    job_ids: tuple[str, ...] = ()  #: of the deliveries
+    failed: tuple[DeadMessage, ...] = ()  #: those that become dead letters, too
+    traces: tuple[JobTrace, ...] = ()  #: of sampled jobs; they end when the results are acknowledged
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the results."""
+        return sum(len(message.value) for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerAgain:
+    """A job that was delivered again: its recorded outcome, byte for byte, and the headers handed on to it."""
+
+    delivery: Delivery
+    job_id: str
+    outcome: bytes
+    headers: Mapping[str, str]
+    intake: Intake
+
+    @property
+    def failed(self) -> tuple[DeadMessage, ...]:
+        """The job, if its outcome is that it failed."""
+        failed = failed_job(self.delivery, self.outcome, self.intake)
+        return (failed,) if failed else ()
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the result."""
+        return len(self.outcome)
+
+
+#: Chunks with text are not waited for, because the result that follows holds the whole text.
+Publication = RecordedGroup | AnswerAgain | ChunkMessage
+
+
+class PublishingQueue:
+    """Messages that other threads hand over. A full queue makes these threads wait."""
+
+    def __init__(self, *, max_items: int, max_bytes: int, is_hurried: Callable[[], bool]) -> None:
+        self._queue: BoundedQueue[Publication] = BoundedQueue(
+            max_items=max_items, max_bytes=max_bytes, num_bytes_of=lambda publication: publication.num_bytes
+        )
+        self._is_hurried = is_hurried
+
+    def __len__(self) -> int:
+        """What is not published yet, what the publisher has in hand among it."""
+        return self._queue.num_unsettled
+
+    def put(self, *publications: Publication) -> None:
+        """Hand over; waits for room unless the worker is told to hurry."""
+        self._queue.put(publications, give_up=self._is_hurried)
+
+    def take(self, timeout_s: float) -> list[Publication]:
+        """Take the waiting messages, in their order."""
+        return self._queue.take(MOST_AT_ONCE, timeout_s)
+
+
+class Publisher:
+    """The thread that owns the producer of results. Raises FatalBrokerError when the producer is dead."""
+
+    def __init__(
+        self,
+        queue: PublishingQueue,
+        producer: Producer,
+        outbox: Outbox,
+        refused: RefusedResults,
+        forwarder: Forwarder,
+        metrics: WorkerMetrics,
+        *,
+        model: str,
+        retry: Retry,
+        relay_after_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.queue = queue
+        self._producer = producer
+        self._outbox = outbox
+        self._refused = refused
+        self._forwarder = forwarder
+        self._topics = forwarder.topics
+        self._metrics = metrics
+        self._chunks = ChunkSender(producer, count_dropped=metrics.chunk_dropped, retry=retry)
+        self._model = model
+        self._retry = retry
+        self._relay_after_s = relay_after_s
+        self._clock = clock
+        self._relay_due = clock()
+
+    def turn(self, timeout_s: float = _IDLE_WAIT_S) -> int:
+        """Publish what waits, then clear the outbox and finish deliveries; returns how many publications."""
+        self._relay_overdue()
+        publications = self._take(timeout_s)
+        self._chunks.send([one for one in publications if isinstance(one, ChunkMessage)])
+        awaited = [one for one in publications if not isinstance(one, ChunkMessage)]
+        if awaited:
+            replaced = self._publish([outgoing for one in awaited for outgoing in _outgoing(one)])
+            self._settle(awaited, replaced)
+        return len(publications)
+
+    def _take(self, timeout_s: float) -> list[Publication]:
+        """What waits. While chunks are under way, their delivery reports are handled every few milliseconds."""
+        while self._chunks.has_under_way:
+            taken = self.queue.take(min(timeout_s, _LOOK_S))
+            self._producer.poll(0.0)
+            timeout_s -= _LOOK_S
+            if taken or timeout_s <= 0:
+                return taken
+        return self.queue.take(timeout_s)
+
+    def _publish(self, results: Sequence[Outgoing]) -> Mapping[str, bytes]:
+        """Until every result is acknowledged or settled because Kafka refuses it; returns the replacements by job."""
+        waiting = list(results)
+        replaced: dict[str, bytes] = {}
+        finals: list[ChunkMessage] = []
+
+        def once() -> None:
+            messages = [_message(outgoing.message) for outgoing in waiting]
+            reports = deliver(self._producer, messages, is_hurried=self._retry.is_hurried)
+            refused: list[tuple[Outgoing, MessageRefused]] = []
+            failed: list[tuple[Outgoing, BrokerError]] = []
+            for outgoing, report in zip(list(waiting), reports, strict=True):
+                match report:
+                    case None:
+                        finals.extend(self._acknowledged(outgoing.message))
+                    case MessageRefused():
+                        refused.append((outgoing, report))
+                    case _:
+                        failed.append((outgoing, report))
+            waiting[:] = [outgoing for outgoing, _ in (*failed, *refused)]
+            instead = self._refused.settle(refused)
+            replaced.update({outgoing.message.job_id: outgoing.message.value for outgoing in instead})
+            waiting[:] = [*(outgoing for outgoing, _ in failed), *instead]
+            if failed:
+                self._not_sent(failed[0][0].message.topic, failed[0][1])
+
+        while waiting:
+            self._retry.until_done("publish", once)
+        self._chunks.end(finals)
+        return replaced
+
+    def _acknowledged(self, result: OutboxMessage) -> list[ChunkMessage]:
+        """The end of the job's stream, if it has one. A result that is refused ends it in another way."""
+        self._topics.works(result.topic)
+        final = final_message(result.value, result.headers, self._model)
+        return [final] if final else []
+
+    def _not_sent(self, topic: str, report: BrokerError) -> NoReturn:
+        if isinstance(report, TopicUnavailable):
+            self._topics.failed(topic, report)
+            self._topics.ensure(topic)
+        raise report
+
+    def _settle(self, publications: Sequence[RecordedGroup | AnswerAgain], replaced: Mapping[str, bytes]) -> None:
+        """Everything was acknowledged or settled: clear the outbox and finish the deliveries.
+
+        A failed job's delivery is finished by the forwarder, with its dead letter.
+        """
+        ids = {message.id for one in publications if isinstance(one, RecordedGroup) for message in one.messages}
+        self._retry.until_done("clear outbox", lambda: self._outbox.delete(ids))
+        for one in publications:
+            match one:
+                case RecordedGroup():
+                    for trace in one.traces:
+                        trace.published()
+                    jobs = zip(one.job_ids, one.deliveries, strict=False)
+                    instead = [(delivery, replaced[job_id]) for job_id, delivery in jobs if job_id in replaced]
+                    found = [failed_job(delivery, result, one.intake) for delivery, result in instead]
+                    failed = [*one.failed, *filter(None, found)]
+                    self._finish(one.deliveries, one.intake, failed)
+                case AnswerAgain():
+                    self._metrics.answered_again(1)
+                    self._finish([one.delivery], one.intake, one.failed)
+
+    def _finish(self, deliveries: Sequence[Delivery], intake: Intake, failed: Sequence[DeadMessage]) -> None:
+        dead = {id(one.delivery) for one in failed}
+        intake.finish([delivery for delivery in deliveries if id(delivery) not in dead])
+        self._forwarder.put(*failed)
+
+    def _relay_overdue(self) -> None:
+        """Publish what was recorded and, by a crash or a broken connection during the commit, never published."""
+        if self._clock() < self._relay_due:
+            return
+        self._relay_due = self._clock() + self._relay_after_s
+        try:
+            rows = self._retry.until_done(
+                "relay", lambda: self._outbox.take_over(older_than_s=self._relay_after_s, limit=RELAY_LIMIT)
+            )
+        except StoreValueRefused as error:
+            log.error("not relayed: %s", error.message, extra={"action": "relay_failed"})
+            return
+        if rows:
+            results = [Outgoing(message, OnRefusal.SET_ASIDE) for messages in rows.values() for message in messages]
+            self._publish(results)
+            self._retry.until_done("clear outbox", lambda: self._outbox.delete(set(rows)))
+            log.info("published %d results recorded earlier", len(results), extra={"action": "outbox_relayed"})
+        if len(rows) >= RELAY_LIMIT:
+            self._relay_due = self._clock()  # there may be more
+        self._metrics.set_aside(self._retry.until_done("relay", self._outbox.num_set_aside))
+
+
+class OnRefusal(StrEnum):
+    """What is done with a result if Kafka refuses it."""
+
+    REPLACE = "replaced"  #: nobody has seen it: a failure is recorded and published in its place
+    SET_ASIDE = "set_aside"  #: somebody may have seen it, or it is such a failure itself: a person has to decide
+    LEAVE = "not_repeated"  #: a repeated answer: the first one was published, or its row in the outbox is dealt with
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A result on its way to Kafka."""
+
+    message: OutboxMessage
+    on_refusal: OnRefusal
+
+
+def _outgoing(publication: RecordedGroup | AnswerAgain) -> list[Outgoing]:
+    match publication:
+        case RecordedGroup():
+            return [Outgoing(message, OnRefusal.REPLACE) for message in publication.messages]
+        case AnswerAgain():
+            key = publication.job_id.encode()
+            message = OutboxMessage(0, RESULTS, key, publication.outcome, publication.headers)
+            return [Outgoing(message, OnRefusal.LEAVE)]
+
+
+def _message(result: OutboxMessage) -> KafkaMessage:
+    headers = encoded_result_headers(result.key or b"", result.headers)
+    return KafkaMessage(result.topic, result.key, result.value, headers)
+
+
+class RefusedResults:
+    """Settles refused results; `count` is told the code and what was done, of each.
+
+    With `contents`, the text of a result that is too large lies there, and the result refers to it. While that store is
+    away the result waits in the outbox, and the others go on.
+    """
+
+    def __init__(
+        self, store: RefusedResultStore, count: Callable[[str, str], None], contents: ContentStore | None = None
+    ) -> None:
+        self._store = store
+        self._count = count
+        self._contents = contents
+
+    def settle(self, refused: Sequence[tuple[Outgoing, MessageRefused]]) -> list[Outgoing]:
+        """Record what becomes of them; returns what is to be published instead. Raises StoreError.
+
+        May be called again for the same results after an error.
+        """
+        instead, refused = self._moved(refused)
+        replaced: dict[int, dict[str, bytes]] = defaultdict(dict)
+        aside: dict[int, dict[str, str]] = defaultdict(dict)
+        why = {outgoing.message.job_id: error for outgoing, error in refused}
+        messages = {outgoing.message.job_id: outgoing.message for outgoing, _ in refused}
+        for outgoing, error in refused:
+            message = outgoing.message
+            failure = failure_instead(message, error) if outgoing.on_refusal is OnRefusal.REPLACE else None
+            if failure is not None:
+                replaced[message.id][message.job_id] = failure
+            elif outgoing.on_refusal is OnRefusal.LEAVE:
+                self._tell(message.job_id, error, OnRefusal.LEAVE)
+            else:
+                aside[message.id][message.job_id] = error.message
+        for row_id, job_ids in aside.items():
+            for job_id in sorted(self._store.set_aside(row_id, job_ids)):
+                self._tell(job_id, why[job_id], OnRefusal.SET_ASIDE)
+        for row_id, results in replaced.items():
+            for job_id in sorted(self._store.replace(row_id, results)):
+                message = messages[job_id]._replace(value=results[job_id])
+                instead.append(Outgoing(message, OnRefusal.SET_ASIDE))
+                self._tell(job_id, why[job_id], OnRefusal.REPLACE)
+        return instead
+
+    def _moved(
+        self, refused: Sequence[tuple[Outgoing, MessageRefused]]
+    ) -> tuple[list[Outgoing], list[tuple[Outgoing, MessageRefused]]]:
+        """Move texts that make results too large into the store; returns the smaller results, and what is left."""
+        instead: list[Outgoing] = []
+        left: list[tuple[Outgoing, MessageRefused]] = []
+        for outgoing, error in refused:
+            message, contents = outgoing.message, self._contents
+            result = _with_text(message) if outgoing.on_refusal is not OnRefusal.LEAVE else None
+            if contents is None or result is None or not isinstance(error, MessageTooLarge):
+                left.append((outgoing, error))
+                continue
+            beat()  # each text may take as long as the store may
+            try:
+                smaller = text_by_reference(result, contents)
+            except ContentStoreUnavailable as away:
+                log.warning(
+                    "a result waits: %s", away.message, extra={"action": "result_waits", "job_id": result.job_id}
+                )
+                if self._store.postpone(message.id, [result.job_id]):
+                    self._count(_code(error), POSTPONED)
+                continue
+            value, url = smaller.encode(), smaller.text_ref.url if smaller.text_ref else ""
+            if self._store.refer(message.id, {result.job_id: value}, {result.job_id: url}):
+                instead.append(dataclasses.replace(outgoing, message=message._replace(value=value)))
+                self._count(_code(error), BY_REFERENCE)
+        return instead, left
+
+    def _tell(self, job_id: str, error: MessageRefused, done: OnRefusal) -> None:
+        code = _code(error)
+        self._count(code, done.value)
+        told = {"action": f"result_{done.value}", "job_id": job_id, "code": code, "hint": error.hint or ""}
+        log.error("a result was refused and %s: %s", done.value.replace("_", " "), error.message, extra=told)
+
+
+def _with_text(message: OutboxMessage) -> Result | None:
+    """The result, if it has a text that could lie elsewhere."""
+    try:
+        result = Result.decode(message.value)
+    except ValidationError:
+        return None
+    return result if result.text else None
+
+
+def failure_instead(message: OutboxMessage, error: MessageRefused) -> bytes | None:
+    """The result that says why the refused one cannot be read; None if that one is no result."""
+    try:
+        result = Result.decode(message.value)
+    except ValidationError:
+        return None
+    failure = Failure(
+        code=_code(error),
+        message=f"Kafka refused the result of {len(message.value)} bytes: {error.message}",
+        hint="ask for fewer tokens; an operator can read the text and raise the topic's limit",
+    )
+    kept = {"status": Status.FAILED, "text": None, "finish_reason": None, "decoding": None, "error": failure}
+    return result.model_copy(update=kept).encode()
+
+
+def _code(error: MessageRefused) -> str:
+    return TOO_LARGE if isinstance(error, MessageTooLarge) else REFUSED
