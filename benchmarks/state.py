@@ -111,7 +111,7 @@ def measure(database: Database, num_tasks: int, num_hours: int, num_repeats: int
     small = DrafterState("small", SERVED["small"], 5)
     place = Place(task, small.name, small.revision)
     leaves = evidence_cache.standing(place, now).leaves
-    pair = PairPosterior.of(evidence_cache.of_tasks(small, now).sums, 5)
+    pair = PairPosterior.of(evidence_cache.of_tasks(small, now), 5)
     some = [(row.key, one_job(rng, 5)) for row in read.rows[: 4 * 3]]
 
     def record_batch() -> None:
@@ -135,7 +135,7 @@ def measure(database: Database, num_tasks: int, num_hours: int, num_repeats: int
         "a drafter of a task, from memory, faded": timed(lambda: evidence_cache.standing(place, now), 200),
         "its posterior": timed(lambda: infer(leaves, some[0][0], 5, pair), 50),
         "a drafter's posterior over all tasks": timed(
-            lambda: PairPosterior.of(evidence_cache.of_tasks(small, now).sums, 5)
+            lambda: PairPosterior.of(evidence_cache.of_tasks(small, now), 5)
         ),
         "12 jobs of 12 keys, added": timed(record_batch, 50),
         f"baseline: hours of one task, {num_hours} of each key": timed(lambda: from_hours(database, task), 20),

@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 from alphaloop.errors import StoreBusy
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.checkpoints import CheckpointStore
 from alphaloop.store.partitions import PartitionKeeper, utc_day
 from alphaloop.store.probes import ProbeStore
 from alphaloop.store.rollups import RollupStore
@@ -26,7 +25,6 @@ class Housekeeper:
     rollups: RollupStore
     probes: ProbeStore
     state: AcceptanceStateStore
-    checkpoints: CheckpointStore
     retention: Retention
     settings: SchedulerSettings
 
@@ -37,9 +35,7 @@ class Housekeeper:
         # Before retention, which deletes hours.
         self.rollups.roll_up(now)
         self.probes.settle_unsent(now - timedelta(seconds=self.settings.probe_deadline_s))
-        self.checkpoints.take(now)
         self.state.drop_before(oldest)
-        self.checkpoints.drop_before(oldest)
         # Behind `state.drop_before`, because choices of forgotten targets go too.
         self.retention.keep(now)
         try:

@@ -16,7 +16,6 @@ from alphaloop.errors import AlphaloopError, StoreError
 from alphaloop.probing.planning import ProbePlanner
 from alphaloop.settings import ReportSettings, SchedulerSettings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.checkpoints import CheckpointStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
@@ -123,7 +122,6 @@ class Scheduler:
             RollupStore(database),
             self._probes,
             AcceptanceStateStore(database),
-            CheckpointStore(database),
             Retention(RetentionStore(database), settings, report_folder, message_retention, contents),
             settings,
         )

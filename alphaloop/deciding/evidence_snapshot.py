@@ -12,7 +12,7 @@ from typing import Final
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums, together
-from alphaloop.deciding.evidence_source import JobLengths, Place, Standing, TaskSums
+from alphaloop.deciding.evidence_source import JobLengths, Place, Standing
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.key_evidence import KeyEvidence
@@ -68,17 +68,17 @@ class EvidenceSnapshot:
         return {key: evidence.faded(max(now, evidence.all.as_of), self.half_life) for key, evidence in held.items()}
 
     def standing(self, place: Place, now: datetime) -> Standing:
-        """As `leaves`; a snapshot does not know where the ledger stood."""
+        """As `leaves`, and how wrong expectations were."""
         error = self._errors.of(place.task, place.drafter, now) if self._errors else NO_ERROR
-        return Standing(self.leaves(place, now), error=error)
+        return Standing(self.leaves(place, now), error)
 
-    def of_tasks(self, drafter: DrafterState, now: datetime) -> TaskSums:
+    def of_tasks(self, drafter: DrafterState, now: datetime) -> list[EvidenceSums]:
         """The drafter's sums in each task that used it recently, faded to `now`."""
         places = [place for place in self._held if place[1:] == (drafter.name, drafter.revision)]
         if len(places) > MAX_TASKS:
             places = nlargest(MAX_TASKS, places, key=lambda place: self._total(place).as_of)
         totals = map(self._total, sorted(places))
-        return TaskSums([total.faded(max(now, total.as_of), self.half_life) for total in totals])
+        return [total.faded(max(now, total.as_of), self.half_life) for total in totals]
 
     def lengths(
         self, task: str, drafters: Iterable[DrafterState], now: datetime, *, sampling_bucket: str | None = None

@@ -56,17 +56,7 @@ class Standing(NamedTuple):
     """The evidence of a place at one moment."""
 
     leaves: Mapping[EvidenceKey, KeyEvidence]
-    #: Of each leaf, in order, the last row of the ledger that it includes (`ledger_id`). The row names the key too.
-    #: Empty where evidence does not come from the database.
-    positions: tuple[int, ...] = ()
     error: ExpectationError = NO_ERROR
-
-
-class TaskSums(NamedTuple):
-    """A drafter's sums in each task that used it, in the order of the tasks."""
-
-    sums: Sequence[EvidenceSums]
-    positions: tuple[int, ...] = ()  #: as those of a `Standing`, of all leaves
 
 
 class EvidenceSource(Protocol):
@@ -78,7 +68,7 @@ class EvidenceSource(Protocol):
     def standing(self, place: Place, now: datetime) -> Standing:
         """The evidence there, by key, faded to `now`."""
 
-    def of_tasks(self, drafter: DrafterState, now: datetime) -> TaskSums:
+    def of_tasks(self, drafter: DrafterState, now: datetime) -> Sequence[EvidenceSums]:
         """The drafter's sums in each task that used it recently, faded to `now`."""
 
     def lengths(self, task: str, drafters: Iterable[DrafterState], now: datetime) -> JobLengths:

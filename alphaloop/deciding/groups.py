@@ -17,7 +17,7 @@ group is no comparison for another, because every group pays for the drafts of t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from alphaloop.cost import CostTable, RoundCosts
@@ -43,6 +43,9 @@ class Group:
 
     num_jobs: int
     posteriors: Mapping[str, Posterior]
+    segment: str = ""
+    prompt_bucket: str = ""
+    alike: Mapping[str, float] = field(default_factory=dict)  #: by drafter, jobs of the same key behind the posterior
 
 
 def decide_groups(

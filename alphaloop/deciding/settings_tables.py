@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 
 from alphaloop.cost import CostTable
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting
-from alphaloop.deciding.decision_inputs import SettingsOrigin
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.posterior import Posterior
@@ -23,19 +22,19 @@ _COSTS_LAST: Final = timedelta(seconds=1)
 _MAX_TABLES: Final = 1000
 
 
-class SettingsTable(NamedTuple):
+class _Table(NamedTuple):
     """Settings by running sequences, and what they were computed from."""
 
     posteriors: tuple[Posterior, ...]
     costs: CostTable
-    at: datetime
+    at: datetime | None
     settings: tuple[DraftSetting, ...]
-    origin: SettingsOrigin | None  #: None where the decision has no name
 
-    def serves(self, posteriors: tuple[Posterior, ...], costs: CostTable, now: datetime) -> bool:
+    def serves(self, posteriors: tuple[Posterior, ...], costs: CostTable, now: datetime | None) -> bool:
         """Whether the settings are still up to date."""
-        is_recent = costs is self.costs or timedelta(0) <= now - self.at < _COSTS_LAST
-        return is_recent and all(one is other for one, other in zip(self.posteriors, posteriors, strict=True))
+        is_recent = self.at is not None and now is not None and timedelta(0) <= now - self.at < _COSTS_LAST
+        is_same = all(one is other for one, other in zip(self.posteriors, posteriors, strict=True))
+        return is_same and (costs is self.costs or is_recent)
 
 
 class SettingsTables:
@@ -43,21 +42,19 @@ class SettingsTables:
 
     def __init__(self, limits: PolicyLimits, num_slots: int) -> None:
         self._limits, self._num_slots = limits, num_slots
-        self._tables: dict[tuple[object, ...], SettingsTable] = {}
+        self._tables: dict[tuple[object, ...], _Table] = {}
 
-    def of(
+    def completed(
         self,
         decision: Decision,
         posteriors: Mapping[str, Posterior],
         able: Sequence[DrafterState],
         costs: CostTable,
         context: DecisionContext,
-        now: datetime,
-        here: SettingsOrigin | None,
-    ) -> SettingsTable | None:
-        """The settings of a decision about one group, whose name is `here`; None where nothing was compared."""
+    ) -> Decision:
+        """A decision about one group, with its settings by running sequences where speeds were compared."""
         if not self._num_slots or decision.reason not in COMPARED:
-            return None
+            return decision
         rounded = replace(
             context,
             expected_tokens=_rounded(context.expected_tokens),
@@ -66,14 +63,13 @@ class SettingsTables:
         names = tuple(drafter.name for drafter in able)
         name = (decision.setting, decision.reason, context.objective.aim, context.num_running, rounded.size, names)
         found = tuple(posteriors[drafter] for drafter in names)
-        known = self._tables.get(name)
-        if known is not None and known.serves(found, costs, now):
-            return known
-        if len(self._tables) >= _MAX_TABLES:
-            self._tables.clear()
-        settings = settings_by_running(decision, posteriors, able, costs, rounded, self._limits, self._num_slots)
-        table = self._tables[name] = SettingsTable(found, costs, now, settings, here)
-        return table
+        table = self._tables.get(name)
+        if table is None or not table.serves(found, costs, context.now):
+            if len(self._tables) >= _MAX_TABLES:
+                self._tables.clear()
+            settings = settings_by_running(decision, posteriors, able, costs, rounded, self._limits, self._num_slots)
+            table = self._tables[name] = _Table(found, costs, context.now, settings)
+        return replace(decision, settings_by_running=table.settings) if table.settings else decision
 
 
 def _rounded(num_tokens: float) -> float:

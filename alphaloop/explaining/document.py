@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from alphaloop.explaining.explanation import REBUILT, Explanation
+from alphaloop.explaining.explanation import Explanation
 from alphaloop.explaining.sources import Evidence
 
 
@@ -16,7 +16,6 @@ def document(found: Explanation) -> dict[str, Any]:
         "segment": found.request.segment or None,
         "at": found.request.at,
         "recorded": asdict(found.recorded) if found.recorded else None,
-        "rebuilt": None if found.request.is_now or found.recorded else REBUILT,
         "engine": asdict(found.engine),
         "workers": None
         if found.fleet is None
@@ -74,6 +73,6 @@ def _posterior(its: Evidence) -> dict[str, Any]:
         "tokens_per_round_sd": posterior.tokens_sd,
         "proposed_per_round": posterior.proposed,
         "expectation_error": posterior.error._asdict(),
-        "borrowed": asdict(its.borrowed),
+        "borrowed": asdict(its.borrowed) if its.borrowed else None,
         "seen": asdict(its.seen),
     }

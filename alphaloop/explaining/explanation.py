@@ -1,4 +1,4 @@
-"""Reads the inputs of a decision, now or at an earlier moment, and takes the decision."""
+"""Reads what a decision would be taken from now, and takes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from alphaloop.acceptance import EvidenceKey
 from alphaloop.as_decoded import NextJob
 from alphaloop.cost import CostTable
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting
-from alphaloop.deciding.decision_inputs import SessionFacts
 from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
 from alphaloop.deciding.expectation_error import ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState
@@ -21,6 +20,7 @@ from alphaloop.deciding.job_facts import EngineConditions, JobFacts, Subject, Ta
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.posteriors import Posteriors
 from alphaloop.deciding.session import DecisionSession
+from alphaloop.deciding.snapshot import SessionFacts
 from alphaloop.errors import AlphaloopError
 from alphaloop.explaining.measured import Measured, measured
 from alphaloop.explaining.sources import Evidence, evidence
@@ -33,20 +33,12 @@ from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
 from alphaloop.store.engines import EngineStore, MeasuredEngine
 from alphaloop.store.expectations import ExpectationStore
 from alphaloop.store.overview import Overview, TaskNow
-from alphaloop.store.past import PastStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import WINDOW, TaskFigures, figures_of, task_figures
 from alphaloop.store.traffic import TrafficStore
 from alphaloop.store.workers import WorkerStore, running
-from alphaloop.switchback.task_speedup import TaskSpeedup
 
 NUM_CHANGES: Final = 5
-#: The limits of `--at`, shown with it.
-REBUILT: Final = (
-    "No recorded decision of that time answers this, so it is what a worker would have decided. "
-    "The evidence is rebuilt: exactly, as far back as single jobs are stored, and from hourly sums before that. "
-    "Costs, settings and the measured batch sizes are today's. Of a drafter's flags only the last change is stored."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +92,7 @@ class RecordedAs:
     num_groups: int  #: of jobs that differ in segment or prompt length
     host: str
     is_reproduced: bool  #: taken again, it is the decision that was recorded
+    is_whole: bool  #: whether its snapshot holds everything that it was taken from
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +124,9 @@ class Explanation:
 
 
 class AsAWorker:
-    """Decides as the workers that run now would, with the evidence of a moment; where none runs, by these settings.
+    """Decides as the workers that run now would; where none runs, by these settings. Reads what tasks share once."""
 
-    Reads what all tasks share once. With `task`, evidence of an earlier moment is rebuilt for that task.
-    """
-
-    def __init__(
-        self, database: Database, settings: Settings, at: datetime, *, is_now: bool, task: str | None = None
-    ) -> None:
+    def __init__(self, database: Database, settings: Settings, at: datetime) -> None:
         """Raises AlphaloopError where no worker runs and none has measured its device."""
         self.fleet = its = what_runs(database, settings, at)
         self.engine, self.drafters, self.limits = its.engine, its.drafters, its.limits
@@ -148,7 +136,7 @@ class AsAWorker:
         self.costs = CostStore(database).load(
             engine.host, engine.device, engine.engine, engine.target_revision, revisions
         )
-        self.snapshot = _snapshot(database, its, revisions, at, None if is_now else task)
+        self.snapshot = _snapshot(database, its, revisions, at)
         self._log = DecisionLog(database)
         self.posteriors = Posteriors(self.snapshot, self.limits)
 
@@ -208,7 +196,7 @@ def next_jobs(
     Empty where no worker runs and none has measured its device.
     """
     try:
-        worker = AsAWorker(database, settings, at, is_now=True)
+        worker = AsAWorker(database, settings, at)
     except AlphaloopError:
         return {}
     found = {}
@@ -244,7 +232,7 @@ def explain_task(database: Database, settings: Settings, request: ExplainRequest
     Raises AlphaloopError where no worker runs and none has measured its device.
     """
     task, at = request.task, request.at
-    worker = AsAWorker(database, settings, at, is_now=request.is_now, task=task)
+    worker = AsAWorker(database, settings, at)
     request = worker.asked(request)
     engine, drafters, made = worker.engine, worker.drafters, worker.decide(request)
     found = {
@@ -255,6 +243,7 @@ def explain_task(database: Database, settings: Settings, request: ExplainRequest
     ways = TrafficStore(database).ways(
         task, engine.target_revision, engine.engine, engine.device, request.sampling_bucket, at - window, at
     )
+    speedup = SwitchbackStore(database).shown(at).get(task)
     return Explanation(
         request=request,
         engine=engine,
@@ -266,8 +255,10 @@ def explain_task(database: Database, settings: Settings, request: ExplainRequest
         costs=worker.costs,
         incumbent=made.incumbent,
         decision=made.decision,
-        measured=measured(_speedup(database, request), ways, ExpectationStore(database).shown(at, task)),
-        figures=figures_of(database, task, None if request.is_now else at),
+        measured=measured(
+            SwitchbackStore(database).shown(at).get(task), ways, ExpectationStore(database).shown(at, task)
+        ),
+        figures=figures_of(database, task),
         window=window,
         explore_share=worker.limits.explore_share,
         changes=DecisionLog(database).latest(task, NUM_CHANGES, until=at),
@@ -357,18 +348,12 @@ def _is_unfit(draft: DraftRevision, at: datetime) -> bool:
     return draft.status in (DraftStatus.STALE, DraftStatus.RETIRED) and draft.status_changed_at <= at
 
 
-def _snapshot(
-    database: Database, fleet: WhatRuns, revisions: Mapping[str, str], at: datetime, task_then: str | None
-) -> EvidenceSnapshot:
-    """The evidence of all tasks now; with `task_then`, rebuilt as it was at that moment."""
+def _snapshot(database: Database, fleet: WhatRuns, revisions: Mapping[str, str], at: datetime) -> EvidenceSnapshot:
+    """The evidence of all tasks."""
     engine, half_life = fleet.engine, fleet.half_life
     pairs = ExpectationStore(database).newest(engine.target_revision, engine.engine, engine.device, until=at)
-    errors = ExpectationErrors(half_life, pairs)
-    if task_then is None:
-        rows = AcceptanceStateStore(database).read(engine.target_revision, engine.engine, revisions).rows
-        return EvidenceSnapshot(half_life, {row.key: row.evidence for row in rows}, errors)
-    past = PastStore(database).evidence_by_key(engine.target_revision, engine.engine, at, half_life, task=task_then)
-    return EvidenceSnapshot(half_life, past, errors)
+    rows = AcceptanceStateStore(database).read(engine.target_revision, engine.engine, revisions).rows
+    return EvidenceSnapshot(half_life, {row.key: row.evidence for row in rows}, ExpectationErrors(half_life, pairs))
 
 
 def _asked(
@@ -380,12 +365,6 @@ def _asked(
     rules = task.rules()
     job = JobFacts(alike.prompt_tokens or usual.prompt_tokens, rules.max_tokens, request.segment)
     return Subject(request.task, request.sampling_bucket), [job], rules
-
-
-def _speedup(database: Database, request: ExplainRequest) -> TaskSpeedup | None:
-    """The measured speed-up as every screen shows it, or as they would have shown it then."""
-    store = SwitchbackStore(database)
-    return store.shown(request.at).get(request.task) if request.is_now else store.at(request.task, request.at)
 
 
 class _LastChoice:

@@ -36,7 +36,7 @@ class Evidence:
 
     posterior: Posterior
     acceptance: tuple[Interval, ...]  #: α_i
-    borrowed: Borrowed
+    borrowed: Borrowed | None  #: None of a past decision
     seen: EvidenceSums  #: of the whole task, weighted
     jobs_alike: float  #: weighted jobs of those with the same key
     is_split: bool  #: whether segments differ beyond chance
@@ -53,15 +53,10 @@ def evidence(
     """The posterior of `drafter` for `wanted` at `now`, and its sources."""
     key = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision)
     leaves = snapshot.leaves(Place(wanted.task, drafter.name, drafter.revision), now)
-    posterior = posteriors.of(wanted, drafter, now)
-    until = max((evidence.all.as_of for evidence in leaves.values()), default=now)
-    seen = sum(
-        (evidence.all.faded(until, snapshot.half_life) for evidence in leaves.values()), start=EvidenceSums(until)
-    )
-    alike = leaves[key].all.jobs if key in leaves else 0.0
-    borrowed = _borrowed(leaves, key, posterior, drafter, posteriors.pair(drafter, now), limits)
+    found = posteriors.inferred(wanted, drafter, now)
+    borrowed = _borrowed(leaves, key, found.posterior, drafter, posteriors.pair(drafter, now), limits)
     is_split = posteriors.splits_by_segment(wanted.task, [drafter], now)
-    return Evidence(posterior, acceptance(posterior), borrowed, seen, alike, is_split)
+    return Evidence(found.posterior, acceptance(found.posterior), borrowed, found.seen, found.alike, is_split)
 
 
 def acceptance(posterior: Posterior) -> tuple[Interval, ...]:

@@ -6,10 +6,10 @@ these groups, because sums of floating-point numbers depend on the grouping.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import chain, groupby
+from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -56,20 +56,6 @@ def fold(
     return folded
 
 
-def fold_at(
-    rows: Iterable[LedgerRow],
-    half_life: timedelta,
-    positions: Container[int],
-    start: Mapping[EvidenceKey, FoldedKey] | None = None,
-) -> dict[int, tuple[EvidenceKey, FoldedKey]]:
-    """What acceptance_state held of a key when one of these positions was its `last_ledger_id`, by position.
-
-    Otherwise as `fold`. A position that no key ever stood at is left out.
-    """
-    states = chain((start or {}).items(), _states(rows, half_life, start or {}))
-    return {its.last_ledger_id: (key, its) for key, its in states if its.last_ledger_id in positions}
-
-
 def _states(
     rows: Iterable[LedgerRow], half_life: timedelta, start: Mapping[EvidenceKey, FoldedKey]
 ) -> Iterator[tuple[EvidenceKey, FoldedKey]]:
@@ -99,5 +85,5 @@ def key_of(row: Any) -> EvidenceKey:
 
 
 def folded_of(row: Any) -> FoldedKey:
-    """From a row of acceptance_state or of its checkpoints."""
+    """From a row of acceptance_state."""
     return FoldedKey(row.as_of, row.evidence, row.num_jobs, row.last_ledger_id)

@@ -44,3 +44,8 @@ class HistoryStore:
         )
         with self._database.begin() as connection:
             return int(connection.execute(query).scalar_one())
+
+    def tasks(self) -> list[str]:
+        """Every task that history knows."""
+        with self._database.begin() as connection:
+            return sorted(connection.execute(select(acceptance_hourly.c.task).distinct()).scalars())

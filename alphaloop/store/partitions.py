@@ -14,7 +14,7 @@ from sqlalchemy import Connection, text
 from alphaloop.store.database import Database
 
 #: Dropped together, so that the ledger has all rows of a day or none.
-PARTITIONED: Final = ("decode_runs", "evidence_rows", "switchback_slices", "decision_records", "decision_inputs")
+PARTITIONED: Final = ("decode_runs", "evidence_rows", "switchback_slices", "decision_snapshots")
 _MAKE: Final = text("SELECT make_partitions(CAST(:days AS date[]))")
 _DROP: Final = text("SELECT drop_partitions(CAST(:before AS date))")
 # Read from the catalog, because to_regclass may answer from a cache without the partitions of another process.

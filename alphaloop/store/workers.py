@@ -14,11 +14,10 @@ from typing import Any, Final
 
 from sqlalchemy import Connection, text
 
-from alphaloop.deciding.decision_inputs import SessionFacts
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.snapshot import SessionFacts, read_session, session_content
 from alphaloop.errors import ConfigError
 from alphaloop.store.database import Database
-from alphaloop.store.input_codec import read_session, session_content
 
 log = logging.getLogger(__name__)
 

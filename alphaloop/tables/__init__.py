@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alphaloop.tables.decided import decision_inputs, decision_records
+from alphaloop.tables.decided import decision_snapshots
 from alphaloop.tables.drift import drift_event_states, drift_events
 from alphaloop.tables.drift_memory import drift_memories, drift_positions
 from alphaloop.tables.evidence import acceptance_daily, acceptance_hourly, cost_profiles, decisions
@@ -20,19 +20,17 @@ from alphaloop.tables.measuring import (
 from alphaloop.tables.metadata import metadata
 from alphaloop.tables.notifications import notification_sinks, notifications
 from alphaloop.tables.running import code_revisions, leader_leases, leader_terms, server_identities, workers
-from alphaloop.tables.state import acceptance_checkpoints, acceptance_state, exploration_budgets
+from alphaloop.tables.state import acceptance_state, exploration_budgets
 from alphaloop.tables.switchback import expectation_pairs, switchback_slices, task_speedups
 
 __all__ = [
-    "acceptance_checkpoints",
     "acceptance_daily",
     "acceptance_hourly",
     "acceptance_state",
     "cancellations",
     "code_revisions",
     "cost_profiles",
-    "decision_inputs",
-    "decision_records",
+    "decision_snapshots",
     "decisions",
     "decode_runs",
     "draft_revisions",

@@ -190,7 +190,6 @@ def test_every_table_that_grows_with_time_has_a_retention() -> None:
     bounded_otherwise = {
         "outbox": "emptied when Kafka has acknowledged",
         "acceptance_state": "dropped after history_retention_days without a job",
-        "acceptance_checkpoints": "dropped when no fold begins with them",
         "task_speedups": "one row a subject of the last day",
         "cost_profiles": "one row a shape of a device",
         "exploration_budgets": "one row a task and device",

@@ -8,13 +8,13 @@ from datetime import datetime
 from uuid import UUID
 
 from alphaloop.deciding.budgets import BudgetStore
-from alphaloop.deciding.decision_inputs import DecisionJournal
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.incumbents import ChoiceLog
 from alphaloop.deciding.limits import PolicyLimits
 from alphaloop.deciding.policy import Decision
 from alphaloop.deciding.posteriors import Posteriors
 from alphaloop.deciding.session import DecisionSession
+from alphaloop.deciding.snapshot import Snapshot
 from alphaloop.messages import Purpose
 from alphaloop.settings import TaskSettings
 from alphaloop.store.outcomes import Outcome
@@ -41,7 +41,7 @@ class Decider:
         costs: KnownCosts,
         limits: PolicyLimits,
         now: Callable[[], datetime],
-        journal: DecisionJournal | None = None,
+        note: Callable[[Snapshot], None] | None = None,
     ) -> None:
         self._engine = engine
         self._evidence_cache = evidence_cache
@@ -57,7 +57,7 @@ class Decider:
             drafters=self._drafters,
             limits=limits,
             num_slots=num_slots(engine),
-            journal=journal,
+            note=note,
         )
 
     def decide_each(

@@ -17,7 +17,7 @@ from typing import Protocol
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums, together
 from alphaloop.deciding.evidence_snapshot import MAX_TASKS
-from alphaloop.deciding.evidence_source import JobLengths, Place, Standing, TaskSums
+from alphaloop.deciding.evidence_source import JobLengths, Place, Standing
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.key_evidence import KeyEvidence
@@ -121,33 +121,29 @@ class EvidenceCache:
         return self._versions.get(place, 0)
 
     def standing(self, place: Place, now: datetime) -> Standing:
-        """The evidence there, by key, faded to `now`, and where the ledger stood."""
+        """The evidence there, by key, faded to `now`."""
         with self._lock:
             held = self._open(place)
             leaves = {
                 key: one.evidence.faded(max(now, one.evidence.all.as_of), self._half_life) for key, one in held.items()
             }
             error = self._errors.of(place.task, place.drafter, now) if self._errors else NO_ERROR
-            return Standing(leaves, tuple(one.position for one in held.values()), error)
+            return Standing(leaves, error)
 
     def last_used(self, place: Place) -> datetime | None:
         """When the last job there ended; None without any."""
         with self._lock:
             return self._last_used(place) if self._open(place) else None
 
-    def of_tasks(self, drafter: DrafterState, now: datetime) -> TaskSums:
-        """The drafter's sums in each task that used it recently, faded to `now`, and where the ledger stood."""
+    def of_tasks(self, drafter: DrafterState, now: datetime) -> list[EvidenceSums]:
+        """The drafter's sums in each task that used it recently, faded to `now`."""
         with self._lock:
             mine = (drafter.name, drafter.revision)
             places = [place for place in self._unread.keys() | self._held.keys() if place[1:] == mine]
             if len(places) > MAX_TASKS:
                 places = nlargest(MAX_TASKS, places, key=self._last_used)
-            totals = ((place, self._total(place)) for place in sorted(places))
-            known = [(place, total) for place, total in totals if total is not None]
-            return TaskSums(
-                [total.faded(max(now, total.as_of), self._half_life) for _, total in known],
-                tuple(one.position for place, _ in known for one in self._held[place].values()),
-            )
+            known = [total for place in sorted(places) if (total := self._total(place)) is not None]
+            return [total.faded(max(now, total.as_of), self._half_life) for total in known]
 
     def segments(self, task: str) -> dict[str, datetime]:
         """The segments of the task of which there is evidence, and when they were used last."""

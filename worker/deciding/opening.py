@@ -6,25 +6,25 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 
-from alphaloop.deciding.decision_inputs import SessionFacts
+from alphaloop.deciding.snapshot import SessionFacts
 from alphaloop.settings import Settings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.budgets import BudgetStore
 from alphaloop.store.clock import DatabaseClock
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
-from alphaloop.store.decision_records import DecisionRecordStore
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.expectations import ExpectationStore
 from alphaloop.store.history import HistoryStore
+from alphaloop.store.snapshots import SnapshotStore
 from worker.background import Write
 from worker.costs.known import KnownCosts
 from worker.costs.opening import open_costs
 from worker.deciding.choice_log import StoredChoices
 from worker.deciding.context import num_slots
 from worker.deciding.decider import Decider
-from worker.deciding.decision_journal import StoredDecisions
+from worker.deciding.decision_journal import SnapshotJournal
 from worker.deciding.evidence_cache import EvidenceCache
 from worker.deciding.first_reads import FirstReads
 from worker.deciding.shared_budgets import SharedBudgets
@@ -38,7 +38,7 @@ class Deciding:
     decider: Decider
     evidence_cache: EvidenceCache
     costs: KnownCosts
-    journal: StoredDecisions
+    journal: SnapshotJournal
     first_reads: FirstReads
     facts: SessionFacts
 
@@ -71,7 +71,7 @@ def open_deciding(
         half_life=fading,
         limits=limits,
     )
-    journal = StoredDecisions(DecisionRecordStore(database), facts, lambda: costs.state)
+    journal = SnapshotJournal(SnapshotStore(database), facts)
     choices = StoredChoices(DecisionLog(database, half_life=fading), identity, owner, write=write)
     budgets = SharedBudgets(
         BudgetStore(database), HistoryStore(database), evidence_cache, identity, revisions(engine), write=write
@@ -84,7 +84,7 @@ def open_deciding(
         costs=costs,
         limits=limits,
         now=clock.now,
-        journal=journal,
+        note=journal.note,
     )
     return Deciding(decider, evidence_cache, costs, journal, FirstReads(choices.prepare, budgets.prepare), facts)
 
