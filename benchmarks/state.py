@@ -29,11 +29,9 @@ from rich.table import Table
 from sqlalchemy import text
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence_source import Place
+from alphaloop.deciding.evidence import EvidenceSums, KeyEvidence, Place
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import PairPosterior, infer
-from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.embedded.postgres import EmbeddedPostgres
 from alphaloop.store.acceptance_state import AcceptanceStateStore, add_jobs, lock_keys
 from alphaloop.store.database import Database
@@ -134,9 +132,7 @@ def measure(database: Database, num_tasks: int, num_hours: int, num_repeats: int
         "one task of 120 keys, read and unpacked": timed(lambda: [row.evidence for row in store.of_task(task)], 50),
         "a drafter of a task, from memory, faded": timed(lambda: evidence_cache.standing(place, now), 200),
         "its posterior": timed(lambda: infer(leaves, some[0][0], 5, pair), 50),
-        "a drafter's posterior over all tasks": timed(
-            lambda: PairPosterior.of(evidence_cache.of_tasks(small, now), 5)
-        ),
+        "a drafter's posterior over all tasks": timed(lambda: PairPosterior.of(evidence_cache.of_tasks(small, now), 5)),
         "12 jobs of 12 keys, added": timed(record_batch, 50),
         f"baseline: hours of one task, {num_hours} of each key": timed(lambda: from_hours(database, task), 20),
         f"baseline: hours of all tasks, {num_hours} of each key": timed(

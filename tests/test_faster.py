@@ -20,7 +20,7 @@ from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.demo.display import final_table
 from alphaloop.explaining.explanation import Explanation
-from alphaloop.explaining.opening import opening
+from alphaloop.explaining.wording import opening
 from alphaloop.messages import Mode
 from alphaloop.store.overview import TaskNow
 from alphaloop.switchback.speedup import Verdict, verdict_of

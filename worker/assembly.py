@@ -28,8 +28,8 @@ from alphaloop.store.probes import ProbeStore
 from alphaloop.store.workers import WorkerSetup, WorkerStore
 from worker.background import BackgroundWrites
 from worker.components import Components
+from worker.deciding.evidence_cache import SegmentsApart
 from worker.deciding.opening import half_life, open_deciding
-from worker.deciding.segments import SegmentsApart
 from worker.deciding.watch import Watch
 from worker.endpoint_metrics import EndpointMetrics
 from worker.engine import Engine

@@ -14,9 +14,8 @@ from alphaloop.cli.explaining.screens import show
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import print_json
 from alphaloop.errors import AlphaloopError, ConfigError
-from alphaloop.explaining.document import document
-from alphaloop.explaining.explanation import ExplainRequest, Explanation, explain_task, usual_request
-from alphaloop.explaining.recorded import explain_recorded
+from alphaloop.explaining.explanation import ExplainRequest, Explanation, explain_recorded, explain_task, usual_request
+from alphaloop.explaining.wording import document
 from alphaloop.moments import moment, shown
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database

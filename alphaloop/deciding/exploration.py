@@ -1,37 +1,125 @@
-"""Exploration: trying settings that are not expected to be best, within a budget of tokens. Pure.
-
-The budget is counted in tokens that jobs are expected to lose: N tokens at speed-up S_a instead of S_b cost
-N · (S_b / S_a - 1). Every job adds `explore_share` of its tokens, so exploration is expected to cost no more than that
-share of the throughput, whatever it tries.
-
-Two things are worth a trial:
-
-* **A setting that could turn out better** (knowledge gradient, Frazier, Powell and Dayanik 2008). With Δ the gap of
-  ln(speed-up) to the best, σ the uncertainty that only trying can resolve, and σ̃ the part of σ that m more jobs would
-  resolve, the expected gain of knowing is σ̃ · (φ(u) - u·Φ(-u)) at u = Δ / σ̃, for `horizon_jobs`. The uncertainty is
-  about acceptance, which a job shows with noise, and about costs, which the rounds of one job show. The gain falls
-  exponentially with certainty, so exploration ends by itself. Two draft lengths of one drafter, or of drafters with
-  shared weights, share most of their uncertainty; a longer draft is tried for the positions that were never seen.
-* **A re-check of an unused drafter.** An unused drafter leaves no evidence when its acceptance or its cost improves.
-  With changes every M jobs on average, a gain rate G if a change made the drafter better, a probability p of
-  that, and a cost C of a re-check, delay and re-checks together cost least with a re-check every √(2·C·M / (p·G)) jobs
-  (the economic lot size, Harris 1913). Changes come with jobs and with time: 1 / M is the sum of a rate that falls with
-  the task's age without a change, so re-checks become rarer, and of one change a day over the task's jobs a day. So a
-  task with few jobs is re-checked after fewer of them, and one with many is not re-checked more often for the time.
-"""
+"""How sure it is which of two alternatives is faster, and what trying one of them would resolve. Pure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Final
+from math import hypot, sqrt
+from typing import Final, NamedTuple, Protocol
 
-from alphaloop.deciding.comparison import News, news_of
-from alphaloop.deciding.goodput import Alternative
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.evidence import EvidenceSnapshot, Place
+from alphaloop.deciding.goodput import Alternative, DrafterState
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.posterior import Posterior
+
+
+def noise_between(one: Alternative, other: Alternative, posteriors: Mapping[str, Posterior]) -> float:
+    """Standard deviation of ln(speed-up of one / speed-up of other).
+
+    Two draft lengths of one drafter share most of their uncertainty, about acceptance and about costs, which then
+    cancels.
+    """
+    if one.drafter != other.drafter:
+        return hypot(
+            *(sd for way in (one, other) for sd in (_noise(way, posteriors), way.cost_sd, way.error.sd)),
+        )
+    if one.drafter is None:
+        return 0.0
+    posterior = posteriors[one.drafter]
+    k, n = one.num_draft_tokens, other.num_draft_tokens
+    variance = (posterior.common_sd[k] * one.slope - posterior.common_sd[n] * other.slope) ** 2
+    variance += (one.cost_sd - other.cost_sd) ** 2
+    mine, its = posterior.slopes[k], posterior.slopes[n]
+    for i in range(max(k, n)):
+        moved = (mine[i] * one.slope if i < k else 0.0) - (its[i] * other.slope if i < n else 0.0)
+        variance += moved * moved
+    return sqrt(variance)
+
+
+class News(NamedTuple):
+    """Standard deviations of ln(speed-up) that trying an alternative would resolve, by the source of uncertainty."""
+
+    tokens_sd: float = 0.0
+    cost_sd: float = 0.0
+
+    @property
+    def sd(self) -> float:
+        """Of both together."""
+        return hypot(self.tokens_sd, self.cost_sd)
+
+
+def news_of(
+    tried: Alternative,
+    chosen: Alternative,
+    posteriors: Mapping[str, Posterior],
+    shared_weights: Mapping[str, str],
+    timed_apart: Collection[str] = (),
+) -> News:
+    """The uncertainty about ln(speed-up) of `tried` that only trying it can resolve; 0 for vanilla.
+
+    If the chosen alternative uses the same drafter, or one with shared weights, its rounds already time that drafter.
+    Then only the positions beyond the chosen length count. `shared_weights` is by drafter.
+
+    Of the drafters in `timed_apart`, servers', rounds of one length do not time another, so what the time of the tried
+    length is doubted more than that of the chosen one counts too.
+    """
+    if tried.drafter is None:
+        return News()
+    if chosen.drafter is None or shared_weights.get(tried.drafter, tried.drafter) != shared_weights.get(
+        chosen.drafter, chosen.drafter
+    ):
+        return News(_noise(tried, posteriors), tried.cost_sd)
+    unseen = posteriors[tried.drafter].slopes[tried.num_draft_tokens][chosen.num_draft_tokens :]
+    is_apart = tried.drafter == chosen.drafter and tried.drafter in timed_apart
+    cost_sd = sqrt(max(0.0, tried.cost_sd**2 - chosen.cost_sd**2)) if is_apart else 0.0
+    return News(tried.slope * hypot(*unseen), cost_sd)
+
+
+def _noise(alternative: Alternative, posteriors: Mapping[str, Posterior]) -> float:
+    """Standard deviation of ln(speed-up) that comes from tokens a round."""
+    if alternative.drafter is None:
+        return 0.0
+    return posteriors[alternative.drafter].tokens_sd[alternative.num_draft_tokens] * alternative.slope
+
+
+class BudgetStore(Protocol):
+    """The budgets that a session opens and keeps."""
+
+    def open(self, task: str, sampling_bucket: str) -> ExplorationBudget:
+        """The budget at the session's first decision. May raise StoreError."""
+
+    def keep(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> ExplorationBudget:
+        """Store the budget after a decision; returns it with what other sessions added or spent in between."""
+
+    def save(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> ExplorationBudget:
+        """As `keep`, at the end of the session: writes at once."""
+
+
+class BudgetsInMemory:
+    """Budgets for `replay` and the simulator. A drafter that the task's evidence knows counts as used just now."""
+
+    def __init__(self, evidence: EvidenceSnapshot, drafters: Callable[[], Sequence[DrafterState]]) -> None:
+        self._evidence, self._drafters = evidence, drafters
+        self._budgets: dict[tuple[str, str], ExplorationBudget] = {}
+
+    def open(self, task: str, sampling_bucket: str) -> ExplorationBudget:
+        """The budget that was kept last, or a new one."""
+        if (known := self._budgets.get((task, sampling_bucket))) is not None:
+            return known
+        used = [d.name for d in self._drafters() if self._evidence.knows(Place(task, d.name, d.revision))]
+        return ExplorationBudget(unseen=dict.fromkeys(used, 0.0) or None)
+
+    def keep(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> ExplorationBudget:
+        """Store the budget; no other session spends from it."""
+        self._budgets[task, sampling_bucket] = budget
+        return budget
+
+    def save(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> ExplorationBudget:
+        """As `keep`."""
+        return self.keep(task, sampling_bucket, budget)
+
 
 #: Standard deviation over jobs of ln(tokens a round).
 _JOB_NOISE: Final = 0.25

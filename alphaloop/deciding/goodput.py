@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 from alphaloop.acceptance import Z95
 from alphaloop.cost import CostTable, RoundCosts
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
-from alphaloop.deciding.objective import Aim, Objective
+from alphaloop.deciding.job_facts import Aim, Objective
 from alphaloop.deciding.posterior import Posterior
 from alphaloop.switchback.expectation import Expected
 

@@ -24,13 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alphaloop.acceptance import Interval
-from alphaloop.deciding.decision import Decision, DraftSetting, Reason
+from alphaloop.deciding.decision import Decision, DraftSetting, IncumbentKey, Reason
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState, JobSize, Shares, expected_round_ms
-from alphaloop.deciding.groups import Group
-from alphaloop.deciding.incumbents import IncumbentKey
-from alphaloop.deciding.job_facts import TaskRules
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.job_facts import PolicyLimits, TaskRules
+from alphaloop.deciding.policy import Group
 from alphaloop.deciding.posterior import Posterior
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.messages import Decoding, Purpose

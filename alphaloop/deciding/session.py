@@ -14,26 +14,23 @@ from uuid import UUID
 
 from alphaloop.acceptance import EvidenceKey, prompt_bucket
 from alphaloop.cost import CostTable
-from alphaloop.deciding.budgets import BudgetStore
-from alphaloop.deciding.decision import Decision, DecisionContext
-from alphaloop.deciding.evidence_source import EvidenceSource
-from alphaloop.deciding.exploration import ExplorationBudget
+from alphaloop.deciding.decision import ChoiceLog, Decision, DecisionContext, IncumbentKey, Incumbents
+from alphaloop.deciding.draft_lengths import SettingsTables
+from alphaloop.deciding.evidence import EvidenceSource
+from alphaloop.deciding.exploration import BudgetStore, ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.groups import Group, decide_groups
-from alphaloop.deciding.guards import fit
-from alphaloop.deciding.incumbents import ChoiceLog, IncumbentKey, Incumbents
+from alphaloop.deciding.inference import Posteriors
 from alphaloop.deciding.job_facts import (
     EngineConditions,
     JobFacts,
+    PolicyLimits,
     Subject,
     TaskRules,
     alike,
     main_segment,
     mean_prompt_tokens,
 )
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.posteriors import Posteriors
-from alphaloop.deciding.settings_tables import SettingsTables
+from alphaloop.deciding.policy import Group, decide_groups, fit
 from alphaloop.deciding.snapshot import Snapshot, objective_of
 from alphaloop.messages import Decoding
 

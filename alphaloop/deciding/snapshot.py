@@ -23,12 +23,9 @@ from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.expectation_error import ExpectationError
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import Alternative, DrafterState, Shares
-from alphaloop.deciding.groups import Group, decide_groups
-from alphaloop.deciding.job_facts import Subject, TaskRules
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.objective import Aim, Objective
-from alphaloop.deciding.posterior import Posterior
-from alphaloop.deciding.profile import Profile
+from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits, Subject, TaskRules
+from alphaloop.deciding.policy import Group, decide_groups
+from alphaloop.deciding.posterior import Posterior, Profile
 from alphaloop.messages import Decoding, Mode, Purpose
 
 #: Of a snapshot, as JSON.

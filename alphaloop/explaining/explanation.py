@@ -1,29 +1,28 @@
-"""Reads what a decision would be taken from now, and takes it."""
+"""What was measured of a task: its speed-up by the switchback experiment, and how its last jobs were decoded."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from alphaloop.acceptance import EvidenceKey
+from alphaloop.acceptance import Z95, EvidenceKey, Interval
 from alphaloop.as_decoded import NextJob
 from alphaloop.cost import CostTable
-from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting
-from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
+from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, IncumbentKey, Reason
+from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, KeyEvidence, Place
 from alphaloop.deciding.expectation_error import ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.incumbents import IncumbentKey
-from alphaloop.deciding.job_facts import EngineConditions, JobFacts, Subject, TaskRules
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.posteriors import Posteriors
+from alphaloop.deciding.inference import PairPosterior, Posteriors, infer
+from alphaloop.deciding.job_facts import EngineConditions, JobFacts, PolicyLimits, Subject, TaskRules
+from alphaloop.deciding.policy import Group
+from alphaloop.deciding.posterior import Posterior, logistic
 from alphaloop.deciding.session import DecisionSession
-from alphaloop.deciding.snapshot import SessionFacts
+from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.errors import AlphaloopError
-from alphaloop.explaining.measured import Measured, measured
-from alphaloop.explaining.sources import Evidence, evidence
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.costs import CostStore
@@ -33,10 +32,122 @@ from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
 from alphaloop.store.engines import EngineStore, MeasuredEngine
 from alphaloop.store.expectations import ExpectationStore
 from alphaloop.store.overview import Overview, TaskNow
+from alphaloop.store.snapshots import StoredSnapshot
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import WINDOW, TaskFigures, figures_of, task_figures
-from alphaloop.store.traffic import TrafficStore
+from alphaloop.store.traffic import TrafficStore, WayDecoded
 from alphaloop.store.workers import WorkerStore, running
+from alphaloop.switchback.expectation import ExpectationPair
+from alphaloop.switchback.reliability import Reliability, by_drafter, reliability
+from alphaloop.switchback.task_speedup import TaskSpeedup
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Jobs of several ways together."""
+
+    num_jobs: int = 0
+    num_tokens: int = 0
+    device_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of a task: the one figure of its speed-up, and the last jobs like those that are asked about."""
+
+    speedup: TaskSpeedup | None  #: None where no slice of the task was recorded in the last day
+    ways: Sequence[WayDecoded]
+    explored: Sums
+    all: Sums
+    expectations: Sequence[Reliability] = ()  #: of the task's drafters that were compared
+
+
+def measured(
+    speedup: TaskSpeedup | None, ways: Sequence[WayDecoded], pairs: Sequence[ExpectationPair] = ()
+) -> Measured:
+    """The figures of these ways, beside the measured speed-up and the reliability of earlier expectations."""
+    explored = _together(w for w in ways if w.reason == Reason.EXPLORING)
+    compared = [reliability(its) for its in by_drafter(pairs).values()]
+    return Measured(speedup, ways, explored, _together(ways), compared)
+
+
+def _together(ways: Iterable[WayDecoded]) -> Sums:
+    found = list(ways)
+    return Sums(**{field.name: sum(getattr(way, field.name) for way in found) for field in fields(Sums)})
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """Shares of the precision of α_1, adding up to 1: how much each source narrowed the posterior."""
+
+    same_jobs: float  #: of this task, sampling, prompt length and segment
+    same_task: float  #: the task's other jobs
+    other_tasks: float
+    assumed: float  #: of the prior, `policy.prior_alpha`
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The posterior of one drafter, and the counts behind it."""
+
+    posterior: Posterior
+    acceptance: tuple[Interval, ...]  #: α_i
+    borrowed: Borrowed | None  #: None of a past decision
+    seen: EvidenceSums  #: of the whole task, weighted
+    jobs_alike: float  #: weighted jobs of those with the same key
+    is_split: bool  #: whether segments differ beyond chance
+
+
+def evidence(
+    snapshot: EvidenceSnapshot,
+    posteriors: Posteriors,
+    wanted: EvidenceKey,
+    drafter: DrafterState,
+    now: datetime,
+    limits: PolicyLimits,
+) -> Evidence:
+    """The posterior of `drafter` for `wanted` at `now`, and its sources."""
+    key = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision)
+    leaves = snapshot.leaves(Place(wanted.task, drafter.name, drafter.revision), now)
+    found = posteriors.inferred(wanted, drafter, now)
+    borrowed = _borrowed(leaves, key, found.posterior, drafter, posteriors.pair(drafter, now), limits)
+    is_split = posteriors.splits_by_segment(wanted.task, [drafter], now)
+    return Evidence(found.posterior, acceptance(found.posterior), borrowed, found.seen, found.alike, is_split)
+
+
+def acceptance(posterior: Posterior) -> tuple[Interval, ...]:
+    """α_i with 95 % bounds: those of s_i = reach_i · α_i, over reach_i."""
+    profile, found = posterior.profile, []
+    for m, b, own, reach in zip(profile.mean, profile.loading, profile.own_var, posterior.reach, strict=True):
+        wide = Z95 * math.sqrt(b * b * profile.common_var + own)
+        mean, low, high = (min(1.0, logistic(m + d) / reach) if reach > 0 else 0.0 for d in (0.0, -wide, wide))
+        found.append(Interval(mean, low, high))
+    return tuple(found)
+
+
+def _borrowed(
+    leaves: Mapping[EvidenceKey, KeyEvidence],
+    key: EvidenceKey,
+    posterior: Posterior,
+    drafter: DrafterState,
+    pair: PairPosterior,
+    limits: PolicyLimits,
+) -> Borrowed:
+    """From the precision of logit s_1 as sources are added: the prior, other tasks, this task, jobs of this key."""
+    unknown = PairPosterior.of_drafter(drafter, limits)
+    others = {leaf: evidence for leaf, evidence in leaves.items() if leaf != key}
+    stages = (unknown.for_a_task(), pair.for_a_task(), infer(others, key, drafter.max_draft_tokens, pair), posterior)
+    precisions: list[float] = []
+    for stage in stages:
+        profile = stage.profile
+        precision = 1 / (profile.loading[0] ** 2 * profile.common_var + profile.own_var[0])
+        # A source that shows that groups differ more than the prior says narrows nothing.
+        precisions.append(max(precision, precisions[-1] if precisions else 0.0))
+    nothing, tasks, task, all_of_it = precisions
+    return Borrowed(
+        (all_of_it - task) / all_of_it, (task - tasks) / all_of_it, (tasks - nothing) / all_of_it, nothing / all_of_it
+    )
+
 
 NUM_CHANGES: Final = 5
 
@@ -378,3 +489,58 @@ class _LastChoice:
 
     def record(self, key: IncumbentKey, decision: Decision) -> bool:
         return True
+
+
+def explain_recorded(
+    database: Database,
+    settings: Settings,
+    stored: StoredSnapshot,
+    *,
+    segment: str = "",
+    prompt_bucket: str | None = None,
+) -> Explanation:
+    """The decision, for its jobs of that segment and prompt length; for most of its jobs without them."""
+    past, facts = stored.snapshot, stored.facts
+    number, group = max(
+        enumerate(past.groups), key=lambda one: (_is_meant(one[1], segment, prompt_bucket), one[1].num_jobs)
+    )
+    again = past.decide(facts.limits)
+    task, bucket, at = past.subject.task, past.subject.sampling_bucket, past.decided_at
+    window = timedelta(days=settings.worker.history_days)
+    ways = TrafficStore(database).ways(task, facts.target_revision, facts.engine, facts.device, bucket, at - window, at)
+    return Explanation(
+        request=ExplainRequest(task, group.segment, past.context.num_running, bucket, at, is_now=False),
+        engine=engine_of(database, facts, at),
+        context=past.context,
+        prompt_bucket=group.prompt_bucket,
+        drafters=[drafter for drafter in past.drafters if drafter.name in group.posteriors],
+        evidence={name: _evidence(past, group, name) for name in group.posteriors},
+        segments=frozenset(one.segment for one in past.groups),
+        costs=past.costs,
+        incumbent=past.incumbent,
+        decision=(again if past.is_whole else past.decisions)[number],
+        measured=measured(SwitchbackStore(database).at(task, at), ways, ExpectationStore(database).shown(at, task)),
+        figures=figures_of(database, task, at),
+        window=window,
+        explore_share=facts.limits.explore_share,
+        changes=DecisionLog(database).latest(task, NUM_CHANGES, until=at),
+        recorded=RecordedAs(
+            past.decision_id,
+            past.context.num_jobs,
+            len(past.groups),
+            facts.host,
+            past.is_reproduced(again),
+            past.is_whole,
+        ),
+    )
+
+
+def _evidence(past: Snapshot, group: Group, drafter: str) -> Evidence:
+    posterior = group.posteriors[drafter]
+    seen = past.seen.get(drafter) or EvidenceSums(past.decided_at)
+    return Evidence(posterior, acceptance(posterior), None, seen, group.alike.get(drafter, 0.0), past.is_split)
+
+
+def _is_meant(group: Group, segment: str, prompt_bucket: str | None) -> int:
+    """How well a group fits what is asked for."""
+    return (group.segment == segment) * bool(segment) + (group.prompt_bucket == prompt_bucket)

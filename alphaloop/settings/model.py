@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, SecretStr, model_validator
 from pydantic_core import PydanticCustomError
 
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.messages.unknown_fields import HARMLESS
 from alphaloop.settings.kafka_properties import ExtraProperty
 from alphaloop.settings.section import Section, Share
@@ -154,7 +154,7 @@ class WorkerSettings(Section):
 
 
 class PolicySettings(Section):
-    """`[policy]` of configs/worker.toml; the same settings as alphaloop.deciding.limits.PolicyLimits."""
+    """`[policy]` of configs/worker.toml; the same settings as alphaloop.deciding.job_facts.PolicyLimits."""
 
     explore_share: Share = 0.02  #: expected cost of exploration, as a share of all tokens
     control_share: Share = Field(

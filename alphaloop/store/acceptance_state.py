@@ -20,8 +20,7 @@ from sqlalchemy import BigInteger, Connection, Text, delete, func, text
 from sqlalchemy import cast as sql_cast
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.key_evidence import KeyEvidence
+from alphaloop.deciding.evidence import EvidenceSums, KeyEvidence
 from alphaloop.store.database import Database
 from alphaloop.store.exchange import driver_of
 from alphaloop.store.fold import FoldedKey, add_group, folded_of, key_of

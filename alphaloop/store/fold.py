@@ -14,8 +14,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.evidence import EvidenceSums, together
-from alphaloop.deciding.key_evidence import KeyEvidence
+from alphaloop.deciding.evidence import EvidenceSums, KeyEvidence, together
 from alphaloop.store.packed_evidence import pack, unpack
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Row, Select, Table, select, text, union_all
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
-from alphaloop.deciding.key_evidence import KeyEvidence
+from alphaloop.deciding.evidence import KeyEvidence
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import ShadowRun
 from alphaloop.store.fold import LedgerRow, fold, key_of

@@ -10,8 +10,7 @@ import struct
 from datetime import datetime
 from typing import Any, Final
 
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.key_evidence import KeyEvidence
+from alphaloop.deciding.evidence import EvidenceSums, KeyEvidence
 from alphaloop.errors import StoreError
 
 #: Stored rows depend on these names and their order: only a migration that rewrites the rows may change them.

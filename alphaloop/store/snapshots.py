@@ -90,7 +90,7 @@ class SnapshotStore:
             columns.task == task, columns.sampling_bucket == sampling_bucket, columns.decided_at <= until
         )
         if running is not None:
-            load = 1 << (max(running, 1) - 1).bit_length()  # as alphaloop.deciding.incumbents has it
+            load = 1 << (max(running, 1) - 1).bit_length()  # as alphaloop.deciding.decision has it
             query = query.where(columns.num_running.between(load // 2 + 1, load))
         return self._first(query.order_by(columns.decided_at.desc()))
 

@@ -9,8 +9,7 @@ import psycopg
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.cost import CostPoint
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.key_evidence import KeyEvidence
+from alphaloop.deciding.evidence import EvidenceSums, KeyEvidence
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.packed_evidence import pack

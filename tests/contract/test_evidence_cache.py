@@ -15,12 +15,10 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.evidence import SUMS, EvidenceSums
-from alphaloop.deciding.evidence_source import Place
+from alphaloop.deciding.evidence import SUMS, EvidenceSums, KeyEvidence, Place
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.key_evidence import KeyEvidence
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.posteriors import Posteriors
+from alphaloop.deciding.inference import Posteriors
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.messages import Mode
 from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRead
 from alphaloop.store.database import Database
@@ -31,8 +29,7 @@ from alphaloop.store.outcomes import OutcomeStore
 from tests.fixtures.evidence import add_evidence
 from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
 from worker.deciding import evidence_cache as module
-from worker.deciding.evidence_cache import EvidenceCache
-from worker.deciding.segments import MOST_SEGMENTS
+from worker.deciding.evidence_cache import MOST_SEGMENTS, EvidenceCache
 
 pytestmark = pytest.mark.postgres
 

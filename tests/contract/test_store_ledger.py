@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import Row, text
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.key_evidence import KeyEvidence
+from alphaloop.deciding.evidence import KeyEvidence
 from alphaloop.messages import Mode, Purpose
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database

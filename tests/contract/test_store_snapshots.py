@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from alphaloop.deciding.decision import DraftSetting
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.snapshot import SessionFacts, SnapshotEncoder
 from alphaloop.messages import Mode
 from alphaloop.store.database import Database

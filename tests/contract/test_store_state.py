@@ -14,8 +14,7 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.evidence import SUMS, EvidenceSums, together
-from alphaloop.deciding.key_evidence import KeyEvidence
+from alphaloop.deciding.evidence import SUMS, EvidenceSums, KeyEvidence, together
 from alphaloop.errors import StoreError
 from alphaloop.messages import Mode, Purpose
 from alphaloop.store.acceptance_state import AcceptanceStateStore

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from alphaloop.deciding.exploration import ExplorationBudget
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.store.budgets import BudgetStore
 from alphaloop.store.database import Database
 from tests.fixtures.deciding_worker import (

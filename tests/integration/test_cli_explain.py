@@ -12,7 +12,7 @@ import pytest
 from alphaloop.cli.status import told_of
 from alphaloop.cost import CostPoint
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.snapshot import SessionFacts, SnapshotEncoder
 from alphaloop.explaining.explanation import what_runs
 from alphaloop.settings import load_settings

@@ -17,7 +17,7 @@ from pydantic import SecretStr
 
 from alphaloop.console.app import VIEWS
 from alphaloop.explaining.explanation import explain_task, usual_request
-from alphaloop.explaining.opening import opening
+from alphaloop.explaining.wording import opening
 from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Status
 from alphaloop.messages.result import Failure

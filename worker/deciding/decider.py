@@ -7,12 +7,12 @@ from dataclasses import replace
 from datetime import datetime
 from uuid import UUID
 
-from alphaloop.deciding.budgets import BudgetStore
+from alphaloop.deciding.decision import ChoiceLog
+from alphaloop.deciding.exploration import BudgetStore
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.incumbents import ChoiceLog
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.inference import Posteriors
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import Decision
-from alphaloop.deciding.posteriors import Posteriors
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.deciding.snapshot import Snapshot
 from alphaloop.messages import Purpose

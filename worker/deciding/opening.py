@@ -21,13 +21,11 @@ from alphaloop.store.snapshots import SnapshotStore
 from worker.background import Write
 from worker.costs.known import KnownCosts
 from worker.costs.opening import open_costs
-from worker.deciding.choice_log import StoredChoices
 from worker.deciding.context import num_slots
 from worker.deciding.decider import Decider
-from worker.deciding.decision_journal import SnapshotJournal
 from worker.deciding.evidence_cache import EvidenceCache
 from worker.deciding.first_reads import FirstReads
-from worker.deciding.shared_budgets import SharedBudgets
+from worker.deciding.keeping import SharedBudgets, SnapshotJournal, StoredChoices
 from worker.engine import Engine
 
 

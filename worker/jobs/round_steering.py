@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 
-from alphaloop.deciding.lengths_together import LengthsTogether, RunningSequence
+from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence
 from alphaloop.deciding.policy import Decision, DraftSetting
 from alphaloop.switchback.expectation import Expected, mean_expected
 from alphaloop.switchback.rounds import RoundFacts, TaskRound

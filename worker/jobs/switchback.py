@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from datetime import datetime
 
-from alphaloop.deciding.lengths_together import LengthsTogether
+from alphaloop.deciding.draft_lengths import LengthsTogether
 from alphaloop.settings import PolicySettings
 from alphaloop.store.database import Database
 from alphaloop.store.switchback import SwitchbackStore

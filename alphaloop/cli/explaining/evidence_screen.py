@@ -7,8 +7,7 @@ from typing import Final
 
 from alphaloop.cli.screen import out, paragraph, table
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.explaining.explanation import Explanation
-from alphaloop.explaining.sources import Evidence
+from alphaloop.explaining.explanation import Evidence, Explanation
 from alphaloop.wording import share, share_with_interval
 
 #: Past this many drafters, columns of α would not fit.

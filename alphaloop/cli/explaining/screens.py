@@ -16,9 +16,9 @@ from alphaloop.cli.screen import out, paragraph, table
 from alphaloop.cost import CostKind
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.goodput import Alternative, Shares
-from alphaloop.deciding.objective import Aim
+from alphaloop.deciding.job_facts import Aim
 from alphaloop.explaining.explanation import Explanation, RecordedAs, WhatRuns
-from alphaloop.explaining.opening import opening
+from alphaloop.explaining.wording import opening
 from alphaloop.moments import shown
 from alphaloop.store.choice_figures import ChoiceFigures, ExpectedSpeedup
 from alphaloop.store.decisions import DecisionChange

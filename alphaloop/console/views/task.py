@@ -10,9 +10,8 @@ from starlette.requests import Request
 
 from alphaloop.console.page import NotFound, Page
 from alphaloop.console.sources import Sources
-from alphaloop.explaining.document import document
 from alphaloop.explaining.explanation import ExplainRequest, explain_task, usual_request
-from alphaloop.explaining.opening import opening
+from alphaloop.explaining.wording import document, opening
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drift_events import DriftEventStore
 from alphaloop.store.reports import ReportStore

@@ -16,17 +16,14 @@ from typing import Final
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.cost import CostPoint
 from alphaloop.deciding import job_facts
-from alphaloop.deciding.budgets import BudgetsInMemory
-from alphaloop.deciding.decision import Decision, DraftSetting, Reason
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
+from alphaloop.deciding.decision import ChoicesInMemory, Decision, DraftSetting, Reason
+from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence
+from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums
 from alphaloop.deciding.expectation_error import ExpectationErrors
+from alphaloop.deciding.exploration import BudgetsInMemory
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.incumbents import ChoicesInMemory
-from alphaloop.deciding.job_facts import JobFacts, TaskRules
-from alphaloop.deciding.lengths_together import LengthsTogether, RunningSequence
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.posteriors import Posteriors
+from alphaloop.deciding.inference import Posteriors
+from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, TaskRules
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.switchback.block import SwitchbackDesign
 from alphaloop.switchback.expectation import Expected, mean_expected

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from alphaloop.acceptance import PREFILL, AcceptanceCounts, EvidenceKey
 from alphaloop.acceptance_sums import counts_from_sums
-from alphaloop.deciding.evidence import EvidenceSums, together
+from alphaloop.deciding.evidence import EvidenceSums, KeyEvidence, together
 from alphaloop.deciding.inference import PairPosterior, infer
-from alphaloop.deciding.key_evidence import KeyEvidence
 from alphaloop.deciding.posterior import Posterior
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)

@@ -12,17 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
+from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, KeyEvidence, design_effect
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.inference import PairPosterior, infer, splits_by_segment
-from alphaloop.deciding.key_evidence import KeyEvidence
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.inference import PairPosterior, Posteriors, infer, splits_by_segment
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.lookup_prior import OFFERED, THROUGH
-from alphaloop.deciding.posterior import Posterior, tokens_per_round
-from alphaloop.deciding.posteriors import Posteriors
-from alphaloop.deciding.profile import Counts, Profile
-from alphaloop.deciding.trust import design_effect
+from alphaloop.deciding.posterior import Counts, Posterior, Profile, tokens_per_round
 from alphaloop.settings.models import LookupDrafterSettings
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)

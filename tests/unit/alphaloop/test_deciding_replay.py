@@ -11,10 +11,8 @@ import pytest
 from alphaloop.deciding.decision import Decision, DraftSetting, Reason
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.groups import Group
-from alphaloop.deciding.job_facts import Subject, TaskRules
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.objective import Aim, Objective
+from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits, Subject, TaskRules
+from alphaloop.deciding.policy import Group
 from alphaloop.deciding.posterior import Posterior, tokens_per_round
 from alphaloop.deciding.replay import Compared, Decoded, Pricing, Replay, Rules, group_of, is_given, total
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot

@@ -14,14 +14,11 @@ from hypothesis import strategies as st
 
 from alphaloop.cost import CostKind, CostPoint, CostTable
 from alphaloop.deciding.decision import DecisionContext, DraftSetting, Reason
+from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence, settings_by_running
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState, JobSize, weigh
-from alphaloop.deciding.groups import Group, decide_groups
-from alphaloop.deciding.lengths_together import LengthsTogether, RunningSequence
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.objective import Aim, Objective
-from alphaloop.deciding.policy import decide
-from alphaloop.deciding.settings_by_running import settings_by_running
+from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits
+from alphaloop.deciding.policy import Group, decide, decide_groups
 from alphaloop.messages import Decoding, Purpose
 from alphaloop.store import input_codec as codec
 from tests.fixtures.choosing import LIMITS, find, inferred

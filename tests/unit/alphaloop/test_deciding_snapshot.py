@@ -17,10 +17,8 @@ from alphaloop.cost import CostKind, CostPoint, CostTable
 from alphaloop.deciding.decision import DraftSetting
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.groups import Group
-from alphaloop.deciding.job_facts import Subject
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.objective import Aim, Objective
+from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits, Subject
+from alphaloop.deciding.policy import Group
 from alphaloop.deciding.snapshot import MOST_BYTES, SessionFacts, Snapshot, SnapshotEncoder, decode, read_session
 from alphaloop.deciding.snapshot import session_content as written_session
 from alphaloop.messages import Decoding, Purpose

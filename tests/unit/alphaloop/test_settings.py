@@ -8,7 +8,7 @@ from typing import Final
 
 import pytest
 
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.errors import ConfigError
 from alphaloop.settings import (
     EndpointSettings,

@@ -12,15 +12,11 @@ from hypothesis import strategies as st
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.cost import CostPoint, CostTable
-from alphaloop.deciding.decision import Reason
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
-from alphaloop.deciding.evidence_source import JobLengths, Place
+from alphaloop.deciding.decision import ChoicesInMemory, Reason
+from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, JobLengths, Place
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.incumbents import ChoicesInMemory
-from alphaloop.deciding.job_facts import JobFacts, Subject, TaskRules
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.posteriors import Posteriors
+from alphaloop.deciding.inference import Posteriors
+from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, Subject, TaskRules
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.messages import Mode
 from alphaloop.store.decode_runs import JobCounts, ShadowRun

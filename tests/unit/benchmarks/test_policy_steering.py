@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import cast
 
 from alphaloop.deciding.decision import Decision, DraftSetting
-from alphaloop.deciding.lengths_together import LengthsTogether
+from alphaloop.deciding.draft_lengths import LengthsTogether
 from alphaloop.messages import Purpose
 from alphaloop.switchback.block import SwitchbackDesign
 from alphaloop.switchback.schedule import SwitchbackSchedule

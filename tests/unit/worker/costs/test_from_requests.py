@@ -14,7 +14,7 @@ from alphaloop.cost import CostKind, CostPoint
 from alphaloop.cost_doubt import PRIOR_SD
 from alphaloop.deciding.decision import Decision, DecisionContext, Reason
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
 from tests.fixtures.choosing import inferred
 from tests.fixtures.cost_store import Clock, Store

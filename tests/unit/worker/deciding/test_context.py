@@ -11,14 +11,11 @@ from typing import Any, Final
 import pytest
 
 from alphaloop.cost import CostTable
-from alphaloop.deciding.decision import Decision, Reason
-from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
+from alphaloop.deciding.decision import ChoicesInMemory, Decision, Reason
+from alphaloop.deciding.evidence import EvidenceSnapshot
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.incumbents import ChoicesInMemory
-from alphaloop.deciding.job_facts import Subject, TaskRules
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.objective import Aim, Objective
-from alphaloop.deciding.posteriors import Posteriors
+from alphaloop.deciding.inference import Posteriors
+from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits, Subject, TaskRules
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.messages import Decoding, Origin, Purpose, parse_job
 from alphaloop.settings import TaskSettings

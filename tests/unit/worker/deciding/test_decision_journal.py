@@ -11,13 +11,13 @@ from uuid import uuid4
 
 import pytest
 
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.errors import StoreUnavailable
 from alphaloop.store.snapshots import SnapshotRow, SnapshotStore
 from tests.fixtures.snapshots import some_snapshot
-from worker.deciding import decision_journal as module
-from worker.deciding.decision_journal import WRITE_EVERY_S, SnapshotJournal
+from worker.deciding import keeping as module
+from worker.deciding.keeping import WRITE_EVERY_S, SnapshotJournal
 
 NOON: Final = datetime(2026, 3, 1, 12, tzinfo=UTC)
 FACTS: Final = SessionFacts("w", "h", "d", "e", "t", 4, timedelta(days=3), PolicyLimits())

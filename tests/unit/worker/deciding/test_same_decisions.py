@@ -15,13 +15,11 @@ import pytest
 
 from alphaloop.acceptance import prompt_bucket
 from alphaloop.cost import CostPoint
-from alphaloop.deciding.budgets import BudgetsInMemory
-from alphaloop.deciding.decision import Decision, Reason
-from alphaloop.deciding.evidence import EvidenceSums, together
-from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
+from alphaloop.deciding.decision import ChoicesInMemory, Decision, Reason
+from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, together
+from alphaloop.deciding.exploration import BudgetsInMemory
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.incumbents import ChoicesInMemory
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot, SnapshotEncoder, decode
 from alphaloop.messages import Mode, Origin, parse_job
 from alphaloop.settings import TaskSettings
