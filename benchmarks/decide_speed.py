@@ -77,13 +77,11 @@ def _in_session(snapshot: EvidenceSnapshot, tables: list[CostTable], num_running
     session = DecisionSession(
         "target",
         "engine",
-        snapshot,
-        posteriors=Posteriors(snapshot, limits),
+        Posteriors(snapshot, limits),
         choices=ChoicesInMemory(),
         budgets=BudgetsInMemory(snapshot, lambda: DRAFTERS),
         costs=lambda: next(turns),
         drafters=lambda: DRAFTERS,
-        limits=limits,
         num_slots=NUM_SLOTS,
     )
     subject, jobs, rules = Subject("code", "greedy"), [JobFacts(300, 120)], TaskRules()

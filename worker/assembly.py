@@ -28,8 +28,8 @@ from alphaloop.store.probes import ProbeStore
 from alphaloop.store.workers import WorkerSetup, WorkerStore
 from worker.background import BackgroundWrites
 from worker.components import Components
+from worker.deciding.decider import half_life, open_deciding
 from worker.deciding.evidence_cache import SegmentsApart
-from worker.deciding.opening import half_life, open_deciding
 from worker.deciding.watch import Watch
 from worker.endpoint_metrics import EndpointMetrics
 from worker.engine import Engine
@@ -189,9 +189,9 @@ def assemble(
         setup=lambda: WorkerSetup(deciding.facts, tuple(engine.drafters), engine.unserved(())),
         clock=time.monotonic,
     )
-    costs = deciding.costs
+    lengths = deciding.decider.session.lengths
     steering, slices = open_switchback(
-        settings.policy, engine, database, costs, lambda: presence.num_peers, owner=owner, now=clock.now, rng=rng
+        settings.policy, engine, database, lengths, lambda: presence.num_peers, owner=owner, now=clock.now, rng=rng
     )
     topic_watch = TopicWatch(
         [intake, control_intake], TopicIds(settings.kafka).ask, every_s=settings.kafka.topic_check_s

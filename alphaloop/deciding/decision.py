@@ -1,4 +1,7 @@
-"""The decision and its context: what is known of the jobs, how they are decoded, and why."""
+"""The decision and its context: what is known of the jobs, how they are decoded, and why.
+
+The incumbent is the setting that was chosen last for jobs of one kind. It stays until there is a reason to change it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a job drafts while more or fewer sequences run than were expected when it was decided. Pure.
+"""k for whatever runs: how a job drafts while more, fewer or other sequences run than when it was decided. Pure.
 
 Jobs join and leave at every round, and longer drafts pay in a pass that fewer sequences share. So a vanilla job may
 start to draft when other jobs end, and a drafting job may stop when others join. A job uses at most one drafter,
@@ -6,6 +6,20 @@ because a second drafter would have to read the job's text again.
 
 The best setting is searched at powers of two. It replaces the decision's own setting only where the expected goodput
 grows by `min_speedup`, and between two powers only as far as it is not slower than the decision's own setting.
+
+Draft lengths of sequences that run together but were decided apart.
+
+A job is decided as if all that run did the same. Where jobs of several tasks share the rounds this is wrong: a drafter
+proposes until the longest of its drafts is done, so the longest draft of one task is paid by the others too, and every
+proposed token widens the pass of all. So the lengths are chosen together, while each sequence keeps its drafter:
+
+    worth a millisecond = Σ_g n_g · w_g · tokens_g(k_g) / round
+    round               = T(mean width) + Σ_drafters D(its sequences, its longest draft)
+
+n_g sequences of group g yield tokens_g(k_g) tokens a round each. A token of g is worth w_g, the least milliseconds that
+it would take if all that run did as g does: otherwise rounds would serve the tasks whose tokens are cheap. The search
+begins with the lengths that were decided apart. It climbs group by group, and tries one length for all groups of a
+drafter, because the time of the longest draft falls only if all of them are shorter.
 """
 
 from __future__ import annotations

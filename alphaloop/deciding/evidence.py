@@ -1,8 +1,32 @@
-"""Sums over the jobs of an evidence key. The sums fade. Their size does not grow with the history.
+"""Evidence: what was counted of jobs, by key, and how it fades. Pure.
+
+Sums over the jobs of an evidence key. The sums fade. Their size does not grow with the history.
 
 Every sum gives a job the weight w, which halves every half-life of its age. First-order sums (Σ w·x) fade by f,
 second-order sums (Σ w²·x·y, names ending in `_w2`) by f². The unit of variance is the job, not the token, because
 acceptance is correlated inside a text. So the second-order sums hold squares and products of whole jobs.
+
+The evidence of a key: all of it, and its recent window.
+
+Two sums are kept, because it is not known how long old evidence stays valid:
+
+* `all`: fades with time alone (`worker.history_half_life_days`). Precise, slow to notice a change.
+* `recent`: the recent window, part of `all`. Fades faster, by half every 6 hours and by half every 16 jobs added.
+
+    all    = all · 2^(-Δt/half_life)                  + job      (… _w2 columns: the factor squared)
+    recent = recent · 2^(-Δt/6 h) · 2^(-jobs/16)      + job      (likewise)
+
+Where the recent window contradicts older evidence beyond three standard errors, older evidence is dropped as far as
+contradicted (trust.py). From two standard errors on, `current` discounts older evidence while it is contradicted.
+
+A job that ended before the row's `as_of` (two workers, two clocks) is faded to `as_of` before it is added.
+
+The weight of counts, at last: jobs are the unit of variance, and contradicted older evidence is discounted.
+
+* Trials inside a job are correlated. The intraclass correlation ρ is estimated from the second-order sums (Cochran
+  1977, §6.4) around a prior, and counts are divided by the design effect 1 + (m - 1)·ρ at m chances a job (Kish 1965).
+* Older evidence that the recent window contradicts is cut to the information that a change of that size would leave:
+  a power prior (Ibrahim and Chen 2000), its power taken from the data.
 """
 
 from __future__ import annotations
@@ -440,8 +464,28 @@ class EvidenceSnapshot:
             place, added = place_of(key), together(its, self.half_life)
             held = self._held.setdefault(place, {})
             held[key] = (held.get(key) or KeyEvidence.empty(added.as_of)).with_job(added, self.half_life)
-            self._versions[place] = self.version(place) + num_jobs(its)
+            self.changed(place, num_jobs(its))
+
+    def put(self, key: EvidenceKey, evidence: KeyEvidence, num_more: int) -> None:
+        """Hold this evidence of a key in place of what is held; it includes so many jobs more."""
+        self._held.setdefault(place_of(key), {})[key] = evidence
+        self.changed(place_of(key), num_more)
+
+    def forget(self, keys: Iterable[EvidenceKey]) -> None:
+        """Hold these keys no more."""
+        for key in keys:
+            place = place_of(key)
+            del self._held[place][key]
             self._totals.pop(place, None)
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        self._held, self._totals = {}, {}
+
+    def changed(self, place: Place, num_more: int) -> None:
+        """Count so many jobs there as new."""
+        self._versions[place] = self.version(place) + num_more
+        self._totals.pop(place, None)
 
     def version(self, place: Place) -> int:
         """A number that grows by the number of jobs whenever evidence is added there."""
@@ -451,14 +495,24 @@ class EvidenceSnapshot:
         """Whether there is evidence there."""
         return place in self._held
 
-    def segments(self, task: str) -> set[str]:
-        """Segments of the task of which there is evidence; the empty one are jobs without a segment."""
-        return {key.segment for place, held in self._held.items() if place.task == task for key in held}
+    def segments(self, task: str) -> dict[str, datetime]:
+        """Segments of the task of which there is evidence, and when each was used last; the empty one: without one."""
+        found: dict[str, datetime] = {}
+        for place in (place for place in self._held if place.task == task):
+            for key, evidence in self._held[place].items():
+                found[key.segment] = max(evidence.all.as_of, found.get(key.segment, evidence.all.as_of))
+        return found
+
+    def held(self, place: Place) -> Mapping[EvidenceKey, KeyEvidence]:
+        """The evidence there, by key, each as of its last job."""
+        return self._held.get(place, {})
 
     def leaves(self, place: Place, now: datetime) -> dict[EvidenceKey, KeyEvidence]:
         """The evidence there, by key, faded to `now`."""
-        held = self._held.get(place, {})
-        return {key: evidence.faded(max(now, evidence.all.as_of), self.half_life) for key, evidence in held.items()}
+        return {
+            key: evidence.faded(max(now, evidence.all.as_of), self.half_life)
+            for key, evidence in self.held(place).items()
+        }
 
     def standing(self, place: Place, now: datetime) -> Standing:
         """As `leaves`, and how wrong expectations were."""
@@ -467,7 +521,7 @@ class EvidenceSnapshot:
 
     def of_tasks(self, drafter: DrafterState, now: datetime) -> list[EvidenceSums]:
         """The drafter's sums in each task that used it recently, faded to `now`."""
-        places = [place for place in self._held if place[1:] == (drafter.name, drafter.revision)]
+        places = [place for place, held in self._held.items() if held and place[1:] == (drafter.name, drafter.revision)]
         if len(places) > MAX_TASKS:
             places = nlargest(MAX_TASKS, places, key=lambda place: self._total(place).as_of)
         totals = map(self._total, sorted(places))
@@ -480,7 +534,7 @@ class EvidenceSnapshot:
         return JobLengths.of(
             (0.5 ** (max(now - evidence.all.as_of, timedelta(0)) / self.half_life), evidence.all)
             for place in (Place(task), *(Place(task, drafter.name, drafter.revision) for drafter in drafters))
-            for key, evidence in self._held.get(place, {}).items()
+            for key, evidence in self.held(place).items()
             if sampling_bucket in (None, key.sampling_bucket)
         )
 

@@ -1,4 +1,24 @@
-"""How sure it is which of two alternatives is faster, and what trying one of them would resolve. Pure."""
+"""Exploration: trying settings that are not expected to be best, within a budget of tokens. Pure.
+
+The budget is counted in tokens that jobs are expected to lose: N tokens at speed-up S_a instead of S_b cost
+N · (S_b / S_a - 1). Every job adds `explore_share` of its tokens, so exploration is expected to cost no more than that
+share of the throughput, whatever it tries.
+
+Two things are worth a trial:
+
+* **A setting that could turn out better** (knowledge gradient, Frazier, Powell and Dayanik 2008). With Δ the gap of
+  ln(speed-up) to the best, σ the uncertainty that only trying can resolve, and σ̃ the part of σ that m more jobs would
+  resolve, the expected gain of knowing is σ̃ · (φ(u) - u·Φ(-u)) at u = Δ / σ̃, for `horizon_jobs`. The uncertainty is
+  about acceptance, which a job shows with noise, and about costs, which the rounds of one job show. The gain falls
+  exponentially with certainty, so exploration ends by itself. Two draft lengths of one drafter, or of drafters with
+  shared weights, share most of their uncertainty; a longer draft is tried for the positions that were never seen.
+* **A re-check of an unused drafter.** An unused drafter leaves no evidence when its acceptance or its cost improves.
+  With changes every M jobs on average, a gain rate G if a change made the drafter better, a probability p of
+  that, and a cost C of a re-check, delay and re-checks together cost least with a re-check every √(2·C·M / (p·G)) jobs
+  (the economic lot size, Harris 1913). Changes come with jobs and with time: 1 / M is the sum of a rate that falls with
+  the task's age without a change, so re-checks become rarer, and of one change a day over the task's jobs a day. So a
+  task with few jobs is re-checked after fewer of them, and one with many is not re-checked more often for the time.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +104,7 @@ def _noise(alternative: Alternative, posteriors: Mapping[str, Posterior]) -> flo
     return posteriors[alternative.drafter].tokens_sd[alternative.num_draft_tokens] * alternative.slope
 
 
-class BudgetStore(Protocol):
+class Budgets(Protocol):
     """The budgets that a session opens and keeps."""
 
     def open(self, task: str, sampling_bucket: str) -> ExplorationBudget:

@@ -263,3 +263,10 @@ def expected_round_ms(
     `longest_proposed` is the posterior's at k for these sequences. A caller with many k computes it once.
     """
     return here.round_ms(drafter, k, posterior.proposed, longest_proposed)
+
+
+#: P(a token is proposed at i | proposed through i - 1): the draft ends where the next token is less likely than
+#: `min_probability`. Only costs depend on it.
+LOOKUP_OFFERED: Final = (0.6, 0.65, 0.5, 0.6, 0.85, 0.85, 0.9)
+#: s_i = P(a token is proposed at i and accepted | accepted through i - 1).
+LOOKUP_THROUGH: Final = (0.25, 0.6, 0.55, 0.65, 0.75, 0.8, 0.85)

@@ -4,6 +4,8 @@ A posterior is handed down pair (all tasks) → task → sampling bucket → pro
 by the standard deviation between such groups, and evidence of siblings counts the less, the more siblings differ.
 These standard deviations are learned from the groups (empirical Bayes; method of moments of DerSimonian and Laird 1986)
 with a prior worth a few groups. Jobs are not split by segment until the difference between segments is beyond chance.
+
+`Posteriors` infers each one once, until enough evidence was added or some time has passed.
 """
 
 from __future__ import annotations
@@ -298,7 +300,9 @@ class Posteriors:
         lasts: timedelta = _LASTS,
         pair_lasts: timedelta = _LASTS,
     ) -> None:
-        self._evidence, self._limits, self._lasts, self._pair_lasts = evidence, limits, lasts, pair_lasts
+        self.evidence: Final = evidence
+        self.limits: Final = limits
+        self._lasts, self._pair_lasts = lasts, pair_lasts
         self._held: dict[tuple[EvidenceKey, int], _Held] = {}
         self._pairs: dict[tuple[str, str, int], tuple[datetime, PairPosterior]] = {}
         self._splits: dict[Place, tuple[int, bool]] = {}
@@ -311,11 +315,11 @@ class Posteriors:
         """As `of`, with the evidence behind it."""
         place = Place(wanted.task, drafter.name, drafter.revision)
         key = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision)
-        version = self._evidence.version(place)
+        version = self.evidence.version(place)
         held = self._held.get((key, drafter.max_draft_tokens))
         if held is not None and not self._is_due(held, version, now):
             return held.inferred
-        standing, pair = self._evidence.standing(place, now), self.pair(drafter, now)
+        standing, pair = self.evidence.standing(place, now), self.pair(drafter, now)
         if len(self._held) >= _MAX_HELD:
             self._held.clear()
         posterior = infer(standing.leaves, key, drafter.max_draft_tokens, pair, standing.error)
@@ -330,7 +334,7 @@ class Posteriors:
         held = self._pairs.get(name)
         if held is not None and timedelta(0) <= now - held[0] < self._pair_lasts:
             return held[1]
-        found = PairPosterior.of_drafter(drafter, self._limits, self._evidence.of_tasks(drafter, now))
+        found = PairPosterior.of_drafter(drafter, self.limits, self.evidence.of_tasks(drafter, now))
         self._pairs[name] = now, found
         return found
 
@@ -339,10 +343,10 @@ class Posteriors:
         return any(self._splits_of(Place(task, drafter.name, drafter.revision), now) for drafter in drafters)
 
     def _splits_of(self, place: Place, now: datetime) -> bool:
-        version = self._evidence.version(place)
+        version = self.evidence.version(place)
         known = self._splits.get(place)
         if known is None or known[0] != version:
-            known = self._splits[place] = version, splits_by_segment(self._evidence.standing(place, now).leaves)
+            known = self._splits[place] = version, splits_by_segment(self.evidence.standing(place, now).leaves)
         return known[1]
 
     def _is_due(self, held: _Held, version: int, now: datetime) -> bool:

@@ -1,4 +1,6 @@
-"""The objective of a decision: most tokens a second, or a time target.
+"""What a decision may know of its jobs, of their task's settings and of the engine that will decode them.
+
+The objective of a decision: most tokens a second, or a time target.
 
 Alternatives that meet the target with a probability of 90 % or more come first, ranked by goodput. The others follow,
 ranked by their probability. So a task with a target drafts only if the lower end of the posterior meets the target

@@ -1,4 +1,25 @@
-"""Guards: which drafters may draft for these jobs at all. Every refusal has its own reason. Pure."""
+"""The policy: speculative or vanilla, which drafter, which draft length, and why. Pure: same inputs, same decision.
+
+The choice maximises goodput, not α: tokens a round over the measured milliseconds of such a round. The α at which
+speculation breaks even is .20 for a cheap drafter and .62 for an expensive one, and it moves with load.
+
+Guards say which drafters may draft for these jobs at all; every refusal has its own reason.
+
+Groups: jobs of one decision that differ in segment or prompt length get a setting each.
+
+Groups share a pass. Its cost follows the mean width of all sequences, so the drafts of one group make the pass more
+expensive for all, and the best setting for a group alone need not be the best for all together. Groups with the same
+drafter propose together; different drafters propose one after the other.
+
+    tokens a round = Σ_g n_g · tokens_g
+    a round's time = T(mean width) + Σ_drafters D(its sequences, its longest draft)
+
+As in goodput.py, prompts are read before, by the target and by the draft models of those that use them. The search
+climbs group by group until nothing improves. It begins from the best common setting, so it never ends below that.
+Running sequences beyond these jobs are assumed to have the same mix of groups. On servers each alternative has rounds
+of its own, so groups do not pay for each other's drafts, and goodputs add up. A trial covers all jobs together: one
+group is no comparison for another, because every group pays for the drafts of the others.
+"""
 
 from __future__ import annotations
 

@@ -15,15 +15,13 @@ from uuid import UUID
 from alphaloop.acceptance import EvidenceKey, prompt_bucket
 from alphaloop.cost import CostTable
 from alphaloop.deciding.decision import ChoiceLog, Decision, DecisionContext, IncumbentKey, Incumbents
-from alphaloop.deciding.draft_lengths import SettingsTables
-from alphaloop.deciding.evidence import EvidenceSource
-from alphaloop.deciding.exploration import BudgetStore, ExplorationBudget
+from alphaloop.deciding.draft_lengths import LengthsTogether, SettingsTables
+from alphaloop.deciding.exploration import Budgets, ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
 from alphaloop.deciding.job_facts import (
     EngineConditions,
     JobFacts,
-    PolicyLimits,
     Subject,
     TaskRules,
     alike,
@@ -38,36 +36,36 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 class DecisionSession:
-    """Decides jobs of one target on one engine. One thread owns it.
+    """Decides jobs of one target on one engine, and how they draft while they run. One thread owns it.
 
     `costs` and `drafters` are asked at every decision. Without `budgets` nothing is explored. `num_slots` is how many
-    sequences the engine can run; with 0, every decision keeps one setting. `note` is given a
-    snapshot of every decision that has a name; it must neither wait nor raise.
+    sequences the engine can run; with 0, every decision keeps one setting. `note` is given a snapshot of every decision
+    that has a name; it must neither wait nor raise.
     """
 
     def __init__(
         self,
         target_revision: str,
         engine: str,
-        evidence: EvidenceSource,
-        *,
         posteriors: Posteriors,
+        *,
         choices: ChoiceLog,
-        budgets: BudgetStore | None,
+        budgets: Budgets | None,
         costs: Callable[[], CostTable],
         drafters: Callable[[], Sequence[DrafterState]],
-        limits: PolicyLimits,
         num_slots: int,
         note: Callable[[Snapshot], None] | None = None,
     ) -> None:
         self._target_revision, self._engine = target_revision, engine
-        self._evidence, self._posteriors = evidence, posteriors
+        self._posteriors = posteriors
+        #: How sequences that were decided apart draft while they run together.
+        self.lengths: Final = LengthsTogether(costs)
         self._incumbents = Incumbents(choices)
         self._budget_store = budgets
         self._budgets: dict[tuple[str, str], ExplorationBudget] = {}
         self._costs, self._drafters = costs, drafters
-        self._limits, self._note = limits, note
-        self._tables = SettingsTables(limits, num_slots)
+        self._note = note
+        self._tables = SettingsTables(posteriors.limits, num_slots)
 
     def decide(
         self,
@@ -105,7 +103,8 @@ class DecisionSession:
             )
             for its, of, found in zip(members, wanted, inferred, strict=True)
         ]
-        decisions = decide_groups(groups, drafters, costs, context, self._limits, incumbent=incumbent, budget=budget)
+        limits = self._posteriors.limits
+        decisions = decide_groups(groups, drafters, costs, context, limits, incumbent=incumbent, budget=budget)
         self._keep(subject, key, decisions[largest])
         able, _ = fit(context, drafters, costs)
         decisions = tuple(
@@ -175,7 +174,7 @@ class DecisionSession:
         conditions: EngineConditions | None = None,
     ) -> DecisionContext:
         """The context of one decision for all of `jobs`."""
-        lengths = self._evidence.lengths(subject.task, self._drafters(), now)
+        lengths = self._posteriors.evidence.lengths(subject.task, self._drafters(), now)
         conditions = conditions or EngineConditions()
         limit, prompts = fmean(job.max_tokens for job in jobs), [job.num_prompt_tokens for job in jobs]
         longest = max((job.num_prompt_tokens or 0) + job.max_tokens for job in jobs)

@@ -1,9 +1,9 @@
 """What a decision was taken from, as a JSON document of at most 4 KiB; and the decision, taken again from it. Pure.
 
 A snapshot has the posteriors as they were inferred and the counts behind them, what rounds of the decision's load were
-expected to take, the jobs, the budget, the incumbent, the limits, and what was decided. Figures have five digits. So the
-same policy decides the same again, and other rules decide with what was known then. What is inferred from evidence is
-not inferred again: a snapshot has no evidence of other tasks.
+expected to take, the jobs, the budget, the incumbent, the limits, and what was decided. Figures have five digits. So
+the same policy decides the same again, and other rules decide with what was known then. What is inferred from evidence
+is not inferred again: a snapshot has no evidence of other tasks.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class _Document:
     facts: str
     drafters: dict[str, str]
     seen: dict[str, str]
-    costs: dict[str | None, str]
+    costs: dict[str, str]  #: the target's under an empty name
     groups: list[_GroupText]
     alternatives: list[str]
     num_alternatives: int = 0  #: dropped
@@ -244,7 +244,7 @@ class _Document:
         for name in sorted(self.drafters.keys() - chosen, key=lambda name: (-best.get(name, len(ranked)), name)):
             if not self._is_too_long:
                 return
-            for by_drafter in (self.drafters, self.seen, self.costs, *(its.posteriors for its in self.groups)):
+            for by_drafter in self._by_drafter:
                 by_drafter.pop(name, None)
             self.num_drafters += 1
         while self._is_too_long and len(self.groups) > 1:
@@ -253,8 +253,12 @@ class _Document:
             self.num_groups += 1
         if self._is_too_long:  # very long drafts, or names: the outcome alone
             self.num_drafters += len(self.drafters)
-            for parts in (self.drafters, self.seen, self.costs, *(its.posteriors for its in self.groups)):
-                parts.clear()
+            for by_drafter in self._by_drafter:
+                by_drafter.clear()
+
+    @property
+    def _by_drafter(self) -> list[dict[str, str]]:
+        return [self.drafters, self.seen, self.costs, *(its.posteriors for its in self.groups)]
 
     @property
     def _is_too_long(self) -> bool:
@@ -394,7 +398,9 @@ def _read_context(content: Mapping[str, Any], subject: Subject, running: int, at
 
 
 def _group_text(group: Group, decision: Decision, *, like_the_first: bool) -> str:
-    by_running = [[*_setting_content(one), len(list(its))] for one, its in groupby(decision.settings_by_running)]
+    by_running = [
+        [one.drafter, one.num_draft_tokens, len(list(its))] for one, its in groupby(decision.settings_by_running)
+    ]
     content = {
         "num_jobs": group.num_jobs,
         "segment": group.segment,
@@ -478,7 +484,7 @@ def _read_seen(content: Sequence[Any], at: datetime) -> EvidenceSums:
     return EvidenceSums(at, jobs=jobs, rounds=rounds, offered=offered, trials=tuple(trials), accepts=tuple(accepts))
 
 
-def _cost_texts(snapshot: Snapshot) -> dict[str | None, str]:
+def _cost_texts(snapshot: Snapshot) -> dict[str, str]:
     """What was timed, at the loads of the decision: name, kind, times by load and width, variances, reading a prompt.
 
     Costs between the measured contexts and batches are interpolated here: of a table of some hundred points, a decision
@@ -491,19 +497,20 @@ def _cost_texts(snapshot: Snapshot) -> dict[str | None, str]:
     apart = snapshot.groups[:_MOST_LOADS] if len(snapshot.groups) > 1 else ()
     of_groups = [max(1, round(each * group.num_jobs)) for group in apart]
     rounds: dict[int, RoundCosts] = {}
-    found: dict[str | None, str] = {}
+    found: dict[str, str] = {}
     for drafter in (None, *snapshot.drafters):
         name = drafter.name if drafter else None
         load = shares.of(drafter) if drafter else shares.vanilla
         is_served = name is not None and costs.is_served(name)
-        lines, widths = [], (1.0,)
+        lines: list[str] = []
+        widths: Sequence[float] = (1.0,)
         for whole in sorted({math.floor(load), math.ceil(load), *(() if costs.is_of_servers else of_groups)}):
             if whole not in rounds:
                 rounds[whole] = costs.rounds(whole, size.context if size else None)
             line = rounds[whole].line(name)
             if line is not None:
                 lines.append(f"[{whole},{_floats(line[0])},{_floats(line[1])}]")
-                widths = tuple(line[0]) if is_served else widths
+                widths = line[0] if is_served else widths
         if lines:
             kind = CostKind.SERVED if is_served else CostKind.ROUND
             variances = [rounds[math.floor(load)].variance(name, width) for width in widths]
@@ -512,7 +519,7 @@ def _cost_texts(snapshot: Snapshot) -> dict[str | None, str]:
                 num_read = drafter.num_read(size.num_prompt_tokens) if drafter else size.num_prompt_tokens
                 reading = math.ceil(num_read), costs.prefill_ms(name, num_read)
             parts = (_json(name), f'"{kind.value}"', _list(lines), _floats(variances), _floats(reading))
-            found[name] = _list(parts)
+            found[name or ""] = _list(parts)
     return found
 
 

@@ -1,4 +1,4 @@
-"""What was measured of a task: its speed-up by the switchback experiment, and how its last jobs were decoded."""
+"""An explanation: what a decision is taken from, the decision, and what was measured; of now, or of a snapshot."""
 
 from __future__ import annotations
 
@@ -264,13 +264,11 @@ class AsAWorker:
         session = DecisionSession(
             engine.target_revision,
             engine.engine,
-            self.snapshot,
-            posteriors=self.posteriors,
+            self.posteriors,
             choices=last,
             budgets=None,
             costs=lambda: self.costs,
             drafters=lambda: self.drafters,
-            limits=self.limits,
             num_slots=self.fleet.num_slots,
         )
         task = self._tasks.get(request.task) or TaskSettings()
@@ -366,9 +364,7 @@ def explain_task(database: Database, settings: Settings, request: ExplainRequest
         costs=worker.costs,
         incumbent=made.incumbent,
         decision=made.decision,
-        measured=measured(
-            SwitchbackStore(database).shown(at).get(task), ways, ExpectationStore(database).shown(at, task)
-        ),
+        measured=measured(speedup, ways, ExpectationStore(database).shown(at, task)),
         figures=figures_of(database, task),
         window=window,
         explore_share=worker.limits.explore_share,

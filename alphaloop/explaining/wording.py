@@ -1,4 +1,4 @@
-"""The first two sentences of an explanation, for a reader who knows no term of the field. Pure."""
+"""An explanation in two sentences for a reader who knows no term of the field, and as JSON. Pure."""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from alphaloop.deciding import lookup_prior
-from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.goodput import LOOKUP_OFFERED, LOOKUP_THROUGH, DrafterState
 from alphaloop.messages.text import TaskName
 from alphaloop.server_kind import ServerKind
 from alphaloop.settings.device import AUTO, DeviceName
@@ -80,8 +79,8 @@ class LookupDrafterSettings(Section):
             revision,
             self.max_draft_tokens,
             is_stale,
-            offers=lookup_prior.OFFERED,
-            through=lookup_prior.THROUGH,
+            offers=LOOKUP_OFFERED,
+            through=LOOKUP_THROUGH,
             is_scored=self.shadow_share > 0,
             is_scorable=True,
         )

@@ -41,7 +41,7 @@ from benchmarks.workload.blocks import FILE, blocks, read_phases
 from benchmarks.workload.contest import ADAPTIVE, Contest, Played, Setting
 from benchmarks.workload.rates import compare, hindsight, rates, timed_once
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
-from worker.deciding.opening import open_deciding
+from worker.deciding.decider import open_deciding
 from worker.decoding.load import load_engine
 from worker.engine import Engine
 

@@ -16,7 +16,7 @@ from alphaloop.messages import Mode, Origin, parse_job
 from alphaloop.settings import Settings, TaskSettings
 from benchmarks.workload.blocks import Block
 from benchmarks.workload.ledger import LedgerInMemory
-from worker.deciding.opening import Deciding
+from worker.deciding.decider import Deciding
 from worker.engine import Engine, Generation, PreparedJob, Sampling
 from worker.intake.polling import Delivery
 from worker.intake.validation import ReadyJob

@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.acceptance import EvidenceKey
+from alphaloop.deciding import evidence as in_memory
 from alphaloop.deciding.evidence import SUMS, EvidenceSums, KeyEvidence, Place
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
@@ -186,15 +187,16 @@ def test_lengths_are_those_of_the_tasks_weighted_jobs(database: Database, worker
 def test_only_recent_tasks_count_for_a_drafter(
     database: Database, worker: EvidenceCache, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_TASKS", 3)
+    for one in (module, in_memory):
+        monkeypatch.setattr(one, "MAX_TASKS", 3)
     for number, task in enumerate("edcba"):
         record(database, batch(rng, 60 * number, task=task, num_jobs=number + 1))
     worker.refresh()
     later = NOW + timedelta(minutes=240)
-    found = sorted(sums.jobs for sums in worker.of_tasks(LOOKUP, later).sums)
+    found = sorted(sums.jobs for sums in worker.of_tasks(LOOKUP, later))
     assert found == pytest.approx([3, 4, 5], rel=0.1)
     record(database, batch(rng, 240, task="a", num_jobs=2), by=worker)
-    assert sorted(sums.jobs for sums in worker.of_tasks(LOOKUP, later).sums) == pytest.approx([3, 4, 7], rel=0.1)
+    assert sorted(sums.jobs for sums in worker.of_tasks(LOOKUP, later)) == pytest.approx([3, 4, 7], rel=0.1)
     assert worker.last_used(PLACE._replace(task="a")) == later
     assert worker.last_used(Place("a", "unknown", "r1")) is None
 

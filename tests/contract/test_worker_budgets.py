@@ -22,7 +22,7 @@ from tests.fixtures.deciding_worker import (
     run,
     unreachable,
 )
-from worker.deciding.first_reads import FirstReads
+from worker.deciding.decider import FirstReads
 
 pytestmark = pytest.mark.postgres
 

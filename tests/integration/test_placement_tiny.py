@@ -18,7 +18,7 @@ from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSe
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.logical_devices import Gpus, logical_gpus
 from tests.fixtures.models import VANILLA, decision, make_job
-from worker.deciding.context import conditions_of
+from worker.deciding.decider import conditions_of
 from worker.decoding import open_drafters
 from worker.decoding.load import load_engine
 from worker.engine import Generation, PreparedJob, Sampling

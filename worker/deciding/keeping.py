@@ -1,4 +1,7 @@
-"""The database's log of choices, as a decision session writes it."""
+"""What decisions leave in the database: changes of a choice, exploration budgets, and snapshots.
+
+Decoding waits for none of it. What is read for the first decision of a task is read when a job of it is claimed.
+"""
 
 from __future__ import annotations
 

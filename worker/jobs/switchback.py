@@ -14,8 +14,7 @@ from alphaloop.switchback.block import SwitchbackDesign
 from alphaloop.switchback.request_block import RequestDesign
 from alphaloop.switchback.request_schedule import RequestSchedule
 from alphaloop.switchback.schedule import SwitchbackSchedule
-from worker.costs.known import KnownCosts
-from worker.deciding.opening import revisions
+from worker.deciding.decider import revisions
 from worker.engine import Engine
 from worker.jobs.request_steering import RequestSteering
 from worker.jobs.round_steering import RoundSteering
@@ -27,7 +26,7 @@ def open_switchback(
     policy: PolicySettings,
     engine: Engine,
     database: Database,
-    costs: KnownCosts,
+    lengths: LengthsTogether,
     num_peers: Callable[[], int],
     *,
     owner: str,
@@ -42,7 +41,7 @@ def open_switchback(
     steering: Steering
     if engine.can_redraft:
         schedule = SwitchbackSchedule(SwitchbackDesign(control_share=share), rng)
-        steering = RoundSteering(schedule, LengthsTogether(lambda: costs.table), now)
+        steering = RoundSteering(schedule, lengths, now)
     else:
         schedule_of_requests = RequestSchedule(RequestDesign(control_share=share), rng)
         steering = RequestSteering(

@@ -171,13 +171,11 @@ class Ours:
         return DecisionSession(
             TARGET,
             ENGINE,
-            snapshot,
-            posteriors=Posteriors(snapshot, self._limits, lasts=POSTERIOR_LASTS, pair_lasts=PAIR_LASTS),
+            Posteriors(snapshot, self._limits, lasts=POSTERIOR_LASTS, pair_lasts=PAIR_LASTS),
             choices=self._choices,
             budgets=self._budgets if self.explores else None,
             costs=lambda: self._costs.table,
             drafters=lambda: self._evidence.drafters,
-            limits=self._limits,
             num_slots=0,
         )
 

@@ -17,7 +17,7 @@ from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.cost import CostPoint
 from alphaloop.deciding import job_facts
 from alphaloop.deciding.decision import ChoicesInMemory, Decision, DraftSetting, Reason
-from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence
+from alphaloop.deciding.draft_lengths import RunningSequence
 from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums
 from alphaloop.deciding.expectation_error import ExpectationErrors
 from alphaloop.deciding.exploration import BudgetsInMemory
@@ -85,16 +85,14 @@ class OursOnSlots:
         self._session = DecisionSession(
             TARGET,
             ENGINE,
-            self._evidence,
-            posteriors=Posteriors(self._evidence, limits),
+            Posteriors(self._evidence, limits),
             choices=ChoicesInMemory(),
             budgets=BudgetsInMemory(self._evidence, lambda: self._drafters),
             costs=lambda: self._costs.table,
             drafters=lambda: self._drafters,
-            limits=limits,
             num_slots=scenario.slots.num_slots,
         )
-        self._lengths = LengthsTogether(lambda: self._costs.table)
+        self._lengths = self._session.lengths
         self._schedule = SwitchbackSchedule(design or SwitchbackDesign(), random.Random(seed))
         self._decided: dict[int, _Decided] = {}
         self._running: list[Running] = []

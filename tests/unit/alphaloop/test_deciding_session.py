@@ -58,13 +58,11 @@ class Made:
         self.session = DecisionSession(
             "t",
             "e",
-            self.evidence,
-            posteriors=Posteriors(self.evidence, self.limits),
+            Posteriors(self.evidence, self.limits),
             choices=self.choices,
             budgets=BudgetsInMemory(self.evidence, lambda: self.drafters) if self.explores else None,
             costs=lambda: self.table,
             drafters=lambda: self.drafters,
-            limits=self.limits,
             num_slots=8,
         )
 

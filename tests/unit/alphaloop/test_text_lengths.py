@@ -50,13 +50,11 @@ def session(snapshot: EvidenceSnapshot) -> DecisionSession:
     return DecisionSession(
         TARGET,
         ENGINE,
-        snapshot,
-        posteriors=Posteriors(snapshot, limits),
+        Posteriors(snapshot, limits),
         choices=ChoicesInMemory(),
         budgets=None,
         costs=lambda: costs,
         drafters=lambda: [LOOKUP],
-        limits=limits,
         num_slots=0,
     )
 

@@ -21,7 +21,7 @@ from alphaloop.messages import Decoding, Origin, Purpose, parse_job
 from alphaloop.settings import TaskSettings
 from tests.fakes import FakeEngine
 from worker.cache_memory import CacheMemory
-from worker.deciding.context import conditions_of, facts_of, subject_of
+from worker.deciding.decider import conditions_of, facts_of, subject_of
 from worker.engine import PreparedJob, Sampling
 from worker.jobs.lanes import lane_of
 
@@ -59,13 +59,11 @@ def session(engine: FakeEngine) -> DecisionSession:
     return DecisionSession(
         "target",
         "engine",
-        snapshot,
-        posteriors=Posteriors(snapshot, limits),
+        Posteriors(snapshot, limits),
         choices=ChoicesInMemory(),
         budgets=None,
         costs=lambda: CostTable([]),
         drafters=lambda: engine.drafters,
-        limits=limits,
         num_slots=4,
     )
 
