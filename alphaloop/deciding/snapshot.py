@@ -131,7 +131,7 @@ def read_session(content: Mapping[str, Any]) -> tuple[SessionFacts, tuple[Drafte
         engine=content["engine"],
         target_revision=content["target_revision"],
         num_slots=content["num_slots"],
-        half_life=timedelta(seconds=content["half_life_s"]),
+        half_life=timedelta(microseconds=content["half_life_us"]),
         limits=PolicyLimits(**content["limits"]),
     )
     return facts, tuple(_read_drafter(one) for one in content["drafters"])
@@ -306,7 +306,7 @@ def _facts_content(facts: SessionFacts) -> dict[str, Any]:
     return {
         **{name: getattr(facts, name) for name in ("owner", "host", "device", "engine", "target_revision")},
         "num_slots": facts.num_slots,
-        "half_life_s": facts.half_life.total_seconds(),
+        "half_life_us": facts.half_life // timedelta(microseconds=1),
         "limits": asdict(facts.limits),
     }
 

@@ -212,7 +212,7 @@ def test_the_wildly_wrong_clock_of_a_colleague_raises_nothing(
     worker.refresh()
     drafter = DrafterState("lookup", "draft-1", 4)
     assert len(worker.standing(PLACE, NOW).leaves) == 2
-    assert len(worker.of_tasks(drafter, NOW).sums) == 1
+    assert len(worker.of_tasks(drafter, NOW)) == 1
     assert worker.lengths("code", [drafter], NOW).jobs > 0
     assert worker.last_used(PLACE) is not None
     record(database, batch(rng, 1, prompt_bucket="<=256"), by=worker)
@@ -230,7 +230,7 @@ def test_of_many_segments_those_used_last_are_held_and_decisions_stay_quick(data
     with without_collecting_garbage():
         before = thread_time()
         wanted = next(iter(cache.standing(place, NOW + HALF_LIFE).leaves))
-        posteriors.splits("code", [LOOKUP], NOW + HALF_LIFE)
+        posteriors.splits_by_segment("code", [LOOKUP], NOW + HALF_LIFE)
         posteriors.of(wanted, LOOKUP, NOW + HALF_LIFE)
         took_s = thread_time() - before
     # 5,000 of them took 0.9 s of processor time, those that are held take 6 ms.

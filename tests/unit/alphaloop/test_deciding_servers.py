@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.deciding import snapshot as codec
 from alphaloop.deciding.decision import DecisionContext, DraftSetting, Reason
 from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence, settings_by_running
 from alphaloop.deciding.exploration import ExplorationBudget
@@ -20,7 +21,6 @@ from alphaloop.deciding.goodput import DrafterState, JobSize, weigh
 from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits
 from alphaloop.deciding.policy import Group, decide, decide_groups
 from alphaloop.messages import Decoding, Purpose
-from alphaloop.store import input_codec as codec
 from tests.fixtures.choosing import LIMITS, find, inferred
 from worker.measuring.candidates import choose_candidates
 
