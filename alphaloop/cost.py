@@ -149,12 +149,14 @@ class RoundCosts:
 
     def part_ms(self, drafter: str | None, width: float) -> float | None:
         """Milliseconds of the target's pass, or of that drafter's proposal for it; None when never measured."""
-        line = self._lines.get(drafter)
-        if line is None:
-            if drafter not in self._surfaces:
-                return None
-            line = self._lines[drafter] = self._surfaces[drafter].line(self.batch, self._context)
-        return interpolated(line, width)
+        line = self._lines.get(drafter) or self.line(drafter)
+        return None if line is None else interpolated(line, width)
+
+    def line(self, drafter: str | None) -> Line | None:
+        """The widths that were measured, and the milliseconds at each; None when never measured."""
+        if drafter not in self._lines and drafter in self._surfaces:
+            self._lines[drafter] = self._surfaces[drafter].line(self.batch, self._context)
+        return self._lines.get(drafter)
 
     def round_ms(
         self,

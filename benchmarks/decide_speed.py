@@ -17,18 +17,13 @@ from itertools import cycle
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.cost import CostKind, CostPoint, CostTable
 from alphaloop.cost_doubt import timing_variance
-from alphaloop.deciding.budgets import BudgetsInMemory
-from alphaloop.deciding.decision import DecisionContext, DraftSetting
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
-from alphaloop.deciding.exploration import ExplorationBudget
+from alphaloop.deciding.decision import ChoicesInMemory, DecisionContext, DraftSetting
+from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, KeyEvidence
+from alphaloop.deciding.exploration import BudgetsInMemory, ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.incumbents import ChoicesInMemory
-from alphaloop.deciding.job_facts import JobFacts, Subject, TaskRules
-from alphaloop.deciding.key_evidence import KeyEvidence
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.inference import Posteriors
+from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, Subject, TaskRules
 from alphaloop.deciding.policy import decide
-from alphaloop.deciding.posteriors import Posteriors
 from alphaloop.deciding.session import DecisionSession
 
 NOW = datetime(2026, 1, 5, tzinfo=UTC)
@@ -82,13 +77,11 @@ def _in_session(snapshot: EvidenceSnapshot, tables: list[CostTable], num_running
     session = DecisionSession(
         "target",
         "engine",
-        snapshot,
-        posteriors=Posteriors(snapshot, limits),
+        Posteriors(snapshot, limits),
         choices=ChoicesInMemory(),
         budgets=BudgetsInMemory(snapshot, lambda: DRAFTERS),
         costs=lambda: next(turns),
         drafters=lambda: DRAFTERS,
-        limits=limits,
         num_slots=NUM_SLOTS,
     )
     subject, jobs, rules = Subject("code", "greedy"), [JobFacts(300, 120)], TaskRules()

@@ -14,7 +14,6 @@ from alphaloop.messages.topics import jobs_topic
 from alphaloop.probe_plan import ProbePlanner
 from alphaloop.settings import Settings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.checkpoints import CheckpointStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
@@ -153,7 +152,7 @@ class Scheduler:
         self._timetable = timetable(dials)
         self._schedule, self._reports = ScheduleStore(database), ReportStore(database)
         self._partitions, self._rollups = PartitionKeeper(database), RollupStore(database)
-        self._state, self._checkpoints = AcceptanceStateStore(database), CheckpointStore(database)
+        self._state = AcceptanceStateStore(database)
         contents = ContentStore.of(settings.claim_check)
         self._retention = Retention(
             RetentionStore(database), dials, settings.report_folder, message_retention, contents
@@ -221,9 +220,7 @@ class Scheduler:
         # Before retention, which deletes hours.
         self._rollups.roll_up(now)
         self._probes.settle_unsent(now - timedelta(seconds=self._dials.probe_deadline_s))
-        self._checkpoints.take(now)
         self._state.drop_before(oldest)
-        self._checkpoints.drop_before(oldest)
         # After `state.drop_before`, because choices of forgotten targets go too.
         self._retention.keep(now)
         try:

@@ -9,7 +9,7 @@ from alphaloop.deciding.decision import Reason
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.demo.flow import final_table
 from alphaloop.explaining.explanation import Explanation
-from alphaloop.explaining.opening import opening
+from alphaloop.explaining.wording import opening
 from alphaloop.messages import Mode
 from alphaloop.store.task_figures import TaskFigures
 from alphaloop.switchback.speedup import Verdict

@@ -117,7 +117,7 @@ def _carry_out(order: Order, settings: Settings, tell: Tell) -> int:
 @contextmanager
 def _stopped_by_signals() -> Iterator[Callable[[], bool]]:
     """Whether to stop: the first SIGINT or SIGTERM asks to end and keep what is done, the second ends at once."""
-    stop = threading.CommandEvent()
+    stop = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
@@ -349,7 +349,6 @@ def _key(name: str | None) -> SecretStr | None:
 
 def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
     """`alphaloop draft train`: train a draft, or go on with one, and register it; 130 when interrupted."""
-    from worker.decoding.training.progress import Stages
     from worker.decoding.training.recipe import read_recipe
     from worker.decoding.training.run import TrainingRun
 

@@ -13,16 +13,14 @@ from alphaloop.cli.connection import open_database
 from alphaloop.cli.explaining.screens import show
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.screen import print_json
-from alphaloop.deciding.recorded import NotReproducible
 from alphaloop.errors import AlphaloopError, ConfigError
-from alphaloop.explaining.document import document
-from alphaloop.explaining.explanation import ExplainRequest, Explanation, explain_task, usual_request
-from alphaloop.explaining.recorded import explain_recorded
-from alphaloop.moments import moment
+from alphaloop.explaining.explanation import ExplainRequest, Explanation, explain_recorded, explain_task, usual_request
+from alphaloop.explaining.wording import document
+from alphaloop.moments import moment, shown
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.past import PastStore
-from alphaloop.store.past_decisions import PastDecisions
+from alphaloop.store.history import HistoryStore
+from alphaloop.store.snapshots import SnapshotStore
 from alphaloop.store.task_figures import figures_of
 
 EXAMPLE: Final = """\
@@ -46,7 +44,7 @@ def explain(
     batch: int | None = typer.Option(
         None,
         min=1,
-        help="Batch size; if not given, the usual one of the last day. With --at: what would have been decided.",
+        help="Batch size; if not given, the usual one of the last day. With --at: a decision beside about so many.",
     ),
     sampling: str | None = typer.Option(
         None, help="Sampling bucket: greedy, t<=0.5, t<=1.0 …; if not given, that of most jobs of the last day."
@@ -57,7 +55,7 @@ def explain(
 
     Applies the policy of a worker to the same evidence and the same measured costs. Prints the evidence, the
     alternatives with their expected goodput, the reason, measurements, and the last changes of the choice. With --at or
-    --job, takes a recorded decision again with the inputs of its own moment.
+    --job, takes a past decision again from its snapshot.
     """
     if (task is None) == (job is None):
         raise typer.BadParameter("expected either a task or --job: alphaloop explain code, alphaloop explain --job ID")
@@ -77,42 +75,48 @@ def explain(
             figures = figures_of(database, task, None if at is None else when)
             usual = usual_request(figures, when, is_now=at is None, segment=segment)
             request = replace(usual, batch=batch or usual.batch, sampling_bucket=sampling or usual.sampling_bucket)
-            found = (None if at is None or batch else _last_recorded(database, settings, request)) or explain_task(
-                database, settings, request
-            )
+            if at is None:
+                found = explain_task(database, settings, request)
+            else:
+                found = _explain_last(database, settings, request, batch)
     if as_json:
         print_json(document(found))
     else:
         show(found)
 
 
-def _last_recorded(database: Database, settings: Settings, request: ExplainRequest) -> Explanation | None:
-    """The last recorded decision up to the moment; None where none is stored, or its inputs not any more."""
-    past = PastDecisions(database).last(request.task, request.sampling_bucket, request.at)
-    if not past.records:
-        return None
-    try:
-        return explain_recorded(database, settings, past, segment=request.segment)
-    except NotReproducible:
-        return None
+def _explain_last(database: Database, settings: Settings, request: ExplainRequest, batch: int | None) -> Explanation:
+    """The last decision up to the moment, with a batch the last beside about so many sequences."""
+    store = SnapshotStore(database)
+    stored = store.last(request.task, request.sampling_bucket, request.at, running=batch)
+    if stored is None:
+        beside = f" at a batch of about {batch}" if batch else ""
+        kept = store.first_and_last(request.task)
+        found = "none of the task" if kept is None else f"those from {shown(kept[0])} to {shown(kept[1])}"
+        raise AlphaloopError(
+            f"expected a decision of {request.task}, {request.sampling_bucket}{beside}, up to {shown(request.at)}, "
+            f"found {found}",
+            hint="decisions are kept for `scheduler.history_retention_days`; without --at: what would be decided now",
+        )
+    return explain_recorded(database, settings, stored, segment=request.segment)
 
 
 def _explain_job(database: Database, settings: Settings, job_id: str) -> Explanation:
-    decisions = PastDecisions(database)
-    past, kind = decisions.of_job(job_id), decisions.kind_of_job(job_id)
-    if kind is None or not past.records:
+    store = SnapshotStore(database)
+    stored, kind = store.of_job(job_id), store.kind_of_job(job_id)
+    if kind is None or stored is None:
         raise AlphaloopError(
             f"no recorded decision of job {job_id}",
             hint="it was not decoded, or that was more than `scheduler.history_retention_days` ago",
         )
-    return explain_recorded(database, settings, past, segment=kind[0], prompt_bucket=kind[1])
+    return explain_recorded(database, settings, stored, segment=kind[0], prompt_bucket=kind[1])
 
 
 def check_task(database: Database, settings: Settings, task: str) -> None:
     """Raises ConfigError for a task that is neither configured nor in history."""
     if not settings.tasks or task in settings.tasks:
         return
-    seen = PastStore(database).tasks()
+    seen = HistoryStore(database).tasks()
     if task not in seen:
         known = sorted({*settings.tasks, *seen})
         raise ConfigError(f"no task {task!r} in configs/tasks.toml or in history", hint=f"one of {', '.join(known)}")

@@ -12,14 +12,15 @@ from alphaloop.cli.connection import open_database
 from alphaloop.cli.explain import check_task
 from alphaloop.cli.options import connected_settings, global_options
 from alphaloop.cli.replaying.result import Replayed, Window
-from alphaloop.cli.replaying.run import replay_history
+from alphaloop.cli.replaying.run import replay_history, rules_of
 from alphaloop.cli.replaying.screens import document, show
 from alphaloop.cli.screen import print_json, progress
+from alphaloop.deciding.replay import Rules
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.moments import moment
 from alphaloop.settings import Settings, load_settings, overridden
 from alphaloop.store.database import Database
-from alphaloop.store.past import PastStore
+from alphaloop.store.snapshots import SnapshotStore
 
 EXAMPLE: Final = """\
 alphaloop replay --set policy.explore_share=0.0
@@ -29,13 +30,18 @@ alphaloop replay --configs ./configs-to-be --since 2026-09-01 --until 2026-09-08
 #: Settings that decisions depend on and that history can replay; `*` is a name that the user chooses.
 _DECIDING: Final = (
     "policy.*",
-    "worker.history_half_life_days",
-    "tasks.*.max_tokens",
     "tasks.*.decoding",
     "tasks.*.target_time_per_token_ms",
     "tasks.*.target_time_to_first_token_ms",
     "models.drafters.*.max_draft_tokens",
 )
+#: Settings that decisions depended on, and that a snapshot has the outcome of alone.
+_INFERRED: Final = {
+    "policy.prior_alpha": "it is in the posteriors of a snapshot",
+    "policy.prior_spread": "it is in the posteriors of a snapshot",
+    "worker.history_half_life_days": "it is in the posteriors of a snapshot",
+    "tasks.*.max_tokens": "a snapshot has the limits of the jobs themselves",
+}
 
 
 def replay(
@@ -52,8 +58,8 @@ def replay(
 ) -> None:
     """Decide past jobs again under another configuration, and compare the costs.
 
-    Decides the jobs in order with the policy that a worker uses, and compares the device time of its choices with that
-    of the choices made. Writes nothing to the database.
+    Takes each decision again from its snapshot, in order, with the policy that a worker uses, and compares the device
+    time of these choices with that of the choices made. Writes nothing to the database.
     """
     now = datetime.now(UTC)
     end = now if until is None else moment(until, now, "--until")
@@ -66,7 +72,7 @@ def replay(
         if task is not None:
             check_task(database, was, task)
         window = _window(database, task, begin, end, timedelta(days=was.worker.history_days))
-        found = _run(database, was, would, window, seed)
+        found = _run(database, rules_of(was, would), window, seed)
     changed = [*([f"--configs {configs}"] if configs else []), *changes]
     if as_json:
         print_json(document(found, changed))
@@ -78,11 +84,32 @@ def changed_settings(context: typer.Context, was: Settings, configs: Path | None
     """The settings to replay with. Raises ConfigError for an unknown setting or one that no decision depends on."""
     for change in changes:
         path = change.partition("=")[0].strip()
+        why = next((why for known, why in _INFERRED.items() if _matches(path, known)), None)
+        if why is not None and _is_setting(was, change):
+            raise _cannot_change(path, why)
         if not any(_matches(path, known) for known in _DECIDING) and _is_setting(was, change):
             raise ConfigError(f"{path}: no decision of the past depends on it", hint=f"any of {', '.join(_DECIDING)}")
-    if configs is not None:
-        was = load_settings(configs, profile=global_options(context).profile)
-    return overridden(was, changes)
+    found = was if configs is None else load_settings(configs, profile=global_options(context).profile)
+    would = overridden(found, changes)
+    for path in ("policy.prior_alpha", "policy.prior_spread", "worker.history_half_life_days"):
+        section, name = path.split(".")
+        if getattr(getattr(would, section), name) != getattr(getattr(was, section), name):
+            raise _cannot_change(path, _INFERRED[path])
+    for name in would.models.drafters.keys() & was.models.drafters.keys():
+        longest, known = (one.models.drafters[name].max_draft_tokens for one in (would, was))
+        if longest > known:
+            raise ConfigError(
+                f"models.drafters.{name}.max_draft_tokens: expected at most {known}, found {longest}",
+                hint="a snapshot knows nothing of longer drafts; shorter ones can be replayed",
+            )
+    return would
+
+
+def _cannot_change(path: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"{path}: expected a setting that a snapshot is decided with, found one that comes before: {why}",
+        hint=f"what replay can change: {', '.join(_DECIDING)}, except policy.prior_alpha and policy.prior_spread",
+    )
 
 
 def _is_setting(settings: Settings, change: str) -> bool:
@@ -97,7 +124,7 @@ def _matches(path: str, known: str) -> bool:
 
 
 def _window(database: Database, task: str | None, begin: datetime | None, end: datetime, longest: timedelta) -> Window:
-    kept = PastStore(database).first_and_last(task)
+    kept = SnapshotStore(database).first_and_last(task)
     if kept is None or kept[0] >= end or (begin is not None and kept[1] < begin):
         which = f"job of {task}" if task else "job"
         span = "" if kept is None else f"; they are from {kept[0]:%Y-%m-%d %H:%M} to {kept[1]:%Y-%m-%d %H:%M} UTC"
@@ -106,7 +133,7 @@ def _window(database: Database, task: str | None, begin: datetime | None, end: d
     return Window(max(kept[0], last - longest if begin is None else begin), last, task)
 
 
-def _run(database: Database, was: Settings, would: Settings, window: Window, seed: int) -> Replayed:
+def _run(database: Database, rules: Rules, window: Window, seed: int) -> Replayed:
     num_days = sum(1 for _ in window.days())
     with progress() as bar:
         shown = bar.add_task("days", total=num_days, note="")
@@ -114,4 +141,4 @@ def _run(database: Database, was: Settings, would: Settings, window: Window, see
         def tell(num_done: int, num_jobs: int) -> None:
             bar.update(shown, completed=num_done, note=f"{num_jobs} jobs")
 
-        return replay_history(database, was, would, window, seed=seed, tell=tell)
+        return replay_history(database, rules, window, seed=seed, tell=tell)

@@ -1,20 +1,49 @@
-"""Sums over the jobs of an evidence key. The sums fade. Their size does not grow with the history.
+"""Evidence: what was counted of jobs, by key, and how it fades. Pure.
+
+Sums over the jobs of an evidence key. The sums fade. Their size does not grow with the history.
 
 Every sum gives a job the weight w, which halves every half-life of its age. First-order sums (Σ w·x) fade by f,
 second-order sums (Σ w²·x·y, names ending in `_w2`) by f². The unit of variance is the job, not the token, because
 acceptance is correlated inside a text. So the second-order sums hold squares and products of whole jobs.
+
+The evidence of a key: all of it, and its recent window.
+
+Two sums are kept, because it is not known how long old evidence stays valid:
+
+* `all`: fades with time alone (`worker.history_half_life_days`). Precise, slow to notice a change.
+* `recent`: the recent window, part of `all`. Fades faster, by half every 6 hours and by half every 16 jobs added.
+
+    all    = all · 2^(-Δt/half_life)                  + job      (… _w2 columns: the factor squared)
+    recent = recent · 2^(-Δt/6 h) · 2^(-jobs/16)      + job      (likewise)
+
+Where the recent window contradicts older evidence beyond three standard errors, older evidence is dropped as far as
+contradicted (trust.py). From two standard errors on, `current` discounts older evidence while it is contradicted.
+
+A job that ended before the row's `as_of` (two workers, two clocks) is faded to `as_of` before it is added.
+
+The weight of counts, at last: jobs are the unit of variance, and contradicted older evidence is discounted.
+
+* Trials inside a job are correlated. The intraclass correlation ρ is estimated from the second-order sums (Cochran
+  1977, §6.4) around a prior, and counts are divided by the design effect 1 + (m - 1)·ρ at m chances a job (Kish 1965).
+* Older evidence that the recent window contradicts is cut to the information that a change of that size would leave:
+  a power prior (Ibrahim and Chen 2000), its power taken from the data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
+from heapq import nlargest
 from itertools import starmap, zip_longest
 from operator import add, attrgetter, mul
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 
-from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
+from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError, ExpectationErrors
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.posterior import Counts
 from alphaloop.errors import AlphaloopError
 
 
@@ -207,3 +236,319 @@ def _minus(left: Any, right: Any) -> Any:
 
 def _padded(values: Sequence[float], length: int) -> tuple[float, ...]:
     return (*map(float, values), *(0.0,) * max(0, length - len(values)))
+
+
+#: Prior intraclass correlation of jobs, and the weight of that prior in jobs.
+_PRIOR_CORRELATION: Final = 0.05
+_PRIOR_CORRELATION_JOBS: Final = 8.0
+
+
+def kept_of_older(leaves: Iterable[tuple[EvidenceSums, EvidenceSums]], deff: float, z: float) -> float:
+    """The share of older evidence that the recent window leaves; each leaf (recent, all) is compared within itself.
+
+    So a new mix of leaves is no contradiction. With d the difference in logits and v its variance, older evidence of
+    information H keeps 1 / (1 + H · max(0, d² - z²·v)).
+    """
+    score = information = before = 0.0
+    for recent, everything in leaves:
+        jobs, jobs_w2 = everything.jobs - recent.jobs, everything.jobs_w2 - recent.jobs_w2
+        if jobs <= 1e-9 or jobs_w2 <= 1e-12 or recent.jobs <= 0:
+            continue
+        newer = recent.effective_jobs / recent.jobs / deff
+        older = jobs / jobs_w2 / deff
+        counts = zip(recent.accepts, recent.chances, everything.accepts, everything.chances, strict=False)
+        for a, n, x, m in counts:
+            m -= n
+            if n <= 0 or m <= 1e-9:
+                continue
+            rate = ((x - a) * older + 0.5) / (m * older + 1.0)
+            score += newer * (a - n * rate)
+            information += newer * n * rate * (1 - rate)
+            before += older * m * rate * (1 - rate)
+    if information <= 0 or before <= 0:
+        return 1.0
+    # Beyond 1.5 logits the linear step overshoots; older evidence is dropped there in any case.
+    excess = (score / information) ** 2 - z**2 * (1 / information + 1 / before)
+    return 1 / (1 + before * max(0.0, excess))
+
+
+def design_effect(leaves: Iterable[EvidenceSums]) -> float:
+    """The factor by which differences between jobs inflate the variance; each leaf is compared within itself.
+
+    Residuals are taken by position, so that a different k adds no variance: the residuals Σ w²(a - s·c)² exceed the
+    binomial Σ w²·c·s(1 - s) by (m_i - 1)·ρ at m_i chances a job.
+    """
+    beyond = binomial = weight = chances = chances_w2 = 0.0
+    for leaf in leaves:
+        jobs = leaf.effective_jobs
+        fade = leaf.jobs_w2 / leaf.jobs if leaf.jobs > 0 else 0.0
+        chances += sum(leaf.chances) * fade
+        chances_w2 += _all_chances_w2(leaf)
+        if jobs < 1.5:
+            continue
+        for a, c, aa, cc, ac in zip(
+            leaf.accepts, leaf.chances, leaf.accepts_w2, leaf.chances_w2, leaf.accepts_chances_w2, strict=True
+        ):
+            if c <= 0:
+                continue
+            s = a / c
+            expected = c * fade * s * (1 - s)
+            if expected <= 0:
+                continue
+            residual = max(0.0, aa - 2 * s * ac + s * s * cc) * jobs / (jobs - 1)
+            beyond += residual - expected
+            binomial += expected * max(0.0, cc / (c * fade) - 1)
+        weight += jobs - 1
+    seen = beyond / binomial if binomial > 0 else 0.0
+    correlation = (_PRIOR_CORRELATION_JOBS * _PRIOR_CORRELATION + weight * min(1.0, max(0.0, seen))) / (
+        _PRIOR_CORRELATION_JOBS + weight
+    )
+    size = chances_w2 / chances if chances > 0 else 1.0
+    return 1 + max(0.0, size - 1) * correlation
+
+
+def effective(sums: EvidenceSums, deff: float) -> Counts:
+    """Counts with the variance of independent trials: fading and the design effect taken out."""
+    factor = sums.effective_jobs / sums.jobs / deff if sums.jobs > 0 else 0.0
+    return Counts(tuple(a * factor for a in sums.accepts), tuple(c * factor for c in sums.chances))
+
+
+def _all_chances_w2(leaf: EvidenceSums) -> float:
+    """Σ w²·C² with C = Σ_i c_i of a job, taking a job's chances to fall with i as they do on the whole."""
+    total = sum(math.sqrt(cc) for cc in leaf.chances_w2)
+    return total * total
+
+
+#: After so many jobs, or so long, `KeyEvidence.recent` weighs a job half.
+RECENT_JOBS: Final = 16.0
+RECENT_WINDOW: Final = timedelta(hours=6)
+#: Least share of the recent window that outlives a contradiction.
+_KEPT_RECENT: Final = 0.25
+#: A contradiction counts beyond so many standard errors: when evidence is read, and when it is stored.
+_READING_Z: Final = 2.0
+_FORGETTING_Z: Final = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class KeyEvidence:
+    """The weighted sums of a key: all jobs, and the recent window, which is part of them."""
+
+    all: EvidenceSums
+    recent: EvidenceSums
+
+    @classmethod
+    def empty(cls, as_of: datetime) -> KeyEvidence:
+        """Without any job."""
+        return cls(EvidenceSums(as_of), EvidenceSums(as_of))
+
+    def with_job(self, job: EvidenceSums, half_life: timedelta) -> KeyEvidence:
+        """Also this job (or several, added up), which ended at `job.as_of`."""
+        now = max(self.all.as_of, job.as_of)
+        job = job.faded(now, half_life)
+        before = self.faded(now, half_life)
+        recent = before.recent.scaled(0.5 ** (job.jobs / RECENT_JOBS))
+        evidence = KeyEvidence(before.all + job, recent + job)
+        kept = kept_of_older([(evidence.recent, evidence.all)], design_effect([evidence.all]), _FORGETTING_Z)
+        if kept == 1:
+            return evidence
+        # Part of the recent window is from before the change. Left whole, it would inflate the variance between jobs.
+        recent = recent.scaled(max(kept, _KEPT_RECENT)) + job
+        return KeyEvidence(recent + (evidence.all - evidence.recent).scaled(kept), recent)
+
+    def faded(self, now: datetime, half_life: timedelta) -> KeyEvidence:
+        """The same at a later moment."""
+        return KeyEvidence(self.all.faded(now, half_life), self.recent.faded(now, min(half_life, RECENT_WINDOW)))
+
+    def __add__(self, other: KeyEvidence) -> KeyEvidence:
+        return KeyEvidence(self.all + other.all, self.recent + other.recent)
+
+
+def current(leaves: Mapping[EvidenceKey, KeyEvidence]) -> tuple[dict[EvidenceKey, EvidenceSums], float]:
+    """Each leaf's sums, older evidence discounted where the recent window contradicts it, and the share kept."""
+    deff = design_effect([evidence.all for evidence in leaves.values()])
+    kept = kept_of_older([(evidence.recent, evidence.all) for evidence in leaves.values()], deff, _READING_Z)
+    return {
+        key: evidence.all if kept == 1 else evidence.recent + (evidence.all - evidence.recent).scaled(kept)
+        for key, evidence in leaves.items()
+    }, kept
+
+
+class Place(NamedTuple):
+    """One drafter revision in one task; both names empty are vanilla decoding."""
+
+    task: str
+    drafter: str = ""
+    draft_revision: str = ""
+
+
+#: Texts that ended so long ago that they weigh less are none.
+_LEAST_ENDS: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class JobLengths:
+    """How long a task's texts are; means are None without any."""
+
+    jobs: float  #: weighted, each once; 0 where no text ended by itself
+    output_tokens: float | None
+    prompt_tokens: float | None
+
+    @classmethod
+    def of(cls, sums: Iterable[tuple[float, EvidenceSums]]) -> JobLengths:
+        """From sums with their weights.
+
+        A text that a limit cut is longer than what was seen of it. The mean length is estimated as with a constant
+        chance of an end at each token: all tokens over the texts that ended by themselves. So a cut text never makes it
+        shorter, and without cut texts it is their mean. Until one has ended, nothing is known.
+        """
+        texts = ends = output = prompt = 0.0
+        for weight, its in sums:
+            texts += weight * its.texts
+            ends += weight * its.ends
+            output += weight * its.output_tokens
+            prompt += weight * its.prompt_tokens
+        known = ends > _LEAST_ENDS
+        return cls(texts if known else 0.0, output / ends if known else None, prompt / texts if texts > 0 else None)
+
+
+class Standing(NamedTuple):
+    """The evidence of a place at one moment."""
+
+    leaves: Mapping[EvidenceKey, KeyEvidence]
+    error: ExpectationError = NO_ERROR
+
+
+class EvidenceSource(Protocol):
+    """Evidence for one target and one engine."""
+
+    def version(self, place: Place) -> int:
+        """A number that grows by the number of jobs whenever evidence is added there."""
+
+    def standing(self, place: Place, now: datetime) -> Standing:
+        """The evidence there, by key, faded to `now`."""
+
+    def of_tasks(self, drafter: DrafterState, now: datetime) -> Sequence[EvidenceSums]:
+        """The drafter's sums in each task that used it recently, faded to `now`."""
+
+    def lengths(self, task: str, drafters: Iterable[DrafterState], now: datetime) -> JobLengths:
+        """How long the task's jobs are, vanilla ones and those with these drafters together."""
+
+
+#: Tasks that form a drafter's posterior for a new task: the most recent ones; their number bounds the time.
+MAX_TASKS: Final = 300
+
+
+class EvidenceSnapshot:
+    """An `EvidenceSource` in memory. Evidence fades by `half_life`. Without `errors` no expectation is corrected."""
+
+    def __init__(
+        self,
+        half_life: timedelta,
+        evidence_by_key: Mapping[EvidenceKey, KeyEvidence] | None = None,
+        errors: ExpectationErrors | None = None,
+    ) -> None:
+        self.half_life: Final = half_life
+        self._errors = errors
+        self._held: dict[Place, dict[EvidenceKey, KeyEvidence]] = {}
+        self._totals: dict[Place, EvidenceSums] = {}
+        self._versions: dict[Place, int] = {}
+        for key, evidence in (evidence_by_key or {}).items():
+            self._held.setdefault(place_of(key), {})[key] = evidence
+
+    def add(self, jobs: Iterable[tuple[EvidenceKey, EvidenceSums]]) -> None:
+        """Count jobs that were recorded together: those of one key are added up first, as the store does."""
+        by_key: dict[EvidenceKey, list[EvidenceSums]] = {}
+        for key, job in jobs:
+            by_key.setdefault(key, []).append(job)
+        for key, its in by_key.items():
+            place, added = place_of(key), together(its, self.half_life)
+            held = self._held.setdefault(place, {})
+            held[key] = (held.get(key) or KeyEvidence.empty(added.as_of)).with_job(added, self.half_life)
+            self.changed(place, num_jobs(its))
+
+    def put(self, key: EvidenceKey, evidence: KeyEvidence, num_more: int) -> None:
+        """Hold this evidence of a key in place of what is held; it includes so many jobs more."""
+        self._held.setdefault(place_of(key), {})[key] = evidence
+        self.changed(place_of(key), num_more)
+
+    def forget(self, keys: Iterable[EvidenceKey]) -> None:
+        """Hold these keys no more."""
+        for key in keys:
+            place = place_of(key)
+            del self._held[place][key]
+            self._totals.pop(place, None)
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        self._held, self._totals = {}, {}
+
+    def changed(self, place: Place, num_more: int) -> None:
+        """Count so many jobs there as new."""
+        self._versions[place] = self.version(place) + num_more
+        self._totals.pop(place, None)
+
+    def version(self, place: Place) -> int:
+        """A number that grows by the number of jobs whenever evidence is added there."""
+        return self._versions.get(place, 0)
+
+    def knows(self, place: Place) -> bool:
+        """Whether there is evidence there."""
+        return place in self._held
+
+    def segments(self, task: str) -> dict[str, datetime]:
+        """Segments of the task of which there is evidence, and when each was used last; the empty one: without one."""
+        found: dict[str, datetime] = {}
+        for place in (place for place in self._held if place.task == task):
+            for key, evidence in self._held[place].items():
+                found[key.segment] = max(evidence.all.as_of, found.get(key.segment, evidence.all.as_of))
+        return found
+
+    def held(self, place: Place) -> Mapping[EvidenceKey, KeyEvidence]:
+        """The evidence there, by key, each as of its last job."""
+        return self._held.get(place, {})
+
+    def leaves(self, place: Place, now: datetime) -> dict[EvidenceKey, KeyEvidence]:
+        """The evidence there, by key, faded to `now`."""
+        return {
+            key: evidence.faded(max(now, evidence.all.as_of), self.half_life)
+            for key, evidence in self.held(place).items()
+        }
+
+    def standing(self, place: Place, now: datetime) -> Standing:
+        """As `leaves`, and how wrong expectations were."""
+        error = self._errors.of(place.task, place.drafter, now) if self._errors else NO_ERROR
+        return Standing(self.leaves(place, now), error)
+
+    def of_tasks(self, drafter: DrafterState, now: datetime) -> list[EvidenceSums]:
+        """The drafter's sums in each task that used it recently, faded to `now`."""
+        places = [place for place, held in self._held.items() if held and place[1:] == (drafter.name, drafter.revision)]
+        if len(places) > MAX_TASKS:
+            places = nlargest(MAX_TASKS, places, key=lambda place: self._total(place).as_of)
+        totals = map(self._total, sorted(places))
+        return [total.faded(max(now, total.as_of), self.half_life) for total in totals]
+
+    def lengths(
+        self, task: str, drafters: Iterable[DrafterState], now: datetime, *, sampling_bucket: str | None = None
+    ) -> JobLengths:
+        """How long the task's jobs are, vanilla ones and those with these drafters; of one sampling bucket, or all."""
+        return JobLengths.of(
+            (0.5 ** (max(now - evidence.all.as_of, timedelta(0)) / self.half_life), evidence.all)
+            for place in (Place(task), *(Place(task, drafter.name, drafter.revision) for drafter in drafters))
+            for key, evidence in self.held(place).items()
+            if sampling_bucket in (None, key.sampling_bucket)
+        )
+
+    def _total(self, place: Place) -> EvidenceSums:
+        if place not in self._totals:
+            self._totals[place] = together([evidence.all for evidence in self._held[place].values()], self.half_life)
+        return self._totals[place]
+
+
+def num_jobs(sums: Iterable[EvidenceSums]) -> int:
+    """Jobs that the sums hold, at least one each."""
+    return sum(max(1, round(one.jobs)) for one in sums)
+
+
+def place_of(key: EvidenceKey) -> Place:
+    """The place that the key's evidence belongs to."""
+    return Place(key.task, key.drafter, key.draft_revision)

@@ -1,16 +1,84 @@
-"""What a decision may know of its jobs, of their task's settings and of the engine that will decode them."""
+"""What a decision may know of its jobs, of their task's settings and of the engine that will decode them.
+
+The objective of a decision: most tokens a second, or a time target.
+
+Alternatives that meet the target with a probability of 90 % or more come first, ranked by goodput. The others follow,
+ranked by their probability. So a task with a target drafts only if the lower end of the posterior meets the target
+too; a task without a target drafts on the mean alone.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
 from statistics import fmean
+from typing import Final
 
 from alphaloop.acceptance import prompt_bucket
-from alphaloop.deciding.objective import Objective
 from alphaloop.messages import Decoding, Purpose
+
+#: A target counts as met from this probability on.
+SURE_ENOUGH: Final = 0.9
+
+
+class Aim(StrEnum):
+    """What is optimised."""
+
+    THROUGHPUT = "throughput"
+    TIME_PER_TOKEN = "time_per_token"  # noqa: S105  #: behind the first token
+    TIME_TO_FIRST_TOKEN = "time_to_first_token"  # noqa: S105
+    DEADLINE = "deadline"  #: the whole job, its prompt included
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """An aim and, except for throughput, its target in milliseconds."""
+
+    aim: Aim = Aim.THROUGHPUT
+    target_ms: float = math.inf
+
+    def chance(
+        self, *, reading_ms: float, round_ms: float, num_tokens: float, tokens_per_round: float, tokens_sd: float
+    ) -> float:
+        """Probability that a usual job meets the target, 1 where it is at least `SURE_ENOUGH`.
+
+        `reading_ms` pass before the first round; then `num_tokens` come in rounds of `round_ms`.
+        """
+        if self.aim is Aim.THROUGHPUT:
+            return 1.0
+        if self.aim is Aim.TIME_TO_FIRST_TOKEN:
+            return 1.0 if reading_ms <= self.target_ms else 0.0
+        left_ms = self.target_ms if self.aim is Aim.TIME_PER_TOKEN else self.target_ms - reading_ms
+        num_tokens = 1.0 if self.aim is Aim.TIME_PER_TOKEN else num_tokens
+        if left_ms <= 0:
+            return 0.0
+        needed = round_ms * num_tokens / left_ms
+        if tokens_sd <= 0:
+            return 1.0 if tokens_per_round >= needed else 0.0
+        met = 0.5 * math.erfc((needed - tokens_per_round) / tokens_sd / math.sqrt(2))
+        return 1.0 if met >= SURE_ENOUGH else met
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLimits:
+    """`[policy]` of the settings, as the pure policy takes it."""
+
+    explore_share: float = 0.02  #: of all tokens, what exploration may be expected to cost
+    #: share of speculating tasks' device time that switchback slices decode vanilla: the speed-up is measured so
+    control_share: float = 0.02
+    first_jobs: float = 8.0  #: first credit of a new task, in jobs
+    min_jobs: float = 4.0  #: a drafter with fewer is cold
+    min_speedup: float = 1.01  #: expected gain over vanilla below which speculation is not worth its risk
+    switch_gain: float = 0.02  #: a rival that is expected to be so much faster is taken, however uncertain that is
+    horizon_jobs: float = 300.0  #: jobs over which the result of a trial pays back
+    change_jobs: float = 500.0  #: prior for the jobs between two changes of a task
+    short_output_tokens: float = 20.0
+    prior_alpha: float = 0.5  #: of a draft model that no task has used
+    prior_spread: float = 1.0  #: standard deviation between tasks, in logits, before tasks were compared
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,26 +2,122 @@
 
 The choice maximises goodput, not α: tokens a round over the measured milliseconds of such a round. The α at which
 speculation breaks even is .20 for a cheap drafter and .62 for an expensive one, and it moves with load.
+
+Guards say which drafters may draft for these jobs at all; every refusal has its own reason.
+
+Groups: jobs of one decision that differ in segment or prompt length get a setting each.
+
+Groups share a pass. Its cost follows the mean width of all sequences, so the drafts of one group make the pass more
+expensive for all, and the best setting for a group alone need not be the best for all together. Groups with the same
+drafter propose together; different drafters propose one after the other.
+
+    tokens a round = Σ_g n_g · tokens_g
+    a round's time = T(mean width) + Σ_drafters D(its sequences, its longest draft)
+
+As in goodput.py, prompts are read before, by the target and by the draft models of those that use them. The search
+climbs group by group until nothing improves. It begins from the best common setting, so it never ends below that.
+Running sequences beyond these jobs are assumed to have the same mix of groups. On servers each alternative has rounds
+of its own, so groups do not pay for each other's drafts, and goodputs add up. A trial covers all jobs together: one
+group is no comparison for another, because every group pays for the drafts of the others.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Final
 
-from alphaloop.cost import CostTable
-from alphaloop.deciding.comparison import noise_between
+from alphaloop.cost import CostTable, RoundCosts
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
-from alphaloop.deciding.exploration import ExplorationBudget, worth_trying
-from alphaloop.deciding.goodput import Alternative, DrafterState, weigh
-from alphaloop.deciding.guards import fit, refused
+from alphaloop.deciding.draft_lengths import COMPARED
+from alphaloop.deciding.exploration import ExplorationBudget, noise_between, worth_trying
+from alphaloop.deciding.goodput import Alternative, DrafterState, JobSize, Shares, weigh
 from alphaloop.deciding.inference import PairPosterior
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.objective import Aim
+from alphaloop.deciding.job_facts import Aim, PolicyLimits
 from alphaloop.deciding.posterior import Posterior
-from alphaloop.deciding.settings_by_running import COMPARED
 from alphaloop.messages import Decoding, Mode, Purpose
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a drafter, or speculation, is out."""
+
+    reason: Reason
+    explanation: str
+
+
+def refused(context: DecisionContext, drafters: Sequence[DrafterState], limits: PolicyLimits) -> Refusal | None:
+    """Why no drafter may draft for these jobs; None if the jobs allow drafts."""
+    if not drafters:
+        return Refusal(Reason.NO_DRAFTER, "no drafter is configured")
+    if context.switched_off is not None:
+        return Refusal(Reason.SWITCHED_OFF, f"an operator switched speculation off for {context.switched_off!r}")
+    if context.expected_tokens < limits.short_output_tokens:
+        known = f", learned from {context.known_output_jobs:.0f} jobs" if context.known_output_jobs > 0 else ""
+        return Refusal(
+            Reason.SHORT_OUTPUT,
+            f"about {context.expected_tokens:.0f} tokens expected{known}, fewer than {limits.short_output_tokens:g}",
+        )
+    return None
+
+
+def fit(
+    context: DecisionContext, drafters: Sequence[DrafterState], costs: CostTable
+) -> tuple[list[DrafterState], Refusal]:
+    """The drafters that may serve, and why the last refused one may not."""
+    able, refusal = [], Refusal(Reason.NO_DRAFTER, "no drafter is configured")
+    for drafter in drafters:
+        found = _refused(context, drafter, costs)
+        if found is None:
+            able.append(drafter)
+        else:
+            refusal = found
+    return able, refusal
+
+
+def _refused(context: DecisionContext, drafter: DrafterState, costs: CostTable) -> Refusal | None:
+    if drafter.is_stale:
+        return Refusal(Reason.STALE_DRAFT, f"{drafter.name} ({drafter.revision}) is flagged stale")
+    if not drafter.revision:
+        return Refusal(Reason.UNKNOWN_REVISION, f"the revision of {drafter.name} is not known")
+    if setting := context.cannot_serve.get(drafter.name):
+        return Refusal(Reason.CANNOT_SERVE, f"{drafter.name} cannot serve {setting}")
+    return _no_memory(context, drafter) or _late(context, drafter, costs)
+
+
+def _no_memory(context: DecisionContext, drafter: DrafterState) -> Refusal | None:
+    longest = context.max_sequence_tokens
+    free = context.free_elsewhere.get(drafter.name, context.free_cache_bytes)
+    if free is None or longest is None or not drafter.cache_bytes_per_token:
+        return None
+    if context.max_output_tokens is not None:
+        longest = min(longest, drafter.num_read(longest) + context.max_output_tokens)
+    needed = context.num_running * longest * drafter.cache_bytes_per_token
+    if needed <= free:
+        return None
+    where = "on its device" if drafter.name in context.free_elsewhere else "beside the target"
+    return Refusal(
+        Reason.NO_MEMORY,
+        f"{drafter.name} needs {context.num_running} sequences x {longest:.0f} tokens x "
+        f"{drafter.cache_bytes_per_token} bytes = {needed / 2**20:.0f} MiB, "
+        f"{free / 2**20:.0f} MiB are free {where}",
+    )
+
+
+def _late(context: DecisionContext, drafter: DrafterState, costs: CostTable) -> Refusal | None:
+    if context.objective.aim is not Aim.TIME_TO_FIRST_TOKEN or context.prompt_tokens is None:
+        return None
+    target_ms = context.num_jobs * costs.prefill_ms(None, context.prompt_tokens)
+    draft_ms = context.num_jobs * drafter.reading_ms(costs, context.prompt_tokens)
+    if costs.is_served(drafter.name) or draft_ms <= 0 or target_ms + draft_ms <= context.objective.target_ms:
+        return None  # on a server the prompt is read once, as it is where nothing drafts
+    return Refusal(
+        Reason.FIRST_TOKENS,
+        f"with {drafter.name} the first token comes after {target_ms:.0f} + {draft_ms:.0f} ms of reading, "
+        f"{context.objective.target_ms:.0f} ms are allowed",
+    )
+
 
 __all__ = ["Decision", "DecisionContext", "DraftSetting", "ExplorationBudget", "Reason", "decide"]
 
@@ -247,3 +343,186 @@ def _named(alternative: Alternative) -> str:
 def _expected(alternative: Alternative) -> str:
     low, high = alternative.speedup_low, alternative.speedup_high
     return f"{alternative.speedup:.2f}x vanilla expected ({low:.2f} to {high:.2f})"
+
+
+#: Reasons of decisions that compared speeds. Only then may groups get other settings.
+_FREE: Final = frozenset({Reason.FASTER, Reason.NOT_FASTER, Reason.UNCERTAIN, Reason.NO_HISTORY})
+_MAX_SWEEPS: Final = 4
+#: Groups get settings of their own only for so much more goodput of all together.
+_WORTH_IT: Final = 1.01
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Jobs with the same posteriors, which are by drafter name."""
+
+    num_jobs: int
+    posteriors: Mapping[str, Posterior]
+    segment: str = ""
+    prompt_bucket: str = ""
+    alike: Mapping[str, float] = field(default_factory=dict)  #: by drafter, jobs of the same key behind the posterior
+
+
+def decide_groups(
+    groups: Sequence[Group],
+    drafters: Sequence[DrafterState],
+    costs: CostTable,
+    context: DecisionContext,
+    limits: PolicyLimits,
+    *,
+    incumbent: DraftSetting | None = None,
+    budget: ExplorationBudget | None = None,
+) -> tuple[Decision, ...]:
+    """One decision a group, in their order. `context.num_jobs` is the sum of the groups' jobs.
+
+    All jobs are decided together first, on the largest group's posteriors. Where that decision is fixed, refused or
+    exploring, every group follows it.
+    """
+    largest = max(groups, key=lambda group: group.num_jobs)
+    whole = decide(largest.posteriors, drafters, costs, context, limits, incumbent=incumbent, budget=budget)
+    if len(groups) < 2 or whole.reason not in _FREE:
+        return (whole,) * len(groups)
+    able, _ = fit(context, drafters, costs)
+    together = Together(groups, able, costs, context.size, context.num_running)
+    common = together.best_common(whole.kept or DraftSetting())
+    apart, gain = together.climb(common)
+    if gain < _WORTH_IT:
+        apart = (common,) * len(groups)
+    return tuple(
+        replace(_decision_apart(whole, choice, able, gain), posteriors=whole.posteriors and group.posteriors)
+        for group, choice in zip(groups, apart, strict=True)
+    )
+
+
+class Together:
+    """Goodput of sequences whose groups are decoded differently. `num_running` sequences share a round."""
+
+    def __init__(
+        self,
+        groups: Sequence[Group],
+        drafters: Sequence[DrafterState],
+        costs: CostTable,
+        size: JobSize | None,
+        num_running: int,
+    ) -> None:
+        self._groups, self._costs, self._size, self._num_running = groups, costs, size, num_running
+        self._num_jobs = sum(group.num_jobs for group in groups)
+        #: Sequences that each job stands for.
+        self._share = num_running / self._num_jobs
+        self._reading_ms: dict[str | None, float] = {None: 0.0}
+        if size is not None:
+            self._reading_ms = {d.name: d.reading_ms(costs, size.num_prompt_tokens) for d in drafters}
+            self._reading_ms[None] = costs.prefill_ms(None, size.num_prompt_tokens)
+        self._here: dict[float, RoundCosts] = {}
+        self._shares, self._drafters = Shares(num_running, drafters), {d.name: d for d in drafters}
+        self._longest = [
+            {
+                name: posterior.longest_proposed(self._running(group.num_jobs))
+                for name, posterior in group.posteriors.items()
+            }
+            for group in groups
+        ]
+        known = [d for d in drafters if all(d.name in group.posteriors for group in groups)]
+        self._choices = [
+            DraftSetting(),
+            *(
+                choice
+                for d in known
+                for k in range(
+                    d.least_draft_tokens,
+                    min(d.max_draft_tokens, *(g.posteriors[d.name].max_draft_tokens for g in groups)) + 1,
+                )
+                if self.rate((choice := DraftSetting(d.name, k),) * len(groups)) is not None
+            ),
+        ]
+
+    def rate(self, choices: Sequence[DraftSetting]) -> float | None:
+        """Tokens a millisecond of all together, one choice a group; None where a cost was never measured."""
+        if self._costs.is_of_servers:
+            return self._rate_apart(choices)
+        tokens, positions = 0.0, 0.0
+        reading_ms = self._num_jobs * self._reading_ms[None]
+        drafting: dict[str, tuple[int, float]] = {}
+        for group, longest_of, choice in zip(self._groups, self._longest, choices, strict=True):
+            k = choice.num_draft_tokens
+            if choice.drafter is None:
+                tokens += group.num_jobs
+                positions += group.num_jobs
+                continue
+            posterior = group.posteriors[choice.drafter]
+            reading_ms += group.num_jobs * self._reading_ms.get(choice.drafter, 0.0)
+            tokens += group.num_jobs * posterior.corrected_tokens[k]
+            positions += group.num_jobs * (1 + posterior.proposed[k])
+            jobs, longest = drafting.get(choice.drafter, (0, 0.0))
+            drafting[choice.drafter] = (jobs + group.num_jobs, max(longest, longest_of[choice.drafter][k]))
+        ms = self._at(self._num_running).part_ms(None, positions / self._num_jobs)
+        for drafter, (jobs, longest) in drafting.items():
+            draft_ms = self._at(self._running(jobs)).part_ms(drafter, longest + 1)
+            ms = None if ms is None or draft_ms is None else ms + draft_ms
+        if not ms:
+            return None
+        tokens, reading_ms = self._share * tokens, self._share * reading_ms
+        num_tokens = self._num_running * self._size.num_tokens if self._size else tokens
+        return num_tokens / (reading_ms + ms * num_tokens / tokens)
+
+    def _rate_apart(self, choices: Sequence[DraftSetting]) -> float | None:
+        """The same on servers; each is as full as if all sequences had its setting, as in goodput.py."""
+        rate = 0.0
+        for group, choice in zip(self._groups, choices, strict=True):
+            drafter = self._drafters[choice.drafter] if choice.drafter is not None else None
+            load = self._shares.of(drafter) if drafter else self._shares.vanilla
+            round_ms = self._at(load).round_ms(choice.drafter, choice.num_draft_tokens)
+            if round_ms is None:
+                return None
+            k = choice.num_draft_tokens
+            token_ms = round_ms / (group.posteriors[drafter.name].corrected_tokens[k] if drafter else 1.0)
+            num_tokens = self._size.num_tokens if self._size else 1.0
+            job_ms = self._reading_ms.get(choice.drafter, 0.0) + num_tokens * token_ms
+            rate += self._share * group.num_jobs * num_tokens / job_ms
+        return rate
+
+    def best_common(self, given: DraftSetting) -> DraftSetting:
+        """The best setting that all groups share; `given` if no other is better."""
+        return max([given, *self._choices], key=lambda choice: self.rate((choice,) * len(self._groups)) or 0.0)
+
+    def climb(self, common: DraftSetting) -> tuple[tuple[DraftSetting, ...], float]:
+        """Settings by group, and the goodput of all together over that of the common setting."""
+        chosen = [common] * len(self._groups)
+        start = best = self.rate(chosen) or 0.0
+        for _ in range(_MAX_SWEEPS):
+            before = best
+            for i in range(len(chosen)):
+                for choice in self._choices:
+                    rate = self.rate([*chosen[:i], choice, *chosen[i + 1 :]])
+                    if rate is not None and rate > best:
+                        chosen[i], best = choice, rate
+            if best <= before:
+                break
+        return tuple(chosen), best / start if start > 0 else 1.0
+
+    def _running(self, num_jobs: int) -> int:
+        """Running sequences that so many of the jobs stand for."""
+        return max(1, round(self._share * num_jobs))
+
+    def _at(self, num_running: float) -> RoundCosts:
+        if num_running not in self._here:
+            self._here[num_running] = self._costs.rounds(num_running, self._size.context if self._size else None)
+        return self._here[num_running]
+
+
+def _decision_apart(whole: Decision, setting: DraftSetting, able: Sequence[DrafterState], gain: float) -> Decision:
+    if setting == whole.setting:
+        return whole
+    explanation = f"{whole.explanation}; " + (
+        f"apart from the other groups, a gain of {gain:.2f}x" if gain >= _WORTH_IT else "this is best for all groups"
+    )
+    drafter = next((d for d in able if d.name == setting.drafter), None)
+    return replace(
+        whole,
+        mode=Mode.SPECULATIVE if drafter else Mode.VANILLA,
+        drafter=drafter.name if drafter else None,
+        draft_revision=drafter.revision if drafter else None,
+        num_draft_tokens=setting.num_draft_tokens,
+        reason=Reason.FASTER if drafter else Reason.NOT_FASTER,
+        explanation=explanation,
+    )

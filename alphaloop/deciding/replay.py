@@ -1,38 +1,45 @@
-"""Replay: history is decided again under other rules, job by job. Pure; writes nothing.
+"""Replay: past decisions are taken again from their snapshots under other rules, and priced. Pure; writes nothing.
 
-Jobs come in the order in which they ended, and are decided with the evidence from before. A replay differs from a run
-under the other rules in two ways: its evidence is what history decoded, not what the other rules would have decoded;
-and jobs count as decided at the moment they ended.
+Each decision has the posteriors, costs and jobs of its own moment. Under the rules of that time it is the decision that
+was taken. Under other rules the incumbents and the exploration budgets are those that the other rules lead to, so they
+are carried from decision to decision. The evidence stays what history decoded, not what the other rules would have.
+
+A job of n tokens that shares its rounds with b sequences takes, of the device, the time to read its prompt and
+n / (b · tokens a round) rounds, by the posterior and the costs of its snapshot. What was decoded is priced in the same
+way, so errors that both share cancel; `measured_s` tells how large they are. Bounds are those of acceptance alone:
+settings are priced with draws from the posterior, both with the same draw. A drafter's draws in one task are the same
+for all decisions, because the uncertainty of one is that of the next too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Final, NamedTuple
-from uuid import UUID
+import math
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
 
-from alphaloop.acceptance import EvidenceKey
-from alphaloop.cost import CostTable
-from alphaloop.deciding.budgets import BudgetsInMemory
-from alphaloop.deciding.decision import Decision, DraftSetting, Reason
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.incumbents import ChoicesInMemory
-from alphaloop.deciding.job_facts import JobFacts, Subject, TaskRules
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.posteriors import Posteriors
-from alphaloop.deciding.session import DecisionSession
+import numpy as np
+from numpy.typing import NDArray
+
+from alphaloop.acceptance import Interval
+from alphaloop.deciding.decision import Decision, DraftSetting, IncumbentKey, Reason
+from alphaloop.deciding.exploration import ExplorationBudget
+from alphaloop.deciding.goodput import DrafterState, JobSize, Shares, expected_round_ms
+from alphaloop.deciding.job_facts import PolicyLimits, TaskRules
+from alphaloop.deciding.policy import Group
+from alphaloop.deciding.posterior import Posterior
+from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.messages import Decoding, Purpose
 
-#: A worker adds up a drafter's tasks anew every minute. For days of history that would take minutes.
-PAIR_LASTS: Final = timedelta(minutes=10)
-#: Reasons that follow from the job or from the engine's state, which history does not record.
+_NUM_DRAWS: Final = 200
+_LEAST_TRIALS: Final = 1.0
+#: Reasons that follow from the job or from the engine's state, whatever the rules are.
 _GIVEN: Final = frozenset(
     {
         Reason.PROBE,
+        Reason.CONTROL,
         Reason.SWITCHED_OFF,
         Reason.NO_MEMORY,
         Reason.FIRST_TOKENS,
@@ -41,115 +48,202 @@ _GIVEN: Final = frozenset(
     }
 )
 
-
-class EngineName(NamedTuple):
-    """Where a job was decoded."""
-
-    device: str
-    engine: str
-    target_revision: str
-
-
-@dataclass(frozen=True, slots=True)
-class PastJob:
-    """A job that was decoded, and how."""
-
-    key: EvidenceKey
-    device: str
-    purpose: str
-    num_draft_tokens: int
-    reason: str
-    num_prompt_tokens: int
-    num_tokens: int
-    batch_size: int
-    device_s: float
-    decoded_at: datetime
-    evidence: EvidenceSums
-    is_evidence: bool
-    decode_batch_id: UUID | None = None  #: the same for jobs that were decided together; None: not recorded
-
-    @property
-    def engine(self) -> EngineName:
-        """Where it was decoded."""
-        return EngineName(self.device, self.key.engine, self.key.target_revision)
-
-    @property
-    def setting(self) -> DraftSetting:
-        """What it was decoded with."""
-        return DraftSetting(self.key.drafter or None, self.num_draft_tokens)
+Draws = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The part of a configuration that decisions depend on. Tasks without rules have the defaults."""
+    """A configuration as far as snapshots can be decided under it, and how its drafters differ from today's."""
 
     limits: PolicyLimits
-    tasks: Mapping[str, TaskRules]
+    tasks: Mapping[str, TaskRules]  #: those without rules have the defaults
+    longest_drafts: Mapping[str, int] = field(default_factory=dict)  #: of drafters whose setting changed
+    removed: frozenset[str] = frozenset()  #: drafters that it does not have
 
-    def of(self, task: str) -> TaskRules:
-        """The task's."""
-        return self.tasks.get(task) or TaskRules()
+    def drafters(self, snapshot: Snapshot) -> tuple[DrafterState, ...]:
+        """The snapshot's drafters under this configuration."""
+        return tuple(
+            replace(one, max_draft_tokens=min(one.max_draft_tokens, self.longest_drafts.get(one.name, math.inf)))  # type: ignore[arg-type]
+            for one in snapshot.drafters
+            if one.name not in self.removed
+        )
 
 
 class Replay:
-    """The jobs of one engine, decided again under `rules`. `drafters` may be exchanged between two decisions."""
+    """The decisions of one session, in their order, under `rules`."""
 
-    def __init__(
-        self,
-        engine: EngineName,
-        snapshot: EvidenceSnapshot,
-        costs: CostTable,
-        rules: Rules,
-        *,
-        was: Rules | None = None,
-    ) -> None:
-        """`was` are the rules of that time: they show whether a forced mode came from the task or from the job."""
-        self.drafters: Sequence[DrafterState] = ()
-        self.num_batches = 0
-        self._rules, self._was = rules, was or rules
-        self._session = DecisionSession(
-            engine.target_revision,
-            engine.engine,
-            snapshot,
-            posteriors=Posteriors(snapshot, rules.limits, pair_lasts=PAIR_LASTS),
-            choices=ChoicesInMemory(),
-            budgets=BudgetsInMemory(snapshot, lambda: self.drafters),
-            costs=lambda: costs,
-            drafters=lambda: self.drafters,
-            limits=rules.limits,
-            num_slots=0,
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._incumbents: dict[IncumbentKey, DraftSetting] = {}
+        self._budgets: dict[tuple[str, str], ExplorationBudget] = {}
+
+    def decide(self, past: Snapshot, facts: SessionFacts) -> tuple[Decision, ...]:
+        """The decision of each group of its jobs."""
+        limits = self._rules.limits
+        rules = self._rules.tasks.get(past.subject.task) or TaskRules()
+        now = past.under(rules, self._rules.drafters(past))
+        if (now.context, now.drafters, limits) == (past.context, past.drafters, facts.limits):
+            now = past
+        subject = past.subject.task, past.subject.sampling_bucket
+        largest = max(range(len(past.groups)), key=lambda index: past.groups[index].num_jobs)
+        key = IncumbentKey.of(*subject, past.groups[largest].prompt_bucket, past.context.num_running)
+        if now is not past:
+            incumbent = self._incumbents.get(key, past.incumbent)
+            now = replace(now, incumbent=incumbent, budget=self._budgets.get(subject, past.budget))
+        decisions = now.decide(limits)
+        whole = decisions[largest]
+        if now is not past and whole.kept is not None:
+            self._incumbents[key] = whole.kept
+        if now is not past and whole.budget is not None:
+            self._budgets[subject] = whole.budget
+        return decisions
+
+
+def is_given(past: Snapshot, decision: Decision) -> bool:
+    """Whether rules had no say in how the jobs were decoded."""
+    subject = past.subject
+    return subject.purpose is not Purpose.TRAFFIC or subject.decoding is not Decoding.AUTO or decision.reason in _GIVEN
+
+
+@dataclass(slots=True)
+class Compared:
+    """A task, or all of them: device time as it was and as it would have been."""
+
+    num_jobs: int = 0
+    num_tokens: int = 0
+    num_same_jobs: int = 0
+    measured_s: float = 0.0
+    was_s: float = 0.0  #: computed, of history's settings
+    would_s: float = 0.0
+    num_untested_tokens: int = 0  #: drafted at a position that no draft of the task had reached
+    was_draws: Draws = field(default_factory=lambda: np.zeros(_NUM_DRAWS))
+    would_draws: Draws = field(default_factory=lambda: np.zeros(_NUM_DRAWS))
+    settings: Counter[tuple[DraftSetting, DraftSetting]] = field(default_factory=Counter)  #: tokens by (was, would)
+
+    @property
+    def ratio(self) -> Interval | None:
+        """Device time as it would have been over what it was, with 95 % bounds; None without jobs."""
+        if self.was_s <= 0:
+            return None
+        low, high = np.quantile(self.would_draws / self.was_draws, (0.025, 0.975))
+        mean = self.would_s / self.was_s
+        # The mean of a convex function is not the function of the mean: keep the middle inside.
+        return Interval(mean, min(mean, float(low)), max(mean, float(high)))
+
+    def __add__(self, other: Compared) -> Compared:
+        return Compared(
+            self.num_jobs + other.num_jobs,
+            self.num_tokens + other.num_tokens,
+            self.num_same_jobs + other.num_same_jobs,
+            self.measured_s + other.measured_s,
+            self.was_s + other.was_s,
+            self.would_s + other.would_s,
+            self.num_untested_tokens + other.num_untested_tokens,
+            self.was_draws + other.was_draws,
+            self.would_draws + other.would_draws,
+            self.settings + other.settings,
         )
 
-    def decide(self, jobs: Sequence[PastJob]) -> tuple[Decision | None, ...]:
-        """The rules' decision for each of `jobs`, which were decided together; None where the rules have no say.
 
-        The jobs are of one task and sampling bucket.
-        """
-        free_jobs = [is_free(job, self._was) for job in jobs]
-        free = [job for job, its in zip(jobs, free_jobs, strict=True) if its]
-        if not free:
-            return (None,) * len(jobs)
-        task = free[0].key.task
-        rules = self._rules.of(task)
-        self.num_batches += 1
-        decisions = iter(
-            self._session.decide(
-                Subject(task, free[0].key.sampling_bucket),
-                [JobFacts(job.num_prompt_tokens, rules.max_tokens, job.key.segment) for job in free],
-                rules,
-                num_running=max(len(free), *(job.batch_size for job in free)),
-                now=free[0].decoded_at,
-            )
+def total(tasks: Iterable[Compared]) -> Compared:
+    """All of them together."""
+    return sum(tasks, start=Compared())
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Jobs of one group of a snapshot that were decoded alike."""
+
+    was: DraftSetting
+    num_jobs: int
+    num_tokens: int
+    num_prompt_tokens: int
+    device_s: float
+
+
+class Pricing:
+    """Prices settings from snapshots. All random numbers come from `seed`."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._drawn: dict[tuple[str, str], Draws] = {}
+
+    def compare(self, past: Snapshot, group: Group, jobs: Decoded, would: DraftSetting) -> Compared | None:
+        """Jobs that were decoded in one way and would have been in another; None where a cost is not known."""
+        was_s, would_s = (self._seconds(past, group, jobs, setting) for setting in (jobs.was, would))
+        if was_s is None or would_s is None:
+            return None
+        is_untested = would != jobs.was and not _is_tested(past, would)
+        return Compared(
+            jobs.num_jobs,
+            jobs.num_tokens,
+            jobs.num_jobs * (jobs.was == would),
+            jobs.device_s,
+            was_s[0],
+            would_s[0],
+            jobs.num_tokens * is_untested,
+            was_s[1],
+            would_s[1],
+            Counter({(jobs.was, would): jobs.num_tokens}),
         )
-        return tuple(next(decisions) if its else None for its in free_jobs)
 
-    def scored(self, key: EvidenceKey) -> None:
-        """A drafter was scored on texts that others decoded, so a change would have been seen."""
-        self._session.count_scored([key])
+    def _seconds(
+        self, past: Snapshot, group: Group, jobs: Decoded, setting: DraftSetting
+    ) -> tuple[float, Draws] | None:
+        """Seconds of the device, and the same for every draw; None without a cost."""
+        costs, prompt = past.costs, jobs.num_prompt_tokens / jobs.num_jobs
+        drafter = next((one for one in past.drafters if one.name == setting.drafter), None)
+        shares = Shares(past.context.num_running, past.drafters)
+        load = shares.of(drafter) if drafter else shares.vanilla
+        here = costs.rounds(load, JobSize(prompt, jobs.num_tokens / jobs.num_jobs).context)
+        if setting.drafter is None:
+            ms = here.part_ms(None, 1)
+            if ms is None:
+                return None
+            seconds = (jobs.num_jobs * costs.prefill_ms(None, prompt) + jobs.num_tokens * ms / load) / 1000
+            return seconds, np.full(_NUM_DRAWS, seconds)
+        posterior = group.posteriors.get(setting.drafter)
+        k = setting.num_draft_tokens
+        if drafter is None or posterior is None or k > posterior.max_draft_tokens:
+            return None
+        ms = expected_round_ms(
+            here, drafter.name, posterior, k, posterior.longest_proposed(past.context.num_running)[k]
+        )
+        if ms is None:
+            return None
+        reading_s = jobs.num_jobs * drafter.first_token_ms(costs, prompt) / 1000
+        rounds_s = jobs.num_tokens * ms / 1000 / load
+        drawn = posterior.error.factor * self._tokens(past.subject.task, drafter.name, posterior, k)
+        return reading_s + rounds_s / posterior.corrected_tokens[k], reading_s + rounds_s / drawn
+
+    def _tokens(self, task: str, drafter: str, posterior: Posterior, k: int) -> Draws:
+        """Tokens a round, drawn from the posterior."""
+        profile = posterior.profile
+        normal = self._normal(task, drafter, 1 + k)
+        common, own = np.array(profile.loading[:k]) * math.sqrt(profile.common_var), np.sqrt(profile.own_var[:k])
+        logits = np.array(profile.mean[:k]) + normal[:, :1] * common + normal[:, 1 : 1 + k] * own
+        found: Draws = 1.0 + np.cumprod(1 / (1 + np.exp(-logits)), axis=1).sum(axis=1)
+        return found
+
+    def _normal(self, task: str, drafter: str, size: int) -> Draws:
+        """Standard normal numbers, at least `size` a draw; the same come first however many are asked for."""
+        known = self._drawn.get((task, drafter))
+        if known is None or known.shape[1] < size:
+            rng = np.random.default_rng([self._seed, zlib.crc32(f"{task} {drafter}".encode())])
+            known = self._drawn[task, drafter] = rng.standard_normal((size, _NUM_DRAWS)).T
+        return known
 
 
-def is_free(job: PastJob, was: Rules) -> bool:
-    """Whether rules had a say in how the job was decoded; `was` are those of that time."""
-    if job.purpose != Purpose.TRAFFIC or job.reason in _GIVEN:
-        return False
-    return job.reason != Reason.FORCED or was.of(job.key.task).decoding is not Decoding.AUTO
+def _is_tested(past: Snapshot, would: DraftSetting) -> bool:
+    """Whether a draft of the task had ever reached the last position that would be drafted."""
+    if would.drafter is None:
+        return True
+    seen, k = past.seen.get(would.drafter), would.num_draft_tokens
+    return seen is not None and len(seen.trials) >= k and seen.trials[k - 1] >= _LEAST_TRIALS
+
+
+def group_of(past: Snapshot, segment: str, prompt_bucket: str) -> int | None:
+    """The number of the group that jobs of a segment and prompt length belong to; None where it is not in it."""
+    of_bucket = [n for n, group in enumerate(past.groups) if group.prompt_bucket == prompt_bucket]
+    same = [n for n in of_bucket if not past.is_split or past.groups[n].segment == segment]
+    return same[0] if same else None

@@ -1,49 +1,187 @@
-"""Reads the inputs of a decision, now or at an earlier moment, and takes the decision."""
+"""An explanation: what a decision is taken from, the decision, and what was measured; of now, or of a snapshot."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from typing import Final
-from uuid import UUID
-
 from alphaloop.acceptance import EvidenceKey
+from alphaloop.acceptance import Interval
+from alphaloop.acceptance import Z95
 from alphaloop.as_decoded import NextJob
 from alphaloop.cost import CostTable
-from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting
-from alphaloop.deciding.decision_inputs import SessionFacts
-from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
+from alphaloop.deciding.decision import Decision
+from alphaloop.deciding.decision import DecisionContext
+from alphaloop.deciding.decision import DraftSetting
+from alphaloop.deciding.decision import IncumbentKey
+from alphaloop.deciding.decision import Reason
+from alphaloop.deciding.evidence import EvidenceSnapshot
+from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.evidence import KeyEvidence
+from alphaloop.deciding.evidence import Place
 from alphaloop.deciding.expectation_error import ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.incumbents import IncumbentKey
-from alphaloop.deciding.job_facts import EngineConditions, JobFacts, Subject, TaskRules
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.posteriors import Posteriors
+from alphaloop.deciding.inference import PairPosterior
+from alphaloop.deciding.inference import Posteriors
+from alphaloop.deciding.inference import infer
+from alphaloop.deciding.job_facts import EngineConditions
+from alphaloop.deciding.job_facts import JobFacts
+from alphaloop.deciding.job_facts import PolicyLimits
+from alphaloop.deciding.job_facts import Subject
+from alphaloop.deciding.job_facts import TaskRules
+from alphaloop.deciding.policy import Group
+from alphaloop.deciding.posterior import Posterior
+from alphaloop.deciding.posterior import logistic
 from alphaloop.deciding.session import DecisionSession
+from alphaloop.deciding.snapshot import SessionFacts
+from alphaloop.deciding.snapshot import Snapshot
 from alphaloop.errors import AlphaloopError
-from alphaloop.explaining.measured import Measured, measured
-from alphaloop.explaining.sources import Evidence, evidence
-from alphaloop.settings import Settings, TaskSettings
+from alphaloop.settings import Settings
+from alphaloop.settings import TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.costs import CostStore, MeasuredEngine
+from alphaloop.store.costs import CostStore
+from alphaloop.store.costs import MeasuredEngine
 from alphaloop.store.database import Database
-from alphaloop.store.decisions import DecisionChange, DecisionLog
-from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
-from alphaloop.store.past import PastStore
-from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
-from alphaloop.store.task_figures import WINDOW, TaskFigures, figures_of, recent_tasks, task_figures
+from alphaloop.store.decisions import DecisionChange
+from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.drafts import DraftRevision
+from alphaloop.store.drafts import DraftStatus
+from alphaloop.store.snapshots import StoredSnapshot
+from alphaloop.store.switchback import ExpectationStore
+from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.task_figures import TaskFigures
+from alphaloop.store.task_figures import WINDOW
+from alphaloop.store.task_figures import figures_of
+from alphaloop.store.task_figures import recent_tasks
+from alphaloop.store.task_figures import task_figures
 from alphaloop.store.traffic import TrafficStore
-from alphaloop.store.workers import WorkerStore, running
+from alphaloop.store.traffic import WayDecoded
+from alphaloop.store.workers import WorkerStore
+from alphaloop.store.workers import running
+from alphaloop.switchback.expectation import ExpectationPair
+from alphaloop.switchback.reliability import Reliability
+from alphaloop.switchback.reliability import by_drafter
+from alphaloop.switchback.reliability import reliability
 from alphaloop.switchback.task_speedup import TaskSpeedup
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import fields
+from dataclasses import replace
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
+from typing import Final
+from uuid import UUID
+import math
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Jobs of several ways together."""
+
+    num_jobs: int = 0
+    num_tokens: int = 0
+    device_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Of a task: the one figure of its speed-up, and the last jobs like those that are asked about."""
+
+    speedup: TaskSpeedup | None  #: None where no slice of the task was recorded in the last day
+    ways: Sequence[WayDecoded]
+    explored: Sums
+    all: Sums
+    expectations: Sequence[Reliability] = ()  #: of the task's drafters that were compared
+
+
+def measured(
+    speedup: TaskSpeedup | None, ways: Sequence[WayDecoded], pairs: Sequence[ExpectationPair] = ()
+) -> Measured:
+    """The figures of these ways, beside the measured speed-up and the reliability of earlier expectations."""
+    explored = _together(w for w in ways if w.reason == Reason.EXPLORING)
+    compared = [reliability(its) for its in by_drafter(pairs).values()]
+    return Measured(speedup, ways, explored, _together(ways), compared)
+
+
+def _together(ways: Iterable[WayDecoded]) -> Sums:
+    found = list(ways)
+    return Sums(**{field.name: sum(getattr(way, field.name) for way in found) for field in fields(Sums)})
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """Shares of the precision of α_1, adding up to 1: how much each source narrowed the posterior."""
+
+    same_jobs: float  #: of this task, sampling, prompt length and segment
+    same_task: float  #: the task's other jobs
+    other_tasks: float
+    assumed: float  #: of the prior, `policy.prior_alpha`
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The posterior of one drafter, and the counts behind it."""
+
+    posterior: Posterior
+    acceptance: tuple[Interval, ...]  #: α_i
+    borrowed: Borrowed | None  #: None of a past decision
+    seen: EvidenceSums  #: of the whole task, weighted
+    jobs_alike: float  #: weighted jobs of those with the same key
+    is_split: bool  #: whether segments differ beyond chance
+
+
+def evidence(
+    snapshot: EvidenceSnapshot,
+    posteriors: Posteriors,
+    wanted: EvidenceKey,
+    drafter: DrafterState,
+    now: datetime,
+    limits: PolicyLimits,
+) -> Evidence:
+    """The posterior of `drafter` for `wanted` at `now`, and its sources."""
+    key = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision)
+    leaves = snapshot.leaves(Place(wanted.task, drafter.name, drafter.revision), now)
+    found = posteriors.inferred(wanted, drafter, now)
+    borrowed = _borrowed(leaves, key, found.posterior, drafter, posteriors.pair(drafter, now), limits)
+    is_split = posteriors.splits_by_segment(wanted.task, [drafter], now)
+    return Evidence(found.posterior, acceptance(found.posterior), borrowed, found.seen, found.alike, is_split)
+
+
+def acceptance(posterior: Posterior) -> tuple[Interval, ...]:
+    """α_i with 95 % bounds: those of s_i = reach_i · α_i, over reach_i."""
+    profile, found = posterior.profile, []
+    for m, b, own, reach in zip(profile.mean, profile.loading, profile.own_var, posterior.reach, strict=True):
+        wide = Z95 * math.sqrt(b * b * profile.common_var + own)
+        mean, low, high = (min(1.0, logistic(m + d) / reach) if reach > 0 else 0.0 for d in (0.0, -wide, wide))
+        found.append(Interval(mean, low, high))
+    return tuple(found)
+
+
+def _borrowed(
+    leaves: Mapping[EvidenceKey, KeyEvidence],
+    key: EvidenceKey,
+    posterior: Posterior,
+    drafter: DrafterState,
+    pair: PairPosterior,
+    limits: PolicyLimits,
+) -> Borrowed:
+    """From the precision of logit s_1 as sources are added: the prior, other tasks, this task, jobs of this key."""
+    unknown = PairPosterior.of_drafter(drafter, limits)
+    others = {leaf: evidence for leaf, evidence in leaves.items() if leaf != key}
+    stages = (unknown.for_a_task(), pair.for_a_task(), infer(others, key, drafter.max_draft_tokens, pair), posterior)
+    precisions: list[float] = []
+    for stage in stages:
+        profile = stage.profile
+        precision = 1 / (profile.loading[0] ** 2 * profile.common_var + profile.own_var[0])
+        # A source that shows that groups differ more than the prior says narrows nothing.
+        precisions.append(max(precision, precisions[-1] if precisions else 0.0))
+    nothing, tasks, task, all_of_it = precisions
+    return Borrowed(
+        (all_of_it - task) / all_of_it, (task - tasks) / all_of_it, (tasks - nothing) / all_of_it, nothing / all_of_it
+    )
+
 
 NUM_CHANGES: Final = 5
-#: The limits of `--at`, shown with it.
-REBUILT: Final = (
-    "No recorded decision of that time answers this, so it is what a worker would have decided. "
-    "The evidence is rebuilt: exactly, as far back as single jobs are stored, and from hourly sums before that. "
-    "Costs, settings and the measured batch sizes are today's. Of a drafter's flags only the last change is stored."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +235,7 @@ class RecordedAs:
     num_groups: int  #: of jobs that differ in segment or prompt length
     host: str
     is_reproduced: bool  #: taken again, it is the decision that was recorded
+    is_whole: bool  #: whether its snapshot holds everything that it was taken from
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +267,9 @@ class Explanation:
 
 
 class AsAWorker:
-    """Decides as the workers that run now would, with the evidence of a moment; where none runs, by these settings.
+    """Decides as the workers that run now would; where none runs, by these settings. Reads what tasks share once."""
 
-    Reads what all tasks share once. With `task`, evidence of an earlier moment is rebuilt for that task.
-    """
-
-    def __init__(
-        self, database: Database, settings: Settings, at: datetime, *, is_now: bool, task: str | None = None
-    ) -> None:
+    def __init__(self, database: Database, settings: Settings, at: datetime) -> None:
         """Raises AlphaloopError where no worker runs and none has measured its device."""
         self.fleet = its = what_runs(database, settings, at)
         self.engine, self.drafters, self.limits = its.engine, its.drafters, its.limits
@@ -145,7 +279,7 @@ class AsAWorker:
         self.costs = CostStore(database).load(
             engine.host, engine.device, engine.engine, engine.target_revision, revisions
         )
-        self.snapshot = _snapshot(database, its, revisions, at, None if is_now else task)
+        self.snapshot = _snapshot(database, its, revisions, at)
         self._log = DecisionLog(database)
         self.posteriors = Posteriors(self.snapshot, self.limits)
 
@@ -162,13 +296,11 @@ class AsAWorker:
         session = DecisionSession(
             engine.target_revision,
             engine.engine,
-            self.snapshot,
-            posteriors=self.posteriors,
+            self.posteriors,
             choices=last,
             budgets=None,
             costs=lambda: self.costs,
             drafters=lambda: self.drafters,
-            limits=self.limits,
             num_slots=self.fleet.num_slots,
         )
         task = self._tasks.get(request.task) or TaskSettings()
@@ -205,7 +337,7 @@ def next_jobs(
     Empty where no worker runs and none has measured its device.
     """
     try:
-        worker = AsAWorker(database, settings, at, is_now=True)
+        worker = AsAWorker(database, settings, at)
     except AlphaloopError:
         return {}
     found = {}
@@ -241,7 +373,7 @@ def explain_task(database: Database, settings: Settings, request: ExplainRequest
     Raises AlphaloopError where no worker runs and none has measured its device.
     """
     task, at = request.task, request.at
-    worker = AsAWorker(database, settings, at, is_now=request.is_now, task=task)
+    worker = AsAWorker(database, settings, at)
     request = worker.asked(request)
     engine, drafters, made = worker.engine, worker.drafters, worker.decide(request)
     found = {
@@ -252,6 +384,7 @@ def explain_task(database: Database, settings: Settings, request: ExplainRequest
     ways = TrafficStore(database).ways(
         task, engine.target_revision, engine.engine, engine.device, request.sampling_bucket, at - window, at
     )
+    speedup = SwitchbackStore(database).shown(at).get(task)
     return Explanation(
         request=request,
         engine=engine,
@@ -263,8 +396,8 @@ def explain_task(database: Database, settings: Settings, request: ExplainRequest
         costs=worker.costs,
         incumbent=made.incumbent,
         decision=made.decision,
-        measured=measured(_speedup(database, request), ways, ExpectationStore(database).shown(at, task)),
-        figures=figures_of(database, task, None if request.is_now else at),
+        measured=measured(speedup, ways, ExpectationStore(database).shown(at, task)),
+        figures=figures_of(database, task),
         window=window,
         explore_share=worker.limits.explore_share,
         changes=DecisionLog(database).latest(task, NUM_CHANGES, until=at),
@@ -354,18 +487,12 @@ def _is_unfit(draft: DraftRevision, at: datetime) -> bool:
     return draft.status in (DraftStatus.STALE, DraftStatus.RETIRED) and draft.status_changed_at <= at
 
 
-def _snapshot(
-    database: Database, fleet: WhatRuns, revisions: Mapping[str, str], at: datetime, task_then: str | None
-) -> EvidenceSnapshot:
-    """The evidence of all tasks now; with `task_then`, rebuilt as it was at that moment."""
+def _snapshot(database: Database, fleet: WhatRuns, revisions: Mapping[str, str], at: datetime) -> EvidenceSnapshot:
+    """The evidence of all tasks."""
     engine, half_life = fleet.engine, fleet.half_life
     pairs = ExpectationStore(database).newest(engine.target_revision, engine.engine, engine.device, until=at)
-    errors = ExpectationErrors(half_life, pairs)
-    if task_then is None:
-        rows = AcceptanceStateStore(database).read(engine.target_revision, engine.engine, revisions).rows
-        return EvidenceSnapshot(half_life, {row.key: row.evidence for row in rows}, errors)
-    past = PastStore(database).evidence_by_key(engine.target_revision, engine.engine, at, half_life, task=task_then)
-    return EvidenceSnapshot(half_life, past, errors)
+    rows = AcceptanceStateStore(database).read(engine.target_revision, engine.engine, revisions).rows
+    return EvidenceSnapshot(half_life, {row.key: row.evidence for row in rows}, ExpectationErrors(half_life, pairs))
 
 
 def _asked(
@@ -379,12 +506,6 @@ def _asked(
     return Subject(request.task, request.sampling_bucket), [job], rules
 
 
-def _speedup(database: Database, request: ExplainRequest) -> TaskSpeedup | None:
-    """The measured speed-up as every screen shows it, or as they would have shown it then."""
-    store = SwitchbackStore(database)
-    return store.shown(request.at).get(request.task) if request.is_now else store.at(request.task, request.at)
-
-
 class _LastChoice:
     """A read-only choice log that holds the last choice at that time."""
 
@@ -396,3 +517,58 @@ class _LastChoice:
 
     def record(self, key: IncumbentKey, decision: Decision) -> bool:
         return True
+
+
+def explain_recorded(
+    database: Database,
+    settings: Settings,
+    stored: StoredSnapshot,
+    *,
+    segment: str = "",
+    prompt_bucket: str | None = None,
+) -> Explanation:
+    """The decision, for its jobs of that segment and prompt length; for most of its jobs without them."""
+    past, facts = stored.snapshot, stored.facts
+    number, group = max(
+        enumerate(past.groups), key=lambda one: (_is_meant(one[1], segment, prompt_bucket), one[1].num_jobs)
+    )
+    again = past.decide(facts.limits)
+    task, bucket, at = past.subject.task, past.subject.sampling_bucket, past.decided_at
+    window = timedelta(days=settings.worker.history_days)
+    ways = TrafficStore(database).ways(task, facts.target_revision, facts.engine, facts.device, bucket, at - window, at)
+    return Explanation(
+        request=ExplainRequest(task, group.segment, past.context.num_running, bucket, at, is_now=False),
+        engine=engine_of(database, facts, at),
+        context=past.context,
+        prompt_bucket=group.prompt_bucket,
+        drafters=[drafter for drafter in past.drafters if drafter.name in group.posteriors],
+        evidence={name: _evidence(past, group, name) for name in group.posteriors},
+        segments=frozenset(one.segment for one in past.groups),
+        costs=past.costs,
+        incumbent=past.incumbent,
+        decision=(again if past.is_whole else past.decisions)[number],
+        measured=measured(SwitchbackStore(database).at(task, at), ways, ExpectationStore(database).shown(at, task)),
+        figures=figures_of(database, task, at),
+        window=window,
+        explore_share=facts.limits.explore_share,
+        changes=DecisionLog(database).latest(task, NUM_CHANGES, until=at),
+        recorded=RecordedAs(
+            past.decision_id,
+            past.context.num_jobs,
+            len(past.groups),
+            facts.host,
+            past.is_reproduced(again),
+            past.is_whole,
+        ),
+    )
+
+
+def _evidence(past: Snapshot, group: Group, drafter: str) -> Evidence:
+    posterior = group.posteriors[drafter]
+    seen = past.seen.get(drafter) or EvidenceSums(past.decided_at)
+    return Evidence(posterior, acceptance(posterior), None, seen, group.alike.get(drafter, 0.0), past.is_split)
+
+
+def _is_meant(group: Group, segment: str, prompt_bucket: str | None) -> int:
+    """How well a group fits what is asked for."""
+    return (group.segment == segment) * bool(segment) + (group.prompt_bucket == prompt_bucket)

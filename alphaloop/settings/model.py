@@ -1,7 +1,7 @@
 """The settings of the processes and of their servers. The TOML files in configs/ explain them under the same names."""
 
 from __future__ import annotations
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.messages.job import HARMLESS
 from alphaloop.settings.kafka_properties import ExtraProperty
 from alphaloop.settings.section import Section
@@ -153,7 +153,7 @@ class WorkerSettings(Section):
 
 
 class PolicySettings(Section):
-    """`[policy]` of configs/worker.toml; the same settings as alphaloop.deciding.limits.PolicyLimits."""
+    """`[policy]` of configs/worker.toml; the same settings as alphaloop.deciding.job_facts.PolicyLimits."""
 
     explore_share: Share = 0.02  #: expected cost of exploration, as a share of all tokens
     control_share: Share = Field(

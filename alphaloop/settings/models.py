@@ -1,8 +1,9 @@
 """The settings of configs/models.toml: the model that is served, and what drafts for it."""
 
 from __future__ import annotations
-from alphaloop.deciding import lookup_prior
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.goodput import LOOKUP_OFFERED
+from alphaloop.deciding.goodput import LOOKUP_THROUGH
 from alphaloop.messages.job import TaskName
 from alphaloop.settings.device import AUTO
 from alphaloop.settings.device import DeviceName
@@ -94,8 +95,8 @@ class LookupDrafterSettings(Section):
             revision,
             self.max_draft_tokens,
             is_stale,
-            offers=lookup_prior.OFFERED,
-            through=lookup_prior.THROUGH,
+            offers=LOOKUP_OFFERED,
+            through=LOOKUP_THROUGH,
             is_scored=self.shadow_share > 0,
             is_scorable=True,
         )

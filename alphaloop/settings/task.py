@@ -7,8 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from alphaloop.deciding.job_facts import TaskRules
-from alphaloop.deciding.objective import Aim, Objective
+from alphaloop.deciding.job_facts import Aim, Objective, TaskRules
 from alphaloop.messages.job import Decoding
 from alphaloop.settings.section import Section
 

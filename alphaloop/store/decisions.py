@@ -163,7 +163,7 @@ def _last_choice(
         .limit(1)
     )
     if running is not None:
-        load = 1 << (max(running, 1) - 1).bit_length()  # as alphaloop.deciding.incumbents has it
+        load = 1 << (max(running, 1) - 1).bit_length()  # as alphaloop.deciding.decision has it
         query = query.order_by(decisions.c.batch.between(load // 2 + 1, load).desc())
     query = query.order_by(decisions.c.id.desc())
     if until is not None:

@@ -49,7 +49,7 @@ from rich.table import Table
 from typing import Any
 from typing import Final
 from worker import decoding as _decoding
-from worker.deciding.opening import open_deciding
+from worker.deciding.decider import open_deciding
 from worker.decoding.engine import load_engine
 from worker.engine import Engine
 import argparse

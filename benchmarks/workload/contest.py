@@ -20,7 +20,7 @@ from datetime import timedelta
 from typing import Final
 from worker import outcomes
 from worker.claims import ClaimedJob
-from worker.deciding.opening import Deciding
+from worker.deciding.decider import Deciding
 from worker.engine import Engine
 from worker.engine import Generation
 from worker.engine import PreparedJob

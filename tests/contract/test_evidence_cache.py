@@ -15,12 +15,11 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.evidence import SUMS, EvidenceSums
-from alphaloop.deciding.evidence_source import Place
+from alphaloop.deciding import evidence as in_memory
+from alphaloop.deciding.evidence import SUMS, EvidenceSums, KeyEvidence, Place
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.key_evidence import KeyEvidence
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.posteriors import Posteriors
+from alphaloop.deciding.inference import Posteriors
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.messages import Mode
 from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRead
 from alphaloop.store.database import Database
@@ -31,8 +30,7 @@ from alphaloop.store.outcomes import OutcomeStore
 from tests.fixtures.evidence import add_evidence
 from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
 from worker.deciding import evidence_cache as module
-from worker.deciding.evidence_cache import EvidenceCache
-from worker.deciding.segments import MOST_SEGMENTS
+from worker.deciding.evidence_cache import MOST_SEGMENTS, EvidenceCache
 
 pytestmark = pytest.mark.postgres
 
@@ -189,15 +187,16 @@ def test_lengths_are_those_of_the_tasks_weighted_jobs(database: Database, worker
 def test_only_recent_tasks_count_for_a_drafter(
     database: Database, worker: EvidenceCache, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_TASKS", 3)
+    for one in (module, in_memory):
+        monkeypatch.setattr(one, "MAX_TASKS", 3)
     for number, task in enumerate("edcba"):
         record(database, batch(rng, 60 * number, task=task, num_jobs=number + 1))
     worker.refresh()
     later = NOW + timedelta(minutes=240)
-    found = sorted(sums.jobs for sums in worker.of_tasks(LOOKUP, later).sums)
+    found = sorted(sums.jobs for sums in worker.of_tasks(LOOKUP, later))
     assert found == pytest.approx([3, 4, 5], rel=0.1)
     record(database, batch(rng, 240, task="a", num_jobs=2), by=worker)
-    assert sorted(sums.jobs for sums in worker.of_tasks(LOOKUP, later).sums) == pytest.approx([3, 4, 7], rel=0.1)
+    assert sorted(sums.jobs for sums in worker.of_tasks(LOOKUP, later)) == pytest.approx([3, 4, 7], rel=0.1)
     assert worker.last_used(PLACE._replace(task="a")) == later
     assert worker.last_used(Place("a", "unknown", "r1")) is None
 
@@ -213,7 +212,7 @@ def test_the_wildly_wrong_clock_of_a_colleague_raises_nothing(
     worker.refresh()
     drafter = DrafterState("lookup", "draft-1", 4)
     assert len(worker.standing(PLACE, NOW).leaves) == 2
-    assert len(worker.of_tasks(drafter, NOW).sums) == 1
+    assert len(worker.of_tasks(drafter, NOW)) == 1
     assert worker.lengths("code", [drafter], NOW).jobs > 0
     assert worker.last_used(PLACE) is not None
     record(database, batch(rng, 1, prompt_bucket="<=256"), by=worker)
@@ -231,7 +230,7 @@ def test_of_many_segments_those_used_last_are_held_and_decisions_stay_quick(data
     with without_collecting_garbage():
         before = thread_time()
         wanted = next(iter(cache.standing(place, NOW + HALF_LIFE).leaves))
-        posteriors.splits("code", [LOOKUP], NOW + HALF_LIFE)
+        posteriors.splits_by_segment("code", [LOOKUP], NOW + HALF_LIFE)
         posteriors.of(wanted, LOOKUP, NOW + HALF_LIFE)
         took_s = thread_time() - before
     # 5,000 of them took 0.9 s of processor time, those that are held take 6 ms.

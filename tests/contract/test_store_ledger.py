@@ -1,32 +1,48 @@
 """Every other sum of evidence is a fold of the ledger, to the last bit, in a real PostgreSQL."""
 
 from __future__ import annotations
-
-import random
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.deciding.evidence import KeyEvidence
+from alphaloop.messages import Mode
+from alphaloop.messages import Purpose
+from alphaloop.store.acceptance_state import AcceptanceStateStore
+from alphaloop.store.acceptance_state import key_of
+from alphaloop.store.database import Database
+from alphaloop.store.decode_runs import DecodeRun
+from alphaloop.store.decode_runs import JobCounts
+from alphaloop.store.decode_runs import ShadowRun
+from alphaloop.store.hourly_sums import HOUR_KEY
+from alphaloop.store.hourly_sums import sums_by_hour
+from alphaloop.store.housekeeping import PartitionKeeper
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.ledger import LedgerStore
+from alphaloop.store.ledger import counts_of
+from alphaloop.store.ledger import shadow_of
+from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.outcomes import record_counts
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from itertools import count, groupby, zip_longest
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
+from itertools import count
+from itertools import groupby
+from itertools import zip_longest
 from operator import attrgetter
+from sqlalchemy import Row
+from sqlalchemy import text
+from tests.fixtures.runs import ENGINE
+from tests.fixtures.runs import TARGET
+from tests.fixtures.runs import claim_request
+from tests.fixtures.runs import decode_run
+from tests.fixtures.runs import outcome
+from tests.fixtures.runs import simulated_counts
+from tests.fixtures.runs import vanilla_counts
 from typing import Any
-
 import pytest
-from sqlalchemy import Row, text
+import random
 
-from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.key_evidence import KeyEvidence
-from alphaloop.messages import Mode, Purpose
-from alphaloop.store.acceptance_state import AcceptanceStateStore, key_of
-from alphaloop.store.checkpoints import CheckpointStore
-from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
-from alphaloop.store.hourly_sums import HOUR_KEY, sums_by_hour
-from alphaloop.store.housekeeping import PartitionKeeper
-from alphaloop.store.jobs import JobStore
-from alphaloop.store.ledger import LedgerStore, counts_of, shadow_of
-from alphaloop.store.outcomes import OutcomeStore, record_counts
-from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
 
 pytestmark = pytest.mark.postgres
 
@@ -169,45 +185,17 @@ def test_every_row_says_whether_it_is_evidence_and_how_it_was_counted(database: 
     ]
 
 
-def test_the_past_is_folded_up_to_a_moment_from_the_last_checkpoint_before(database: Database, seed: int) -> None:
-    """Checkpoints, and jobs before and after each; some keys change after a checkpoint and some do not."""
-    ledger, checkpoints = LedgerStore(database), CheckpointStore(database)
+def test_the_past_is_folded_up_to_a_moment(database: Database, seed: int) -> None:
+    ledger = LedgerStore(database)
     then: list[tuple[datetime, dict[EvidenceKey, KeyEvidence]]] = []
-    today = clock(database)
-    for number, is_checkpoint in enumerate((False, True, False, True, False)):
+    for number in range(3):
         work(database, seed + number, num_commits=3)
-        if is_checkpoint:
-            assert checkpoints.take(today + number * DAY) > 0
-            assert checkpoints.take(today - DAY) == 0, "that day has its checkpoint"
         then.append((clock(database), evidence(database)))
         work(database, seed + 10 + number, num_commits=2)
     for moment, expected in then:
         assert ledger.evidence(TARGET, ENGINE, moment, HALF_LIFE) == expected
     assert ledger.evidence("another", ENGINE, then[-1][0], HALF_LIFE) == {}
-    with database.begin() as connection:
-        for table in ("decode_runs", "evidence_rows"):
-            connection.execute(text(f"DELETE FROM {table} WHERE recorded_at < :first"), {"first": then[0][0]})
-    assert ledger.evidence(TARGET, ENGINE, then[1][0], HALF_LIFE) == then[1][1]
     assert ledger.evidence(TARGET, ENGINE, clock(database), HALF_LIFE) == evidence(database)
-
-
-def test_checkpoints_that_no_fold_begins_with_are_dropped(database: Database, seed: int) -> None:
-    checkpoints, today = CheckpointStore(database), clock(database)
-    work(database, seed)
-    num_keys = len(state(database))
-    assert checkpoints.take(today) == num_keys
-    assert checkpoints.take(today + DAY) == 0, "nothing changed"
-    first = clock(database)
-    assert checkpoints.drop_before(first) == 0
-    work(database, seed)
-    assert checkpoints.take(today + DAY) == num_keys
-    assert checkpoints.drop_before(first) == 0, "a fold up to a moment between both begins with the first"
-    assert checkpoints.drop_before(clock(database)) == num_keys
-    with database.begin() as connection:
-        connection.execute(text("DELETE FROM acceptance_state WHERE task = 'chat'"))
-    assert checkpoints.drop_before(clock(database)) > 0
-    with database.begin() as connection:
-        assert connection.execute(text("SELECT DISTINCT task FROM acceptance_checkpoints")).scalars().all() == ["code"]
 
 
 def test_the_ledger_covers_the_days_that_are_kept(database: Database, rng: random.Random) -> None:

@@ -111,8 +111,7 @@ def test_a_reader_reads_views_and_counts_but_no_text(
             "SELECT * FROM jobs",
             "SELECT headers FROM jobs",
             "SELECT body FROM probe_prompts",
-            "SELECT content FROM decision_inputs",
-            "SELECT inputs FROM decision_records",
+            "SELECT snapshot FROM decision_snapshots",
         ):
             with pytest.raises(InsufficientPrivilege):
                 reader.execute(refused)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from alphaloop.deciding.exploration import ExplorationBudget
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.store.budgets import BudgetStore
 from alphaloop.store.database import Database
 from tests.fixtures.deciding_worker import (
@@ -22,7 +22,7 @@ from tests.fixtures.deciding_worker import (
     run,
     unreachable,
 )
-from worker.deciding.first_reads import FirstReads
+from worker.deciding.decider import FirstReads
 
 pytestmark = pytest.mark.postgres
 

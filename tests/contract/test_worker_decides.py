@@ -8,9 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from alphaloop.deciding.decision import Decision, DraftSetting, Reason
-from alphaloop.deciding.incumbents import IncumbentKey, Incumbents
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.decision import Decision, DraftSetting, IncumbentKey, Incumbents, Reason
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Mode, Purpose
 from alphaloop.settings import TaskSettings
@@ -27,7 +26,7 @@ from tests.fixtures.deciding_worker import (
     run,
     unreachable,
 )
-from worker.deciding.choice_log import StoredChoices
+from worker.deciding.keeping import StoredChoices
 
 pytestmark = pytest.mark.postgres
 

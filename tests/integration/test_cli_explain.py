@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import UUID
 
 import pytest
-from sqlalchemy import text
 
 from alphaloop.cli.status import told_of
 from alphaloop.cost import CostPoint
-from alphaloop.deciding.decision_inputs import SessionFacts
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.job_facts import PolicyLimits
+from alphaloop.deciding.snapshot import SessionFacts, SnapshotEncoder
 from alphaloop.explaining.explanation import what_runs
 from alphaloop.settings import load_settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.snapshots import SnapshotRow, SnapshotStore
 from alphaloop.store.workers import WorkerLoad, WorkerSetup, WorkerStore
 from tests.fixtures.cli import Cli
 from tests.fixtures.decoded_jobs import choose
-from tests.fixtures.history import record_runs
 from tests.fixtures.runs import (
     DEVICE,
     ENGINE,
     TARGET,
-    decode_run,
-    simulated_counts,
 )
 from tests.fixtures.slices import shown_speedup
+from tests.fixtures.snapshots import some_snapshot
 
 pytestmark = pytest.mark.postgres
 
@@ -144,30 +142,32 @@ def test_status_names_the_revisions_of_a_target_where_there_are_several(twelve_j
     assert told == ["workers serve 2 revisions of the target: target-1 (1), target-2 (1)"]
 
 
-def test_explain_as_of_an_earlier_time(
-    cli: Cli, cli_environment: None, twelve_jobs: Database, rng: random.Random
-) -> None:
+def test_explain_as_of_an_earlier_time(cli: Cli, cli_environment: None, twelve_jobs: Database) -> None:
     """Vanilla before the drafter's good days, speculative after them; what came later is not seen."""
-    now = datetime.now(UTC)
-    with twelve_jobs.begin() as connection:
-        connection.execute(text("UPDATE draft_revisions SET registered_at = now() - interval '9 days'"))
-    runs = [
-        decode_run(simulated_counts(rng, [alpha] * 3, 20), task="math", at=now - timedelta(days=days, minutes=i))
-        for days, alpha in ((6, 0.0), (2, 0.97))
-        for i in range(20)
-    ]
-    for number, run in enumerate(sorted(runs, key=lambda run: run.decoded_at)):
-        record_runs(twelve_jobs, {f"m{number}": run})
-    bad, good, none = (cli("explain", "math", "--at", ago, "--json").json for ago in ("5d", "1d", "8d"))
+    now, store = datetime.now(UTC), SnapshotStore(twelve_jobs)
+    encoder = SnapshotEncoder(SessionFacts("w", "a-host", DEVICE, ENGINE, TARGET, 4, timedelta(days=3), PolicyLimits()))
+    for days, alpha in ((6, 0.01), (2, 0.97)):
+        at = now - timedelta(days=days)
+        snapshot = replace(some_snapshot(alpha=alpha), decided_at=at)
+        store.add([SnapshotRow(at, UUID(int=days), "code", "greedy", 4, encoder.encode(snapshot))])
+    bad, good = (cli("explain", "code", "--sampling", "greedy", "--at", ago, "--json").json for ago in ("5d", "1d"))
     assert (bad["decision"]["mode"], good["decision"]["mode"]) == ("vanilla", "speculative")
-    # A day old each; what the good days contradict is forgotten.
-    assert all(10 < then["posteriors"]["lookup"]["seen"]["jobs"] < 25 for then in (bad, good))
+    for then in (bad, good):
+        assert then["recorded"]["is_reproduced"]
+        assert then["posteriors"]["lookup"]["seen"]["jobs"] == 20
+        assert then["posteriors"]["lookup"]["borrowed"] is None
     assert bad["posteriors"]["lookup"]["acceptance"][0] < 0.2
     assert good["posteriors"]["lookup"]["acceptance"][0] > 0.6
-    assert none["posteriors"]["lookup"]["jobs"] == 0
-    assert (bad["measured"]["all"]["num_jobs"], good["measured"]["all"]["num_jobs"]) == (20, 40)
-    assert "The evidence is rebuilt" in cli("explain", "math", "--at", "1d").out
-    assert "no job of this task yet" in cli("explain", "sql", "--at", "1d").out
+    shown = " ".join(cli("explain", "code", "--sampling", "greedy", "--at", "1d").out.split())
+    assert "Taken again from its snapshot, it is the same decision." in shown
+    beside = cli("explain", "code", "--sampling", "greedy", "--at", "1d", "--batch", "3", "--json").json
+    assert beside["recorded"]["decision_id"] == good["recorded"]["decision_id"]
+    for arguments in (("--at", "8d"), ("--at", "1d", "--batch", "16")):
+        none = cli("explain", "code", "--sampling", "greedy", *arguments)
+        assert none.code == 1
+        assert "expected a decision of code, greedy" in none.err
+        assert "found those from " in none.err
+    assert "found none of the task" in cli("explain", "sql", "--at", "1d").err
 
 
 def test_explain_says_what_was_measured_and_why_the_choice_changed(

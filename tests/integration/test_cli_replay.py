@@ -9,15 +9,23 @@ from sqlalchemy import text
 
 from alphaloop.store.database import Database
 from tests.fixtures.cli import Cli
+from tests.fixtures.snapshots import keep_snapshots
 
 pytestmark = pytest.mark.postgres
 
 
+@pytest.fixture
+def twelve_decided(twelve_jobs: Database) -> Database:
+    """Twelve jobs of which each has the snapshot of its decision."""
+    keep_snapshots(twelve_jobs)
+    return twelve_jobs
+
+
 def test_replay_decides_history_again_and_writes_nothing(
-    cli: Cli, cli_environment: None, twelve_jobs: Database
+    cli: Cli, cli_environment: None, twelve_decided: Database
 ) -> None:
     def everything() -> list[object]:
-        with twelve_jobs.begin() as connection:
+        with twelve_decided.begin() as connection:
             tables = connection.execute(
                 text("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1")
             ).scalars()
@@ -42,7 +50,7 @@ def test_replay_decides_history_again_and_writes_nothing(
 
 
 def test_replay_with_another_folder_of_settings(
-    cli: Cli, cli_environment: None, twelve_jobs: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, cli_environment: None, twelve_decided: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without its only drafter everything is vanilla; what was drafted is compared all the same."""
     configs = tmp_path / "to-be"
@@ -70,14 +78,32 @@ WRONG_REPLAYS = [
     (("--set", "policy.explore_share.x=1"), "policy.explore_share.x: no such setting"),
     (("--set", "worker.batch_size=8"), "worker.batch_size: no decision of the past depends on it"),
     (("--configs", "/nonesuch"), "expected a folder of TOML files"),
+    (("--set", "policy.prior_alpha=0.9"), "policy.prior_alpha: expected a setting that a snapshot is decided with"),
+    (("--set", "worker.history_half_life_days=1"), "worker.history_half_life_days: expected a setting that a snapshot"),
+    (("--set", "tasks.code.max_tokens=5"), "tasks.code.max_tokens: expected a setting that a snapshot is decided with"),
+    (("--set", "models.drafters.lookup.max_draft_tokens=31"), "max_draft_tokens: expected at most "),
 ]
 
 
-def test_replay_refuses_what_cannot_be_asked(cli: Cli, cli_environment: None, twelve_jobs: Database) -> None:
+def test_replay_refuses_what_cannot_be_asked(cli: Cli, cli_environment: None, twelve_decided: Database) -> None:
     for arguments, told in WRONG_REPLAYS:
         ran = cli("replay", *arguments)
         assert (ran.code, ran.out) == (1, ""), arguments
         assert told in ran.err
+
+
+def test_jobs_without_a_snapshot_are_counted_apart(cli: Cli, cli_environment: None, twelve_decided: Database) -> None:
+    with twelve_decided.begin() as connection:
+        connection.execute(
+            text(
+                "DELETE FROM decision_snapshots WHERE decision_id ="
+                " (SELECT decision_id FROM decision_snapshots ORDER BY decision_id LIMIT 1)"
+            )
+        )
+    told = cli("replay", "--json").json
+    (without,) = told["left_out"].values()
+    assert without + told["total"]["num_jobs"] == 12
+    assert told["num_reproduced"] == told["num_recorded"] > 0
 
 
 def test_replay_without_history(cli: Cli, cli_environment: None) -> None:

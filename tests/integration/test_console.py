@@ -4,7 +4,7 @@ from __future__ import annotations
 from alphaloop.console.app import VIEWS
 from alphaloop.explaining.explanation import explain_task
 from alphaloop.explaining.explanation import usual_request
-from alphaloop.explaining.opening import opening
+from alphaloop.explaining.wording import opening
 from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Status
 from alphaloop.messages.result import Failure

@@ -2,26 +2,96 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Protocol
 from uuid import UUID
 
-from alphaloop.deciding.budgets import BudgetStore
-from alphaloop.deciding.decision_inputs import DecisionJournal
+from alphaloop.deciding.decision import ChoiceLog
+from alphaloop.deciding.exploration import Budgets
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.incumbents import ChoiceLog
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.inference import Posteriors
+from alphaloop.deciding.job_facts import EngineConditions, JobFacts, PolicyLimits, Subject
 from alphaloop.deciding.policy import Decision
-from alphaloop.deciding.posteriors import Posteriors
 from alphaloop.deciding.session import DecisionSession
-from alphaloop.messages import Purpose
-from alphaloop.settings import TaskSettings
+from alphaloop.deciding.snapshot import SessionFacts, Snapshot
+from alphaloop.errors import StoreError
+from alphaloop.messages import Decoding, Purpose
+from alphaloop.settings import Settings, TaskSettings
+from alphaloop.store.acceptance_state import AcceptanceStateStore
+from alphaloop.store.budgets import BudgetStore
+from alphaloop.store.clock import DatabaseClock
+from alphaloop.store.costs import CostStore
+from alphaloop.store.database import Database
+from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.expectations import ExpectationStore
+from alphaloop.store.history import HistoryStore
 from alphaloop.store.outcomes import Outcome
+from alphaloop.store.snapshots import SnapshotStore
+from worker.background import Write
 from worker.costs.known import KnownCosts
-from worker.deciding.context import DecisionKey, conditions_of, facts_of, num_slots, subject_of
+from worker.costs.opening import open_costs
 from worker.deciding.evidence_cache import EvidenceCache
+from worker.deciding.keeping import SharedBudgets, SnapshotJournal, StoredChoices
 from worker.engine import Engine, PreparedJob
+
+
+class DecisionKey(Protocol):
+    """What jobs have in common that are decided together."""
+
+    @property
+    def task(self) -> str: ...
+    @property
+    def sampling_bucket(self) -> str: ...
+    @property
+    def decoding(self) -> str: ...
+    @property
+    def purpose(self) -> str: ...
+    @property
+    def probe_drafter(self) -> str: ...
+    @property
+    def probe_num_draft_tokens(self) -> int: ...
+    @property
+    def switched_off(self) -> str: ...
+
+
+def subject_of(key: DecisionKey) -> Subject:
+    """The key as a session takes it; empty fields are None."""
+    return Subject(
+        key.task,
+        key.sampling_bucket,
+        Decoding(key.decoding),
+        Purpose(key.purpose),
+        key.probe_drafter or None,
+        key.probe_num_draft_tokens or None,
+        key.switched_off or None,
+    )
+
+
+def num_slots(engine: Engine) -> int:
+    """Sequences for which a decision has settings by what runs; 0 where a job is decoded as it was admitted."""
+    return engine.load().num_slots if engine.can_redraft else 0
+
+
+def facts_of(job: PreparedJob) -> JobFacts:
+    """What a decision may know of the job."""
+    return JobFacts(job.num_prompt_tokens, job.sampling.max_tokens, job.segment, job.job.deadline)
+
+
+def conditions_of(engine: Engine, jobs: Sequence[PreparedJob], num_running: int) -> EngineConditions:
+    """What `engine` allows for `jobs`, at least one, while `num_running` sequences share a round."""
+    longest = max(job.num_prompt_tokens + job.sampling.max_tokens for job in jobs)
+    widest = 1 + max((drafter.max_draft_tokens for drafter in engine.drafters), default=0)
+    needs_memory = any(drafter.cache_bytes_per_token for drafter in engine.drafters)
+    memory = engine.memory() if needs_memory else None
+    if memory is None:
+        return EngineConditions(None, engine.unserved(jobs))
+    free = memory.left_for_drafts(num_running, longest, widest)
+    return EngineConditions(free, engine.unserved(jobs), memory.left_elsewhere(num_running, longest, widest))
 
 
 class Decider:
@@ -36,12 +106,12 @@ class Decider:
         engine: Engine,
         evidence_cache: EvidenceCache,
         choices: ChoiceLog,
-        budgets: BudgetStore,
+        budgets: Budgets,
         *,
         costs: KnownCosts,
         limits: PolicyLimits,
         now: Callable[[], datetime],
-        journal: DecisionJournal | None = None,
+        note: Callable[[Snapshot], None] | None = None,
     ) -> None:
         self._engine = engine
         self._evidence_cache = evidence_cache
@@ -49,15 +119,13 @@ class Decider:
         self.session = DecisionSession(
             engine.identity.target_revision,
             engine.identity.engine,
-            evidence_cache,
-            posteriors=Posteriors(evidence_cache, limits),
+            Posteriors(evidence_cache, limits),
             choices=choices,
             budgets=budgets,
             costs=lambda: costs.table,
             drafters=self._drafters,
-            limits=limits,
             num_slots=num_slots(engine),
-            journal=journal,
+            note=note,
         )
 
     def decide_each(
@@ -102,3 +170,126 @@ class Decider:
             replace(drafter, is_stale=self._evidence_cache.is_stale(drafter.name, drafter.revision))
             for drafter in self._engine.drafters
         ]
+
+
+log = logging.getLogger(__name__)
+
+
+class FirstReads:
+    """Reads once for each task and sampling bucket, so that the thread that decides never waits for it.
+
+    `reads` are called with a task and a sampling bucket. One thread owns it, the one that claims jobs.
+    """
+
+    def __init__(self, *reads: Callable[[str, str], None]) -> None:
+        self._reads = reads
+        self._done: set[tuple[str, str]] = set()
+
+    def prepare(self, keys: Iterable[DecisionKey]) -> None:
+        """Read for tasks and buckets that are new.
+
+        While the database is away, nothing is read: the first decision reads then, and waits for the database.
+        """
+        for subject in {(key.task, key.sampling_bucket) for key in keys} - self._done:
+            try:
+                for read in self._reads:
+                    read(*subject)
+            except StoreError as error:
+                log.warning("not read before it is needed: %s", error.message, extra={"action": "first_read_failed"})
+                return
+            self._done.add(subject)
+
+
+@dataclass(frozen=True, slots=True)
+class Deciding:
+    """The decider, what it uses, and the record of its decisions."""
+
+    decider: Decider
+    evidence_cache: EvidenceCache
+    costs: KnownCosts
+    journal: SnapshotJournal
+    first_reads: FirstReads
+    facts: SessionFacts
+
+
+def open_deciding(
+    settings: Settings,
+    engine: Engine,
+    database: Database,
+    clock: DatabaseClock,
+    *,
+    owner: str,
+    write: Write = lambda what, act: act(),
+) -> Deciding:
+    """A decider over the evidence in the database; costs never measured here are measured now.
+
+    `write` is given every write that decoding need not wait for, with a name for the log.
+    """
+    _register_drafters(engine, database)
+    costs = open_costs(settings.worker, engine, CostStore(database), write=write)
+    fading = half_life(settings)
+    evidence_cache = _filled_cache(engine, database, fading)
+    identity, limits = engine.identity, settings.policy.limits()
+    facts = SessionFacts(
+        owner=owner,
+        host=identity.host,
+        device=identity.device,
+        engine=identity.engine,
+        target_revision=identity.target_revision,
+        num_slots=num_slots(engine),
+        half_life=fading,
+        limits=limits,
+    )
+    journal = SnapshotJournal(SnapshotStore(database), facts)
+    choices = StoredChoices(DecisionLog(database, half_life=fading), identity, owner, write=write)
+    budgets = SharedBudgets(
+        BudgetStore(database), HistoryStore(database), evidence_cache, identity, revisions(engine), write=write
+    )
+    decider = Decider(
+        engine,
+        evidence_cache,
+        choices,
+        budgets,
+        costs=costs,
+        limits=limits,
+        now=clock.now,
+        note=journal.note,
+    )
+    return Deciding(decider, evidence_cache, costs, journal, FirstReads(choices.prepare, budgets.prepare), facts)
+
+
+def half_life(settings: Settings) -> timedelta:
+    """After so long, evidence counts half."""
+    return timedelta(days=settings.worker.history_half_life_days)
+
+
+def _filled_cache(engine: Engine, database: Database, half_life: timedelta) -> EvidenceCache:
+    """Read all stored evidence before the first job, so that a restarted worker decides from it at once."""
+    evidence_cache = EvidenceCache(
+        AcceptanceStateStore(database),
+        DraftRegistry(database),
+        target_revision=engine.identity.target_revision,
+        engine=engine.identity.engine,
+        drafters=revisions(engine),
+        half_life=half_life,
+        pairs=partial(
+            ExpectationStore(database).newest,
+            engine.identity.target_revision,
+            engine.identity.engine,
+            engine.identity.device,
+        ),
+    )
+    evidence_cache.refresh()
+    return evidence_cache
+
+
+def revisions(engine: Engine) -> dict[str, str]:
+    """The revision of each drafter, by name."""
+    return {drafter.name: drafter.revision for drafter in engine.drafters}
+
+
+def _register_drafters(engine: Engine, database: Database) -> None:
+    registry = DraftRegistry(database)
+    for drafter in engine.drafters:
+        target = engine.identity.target_revision
+        registry.register(drafter.name, drafter.revision, target, is_scorable=drafter.is_scorable)

@@ -16,9 +16,9 @@ from alphaloop.cli.screen import out, paragraph, table
 from alphaloop.cost import CostKind
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.goodput import Alternative, Shares
-from alphaloop.deciding.objective import Aim
-from alphaloop.explaining.explanation import REBUILT, Explanation, RecordedAs, WhatRuns
-from alphaloop.explaining.opening import opening
+from alphaloop.deciding.job_facts import Aim
+from alphaloop.explaining.explanation import Explanation, RecordedAs, WhatRuns
+from alphaloop.explaining.wording import opening
 from alphaloop.moments import shown
 from alphaloop.store.choice_figures import ChoiceFigures, ExpectedSpeedup
 from alphaloop.store.decisions import DecisionChange
@@ -38,7 +38,7 @@ def show(found: Explanation) -> None:
     """Print everything, the answer first."""
     decision, request = found.decision, found.request
     reason = why(decision.reason, decision.drafter, found.measured.speedup)
-    what = "decided" if found.recorded is not None else "next job" if request.is_now else "would have been decided"
+    what = "decided" if found.recorded is not None else "next job"
     next_job = f"{setting(found.next_job)} {at_load(found.next_job)}"
     paragraph(f"{request.task}, {what}: {next_job} ({reason})", style="bold")
     paragraph(f"{drafted_sentence(found.figures.decoded)} in the {'last day' if request.is_now else 'day before'}.")
@@ -46,8 +46,6 @@ def show(found: Explanation) -> None:
     paragraph(capitalized(decision.explanation), style="dim")
     if found.recorded is not None:
         paragraph(_recorded(found.recorded, request.at), style="dim")
-    elif not request.is_now:
-        paragraph(f"As of {shown(request.at)}. {REBUILT}", style="dim")
     _heading("request")
     paragraph(_asked(found))
     _heading("evidence")
@@ -66,10 +64,12 @@ def show(found: Explanation) -> None:
 def _recorded(its: RecordedAs, at: datetime) -> str:
     groups = f" in {its.num_groups} groups" if its.num_groups > 1 else ""
     jobs = "1 job" if its.num_jobs == 1 else f"{its.num_jobs} jobs{groups}"
-    sentences = f"Decided on {shown(at)} for {jobs} on {its.host}, and recorded with its inputs. "
+    sentences = f"Decided on {shown(at)} for {jobs} on {its.host}. "
     if its.is_reproduced:
-        return sentences + "Taken again from them, it is the same decision."
-    return sentences + "Taken again from them, it is another decision: the program has changed since."
+        return sentences + "Taken again from its snapshot, it is the same decision."
+    if not its.is_whole:
+        return sentences + "Its snapshot has no room for all drafters and groups of jobs: it is shown as taken."
+    return sentences + "Taken again from its snapshot, it is another decision: the program has changed since."
 
 
 def _asked(found: Explanation) -> str:

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, time, timedelta
 from typing import Final
 
-from alphaloop.deciding.hindsight import Compared
+from alphaloop.deciding.replay import Compared
 
 _DAY: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What is replayed: jobs decoded in [since, until), of one task or all."""
+    """What is replayed: decisions taken in [since, until), of one task or all."""
 
     since: datetime
     until: datetime
@@ -37,8 +37,7 @@ class Replayed:
     window: Window
     tasks: dict[str, Compared] = field(default_factory=dict)
     reasons: Counter[str] = field(default_factory=Counter)  #: jobs by the reason that they would have had
-    num_batches: int = 0
-    num_recorded: int = 0  #: decisions of the window that are stored with their inputs
+    num_recorded: int = 0  #: decisions of the window
     num_reproduced: int = 0  #: of these, decisions that come out as they were recorded
     num_given: int = 0  #: probes, controls, and jobs whose mode the job or the engine fixed
     left_out: Counter[str] = field(default_factory=Counter)  #: jobs that were not compared, by the reason

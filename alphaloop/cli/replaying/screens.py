@@ -10,13 +10,13 @@ from typing import Any, Final
 from alphaloop.cli.replaying.result import Replayed
 from alphaloop.cli.screen import out, paragraph, table
 from alphaloop.deciding.decision import DraftSetting
-from alphaloop.deciding.hindsight import Compared, total
+from alphaloop.deciding.replay import Compared, total
 from alphaloop.moments import shown
 
 _MAX_WAYS: Final = 3
 HONESTLY: Final = (
     '"measured" is the device time that the jobs took. The other two columns are computed in the same way, from the '
-    "posteriors at the end of each day and from today's costs, so only their difference counts. Its bounds include the "
+    "posteriors and the costs of each decision's snapshot, so only their difference counts. Its bounds include the "
     "doubt about α only. No job was decoded with the replayed settings: the evidence is that of the decoded jobs, "
     "exploration of the past costs the replay nothing, and a job keeps one setting, however many sequences run."
 )
@@ -27,15 +27,15 @@ def show(found: Replayed, changed: Sequence[str]) -> None:
     everything = total(found.tasks.values())
     paragraph(
         f"{everything.num_jobs} jobs from {shown(found.window.since)} to {shown(found.window.until)}, "
-        f"{found.num_batches} batches, decided again with {', '.join(changed) or 'the settings of today'}.",
+        f"{found.num_recorded} decisions, taken again with {', '.join(changed) or 'the settings of today'}.",
         style="bold",
     )
     if found.num_given:
         paragraph(f"{found.num_given} more were probes, controls, or fixed by the job or by the state of the engine.")
     if found.num_recorded:
         paragraph(
-            f"{found.num_reproduced} of {found.num_recorded} recorded decisions come out as they were, with the "
-            "settings of their time."
+            f"{found.num_reproduced} of {found.num_recorded} decisions come out as they were, with the settings of "
+            "their time."
         )
     for why, number in found.left_out.items():
         if number:
@@ -72,7 +72,6 @@ def document(found: Replayed, changed: Sequence[str]) -> dict[str, Any]:
         "since": found.window.since,
         "until": found.window.until,
         "changed": list(changed),
-        "num_batches": found.num_batches,
         "num_recorded": found.num_recorded,
         "num_reproduced": found.num_reproduced,
         "num_given": found.num_given,

@@ -10,15 +10,12 @@ from typing import Final, Protocol
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.cost import CostPoint, CostTable
-from alphaloop.deciding.budgets import BudgetsInMemory
-from alphaloop.deciding.decision import Decision, Reason
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
+from alphaloop.deciding.decision import ChoicesInMemory, Decision, Reason
+from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums
+from alphaloop.deciding.exploration import BudgetsInMemory
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.incumbents import ChoicesInMemory
-from alphaloop.deciding.job_facts import JobFacts, Subject, TaskRules
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.posteriors import Posteriors
+from alphaloop.deciding.inference import Posteriors
+from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, Subject, TaskRules
 from alphaloop.deciding.session import DecisionSession
 from benchmarks.policy.play import Batch, Choice, Decoded, Why
 from benchmarks.policy.scenario import Scenario
@@ -174,13 +171,11 @@ class Ours:
         return DecisionSession(
             TARGET,
             ENGINE,
-            snapshot,
-            posteriors=Posteriors(snapshot, self._limits, lasts=POSTERIOR_LASTS, pair_lasts=PAIR_LASTS),
+            Posteriors(snapshot, self._limits, lasts=POSTERIOR_LASTS, pair_lasts=PAIR_LASTS),
             choices=self._choices,
             budgets=self._budgets if self.explores else None,
             costs=lambda: self._costs.table,
             drafters=lambda: self._evidence.drafters,
-            limits=self._limits,
             num_slots=0,
         )
 

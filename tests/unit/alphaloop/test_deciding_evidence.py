@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.deciding.evidence import SUMS, EvidenceSums, InconsistentEvidence
-from alphaloop.deciding.key_evidence import KeyEvidence
+from alphaloop.deciding.evidence import SUMS, EvidenceSums, InconsistentEvidence, KeyEvidence
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HALF_LIFE = timedelta(days=3)

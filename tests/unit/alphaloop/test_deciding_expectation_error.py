@@ -14,7 +14,7 @@ from alphaloop.deciding.decision import DecisionContext, Reason
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError, ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState, weigh
 from alphaloop.deciding.inference import PairPosterior
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
 from alphaloop.deciding.posterior import Posterior
 from alphaloop.switchback.expectation import ExpectationPair

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from alphaloop.deciding.exploration import ExplorationBudget, Trial, loss, worth_trying
 from alphaloop.deciding.goodput import Alternative
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.posterior import Posterior
-from alphaloop.deciding.profile import Profile
+from alphaloop.deciding.job_facts import PolicyLimits
+from alphaloop.deciding.posterior import Posterior, Profile
 
 LIMITS = PolicyLimits()
 NOW = datetime(2026, 9, 1, tzinfo=UTC)

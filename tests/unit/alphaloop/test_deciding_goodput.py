@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.cost import CostKind, CostPoint, CostTable
-from alphaloop.deciding.comparison import News, news_of, noise_between
+from alphaloop.deciding.exploration import News, news_of, noise_between
 from alphaloop.deciding.goodput import Alternative, DrafterState, JobSize, weigh
-from alphaloop.deciding.posterior import Posterior
-from alphaloop.deciding.profile import Profile
+from alphaloop.deciding.posterior import Posterior, Profile
 
 DRAFTERS = (DrafterState("draft", "r1", 4), DrafterState("other", "r1", 4))
 SIZE = JobSize(200.0, 100.0)

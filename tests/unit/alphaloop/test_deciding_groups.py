@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 from alphaloop.cost import CostKind, CostPoint, CostTable
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState, JobSize
-from alphaloop.deciding.groups import Group, Together, decide_groups
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.policy import DecisionContext, DraftSetting, Reason
-from alphaloop.deciding.posterior import Posterior
-from alphaloop.deciding.profile import Profile
+from alphaloop.deciding.job_facts import PolicyLimits
+from alphaloop.deciding.policy import DecisionContext, DraftSetting, Group, Reason, Together, decide_groups
+from alphaloop.deciding.posterior import Posterior, Profile
 from alphaloop.messages import Decoding, Mode
 
 DRAFTER = DrafterState("draft", "r1", 4)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from alphaloop.cost import CostPoint, CostTable
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.objective import Aim, Objective
+from alphaloop.deciding.job_facts import Aim, Objective
 from alphaloop.deciding.policy import Reason
 from alphaloop.messages import Decoding, Mode, Purpose
 from tests.fixtures.choosing import LOOKUP, choose, costs, inferred, with_prompts

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 
 from alphaloop.cost import CostPoint, CostTable
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
+from alphaloop.deciding.draft_lengths import LengthsTogether, RunningGroup, RunningSequence, lengths_together
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.lengths_together import LengthsTogether, RunningGroup, RunningSequence, lengths_together
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
-from alphaloop.deciding.posterior import Posterior
-from alphaloop.deciding.profile import Profile
+from alphaloop.deciding.posterior import Posterior, Profile
 from alphaloop.messages import Mode
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from alphaloop.cost import CostPoint, CostTable
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState, weigh
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import DecisionContext, DraftSetting, Reason, decide
 from alphaloop.messages import Decoding, Mode, Purpose
 from tests.fixtures.choosing import LIMITS, LOOKUP, choose, costs, find, inferred

@@ -12,17 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.inference import PairPosterior, infer, splits_by_segment
-from alphaloop.deciding.key_evidence import KeyEvidence
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.lookup_prior import OFFERED, THROUGH
-from alphaloop.deciding.posterior import Posterior, tokens_per_round
-from alphaloop.deciding.posteriors import Posteriors
-from alphaloop.deciding.profile import Counts, Profile
-from alphaloop.deciding.trust import design_effect
+from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, KeyEvidence, design_effect
+from alphaloop.deciding.goodput import LOOKUP_OFFERED, LOOKUP_THROUGH, DrafterState
+from alphaloop.deciding.inference import PairPosterior, Posteriors, infer, splits_by_segment
+from alphaloop.deciding.job_facts import PolicyLimits
+from alphaloop.deciding.posterior import Counts, Posterior, Profile, tokens_per_round
 from alphaloop.settings.models import LookupDrafterSettings
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -149,9 +143,9 @@ def test_look_up_is_expected_to_go_on_where_it_went_well(rng: random.Random) -> 
     state = LookupDrafterSettings().state("lookup", "r1")
     pair = PairPosterior.of_drafter(state, PolicyLimits())
     cold = infer({}, key(), state.max_draft_tokens, pair)
-    assert cold.through[: len(THROUGH)] == pytest.approx(THROUGH)
-    assert cold.through[-1] == pytest.approx(THROUGH[-1])
-    assert cold.proposed[2] == pytest.approx(OFFERED[0] * (1 + OFFERED[1]))
+    assert cold.through[: len(LOOKUP_THROUGH)] == pytest.approx(LOOKUP_THROUGH)
+    assert cold.through[-1] == pytest.approx(LOOKUP_THROUGH[-1])
+    assert cold.proposed[2] == pytest.approx(LOOKUP_OFFERED[0] * (1 + LOOKUP_OFFERED[1]))
     assert all(0 < a <= 1 for a in cold.acceptance)
     # Jobs that never went beyond the fourth position move all of them: more came through than was expected.
     seen = infer({key(): evidence_cache(rng, 30, 0.8, k=4)}, key(), state.max_draft_tokens, pair)

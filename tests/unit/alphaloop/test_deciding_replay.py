@@ -1,183 +1,139 @@
-"""History decided again, and what it would have cost: on streams whose answer is known."""
+"""Snapshots decided again under other rules, and what that would have cost: where the answer is known."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
+from typing import Final
 
 import pytest
 
-from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
-from alphaloop.cost import CostPoint, CostTable
-from alphaloop.deciding.decision import DraftSetting, Reason
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
-from alphaloop.deciding.evidence_source import Place
+from alphaloop.deciding.decision import Decision, DraftSetting, Reason
+from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.hindsight import Case, Compared, Hindsight, Tally, total
-from alphaloop.deciding.job_facts import TaskRules
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.posterior import tokens_per_round
-from alphaloop.deciding.posteriors import Posteriors
-from alphaloop.deciding.replay import EngineName, PastJob, Replay, Rules
-from alphaloop.messages import Decoding
+from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits, Subject, TaskRules
+from alphaloop.deciding.policy import Group
+from alphaloop.deciding.posterior import Posterior, tokens_per_round
+from alphaloop.deciding.replay import Compared, Decoded, Pricing, Replay, Rules, group_of, is_given, total
+from alphaloop.deciding.snapshot import SessionFacts, Snapshot
+from alphaloop.messages import Decoding, Purpose
+from tests.fixtures.choosing import inferred
+from tests.fixtures.snapshots import some_snapshot
 
-NOW, STEP, HALF_LIFE = datetime(2026, 9, 1, tzinfo=UTC), timedelta(minutes=1), timedelta(days=3)
-LOOKUP = DrafterState("lookup", "r1", 4)
-NO_EXPLORATION = PolicyLimits(explore_share=0.0, control_share=0.0)
-#: Every pass takes 30 ms, a draft 3 ms: four tokens drafted are a gain wherever more than a tenth of a token comes.
-COSTS = CostTable(
-    CostPoint(drafter, batch, width, ms, 5)
-    for drafter, ms in ((None, 30.0), ("lookup", 3.0))
-    for batch in (1, 4)
-    for width in (1, 5)
-)
+LIMITS: Final = PolicyLimits(explore_share=0.0, control_share=0.0)
+FACTS: Final = SessionFacts("w", "h", "d", "e", "t", 8, timedelta(days=3), LIMITS)
+LOOKUP: Final = DrafterState("lookup", "draft-1", 4)
 
 
-def job(
-    number: int,
-    accepts: Sequence[int] | None,
-    *,
-    rounds: int = 20,
-    task: str = "code",
-    reason: str = "faster",
-    purpose: str = "traffic",
-    batch_size: int = 1,
-) -> PastJob:
-    """Decoded with so many accepts by position; vanilla without."""
-    counts = AcceptanceCounts(rounds + 1, rounds + 1)
-    key = EvidenceKey(task, "t", "e", "greedy", "<=256")
-    if accepts is not None:
-        trials = (rounds, *accepts[:-1])
-        counts = AcceptanceCounts(rounds + 1, 1, 0, trials, trials, tuple(accepts))
-        key = replace(key, drafter=LOOKUP.name, draft_revision=LOOKUP.revision)
-    k = len(accepts or ())
-    at = NOW + number * STEP
-    sums = EvidenceSums.of_job(counts, k, at, counts.num_tokens, 20)
-    return PastJob(key, "cpu", purpose, k, reason, 20, counts.num_tokens, batch_size, 1.0, at, sums, True)
+def decided(snapshot: Snapshot, rules: Rules, replay: Replay | None = None) -> Decision:
+    return (replay or Replay(rules)).decide(snapshot, FACTS)[0]
 
 
-#: The same, but every position of a pass takes 3 ms more.
-DEAR_WIDTHS = CostTable(
-    replace(point, median_ms=point.median_ms + 3.0 * point.batch * point.width * (point.drafter is None))
-    for point in COSTS.points
-)
+def test_under_the_rules_of_that_time_a_decision_is_the_one_that_was_taken() -> None:
+    snapshot = some_snapshot(limits=LIMITS)
+    same = decided(snapshot, Rules(LIMITS, {}))
+    assert snapshot.is_reproduced([same])
+    assert same.reason is Reason.FASTER
+    assert not replace(snapshot, is_whole=False).is_reproduced([same])
+    assert not snapshot.is_reproduced([replace(same, num_draft_tokens=1)])
 
 
-def replay(
-    snapshot: EvidenceSnapshot,
-    *,
-    limits: PolicyLimits = NO_EXPLORATION,
-    was: Rules | None = None,
-    costs: CostTable = COSTS,
-) -> Replay:
-    made = Replay(EngineName("cpu", "e", "t"), snapshot, costs, Rules(limits, {}), was=was)
-    made.drafters = [LOOKUP]
-    return made
+def test_other_rules_decide_the_same_jobs_otherwise() -> None:
+    snapshot = some_snapshot(limits=LIMITS)
+    forced = Rules(LIMITS, {"code": TaskRules(decoding=Decoding.VANILLA)})
+    assert decided(snapshot, forced).reason is Reason.FORCED
+    shorter = decided(snapshot, Rules(LIMITS, {}, {"lookup": 1}))
+    assert shorter.setting == DraftSetting("lookup", 1)
+    assert decided(snapshot, Rules(LIMITS, {}, {"lookup": 99})).setting == snapshot.decisions[0].setting
+    assert decided(snapshot, Rules(LIMITS, {}, removed=frozenset({"lookup"}))).reason is Reason.NO_DRAFTER
+    demanding = replace(LIMITS, min_speedup=50.0)
+    assert decided(snapshot, Rules(demanding, {})).reason is Reason.NOT_FASTER
+    target = TaskRules(objective=Objective(Aim.TIME_PER_TOKEN, 25.0))
+    assert decided(snapshot, Rules(LIMITS, {"code": target})).reason is Reason.ON_TARGET
 
 
-def test_every_batch_is_decided_by_the_evidence_before_it() -> None:
-    """A drafter of which nothing is accepted: tried while there is no evidence, and never again."""
-    snapshot = EvidenceSnapshot(HALF_LIFE)
-    again = replay(snapshot)
-    found = []
-    for number in range(30):
-        past = job(number, (0, 0, 0, 0))
-        (decision,) = again.decide([past])
-        assert decision is not None
-        found.append((decision.reason, decision.drafter))
-        snapshot.add([(past.key, past.evidence)])
-    assert found[0] == (Reason.NO_HISTORY, "lookup")
-    assert found[-1] == (Reason.NOT_FASTER, None)
-    assert again.num_batches == 30
+def test_a_job_keeps_the_mode_that_it_asked_for_and_its_deadline() -> None:
+    asked = some_snapshot(decoding=Decoding.VANILLA)
+    asked = replace(asked, subject=Subject("code", "greedy", Decoding.VANILLA), deadline_ms=3000.0)
+    again = asked.under(TaskRules(decoding=Decoding.SPECULATIVE), asked.drafters)
+    assert again.context.decoding is Decoding.VANILLA
+    assert again.context.objective == Objective(Aim.DEADLINE, 3000.0)
 
 
-def test_jobs_that_were_decided_together_are_decided_by_their_groups() -> None:
-    """Gold's drafts are accepted, free's are not, and every drafted token makes the pass dearer for all."""
-    snapshot = EvidenceSnapshot(HALF_LIFE)
-    for number in range(20):
-        for segment, accepts in (("gold", (19, 18, 17, 16)), ("free", (0, 0, 0, 0))):
-            past = job(number, accepts)
-            snapshot.add([(replace(past.key, segment=segment), past.evidence)])
-    one = job(20, None, batch_size=4)
-    mixed = [replace(one, key=replace(one.key, segment=name)) for name in ("gold", "free") * 2]
-    again = replay(snapshot, costs=DEAR_WIDTHS)
-    decisions = again.decide(mixed)
-    assert again.num_batches == 1
-    assert [decision and decision.drafter for decision in decisions] == ["lookup", None] * 2
+def test_only_what_rules_had_a_say_in_is_compared() -> None:
+    snapshot = some_snapshot(limits=LIMITS)
+    (decision,) = snapshot.decisions
+    assert not is_given(snapshot, decision)
+    for subject in (
+        Subject("code", "greedy", Decoding.SPECULATIVE),
+        Subject("code", "greedy", purpose=Purpose.PROBE),
+        Subject("code", "greedy", purpose=Purpose.CONTROL),
+    ):
+        assert is_given(replace(snapshot, subject=subject), decision)
+    assert is_given(snapshot, replace(decision, reason=Reason.CANNOT_SERVE))
+    assert not is_given(snapshot, replace(decision, reason=Reason.FORCED)), "forced by the task's configuration"
 
 
-def test_jobs_in_which_the_rules_have_no_say_are_not_decided_again() -> None:
-    forced = job(0, None, reason="forced")
-    again = replay(EvidenceSnapshot(HALF_LIFE))
-    given = [forced, job(1, (8,), purpose="probe", reason="probe"), job(2, None, reason="no_memory")]
-    assert again.decide(given) == (None, None, None)
-    assert again.num_batches == 0
-    first, none = again.decide([job(3, None), forced])
-    assert (first is not None, none) == (True, None)
-    by_task = Rules(NO_EXPLORATION, {"code": TaskRules(decoding=Decoding.VANILLA)})
-    (freed,) = replay(EvidenceSnapshot(HALF_LIFE), was=by_task).decide([forced])
-    assert freed is not None
-    assert freed.drafter == "lookup"
+def test_incumbents_and_budgets_under_other_rules_are_carried_from_decision_to_decision() -> None:
+    vague = inferred(0.02, k=4, jobs=8.0, sd=1.5)
+    past = some_snapshot(groups=[Group(2, {"lookup": vague}, "", "<=256")], limits=LIMITS)
+    past = replace(past, budget=ExplorationBudget(unseen={"lookup": 0.0}))
+    generous = Rules(replace(LIMITS, explore_share=0.005), {})
 
+    def reasons(rules: Rules) -> list[Reason]:
+        replay = Replay(rules)
+        return [decided(past, rules, replay).reason for _ in range(60)]
 
-def test_a_replay_can_be_repeated_and_explores_only_where_the_rules_say_so() -> None:
-    def reasons(limits: PolicyLimits) -> list[str]:
-        snapshot = EvidenceSnapshot(HALF_LIFE)
-        again, found = replay(snapshot, limits=limits), []
-        for number in range(600):
-            past = job(number, (1, 0, 0, 0))
-            (decision,) = again.decide([past])
-            assert decision is not None
-            found.append(decision.reason.value)
-            if number < 20:
-                snapshot.add([(past.key, past.evidence)])
-        return found
-
-    generous = PolicyLimits(explore_share=0.1, control_share=0.0)
     trials = reasons(generous)
     assert trials == reasons(generous)
-    assert 0 < trials.count("exploring") < 60
-    assert "exploring" not in reasons(NO_EXPLORATION)
+    assert trials[0] is not Reason.EXPLORING, "the budget of that time had nothing to spend"
+    assert Reason.EXPLORING in trials
+    assert Reason.EXPLORING not in reasons(Rules(LIMITS, {}))
 
 
-def compared(snapshot: EvidenceSnapshot, was: DraftSetting, would: DraftSetting, seed: int = 0) -> Compared:
-    tally = Tally()
-    for _ in range(10):
-        tally.add(60, 20, 1.0)
-    case = Case(EvidenceKey("code", "t", "e", "greedy", "<=256"), 1, was, would)
-    tasks: dict[str, Compared] = {}
-    hindsight = Hindsight(snapshot, NO_EXPLORATION, seed)
-    assert hindsight.compare({case: tally}, [LOOKUP], COSTS, NOW + timedelta(hours=1), tasks) == 0
-    return tasks["code"]
+def test_jobs_find_their_group() -> None:
+    posterior = {"lookup": inferred(0.8, k=4)}
+    groups = [
+        Group(1, posterior, "gold", "<=256"),
+        Group(1, posterior, "free", "<=256"),
+        Group(1, posterior, "gold", "<=1024"),
+    ]
+    snapshot = some_snapshot(groups=groups)
+    split = replace(snapshot, is_split=True)
+    assert [group_of(split, *kind) for kind in (("free", "<=256"), ("gold", "<=1024"), ("free", "<=1024"))] == [
+        1,
+        2,
+        None,
+    ]
+    assert group_of(snapshot, "another", "<=256") == 0
 
 
-def snapshot_of(num_jobs: int) -> EvidenceSnapshot:
-    snapshot = EvidenceSnapshot(HALF_LIFE)
-    for number in range(num_jobs):
-        past = job(0, (1600, 1280, 1024), rounds=2000) if number % 2 else job(0, (1500, 1200, 960), rounds=2000)
-        snapshot.add([(past.key, past.evidence)])
-    return snapshot
+def compared(posterior: Posterior, was: DraftSetting, would: DraftSetting, seed: int = 0) -> Compared:
+    """Ten jobs of 60 tokens, alone."""
+    snapshot = some_snapshot(groups=[Group(1, {"lookup": posterior}, "", "<=256")], prompt_tokens=None)
+    snapshot = replace(snapshot, context=replace(snapshot.context, num_running=1))
+    found = Pricing(seed).compare(snapshot, snapshot.groups[0], Decoded(was, 10, 600, 200, 10.0), would)
+    assert found is not None
+    return found
 
 
 def test_the_cost_of_another_setting_follows_from_acceptance(seed: int) -> None:
-    """A vanilla token takes 30 ms; a round of three drafted 33 ms, for what α ≈ .8 brings."""
-    found = compared(snapshot_of(200), DraftSetting(), DraftSetting("lookup", 3), seed)
-    tokens = tokens_per_round((1550 / 2000, 0.8, 0.8))[3]
+    """A vanilla token takes 30 ms; a round of three drafted 33 ms, for what α = .8 brings."""
+    found = compared(inferred(0.8, k=4, sd=0.05), DraftSetting(), DraftSetting("lookup", 3), seed)
+    tokens = tokens_per_round((0.8, 0.8, 0.8))[3]
     assert found.was_s == pytest.approx(600 * 0.030)
     assert found.would_s == pytest.approx(600 * 0.033 / tokens, rel=0.01)
     assert found.ratio is not None
     assert found.ratio.low <= found.ratio.mean <= found.ratio.high
     assert found.ratio.mean == pytest.approx(1.1 / tokens, rel=0.01)
     assert (found.num_jobs, found.num_same_jobs, found.measured_s) == (10, 0, 10.0)
-    vague = compared(snapshot_of(2), DraftSetting(), DraftSetting("lookup", 3), seed).ratio
+    vague = compared(inferred(0.8, k=4, sd=0.5), DraftSetting(), DraftSetting("lookup", 3), seed).ratio
     assert vague is not None
     assert vague.high - vague.low > 2 * (found.ratio.high - found.ratio.low)
 
 
 def test_the_same_setting_costs_the_same_with_any_posterior(seed: int) -> None:
-    found = compared(snapshot_of(2), DraftSetting("lookup", 3), DraftSetting("lookup", 3), seed)
+    found = compared(inferred(0.8, k=4, sd=0.9), DraftSetting("lookup", 3), DraftSetting("lookup", 3), seed)
     assert found.ratio is not None
     assert (found.ratio.low, found.ratio.mean, found.ratio.high) == (1.0, 1.0, 1.0)
     assert (found.num_same_jobs, found.num_untested_tokens) == (10, 0)
@@ -186,32 +142,15 @@ def test_the_same_setting_costs_the_same_with_any_posterior(seed: int) -> None:
 
 
 def test_drafts_longer_than_any_tested_are_counted_apart() -> None:
-    assert compared(snapshot_of(2), DraftSetting("lookup", 3), DraftSetting("lookup", 4)).num_untested_tokens == 600
-    assert compared(snapshot_of(2), DraftSetting("lookup", 3), DraftSetting("lookup", 2)).num_untested_tokens == 0
+    """Two positions were tested."""
+    posterior = inferred(0.8, k=4)
+    assert compared(posterior, DraftSetting(), DraftSetting("lookup", 3)).num_untested_tokens == 600
+    assert compared(posterior, DraftSetting(), DraftSetting("lookup", 2)).num_untested_tokens == 0
 
 
 def test_what_nobody_measured_is_left_out() -> None:
-    case = Case(EvidenceKey("code", "t", "e", "greedy", "<=256"), 1, DraftSetting("small", 2), DraftSetting())
-    tally, tasks = Tally(3, 60, 60, 1.0), dict[str, Compared]()
-    hindsight = Hindsight(EvidenceSnapshot(HALF_LIFE), NO_EXPLORATION, 0)
-    small = DrafterState("small", "r1", 4)
-    assert hindsight.compare({case: tally}, [LOOKUP], COSTS, NOW, tasks) == 3
-    assert hindsight.compare({case: tally}, [LOOKUP, small], COSTS, NOW, tasks) == 3
-    assert tasks == {}
-
-
-def test_a_tasks_evidence_moves_its_posterior_and_less_that_of_other_tasks() -> None:
-    snapshot = snapshot_of(100)
-    wanted = EvidenceKey("code", "t", "e", "greedy", "<=256")
-    at = NOW + STEP
-    posteriors = Posteriors(snapshot, NO_EXPLORATION)
-    known, cold = (posteriors.of(replace(wanted, task=task), LOOKUP, at) for task in ("code", "chat"))
-    assert known.acceptance[0] == pytest.approx(0.775, abs=0.01)
-    assert 0.5 < cold.acceptance[0] < known.acceptance[0]
-    assert cold.jobs == 0
-    assert snapshot.knows(Place("code", "lookup", "r1"))
-    assert not snapshot.knows(Place("code"))
-    lengths = snapshot.lengths("code", [LOOKUP], NOW)
-    assert lengths.prompt_tokens == 20
-    assert snapshot.lengths("code", [LOOKUP], NOW + HALF_LIFE).jobs == pytest.approx(lengths.jobs / 2)
-    assert snapshot.lengths("chat", [LOOKUP], NOW).output_tokens is None
+    snapshot = some_snapshot()
+    jobs = Decoded(DraftSetting("small", 2), 3, 60, 60, 1.0)
+    assert Pricing(0).compare(snapshot, snapshot.groups[0], jobs, DraftSetting()) is None
+    jobs = Decoded(DraftSetting(), 3, 60, 60, 1.0)
+    assert Pricing(0).compare(snapshot, snapshot.groups[0], jobs, DraftSetting("lookup", 9)) is None

@@ -12,16 +12,12 @@ from hypothesis import strategies as st
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.cost import CostPoint, CostTable
-from alphaloop.deciding.budgets import BudgetsInMemory
-from alphaloop.deciding.decision import Decision, DraftSetting, Reason
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
+from alphaloop.deciding.decision import ChoicesInMemory, Decision, DraftSetting, IncumbentKey, Reason
+from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums
+from alphaloop.deciding.exploration import BudgetsInMemory
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.incumbents import ChoicesInMemory, IncumbentKey
-from alphaloop.deciding.job_facts import EngineConditions, JobFacts, Subject, TaskRules
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.objective import Aim, Objective
-from alphaloop.deciding.posteriors import Posteriors
+from alphaloop.deciding.inference import Posteriors
+from alphaloop.deciding.job_facts import Aim, EngineConditions, JobFacts, Objective, PolicyLimits, Subject, TaskRules
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.messages import Decoding
 
@@ -62,13 +58,11 @@ class Made:
         self.session = DecisionSession(
             "t",
             "e",
-            self.evidence,
-            posteriors=Posteriors(self.evidence, self.limits),
+            Posteriors(self.evidence, self.limits),
             choices=self.choices,
             budgets=BudgetsInMemory(self.evidence, lambda: self.drafters) if self.explores else None,
             costs=lambda: self.table,
             drafters=lambda: self.drafters,
-            limits=self.limits,
             num_slots=8,
         )
 

@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 
 from alphaloop.cost import CostKind, CostPoint, CostTable
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
+from alphaloop.deciding.draft_lengths import settings_by_running
 from alphaloop.deciding.goodput import DrafterState, JobSize, expected_round_ms
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.objective import Aim, Objective
+from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits
 from alphaloop.deciding.policy import decide
-from alphaloop.deciding.posterior import Posterior
-from alphaloop.deciding.profile import Profile
-from alphaloop.deciding.settings_by_running import settings_by_running
+from alphaloop.deciding.posterior import Posterior, Profile
 from alphaloop.messages import Decoding, Mode, Purpose
 
 LOOKUP, DRAFT = DrafterState("lookup", "r1", 8), DrafterState("draft", "r1", 5)

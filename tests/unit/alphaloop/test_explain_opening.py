@@ -11,7 +11,7 @@ from alphaloop.acceptance import Interval
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.explaining.explanation import Explanation
-from alphaloop.explaining.opening import opening
+from alphaloop.explaining.wording import opening
 from alphaloop.messages import Mode
 from alphaloop.switchback.speedup import Verdict
 

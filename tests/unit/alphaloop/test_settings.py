@@ -1,6 +1,6 @@
 
 from __future__ import annotations
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.errors import ConfigError
 from alphaloop.settings import EndpointSettings
 from alphaloop.settings import PolicySettings

@@ -1,31 +1,42 @@
 """How long a task's texts are: a text that a limit cut says only how long it is at least, and a job counts once."""
 
 from __future__ import annotations
-
-import random
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
-from alphaloop.cost import CostPoint, CostTable
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.cost import CostPoint
+from alphaloop.cost import CostTable
+from alphaloop.deciding.decision import ChoicesInMemory
 from alphaloop.deciding.decision import Reason
+from alphaloop.deciding.evidence import EvidenceSnapshot
 from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
-from alphaloop.deciding.evidence_source import JobLengths, Place
+from alphaloop.deciding.evidence import JobLengths
+from alphaloop.deciding.evidence import Place
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.incumbents import ChoicesInMemory
-from alphaloop.deciding.job_facts import JobFacts, Subject, TaskRules
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.posteriors import Posteriors
+from alphaloop.deciding.inference import Posteriors
+from alphaloop.deciding.job_facts import JobFacts
+from alphaloop.deciding.job_facts import PolicyLimits
+from alphaloop.deciding.job_facts import Subject
+from alphaloop.deciding.job_facts import TaskRules
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.messages import Mode
-from alphaloop.store.acceptance_state import pack, unpack
-from alphaloop.store.decode_runs import JobCounts, ShadowRun
-from tests.fixtures.runs import ENGINE, TARGET, decode_run, simulated_counts, vanilla_counts
+from alphaloop.store.acceptance_state import pack
+from alphaloop.store.acceptance_state import unpack
+from alphaloop.store.decode_runs import JobCounts
+from alphaloop.store.decode_runs import ShadowRun
+from dataclasses import replace
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fixtures.runs import ENGINE
+from tests.fixtures.runs import TARGET
+from tests.fixtures.runs import decode_run
+from tests.fixtures.runs import simulated_counts
+from tests.fixtures.runs import vanilla_counts
+import pytest
+import random
+
 
 NOW = datetime(2026, 11, 26, tzinfo=UTC)
 HALF_LIFE = timedelta(days=3)
@@ -54,13 +65,11 @@ def session(snapshot: EvidenceSnapshot) -> DecisionSession:
     return DecisionSession(
         TARGET,
         ENGINE,
-        snapshot,
-        posteriors=Posteriors(snapshot, limits),
+        Posteriors(snapshot, limits),
         choices=ChoicesInMemory(),
         budgets=None,
         costs=lambda: costs,
         drafters=lambda: [LOOKUP],
-        limits=limits,
         num_slots=0,
     )
 

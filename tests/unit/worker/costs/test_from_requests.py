@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from collections.abc import Sequence
@@ -15,9 +14,8 @@ from alphaloop.cost import CostKind, CostPoint
 from alphaloop.cost_doubt import PRIOR_SD
 from alphaloop.deciding.decision import Decision, DecisionContext, Reason
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
-from alphaloop.store.input_codec import basis_content, costs_content, read_basis, read_costs
 from tests.fixtures.choosing import inferred
 from tests.fixtures.cost_store import Clock, Store
 from tests.fixtures.served import ServerLaw, answered, step_of
@@ -176,19 +174,6 @@ def test_a_database_that_is_away_is_tried_again(store: Store, clock: Clock) -> N
     assert not costs.save_when_due()
     clock.now_s += 60.0
     assert costs.save_when_due()
-
-
-def test_the_table_can_be_made_again_from_what_is_recorded(store: Store, clock: Clock) -> None:
-    costs = made(store, clock)
-    serve(costs, clock, 40, routes=[None])
-    assert costs.table.is_of_servers
-    base = costs.state
-    serve(costs, clock, 40)
-    table, state = costs.table, costs.state
-    assert state.basis is base.basis
-    content = json.loads(json.dumps(costs_content(state, base, 1)))
-    read = read_costs(content, read_basis(json.loads(json.dumps(basis_content(base)))))
-    assert read.table().points == table.points
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -16,7 +16,7 @@ from alphaloop.acceptance import Z95
 from alphaloop.cost import CostKind, CostPoint
 from alphaloop.deciding.decision import DecisionContext, DraftSetting
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
 from tests.fixtures.choosing import inferred
 from tests.fixtures.cost_store import Clock, Store

@@ -12,10 +12,9 @@ import pytest
 from alphaloop.cost import CostPoint
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.limits import PolicyLimits
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import Decision, DecisionContext, DraftSetting, decide
-from alphaloop.deciding.posterior import Posterior
-from alphaloop.deciding.profile import Profile
+from alphaloop.deciding.posterior import Posterior, Profile
 from worker.costs.live import LiveCosts
 from worker.engine import Step
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 from alphaloop.cost import CostTable
+from alphaloop.deciding.decision import ChoicesInMemory
 from alphaloop.deciding.decision import Decision
 from alphaloop.deciding.decision import Reason
-from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
+from alphaloop.deciding.evidence import EvidenceSnapshot
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.incumbents import ChoicesInMemory
+from alphaloop.deciding.inference import Posteriors
+from alphaloop.deciding.job_facts import Aim
+from alphaloop.deciding.job_facts import Objective
+from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.job_facts import Subject
 from alphaloop.deciding.job_facts import TaskRules
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.objective import Aim
-from alphaloop.deciding.objective import Objective
-from alphaloop.deciding.posteriors import Posteriors
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.messages import Decoding
 from alphaloop.messages import Origin
@@ -28,9 +28,9 @@ from datetime import timedelta
 from tests.fakes import FakeEngine
 from typing import Any
 from typing import Final
-from worker.deciding.context import conditions_of
-from worker.deciding.context import facts_of
-from worker.deciding.context import subject_of
+from worker.deciding.decider import conditions_of
+from worker.deciding.decider import facts_of
+from worker.deciding.decider import subject_of
 from worker.engine import CacheMemory
 from worker.engine import PreparedJob
 from worker.engine import Sampling
@@ -73,13 +73,11 @@ def session(engine: FakeEngine) -> DecisionSession:
     return DecisionSession(
         "target",
         "engine",
-        snapshot,
-        posteriors=Posteriors(snapshot, limits),
+        Posteriors(snapshot, limits),
         choices=ChoicesInMemory(),
         budgets=None,
         costs=lambda: CostTable([]),
         drafters=lambda: engine.drafters,
-        limits=limits,
         num_slots=4,
     )
 

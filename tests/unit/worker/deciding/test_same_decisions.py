@@ -1,51 +1,76 @@
-"""One history, three ways to the decision session: the worker's decider, replay and the simulator's rule."""
+"""One history, three ways to a decision: the worker's decider, its snapshots and the simulator's rule."""
 
 from __future__ import annotations
-
-import json
-import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final, cast
-
-import numpy as np
-import pytest
-
 from alphaloop.acceptance import prompt_bucket
-from alphaloop.cost import CostPoint, CostTable
-from alphaloop.deciding.budgets import BudgetsInMemory
-from alphaloop.deciding.decision import Decision, Reason
-from alphaloop.deciding.evidence import EvidenceSums, together
-from alphaloop.deciding.evidence_snapshot import EvidenceSnapshot
+from alphaloop.cost import CostPoint
+from alphaloop.deciding.decision import ChoicesInMemory
+from alphaloop.deciding.decision import Decision
+from alphaloop.deciding.decision import Reason
+from alphaloop.deciding.evidence import EvidenceSnapshot
+from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.evidence import together
+from alphaloop.deciding.exploration import BudgetsInMemory
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.incumbents import ChoicesInMemory
-from alphaloop.deciding.job_facts import TaskRules
-from alphaloop.deciding.limits import PolicyLimits
-from alphaloop.deciding.replay import EngineName, PastJob, Replay, Rules
-from alphaloop.messages import Mode, Origin, parse_job
+from alphaloop.deciding.job_facts import PolicyLimits
+from alphaloop.deciding.snapshot import SessionFacts
+from alphaloop.deciding.snapshot import Snapshot
+from alphaloop.deciding.snapshot import SnapshotEncoder
+from alphaloop.deciding.snapshot import decode
+from alphaloop.messages import Mode
+from alphaloop.messages import Origin
+from alphaloop.messages import parse_job
 from alphaloop.settings import TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.drafts import DraftRegistry
-from benchmarks.policy.play import Batch, Choice, Decoded
-from benchmarks.policy.rounds import Counts, Outcomes
-from benchmarks.policy.rules.ours import HALF_LIFE, Ours
-from benchmarks.policy.scenario import Acceptance, Device, Phase, Scenario, Surface, Task
+from benchmarks.policy.play import Batch
+from benchmarks.policy.play import Choice
+from benchmarks.policy.play import Decoded
+from benchmarks.policy.rounds import Counts
+from benchmarks.policy.rounds import Outcomes
+from benchmarks.policy.rules.ours import HALF_LIFE
+from benchmarks.policy.rules.ours import Ours
+from benchmarks.policy.scenario import Acceptance
+from benchmarks.policy.scenario import Device
+from benchmarks.policy.scenario import Phase
+from benchmarks.policy.scenario import Scenario
+from benchmarks.policy.scenario import Surface
+from benchmarks.policy.scenario import Task
 from benchmarks.policy.stream import Cell
 from benchmarks.workload.ledger import LedgerInMemory
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import replace
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
 from tests.fakes import FakeEngine
-from tests.fixtures.runs import decode_run, simulated_counts, vanilla_counts
+from tests.fixtures.runs import decode_run
+from tests.fixtures.runs import simulated_counts
+from tests.fixtures.runs import vanilla_counts
+from typing import Any
+from typing import Final
+from typing import cast
+from uuid import uuid4
 from worker.costs.live import LiveCosts
 from worker.deciding.decider import Decider
 from worker.deciding.evidence_cache import EvidenceCache
-from worker.engine import PreparedJob, Sampling
+from worker.engine import PreparedJob
+from worker.engine import Sampling
 from worker.lanes import lane_of
+import json
+import numpy as np
+import pytest
+import random
+
 
 BEGIN: Final = datetime(2026, 3, 1, tzinfo=UTC)
-#: Longer than any of the three keeps a posterior: they differ in that alone.
+#: Longer than any of them keeps a posterior: they differ in that alone.
 STEP: Final = timedelta(hours=7)
 LIMITS: Final = PolicyLimits()
+FACTS: Final = SessionFacts("w", "h", "d", "e", "t", 8, HALF_LIFE, LIMITS)
 DRAFTERS: Final = (DrafterState("lookup", "r1", 6), DrafterState("draft", "r1", 4))
 NUM_JOBS: Final = 8
 TASK_TOKENS: Final = 40
@@ -96,7 +121,9 @@ def histories(rng: random.Random, num_batches: int, *, is_mixed: bool) -> list[P
     return found
 
 
-def by_worker(history: Sequence[Past], points: Sequence[CostPoint]) -> Iterator[tuple[Decision, ...]]:
+def by_worker(
+    history: Sequence[Past], points: Sequence[CostPoint], note: Callable[[Snapshot], None] | None = None
+) -> Iterator[tuple[Decision, ...]]:
     engine, now = FakeEngine(drafters=DRAFTERS, num_slots=NUM_JOBS), BEGIN
     cache = EvidenceCache(
         cast(AcceptanceStateStore, None),  # nobody else adds evidence, so the cache never reads
@@ -109,12 +136,12 @@ def by_worker(history: Sequence[Past], points: Sequence[CostPoint]) -> Iterator[
     ledger = LedgerInMemory(HALF_LIFE)
     costs = LiveCosts(points, half_life=32, save=lambda _: None, save_every_s=1e9, clock=lambda: 0.0)
     budgets = BudgetsInMemory(EvidenceSnapshot(HALF_LIFE), lambda: DRAFTERS)
-    decider = Decider(engine, cache, ChoicesInMemory(), budgets, costs=costs, limits=LIMITS, now=lambda: now)
+    decider = Decider(engine, cache, ChoicesInMemory(), budgets, costs=costs, limits=LIMITS, now=lambda: now, note=note)
     for number, past in enumerate(history):
         now = past.at
         jobs = [prepared(run, number, index) for index, run in enumerate(past.runs)]
         key = lane_of(jobs[0].job, jobs[0].sampling)
-        yield decider.decide_each(key, jobs, TaskSettings(max_tokens=MAX_TOKENS))
+        yield decider.decide_each(key, jobs, TaskSettings(max_tokens=MAX_TOKENS), decision_id=uuid4())
         cache.take(ledger.record((run.key, run.evidence) for run in past.runs))
 
 
@@ -124,32 +151,17 @@ def prepared(run: DecodeRun, number: int, index: int) -> PreparedJob:
     return PreparedJob(job, (1,) * run.num_prompt_tokens, Sampling(max_tokens=MAX_TOKENS, temperature=0.0))
 
 
-def by_replay(history: Sequence[Past], points: Sequence[CostPoint]) -> Iterator[tuple[Decision | None, ...]]:
-    snapshot = EvidenceSnapshot(HALF_LIFE)
-    rules = Rules(LIMITS, {task: TaskRules(max_tokens=MAX_TOKENS) for task in ("code", "chat")})
-    key = history[0].runs[0].key
-    replay = Replay(EngineName("cpu", key.engine, key.target_revision), snapshot, CostTable(points), rules)
-    replay.drafters = DRAFTERS
-    for past in history:
-        yield replay.decide([past_job(run) for run in past.runs])
-        snapshot.add((run.key, run.evidence) for run in past.runs)
-
-
-def past_job(run: DecodeRun) -> PastJob:
-    return PastJob(
-        run.key,
-        run.device,
-        run.purpose,
-        run.num_draft_tokens,
-        run.reason,
-        run.num_prompt_tokens,
-        run.num_tokens,
-        run.batch_size,
-        run.device_s,
-        run.decoded_at,
-        run.evidence,
-        run.is_evidence,
-    )
+def from_snapshots(snapshots: Sequence[Snapshot]) -> Iterator[tuple[bool, tuple[Decision, ...]]]:
+    """The decision of each group, taken again from the document that a worker stores."""
+    encoder = SnapshotEncoder(FACTS)
+    for one in snapshots:
+        document = json.loads(encoder.encode(one))
+        subject = one.subject
+        again, facts = decode(
+            document, one.decision_id, one.decided_at, subject.task, subject.sampling_bucket, one.context.num_running
+        )
+        assert facts == FACTS
+        yield again.is_whole, again.decide(facts.limits)
 
 
 def by_simulator(history: Sequence[Past]) -> Iterator[Decision]:
@@ -196,25 +208,37 @@ def plain(decision: Decision | None) -> Decision:
     return replace(decision, settings_by_running=())
 
 
-def test_worker_replay_and_simulator_decide_alike(rng: random.Random) -> None:
+def test_worker_and_simulator_decide_alike(rng: random.Random) -> None:
     history = histories(rng, 80, is_mixed=False)
     points = DEVICE.points()
-    ways = zip(by_worker(history, points), by_replay(history, points), by_simulator(history), strict=True)
     decisions = []
-    for worker, replay, simulator in ways:
-        assert [plain(one) for one in worker] == [plain(one) for one in replay] == [simulator] * NUM_JOBS
+    for worker, simulator in zip(by_worker(history, points), by_simulator(history), strict=True):
+        assert [plain(one) for one in worker] == [simulator] * NUM_JOBS
         decisions.append(simulator)
     assert {Reason.EXPLORING, Reason.FASTER} <= {decision.reason for decision in decisions}
 
 
-def test_worker_and_replay_decide_groups_alike(rng: random.Random) -> None:
-    history = histories(rng, 60, is_mixed=True)
-    points = DEVICE.points()
-    num_apart = 0
-    for worker, replay in zip(by_worker(history, points), by_replay(history, points), strict=True):
-        assert [plain(one) for one in worker] == [plain(one) for one in replay]
-        num_apart += len({decision.setting for decision in worker}) > 1
-    assert num_apart > 10
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_a_decision_is_taken_again_from_its_snapshot(rng: random.Random, is_mixed: bool) -> None:
+    """With everything that it says, up to the digits of a snapshot: groups, trials and changes of the incumbent."""
+    history, snapshots = histories(rng, 80, is_mixed=is_mixed), list[Snapshot]()
+    decided = list(by_worker(history, DEVICE.points(), snapshots.append))
+    num_apart = num_cut = 0
+    for one, (is_whole, again) in zip(snapshots, from_snapshots(snapshots), strict=True):
+        num_cut += not is_whole
+        if not is_whole:
+            continue
+        assert [(its.setting, its.reason, its.kept) for its in again] == [
+            (its.setting, its.reason, its.kept) for its in one.decisions
+        ]
+        for its, before in zip(again, one.decisions, strict=True):
+            for way, was in zip(its.alternatives, before.alternatives, strict=True):
+                assert way.speedup == pytest.approx(was.speedup, rel=1e-3)
+                assert way.speedup_low == pytest.approx(was.speedup_low, rel=2e-3)
+        num_apart += len({its.setting for its in again}) > 1
+    assert num_cut < len(snapshots) / 5, "four groups of two drafters fit, but for some"
+    assert {Reason.EXPLORING, Reason.FASTER} <= {its.reason for decisions in decided for its in decisions}
+    assert not is_mixed or num_apart > 10
 
 
 @pytest.mark.parametrize("is_mixed", [False, True])

@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.fixtures.claimed import ready_job
-from worker.deciding.context import facts_of
-from worker.deciding.segments import MOST_SEGMENTS, SegmentsApart, of_segments_used_last
+from worker.deciding.decider import facts_of
+from worker.deciding.evidence_cache import MOST_SEGMENTS, SegmentsApart, of_segments_used_last
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 IDLE = timedelta(days=3)

@@ -1,25 +1,89 @@
-"""Exploration budgets in the database: one for all workers of a target and device."""
+"""What decisions leave in the database: changes of a choice, exploration budgets, and snapshots.
+
+Decoding waits for none of it. What is read for the first decision of a task is read when a job of it is claimed.
+"""
 
 from __future__ import annotations
-
-import logging
-import threading
-import time
-from collections.abc import Callable, Mapping
+from alphaloop.deciding.decision import Decision
+from alphaloop.deciding.decision import DraftSetting
+from alphaloop.deciding.decision import IncumbentKey
+from alphaloop.deciding.evidence import Place
+from alphaloop.deciding.exploration import ExplorationBudget
+from alphaloop.deciding.snapshot import SessionFacts
+from alphaloop.deciding.snapshot import Snapshot
+from alphaloop.deciding.snapshot import SnapshotEncoder
+from alphaloop.errors import StoreError
+from alphaloop.store.budgets import BudgetStore
+from alphaloop.store.budgets import BudgetSubject
+from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.snapshots import SnapshotRow
+from alphaloop.store.snapshots import SnapshotStore
+from alphaloop.store.traffic import TrafficStore
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias
-
-from alphaloop.deciding.evidence_source import Place
-from alphaloop.deciding.exploration import ExplorationBudget
-from alphaloop.errors import StoreError
-from alphaloop.store.budgets import BudgetStore, BudgetSubject
-from alphaloop.store.traffic import TrafficStore
+from typing import Final
+from typing import NamedTuple
+from typing import TypeAlias
 from worker.background import Write
 from worker.deciding.evidence_cache import EvidenceCache
 from worker.engine import EngineIdentity
+import logging
+import threading
+import time
+
 
 log = logging.getLogger(__name__)
+
+
+class StoredChoices:
+    """A `ChoiceLog` for one engine. A log that cannot be written does not stop decoding.
+
+    `write` does the writing or queues it; a queued choice counts as logged, because the queue tries again. `prepare`
+    may run in another thread than the session's.
+    """
+
+    def __init__(
+        self,
+        changes: DecisionLog,
+        identity: EngineIdentity,
+        owner: str,
+        *,
+        write: Write = lambda what, act: act(),
+    ) -> None:
+        self._changes, self._identity, self._owner = changes, identity, owner
+        self._write = write
+        self._prepared: dict[tuple[str, str], DraftSetting | None] = {}
+
+    def prepare(self, task: str, sampling_bucket: str) -> None:
+        """Read what `last_choice` will be asked for. May raise StoreError."""
+        self._prepared[task, sampling_bucket] = self._read(task, sampling_bucket)
+
+    def last_choice(self, task: str, sampling_bucket: str) -> DraftSetting | None:
+        """The last choice in the log. Without `prepare` it is read now, which may raise StoreError."""
+        subject = task, sampling_bucket
+        return self._prepared.pop(subject) if subject in self._prepared else self._read(*subject)
+
+    def record(self, key: IncumbentKey, decision: Decision) -> bool:
+        """Log the choice; False if the database is away."""
+        identity = self._identity
+        subject = key.task, identity.target_revision, identity.device, key.sampling_bucket
+        try:
+            self._write(
+                "change of choice",
+                lambda: self._changes.record_change(*subject, key.load, decision, self._owner),
+            )
+        except StoreError as error:
+            log.warning("change of choice not logged: %s", error.message, extra={"action": "choice_not_logged"})
+            return False
+        return True
+
+    def _read(self, task: str, sampling_bucket: str) -> DraftSetting | None:
+        identity = self._identity
+        return self._changes.last_choice(task, identity.target_revision, identity.device, sampling_bucket)
+
 
 #: Credit is written so often at most, because every write is a transaction.
 ACCRUED_EVERY_S: Final = 60.0
@@ -170,3 +234,58 @@ class SharedBudgets:
     def _row_of(self, subject: _Subject) -> BudgetSubject:
         task, sampling_bucket = subject
         return BudgetSubject(task, self._identity.target_revision, self._identity.device, sampling_bucket)
+
+
+#: Snapshots are written so often at most: many decisions share a transaction.
+WRITE_EVERY_S: Final = 1.0
+#: Snapshots that wait while the database is away. The oldest are dropped first.
+MOST_WAITING: Final = 10_000
+
+
+class SnapshotJournal:
+    """Snapshots that wait to be written, and those in the database.
+
+    `note` is called by the thread that decides, and `write` by one other thread at a time. A snapshot may be lost: when
+    the process is killed, those of the last second; and while the database is away, the oldest.
+    """
+
+    def __init__(
+        self, store: SnapshotStore, facts: SessionFacts, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store, self._encoder, self._clock = store, SnapshotEncoder(facts), clock
+        self._noted: deque[Snapshot] = deque()
+        self._rows: list[SnapshotRow] = []
+        self._due = clock()
+
+    def note(self, snapshot: Snapshot) -> None:
+        """Take down a decision that was just taken."""
+        self._noted.append(snapshot)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether snapshots wait to be written, and the last write is a second ago."""
+        return bool(self._noted or self._rows) and self._clock() >= self._due
+
+    def write(self) -> None:
+        """Write the snapshots that wait. Raises StoreError, and then writes them next time."""
+        self._due = self._clock() + WRITE_EVERY_S
+        # Encoded at once, because what was noted holds whole cost tables.
+        while self._noted:
+            self._rows.append(self._row(self._noted.popleft()))
+        num_dropped = len(self._rows) - MOST_WAITING
+        if num_dropped > 0:
+            log.warning("%d decisions not recorded", num_dropped, extra={"action": "decisions_not_recorded"})
+            del self._rows[:num_dropped]
+        if self._rows:
+            self._store.add(self._rows)
+            self._rows = []
+
+    def _row(self, one: Snapshot) -> SnapshotRow:
+        return SnapshotRow(
+            one.decided_at,
+            one.decision_id,
+            one.subject.task,
+            one.subject.sampling_bucket,
+            one.context.num_running,
+            self._encoder.encode(one),
+        )

@@ -1,0 +1,191 @@
+"""Snapshots: what a decision was taken from comes back, and no document is longer than it may be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Final
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.deciding.decision import DraftSetting
+from alphaloop.deciding.exploration import ExplorationBudget
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits, Subject
+from alphaloop.deciding.policy import Group
+from alphaloop.deciding.snapshot import MOST_BYTES, SessionFacts, Snapshot, SnapshotEncoder, decode, read_session
+from alphaloop.deciding.snapshot import session_content as written_session
+from alphaloop.messages import Decoding, Purpose
+from tests.fixtures.choosing import inferred
+from tests.fixtures.snapshots import NOON, some_snapshot
+
+LIMITS: Final = PolicyLimits(explore_share=0.05)
+FACTS: Final = SessionFacts("w", "h", "d", "e", "t", 4, timedelta(days=3), LIMITS)
+names: Final = st.text(max_size=8)
+
+
+def stored(snapshot: Snapshot) -> dict[str, Any]:
+    """As it comes back from the database."""
+    text = SnapshotEncoder(FACTS).encode(snapshot)
+    assert len(text.encode()) <= MOST_BYTES
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
+def again(snapshot: Snapshot) -> Snapshot:
+    subject = snapshot.subject
+    found, facts = decode(
+        stored(snapshot),
+        snapshot.decision_id,
+        snapshot.decided_at,
+        subject.task,
+        subject.sampling_bucket,
+        snapshot.context.num_running,
+    )
+    assert facts == FACTS
+    return found
+
+
+def test_everything_that_a_decision_is_taken_from_comes_back() -> None:
+    snapshot = replace(
+        some_snapshot(),
+        subject=Subject("code", "greedy", Decoding.VANILLA, Purpose.PROBE, "lookup", 3, "a pattern"),
+        incumbent=DraftSetting("lookup", 2),
+        budget=ExplorationBudget(5.0, 9.0, 4.0, {"lookup": 3.0}, {"lookup": 60.0}, NOON),
+        deadline_ms=1500.0,
+        is_split=True,
+    )
+    context = replace(
+        snapshot.context,
+        purpose=Purpose.PROBE,
+        decoding=Decoding.VANILLA,
+        probe_drafter="lookup",
+        probe_num_draft_tokens=3,
+        switched_off="a pattern",
+        objective=Objective(Aim.TIME_PER_TOKEN, 30.0),
+        known_output_jobs=7.5,
+        free_cache_bytes=1000,
+        free_elsewhere={"lookup": 5},
+        max_sequence_tokens=150.0,
+        max_output_tokens=100.0,
+        cannot_serve={"lookup": "min_p"},
+    )
+    snapshot = replace(snapshot, context=context)
+    found = again(snapshot)
+    for name in ("subject", "context", "deadline_ms", "drafters", "is_split", "incumbent", "budget", "is_whole"):
+        assert getattr(found, name) == getattr(snapshot, name), name
+    assert [(one.setting, one.reason, one.explanation) for one in found.decisions] == [
+        (one.setting, one.reason, one.explanation) for one in snapshot.decisions
+    ]
+    assert found.seen["lookup"].trials == snapshot.seen["lookup"].trials
+    posterior, before = (its.groups[0].posteriors["lookup"] for its in (found, snapshot))
+    assert posterior.tokens == pytest.approx(before.tokens, rel=1e-4)
+    assert posterior.tokens_sd == pytest.approx(before.tokens_sd, rel=1e-4)
+
+
+def test_a_drafter_and_a_session_come_back() -> None:
+    drafter = DrafterState("draft", "r", 4, True, 100, (0.5, 0.9), (0.4,), max_prompt_tokens=512, num_endpoints=2)
+    content = json.loads(json.dumps(written_session(FACTS, [drafter])))
+    assert read_session(content) == (FACTS, (drafter,))
+
+
+def test_costs_come_back_at_the_load_and_the_context_of_the_decision() -> None:
+    points = [
+        CostPoint(name, batch, width, 10.0 + batch * width * (1 + context / 1000), 5, context, correction_variance=0.01)
+        for name in (None, "lookup")
+        for batch in (1, 2, 8)
+        for width in (1, 3, 9)
+        for context in (256, 2048)
+    ]
+    points += [CostPoint(None, 1, tokens, tokens / 10, 5, 0, CostKind.PREFILL) for tokens in (64, 512)]
+    snapshot = replace(some_snapshot(), costs=CostTable(points))
+    found, size = again(snapshot), snapshot.context.size
+    assert size is not None
+    for name in (None, "lookup"):
+        for width in (1, 2.5, 5, 9):
+            now, then = (one.costs.rounds(4, size.context).part_ms(name, width) for one in (found, snapshot))
+            assert now == pytest.approx(then, rel=1e-4)
+        assert found.costs.prefill_ms(name, 50) == pytest.approx(snapshot.costs.prefill_ms(name, 50), rel=1e-4)
+        assert found.costs.rounds(4).variance(name) == pytest.approx(0.01)
+
+
+def many(number: int, k: int = 8) -> list[DrafterState]:
+    return [DrafterState(f"drafter-{n}", f"revision-{n}", k) for n in range(number)]
+
+
+@pytest.mark.parametrize("num_drafters", [5, 12, 60])
+@pytest.mark.parametrize("num_groups", [1, 3, 40])
+def test_of_many_drafters_the_least_likely_are_dropped(num_drafters: int, num_groups: int) -> None:
+    drafters = many(num_drafters)
+    groups = [
+        Group(
+            1 + number % 3,
+            {one.name: inferred(0.2 + 0.6 * rank / num_drafters, k=8) for rank, one in enumerate(drafters)},
+            f"segment {number}",
+            "<=256",
+        )
+        for number in range(num_groups)
+    ]
+    snapshot = some_snapshot(drafters, groups)
+    content = stored(snapshot)
+    dropped = content["dropped"]
+    assert dropped["alternatives"] > 0
+    assert len(content["drafters"]) == num_drafters - dropped["drafters"]
+    assert len(content["groups"]) == num_groups - dropped["groups"]
+    largest = max(snapshot.groups, key=lambda group: group.num_jobs)
+    assert content["groups"][0]["segment"] == largest.segment or num_groups <= 3
+    found = again(snapshot)
+    assert found.is_whole == (dropped["drafters"] == dropped["groups"] == 0)
+    best = {drafter.name for drafter in found.drafters}
+    assert {one.drafter for one in snapshot.decisions[:1]} - {None} <= best
+    if dropped["drafters"] and num_groups == 1:
+        assert f"drafter-{num_drafters - 1}" in best, "what was expected to be fastest stays"
+        assert "drafter-0" not in best
+        assert found.decide(LIMITS)[0].setting == snapshot.decisions[0].setting
+
+
+def test_of_a_document_that_would_be_too_long_the_outcome_stays() -> None:
+    (drafter,) = many(1, k=400)
+    snapshot = some_snapshot(
+        [drafter], [Group(1, {drafter.name: inferred(0.9, k=400, reach=tuple(0.9 for _ in range(400)))})]
+    )
+    own_var = tuple(1e-4 + n / 1e6 for n in range(400))
+    posterior = snapshot.groups[0].posteriors[drafter.name]
+    posterior = replace(posterior, profile=replace(posterior.profile, own_var=own_var))
+    snapshot = replace(snapshot, groups=(replace(snapshot.groups[0], posteriors={drafter.name: posterior}),))
+    found = again(snapshot)
+    assert not found.is_whole
+    assert found.drafters == ()
+    assert (found.decisions[0].setting, found.decisions[0].reason) == (
+        snapshot.decisions[0].setting,
+        snapshot.decisions[0].reason,
+    )
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(names, min_size=1, max_size=6, unique=True), names, st.text(max_size=2000), st.dictionaries(names, names)
+)
+def test_a_document_is_never_too_long_whatever_the_names_are(
+    drafters: Sequence[str], segment: str, pattern: str, cannot_serve: dict[str, str]
+) -> None:
+    states = [DrafterState(name, "r", 6) for name in drafters]
+    groups = [Group(1, {name: inferred(0.7, k=6) for name in drafters}, segment, "<=256")]
+    snapshot = some_snapshot(states, groups, switched_off=pattern, cannot_serve=cannot_serve)
+    snapshot = replace(snapshot, subject=Subject("code", "greedy", switched_off=pattern))
+    again(snapshot)
+
+
+def test_a_document_of_another_form_is_refused() -> None:
+    content = stored(some_snapshot())
+    key = EvidenceKey("code", "t", "e", "greedy", "<=256")
+    for name in ("limits", "groups", "context", "drafters", "costs"):
+        broken = {part: value for part, value in content.items() if part != name}
+        with pytest.raises((KeyError, TypeError, ValueError)):
+            decode(broken, some_snapshot().decision_id, NOON, key.task, key.sampling_bucket, 4)
