@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from alphaloop.cost import CostPoint
 from alphaloop.engine_identity import EngineIdentity
-from alphaloop.server_kind import Granularity, ServerKind
+from alphaloop.server_identity import Granularity, ServerKind
 from alphaloop.settings.device import DeviceName
 from alphaloop.settings.models import Dtype
 

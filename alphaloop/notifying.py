@@ -18,7 +18,7 @@ from pydantic import SecretStr
 
 from alphaloop.errors import ConfigError, NotificationFailed
 from alphaloop.measurements import DriftSubject
-from alphaloop.store.drift_events import EventState, PastState
+from alphaloop.store.drift import EventState, PastState
 from alphaloop.store.incidents import Incident
 
 if TYPE_CHECKING:

@@ -28,13 +28,12 @@ from typing import Final
 
 from alphaloop.probes import ProbeSet, TaskTraffic
 from alphaloop.settings import Settings
+from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
-from alphaloop.store.drift_events import DriftEventStore
-from alphaloop.store.engines import EngineStore
+from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
-from alphaloop.store.probe_sets import ProbeSetStore
-from alphaloop.store.probes import MEASURED, ProbeStore
+from alphaloop.store.probes import MEASURED, ProbeSetStore, ProbeStore
 
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 _DAY: Final = timedelta(days=1)
@@ -105,7 +104,7 @@ class ProbePlanner:
     def __init__(self, database: Database, settings: Settings) -> None:
         """A probe of a task that is not in `settings.tasks` would become a dead letter, so none is planned."""
         self._sets, self._probes = ProbeSetStore(database), ProbeStore(database)
-        self._drafts, self._engines = DraftRegistry(database), EngineStore(database)
+        self._drafts, self._engines = DraftRegistry(database), CostStore(database)
         self._drift, self._incidents = DriftEventStore(database), IncidentStore(database)
         self._settings, self._tasks, self._change_jobs = settings.scheduler, settings.tasks, settings.policy.change_jobs
 

@@ -10,37 +10,27 @@ time for a prompt is measured first. Last line: JSON.
 """
 
 from __future__ import annotations
-from alphaloop.cost import CostKind
-from alphaloop.cost import CostPoint
-from alphaloop.cost import CostTable
-from alphaloop.deciding.policy import Decision
-from alphaloop.deciding.policy import Reason
-from alphaloop.messages import Mode
-from alphaloop.settings import load_settings
-from benchmarks.paired import paired_ratio
-from benchmarks.whole.jobs import PromptJob
-from benchmarks.whole.jobs import draw_jobs
-from benchmarks.whole.jobs import read_folder
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import replace
-from pathlib import Path
-from typing import Final
-from worker import decoding as _decoding
-from worker.admission import AdmissionQueue
-from worker.admission import beginnings_of
-from worker.decoding.engine import TransformersEngine
-from worker.decoding.engine import load_engine
-from worker.engine import PreparedJob
-from worker.engine import Sampling
-from worker.lanes import lane_of
+
 import argparse
 import json
 import random
 import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
 
+from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.messages import Mode
+from alphaloop.settings import load_settings
+from benchmarks.paired import paired_ratio
+from benchmarks.whole.jobs import PromptJob, draw_jobs, read_folder
+from worker.admission import AdmissionQueue, beginnings_of
+from worker.decoding.engine import TransformersEngine, load_engine
+from worker.engine import PreparedJob, Sampling
+from worker.lanes import lane_of
 
 VANILLA: Final = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "benchmark")
 SLACKS_S: Final = (0.0, 10.0)

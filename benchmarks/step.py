@@ -8,30 +8,28 @@ one: where a pass is one program, the share of Python is that of the profiled pa
 """
 
 from __future__ import annotations
-from alphaloop.settings.models import TargetSettings
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from rich.console import Console
-from rich.table import Table
-from torch.profiler import ProfilerActivity
-from torch.profiler import profile
-from torch.profiler import record_function
-from typing import Any
-from unittest import mock
-from worker import decoding as _decoding
-from worker.decoding.models import Target
-from worker.decoding.models import load_target
-from worker.decoding.network.kernels.program import Program
-from worker.decoding.network.kernels.threads import Kernel
-from worker.decoding.network.passes import Read
+
 import argparse
 import ctypes
 import json
 import statistics
 import time
-import torch
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
 
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from alphaloop.settings.models import TargetSettings
+from worker.decoding.models import Target, load_target
+from worker.decoding.network.kernels.program import Program
+from worker.decoding.network.kernels.threads import Kernel
+from worker.decoding.network.passes import Read
 
 CONTEXT = 256
 PARTS = ("linear", "attention", "pointwise", "cache", "other calls", "Python")

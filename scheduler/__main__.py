@@ -1,38 +1,33 @@
 """`python -m scheduler run`: measure at every interval while leading, until SIGTERM. `once`: one run now."""
 
 from __future__ import annotations
-from alphaloop import logs
-from alphaloop.embedded.stack import with_running_stack
-from alphaloop.errors import AlphaloopError
-from alphaloop.errors import ConfigError
-from alphaloop.explaining.explanation import next_jobs
-from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import ensure_topics
-from alphaloop.kafka.topics import longest_job_retention
-from alphaloop.liveness import ExitCode
-from alphaloop.notifying import Sink
-from alphaloop.notifying import open_sinks
-from alphaloop.settings import Settings
-from alphaloop.settings import load_settings
-from alphaloop.store.database import Database
-from alphaloop.store.database import DatabaseClock
-from alphaloop.store.schedule import LeaderLease
-from alphaloop.store.terms import Term
-from collections.abc import Sequence
-from pathlib import Path
-from scheduler.leadership import stay
-from scheduler.loop import SCHEDULE_ID
-from scheduler.loop import Scheduler
-from scheduler.metrics import SchedulerMetrics
-from scheduler.notifying import Notifier
-from typing import Final
+
 import argparse
 import logging
 import os
 import socket
 import sys
 import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
+from alphaloop import logs
+from alphaloop.embedded.stack import with_running_stack
+from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.explaining.explanation import next_jobs
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import ensure_topics, longest_job_retention
+from alphaloop.liveness import ExitCode
+from alphaloop.notifying import Sink, open_sinks
+from alphaloop.settings import Settings, load_settings
+from alphaloop.store.database import Database, DatabaseClock
+from alphaloop.store.schedule import LeaderLease
+from alphaloop.store.terms import Term
+from scheduler.leadership import stay
+from scheduler.loop import SCHEDULE_ID, Scheduler
+from scheduler.metrics import SchedulerMetrics
+from scheduler.notifying import Notifier
 
 log = logging.getLogger("scheduler")
 

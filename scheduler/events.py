@@ -20,7 +20,7 @@ from typing import Any
 
 from alphaloop.acceptance import Interval
 from alphaloop.store.drafts import DraftStatus
-from alphaloop.store.drift_events import DriftEvent, EventChange, EventContent, EventState
+from alphaloop.store.drift import DriftEvent, EventChange, EventContent, EventState
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.causes import About, Cause, DriftFinding, Judged
 from scheduler.counts import SettingInForce

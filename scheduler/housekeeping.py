@@ -1,26 +1,20 @@
 """Retention: how long each kind of row and file is kept, and what keeps rows longer than the settings say."""
 
 from __future__ import annotations
-from alphaloop.claim_check.contents import drop_prompts
-from alphaloop.claim_check.store import ContentStore
-from alphaloop.errors import BrokerError
-from alphaloop.errors import ContentError
-from alphaloop.settings import SchedulerSettings
-from alphaloop.store.hourly_sums import RollupStore
-from alphaloop.store.housekeeping import PartitionKeeper
-from alphaloop.store.housekeeping import utc_day
-from alphaloop.store.retention import Dropped
-from alphaloop.store.retention import RetentionStore
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime
-from datetime import timedelta
-from pathlib import Path
-from scheduler.report.pages import drop_reports
-from typing import Final
+
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Final
 
+from alphaloop.claim_check.store import ContentStore, drop_prompts
+from alphaloop.errors import BrokerError, ContentError
+from alphaloop.settings import SchedulerSettings
+from alphaloop.store.housekeeping import Dropped, RetentionStore
+from scheduler.report.pages import drop_reports
 
 log = logging.getLogger(__name__)
 

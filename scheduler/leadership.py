@@ -4,41 +4,31 @@
 """
 
 from __future__ import annotations
-from alphaloop.console.server import ConsoleServer
-from alphaloop.endpoint import Endpoint
-from alphaloop.errors import ConfigError
-from alphaloop.errors import StoreError
-from alphaloop.exit_codes import ExitCode
-from alphaloop.kafka.backlog import unfinished
-from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import ensure_topics
-from alphaloop.liveness import Liveness
-from alphaloop.liveness import Pulse
-from alphaloop.settings import SchedulerSettings
-from alphaloop.settings import Settings
-from alphaloop.start_wait import StartStopped
-from alphaloop.start_wait import StartWait
-from alphaloop.starting import await_servers
-from alphaloop.store.clock import DatabaseClock
-from alphaloop.store.database import Database
-from alphaloop.store.leader_lease import LeaderLease
-from alphaloop.store.terms import Term
-from alphaloop.watchdog import Watchdog
-from collections.abc import Callable
-from contextlib import ExitStack
-from scheduler.loop import Scheduler
-from scheduler.metrics import KafkaLag
-from scheduler.metrics import SchedulerMetrics
-from scheduler.notifying import Notifier
-from scheduler.notifying import NotifyingThread
-from scheduler.timetable import Ticker
-from scheduler.timetable import timetable
-from types import FrameType
-from typing import Final
+
 import logging
 import signal
 import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import FrameType
+from typing import Final
 
+from alphaloop.console.server import ConsoleServer
+from alphaloop.errors import ConfigError, StoreError
+from alphaloop.kafka.backlog import unfinished
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import ensure_topics
+from alphaloop.liveness import ExitCode, Liveness, Pulse, Watchdog
+from alphaloop.metrics_server import MetricsServer
+from alphaloop.settings import SchedulerSettings, Settings
+from alphaloop.start_wait import StartStopped, StartWait, await_servers
+from alphaloop.store.database import Database, DatabaseClock
+from alphaloop.store.schedule import LeaderLease
+from alphaloop.store.terms import Term
+from scheduler.loop import Scheduler
+from scheduler.metrics import KafkaLag, SchedulerMetrics
+from scheduler.notifying import Notifier, NotifyingThread
+from scheduler.timetable import Ticker, timetable
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +59,7 @@ def stay(
     metrics, liveness, dials = SchedulerMetrics(), Liveness(), settings.scheduler
     with ExitStack() as exits:
         # A standby is as ready as a leader: both wait for the next tick.
-        endpoint = Endpoint(
+        endpoint = MetricsServer(
             dials.http_host,
             dials.http_port,
             metrics.registry,

@@ -5,24 +5,19 @@ what the service had already taken then comes twice. Two leaders do not tell the
 """
 
 from __future__ import annotations
-from alphaloop.errors import AlphaloopError
-from alphaloop.errors import NotificationFailed
-from alphaloop.errors import reason_of
-from alphaloop.notifying import NewsKind
-from alphaloop.notifying import Sink
-from alphaloop.settings import SchedulerSettings
-from alphaloop.store.database import Database
-from alphaloop.store.reports import NotificationStore
-from alphaloop.store.reports import Pending
-from collections.abc import Callable
-from collections.abc import Sequence
-from datetime import datetime
-from datetime import timedelta
-from scheduler.metrics import SchedulerMetrics
-from typing import Final
+
 import logging
 import threading
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Final
 
+from alphaloop.errors import AlphaloopError, NotificationFailed, reason_of
+from alphaloop.notifying import NewsKind, Sink
+from alphaloop.settings import SchedulerSettings
+from alphaloop.store.database import Database
+from alphaloop.store.reports import NotificationStore, Pending
+from scheduler.metrics import SchedulerMetrics
 
 log = logging.getLogger(__name__)
 

@@ -13,34 +13,18 @@ other difference is an incident: one is enough, no statistic is needed.
 """
 
 from __future__ import annotations
-from alphaloop.messages import Body
-from alphaloop.messages import Decoding
-from alphaloop.messages import Job
-from alphaloop.messages import Purpose
-from alphaloop.probe_plan import DueProbe
-from alphaloop.probe_plan import ProbePlan
-from alphaloop.probe_plan import decoded_positions
-from alphaloop.probes import DecodedText
-from alphaloop.probes import ProbeSet
-from alphaloop.probes import TextPair
-from alphaloop.store.incidents import Incident
-from alphaloop.store.incidents import IncidentKind
-from alphaloop.store.incidents import IncidentStore
-from alphaloop.store.incidents import KnownIncident
-from alphaloop.store.probes import ProbeStore
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from typing import Any
-from typing import Final
-import hashlib
 
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from alphaloop.messages import Body, Decoding, Job, Purpose
+from alphaloop.probe_plan import DueProbe, ProbePlan, decoded_positions
+from alphaloop.probes import DecodedText, ProbeSet, TextPair
+from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore, KnownIncident
+from alphaloop.store.probes import ProbeStore
 
 MAX_JOB_ID_CHARS: Final = 200
 

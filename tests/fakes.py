@@ -1,34 +1,32 @@
 """An engine without a model: honest counts, deterministic words, failures on demand."""
 
 from __future__ import annotations
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.policy import Decision
-from alphaloop.errors import DecodeFailed
-from alphaloop.errors import InvalidField
-from alphaloop.messages import Job
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from typing import Final
-from worker.decoding.counts import RoundCounts
-from worker.decoding.prompts import fit_job
-from worker.decoding.text import TextStream
-from worker.engine import CacheMemory
-from worker.engine import EngineIdentity
-from worker.engine import Generation
-from worker.engine import Load
-from worker.engine import PreparedJob
-from worker.engine import Sampling
-from worker.engine import SamplingDefaults
-from worker.engine import Step
-from worker.engine import TokenDelta
+
 import hashlib
 import random
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
 
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.policy import Decision
+from alphaloop.errors import DecodeFailed, InvalidField
+from alphaloop.messages import Job
+from worker.decoding.counts import RoundCounts
+from worker.decoding.prompts import fit_job
+from worker.decoding.text import TextStream
+from worker.engine import (
+    CacheMemory,
+    EngineIdentity,
+    Generation,
+    Load,
+    PreparedJob,
+    Sampling,
+    SamplingDefaults,
+    Step,
+    TokenDelta,
+)
 
 WORDS: Final = (
     "amber",

@@ -1,15 +1,15 @@
 """The import rules hold, and break when they are broken."""
 
 from __future__ import annotations
-from pathlib import Path
-from typing import Any
-from typing import Final
+
 import ast
-import pytest
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
+from typing import Any, Final
 
+import pytest
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 RULES: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][

@@ -1,35 +1,7 @@
 """`python -m worker`: load, calibrate, consume until SIGTERM, drain, leave."""
 
 from __future__ import annotations
-from alphaloop import logs
-from alphaloop.embedded.stack import with_running_stack
-from alphaloop.errors import AlphaloopError
-from alphaloop.errors import ConfigError
-from alphaloop.errors import EngineSick
-from alphaloop.kafka.producer import Producer
-from alphaloop.liveness import ExitCode
-from alphaloop.liveness import Watchdog
-from alphaloop.metrics_server import MetricsServer
-from alphaloop.settings import Settings
-from alphaloop.settings import WorkerSettings
-from alphaloop.settings import load_settings
-from alphaloop.start_wait import StartStopped
-from alphaloop.start_wait import StartWait
-from alphaloop.start_wait import await_servers
-from alphaloop.store.database import Database
-from alphaloop.store.workers import WorkerStore
-from collections.abc import Sequence
-from contextlib import ExitStack
-from functools import partial
-from pathlib import Path
-from types import FrameType
-from typing import Final
-from worker.assembly import assemble
-from worker.assembly import owner_name
-from worker.engine_opening import open_engine
-from worker.loop import Worker
-from worker.metrics import WorkerMetrics
-from worker.threads import set_up_interpreter
+
 import argparse
 import logging
 import os
@@ -37,7 +9,28 @@ import random
 import signal
 import sys
 import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Final
 
+from alphaloop import logs
+from alphaloop.embedded.stack import with_running_stack
+from alphaloop.errors import AlphaloopError, ConfigError, EngineSick
+from alphaloop.kafka.producer import Producer
+from alphaloop.liveness import ExitCode, Watchdog
+from alphaloop.metrics_server import MetricsServer
+from alphaloop.settings import Settings, WorkerSettings, load_settings
+from alphaloop.start_wait import StartStopped, StartWait, await_servers
+from alphaloop.store.database import Database
+from alphaloop.store.workers import WorkerStore
+from worker.assembly import assemble, owner_name
+from worker.engine_opening import open_engine
+from worker.loop import Worker
+from worker.metrics import WorkerMetrics
+from worker.threads import set_up_interpreter
 
 log = logging.getLogger("worker")
 

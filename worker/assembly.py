@@ -1,89 +1,60 @@
 """Putting a worker together from its settings: the only place that knows how the parts are wired."""
 
 from __future__ import annotations
-from alphaloop.claim_check.store import ContentStore
-from alphaloop.deciding.lengths_together import LengthsTogether
-from alphaloop.errors import ConfigError
-from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topic_ids import TopicIds
-from alphaloop.kafka.topics import CONTROL
-from alphaloop.kafka.topics import ensure_topic
-from alphaloop.kafka.topics import ensure_topics
-from alphaloop.liveness import Liveness
-from alphaloop.liveness import Pulse
-from alphaloop.messages import Status
-from alphaloop.messages.topics import JOBS_PATTERN
-from alphaloop.settings import PolicySettings
-from alphaloop.settings import Settings
-from alphaloop.store.clock import DatabaseClock
-from alphaloop.store.database import Database
-from alphaloop.store.jobs import JobStore
-from alphaloop.store.notices import Listener
-from alphaloop.store.outbox import Outbox
-from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.probes import ProbeStore
-from alphaloop.store.refused_results import RefusedResultStore
-from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.workers import WorkerSetup
-from alphaloop.store.workers import WorkerStore
-from alphaloop.switchback.block import SwitchbackDesign
-from alphaloop.switchback.request_block import RequestDesign
-from alphaloop.switchback.request_schedule import RequestSchedule
-from alphaloop.switchback.schedule import SwitchbackSchedule
-from collections.abc import Callable
-from datetime import datetime
-from functools import partial
-from pathlib import Path
-from typing import Final
-from typing import TYPE_CHECKING
-from worker.background import BackgroundWrites
-from worker.costs.known import KnownCosts
-from worker.dead_letters import DeadMessage
-from worker.dead_letters import FailedTry
-from worker.dead_letters import Forwarder
-from worker.dead_letters import JobRetries
-from worker.dead_letters import letter_of
-from worker.deciding.decider import half_life
-from worker.deciding.decider import open_deciding
-from worker.deciding.evidence_cache import SegmentsApart
-from worker.deciding.opening import revisions
-from worker.deciding.watch import Watch
-from worker.engine import AsksServers
-from worker.engine import Engine
-from worker.engine import EngineIdentity
-from worker.feed import UndecodedJobs
-from worker.feed import open_feed
-from worker.feed import open_reader
-from worker.intake.control_reader import ControlReader
-from worker.intake.opening import make_topics
-from worker.intake.opening import open_intake
-from worker.intake.opening import open_validation
-from worker.intake.topic_watch import TopicWatch
-from worker.jobs.claiming import Claiming
-from worker.jobs.leases import LeaseKeeper
-from worker.loop import Worker
-from worker.metrics import WorkerMetrics
-from worker.neighbour import Neighbour
-from worker.outcomes import ended
-from worker.presence import Presence
-from worker.publishing import Publisher
-from worker.publishing import PublishingQueue
-from worker.publishing import RefusedResults
-from worker.recording import EndedJob
-from worker.recording import Recorder
-from worker.retry import Retry
-from worker.sending import UnavailableTopics
-from worker.steering import RequestSteering
-from worker.steering import RoundSteering
-from worker.steering import SliceRecorder
-from worker.steering import Steering
-from worker.threads import Threads
+
 import os
 import random
 import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from alphaloop.claim_check.store import ContentStore
+from alphaloop.deciding.draft_lengths import LengthsTogether
+from alphaloop.errors import ConfigError
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import CONTROL, TopicIds, ensure_topic, ensure_topics
+from alphaloop.liveness import Liveness, Pulse
+from alphaloop.messages import Status
+from alphaloop.messages.topics import JOBS_PATTERN
+from alphaloop.settings import PolicySettings, Settings
+from alphaloop.store.database import Database, DatabaseClock, Listener
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outbox import Outbox, RefusedResultStore
+from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.probes import ProbeStore
+from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.workers import WorkerSetup, WorkerStore
+from alphaloop.switchback.block import SwitchbackDesign
+from alphaloop.switchback.request_block import RequestDesign
+from alphaloop.switchback.request_schedule import RequestSchedule
+from alphaloop.switchback.schedule import SwitchbackSchedule
+from worker.background import BackgroundThread, BackgroundWrites
+from worker.claims import Claiming, LeaseKeeper
+from worker.dead_letters import DeadMessage, FailedTry, Forwarder, JobRetries, letter_of
+from worker.deciding.decider import half_life, open_deciding, revisions
+from worker.deciding.evidence_cache import SegmentsApart
+from worker.deciding.watch import Watch
+from worker.engine import AsksServers, Engine, EngineIdentity
+from worker.feed import UndecodedJobs, open_feed, open_reader
+from worker.intake.control import ControlReader
+from worker.intake.polling import TopicWatch, make_topics, open_intake
+from worker.intake.validation import open_validation
+from worker.loop import Worker
+from worker.metrics import WorkerMetrics
+from worker.outcomes import ended
+from worker.presence import Presence
+from worker.publishing import Publisher, PublishingQueue, RefusedResults
+from worker.recording import EndedJob, Recorder
+from worker.retry import Retry
+from worker.sending import UnavailableTopics
+from worker.steering import RequestSteering, RoundSteering, SliceRecorder, Steering
+from worker.threads import Threads
 
 if TYPE_CHECKING:
     from worker.tracing import Tracing
@@ -257,7 +228,7 @@ def assemble(
         "background": write_in_background,
     }
     threads = Threads(
-        neighbours=tuple(Neighbour(name, turn, on_failure=on_failure) for name, turn in turns.items()),
+        neighbours=tuple(BackgroundThread(name, turn, on_failure=on_failure) for name, turn in turns.items()),
         intake=intake,
         control_intake=control_intake,
         leases=leases,

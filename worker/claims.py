@@ -19,8 +19,8 @@ from alphaloop.messages import Failure, Status, carried_headers
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState, JobStore
 from worker.background import BackgroundThread
 from worker.intake.validation import ReadyJob
-from worker.jobs.streaming import JobStream
 from worker.retry import Retry
+from worker.streams import JobStream
 
 log = logging.getLogger(__name__)
 

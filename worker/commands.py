@@ -24,18 +24,26 @@ from typing import TYPE_CHECKING, Final
 from pydantic import SecretStr
 
 from alphaloop import logs
-from alphaloop.commands import LOADING, AdvanceEvent, CommandEvent, FailedEvent, NoteEvent, ReportEvent, StageEvent, Tell
-from alphaloop.commands.orders import (
+from alphaloop.commands import (
+    LOADING,
     ORDER,
+    AdvanceEvent,
     CalibrateOrder,
+    Calibration,
     CheckPairOrder,
     CheckServerOrder,
+    CommandEvent,
+    FailedEvent,
     MeasureOrder,
+    NoteEvent,
     Order,
+    PairCheck,
     RegisterOrder,
+    ReportEvent,
+    StageEvent,
+    Tell,
     TrainOrder,
 )
-from alphaloop.commands.reports import Calibration, PairCheck
 from alphaloop.cost import CostPoint
 from alphaloop.cost_state import with_shared_weights
 from alphaloop.embedded.stack import with_running_stack
@@ -57,8 +65,8 @@ from worker.measuring.report import DrafterRecords, busy_note, load_average, pea
 from worker.measuring.session import MeasuringPlan, MeasuringSession, draw, prepare, read_lines, refuse_few
 
 if TYPE_CHECKING:
-    from worker.decoding.pairing.room import DeviceRoom
-    from worker.servers.endpoint import Endpoint
+    from worker.decoding.pairing import DeviceRoom
+    from worker.servers.http import Endpoint
 
 INTERRUPTED: Final = 130
 NOBODY_LISTENS: Final = 141
@@ -267,8 +275,7 @@ def _check_pair(order: CheckPairOrder, settings: Settings, tell: Tell) -> int:
     1 where the draft is refused.
     """
     from worker.decoding.device import TARGET_SETTING
-    from worker.decoding.pairing.facts import facts_of
-    from worker.decoding.pairing.pair import check_pair
+    from worker.decoding.pairing import check_pair, facts_of
 
     served = settings.models.target
     dtype = order.dtype or served.dtype
@@ -291,9 +298,8 @@ def _check_pair(order: CheckPairOrder, settings: Settings, tell: Tell) -> int:
 
 
 def _room(name: str, setting: str) -> DeviceRoom:
-    from worker.decoding.device import find_device
-    from worker.decoding.memory import available_bytes
-    from worker.decoding.pairing.room import DeviceRoom
+    from worker.decoding.device import available_bytes, find_device
+    from worker.decoding.pairing import DeviceRoom
 
     device = find_device(name, setting=setting)
     return DeviceRoom(str(device), available_bytes(device))
@@ -306,7 +312,7 @@ def _check_server(order: CheckServerOrder, settings: Settings, tell: Tell) -> in
     """
     endpoint = _endpoint(order, settings)
     try:
-        from worker.servers.checking import check_server
+        from worker.servers.testing import check_server
     except ModuleNotFoundError as error:
         raise ConfigError(f"{error.name} is not installed", hint="pip install 'alphaloop[servers]'") from None
     tell(ReportEvent(data=asyncio.run(check_server(endpoint))))
@@ -314,7 +320,7 @@ def _check_server(order: CheckServerOrder, settings: Settings, tell: Tell) -> in
 
 
 def _endpoint(order: CheckServerOrder, settings: Settings) -> Endpoint:
-    from worker.servers.endpoint import Endpoint
+    from worker.servers.http import Endpoint
 
     if "://" in order.server:
         if order.kind is None:
@@ -372,7 +378,7 @@ def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
 
 def _register(order: RegisterOrder, settings: Settings, tell: Tell) -> int:
     """`alphaloop draft register`: register a draft that was trained before; the report is a sentence."""
-    from worker.decoding.training.registering import register_folder
+    from worker.decoding.training.run import register_folder
 
     card, status = register_folder(order.folder, settings, order.name)
     registration = f"{order.name or card.name} {card.draft_revision} for target {card.target_revision}: {status}"
@@ -381,7 +387,7 @@ def _register(order: RegisterOrder, settings: Settings, tell: Tell) -> int:
 
 
 def _register_if_possible(folder: Path, settings: Settings, tell: Tell) -> None:
-    from worker.decoding.training.registering import register_folder
+    from worker.decoding.training.run import register_folder
 
     try:
         card, status = register_folder(folder, settings)

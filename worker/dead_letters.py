@@ -34,14 +34,13 @@ from alphaloop.errors import BrokerError, BrokerUnavailable, FatalBrokerError, M
 from alphaloop.kafka.producer import Producer
 from alphaloop.messages import DeadLetter, Failure, Purpose, Result, Status, dead_letter
 from alphaloop.messages.dead_letter import shortened
-from alphaloop.messages.retry import RetryHeaders
+from alphaloop.messages.headers import RetryHeaders
 from alphaloop.messages.topics import retry_topic
-from worker.intake.delays import JITTER
-from worker.intake.polling import Delivery, Intake
+from worker.background import BoundedQueue
+from worker.claims import ClaimedJob, LeaseKeeper
+from worker.intake.partitions import JITTER, Delivery
+from worker.intake.polling import Intake
 from worker.intake.validation import Validation
-from worker.jobs.bounded_queue import BoundedQueue
-from worker.jobs.claiming import ClaimedJob
-from worker.jobs.leases import LeaseKeeper
 from worker.metrics import WorkerMetrics
 from worker.retry import Retry
 from worker.sending import KafkaMessage, UnavailableTopics, deliver

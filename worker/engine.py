@@ -18,7 +18,7 @@ from alphaloop.deciding.policy import Decision
 from alphaloop.engine_identity import EngineIdentity as EngineIdentity
 from alphaloop.errors import AlphaloopError
 from alphaloop.messages import Job
-from alphaloop.server_kind import Granularity
+from alphaloop.server_identity import Granularity
 from alphaloop.settings import TaskSettings
 
 if TYPE_CHECKING:

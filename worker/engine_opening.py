@@ -4,6 +4,7 @@ Either is imported only when it is opened, because torch takes four seconds to l
 """
 
 from __future__ import annotations
+
 from alphaloop.errors import ConfigError
 from alphaloop.settings import ModelSettings
 from alphaloop.store.database import Database

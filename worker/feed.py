@@ -19,16 +19,15 @@ from alphaloop.settings import Settings, WorkerSettings
 from worker.admission import AdmissionQueue, Waiting, beginnings_of
 from worker.background import BoundedQueue
 from worker.claims import ClaimedJob, Claiming, Claims
+from worker.dead_letters import DeadMessage, Forwarder
 from worker.engine import Engine
 from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake, Room
 from worker.intake.validation import Fetching, MessageReader, ReadyJob, Validation
-from worker.jobs.forwarding import Forwarder
-from worker.jobs.letters import DeadMessage
-from worker.jobs.publications import AnswerAgain, PublishingQueue
-from worker.jobs.recording import Recorder, undecoded
 from worker.lanes import LaneKey
 from worker.poison import Suspects
+from worker.publishing import AnswerAgain, PublishingQueue
+from worker.recording import Recorder, undecoded
 from worker.retry import Retry
 
 #: How long one turn waits for deliveries when there is nothing else to do.

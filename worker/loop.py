@@ -26,18 +26,17 @@ from alphaloop.liveness import beat
 from alphaloop.messages import Failure, Mode, Status
 from worker import outcomes
 from worker.background import BackgroundWrites
-from worker.blame import Blame
+from worker.claims import ClaimedJob, EndedUndecoded, LeaseKeeper, cancelled
 from worker.costs.known import KnownCosts
 from worker.dead_letters import Forwarder, JobRetries
 from worker.deciding.decider import Decider
 from worker.engine import AsksServers, Engine, Generation
+from worker.feed import JobFeed
 from worker.intake.polling import Intake
 from worker.intake.validation import Validation
-from worker.jobs.claiming import ClaimedJob, EndedUndecoded, cancelled
-from worker.jobs.feed import JobFeed
-from worker.jobs.lanes import LaneKey
-from worker.jobs.leases import LeaseKeeper
+from worker.lanes import LaneKey
 from worker.metrics import WorkerMetrics
+from worker.poison import Blame
 from worker.presence import Presence
 from worker.publishing import Publisher
 from worker.recording import EndedJob, Recorder

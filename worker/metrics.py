@@ -6,40 +6,28 @@ purpose="traffic": probes have prompts and a k of their own.
 """
 
 from __future__ import annotations
+
+from collections import Counter as CountOf
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import zip_longest
+from typing import Final, get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
 from alphaloop import __version__
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.policy import Decision
-from alphaloop.errors import PromptTooLong
-from alphaloop.errors import ServerError
+from alphaloop.errors import PromptTooLong, ServerError
 from alphaloop.liveness import Pulse
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.outcomes import Outcome
-from collections import Counter as CountOf
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Sequence
-from functools import partial
-from itertools import zip_longest
-from prometheus_client import CollectorRegistry
-from prometheus_client import Counter
-from prometheus_client import Gauge
-from prometheus_client import Histogram
-from prometheus_client import ProcessCollector
-from prometheus_client.core import CounterMetricFamily
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
-from typing import Final
-from typing import get_args
 from worker.costs.known import KnownCosts
-from worker.engine import AsksServers
-from worker.engine import Engine
-from worker.engine import Step
+from worker.engine import AsksServers, Engine, Step
 from worker.intake.polling import Intake
-from worker.servers.fleet_member import EndpointState
-from worker.servers.fleet_member import EndpointStatus
-from worker.servers.fleet_member import SuspectCounts
-
+from worker.servers.fleet_member import EndpointState, EndpointStatus, SuspectCounts
 
 #: Of one step and its parts: look-up on a CPU takes microseconds, a wide pass of a large model a second.
 STEP_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)

@@ -5,39 +5,26 @@ rounds, the sums are the evidence.
 """
 
 from __future__ import annotations
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.acceptance import EvidenceKey
-from alphaloop.acceptance import PREFILL
-from alphaloop.acceptance import prompt_bucket
-from alphaloop.acceptance_sums import counts_from_sums
-from alphaloop.deciding.policy import Decision
-from alphaloop.errors import AlphaloopError
-from alphaloop.kafka.topics import RESULTS
-from alphaloop.messages import Failure
-from alphaloop.messages import Mode
-from alphaloop.messages import Purpose
-from alphaloop.messages import Result
-from alphaloop.messages import Status
-from alphaloop.messages.result import encode_fields
-from alphaloop.near_ties import tolerance_of
-from alphaloop.probes import ProbeText
-from alphaloop.store.decode_runs import DecodeRun
-from alphaloop.store.decode_runs import ShadowRun
-from alphaloop.store.outcomes import Outcome
+
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
-from typing import Final
-from typing import NamedTuple
-from uuid import UUID
-from uuid import uuid4
-from worker.claims import ClaimedJob
-from worker.engine import EngineIdentity
-from worker.engine import Generation
-from worker.engine import ShadowCounts
+from typing import Any, Final, NamedTuple
+from uuid import UUID, uuid4
 
+from alphaloop.acceptance import PREFILL, AcceptanceCounts, EvidenceKey, counts_from_sums, prompt_bucket
+from alphaloop.deciding.policy import Decision
+from alphaloop.errors import AlphaloopError
+from alphaloop.kafka.topics import RESULTS
+from alphaloop.messages import Failure, Mode, Purpose, Result, Status
+from alphaloop.messages.result import encode_fields
+from alphaloop.near_ties import tolerance_of
+from alphaloop.probes import ProbeText
+from alphaloop.store.decode_runs import DecodeRun, ShadowRun
+from alphaloop.store.outcomes import Outcome
+from worker.claims import ClaimedJob
+from worker.engine import EngineIdentity, Generation, ShadowCounts
 
 _SUCCEEDED: Final = Status.SUCCEEDED.value
 _MOST_KEYS: Final = 4096  #: that are remembered

@@ -13,7 +13,7 @@ always be the one. And a suspect with which a worker died alone waits until its 
 `delay_s` after that worker's first claim, and twice as long after each further death.
 
 After a job failed alone, the engine decodes a text that it must be able to decode. If it cannot, nothing is said
-against the job. Requests that kill inference servers are judged by worker/servers/suspicion.py.
+against the job. Requests that kill inference servers are judged by worker/servers/health.py.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from alphaloop.deciding.policy import Decision, DraftSetting, Reason
 from alphaloop.errors import DecodeFailed, EngineSick, reason_of
 from alphaloop.liveness import beat
 from alphaloop.messages import Body, Failure, Job, Mode, Purpose
+from worker import outcomes
 from worker.claims import Claims, LeaseKeeper
-from worker.engine import Engine, PreparedJob, Sampling
+from worker.dead_letters import JobRetries
+from worker.engine import Engine, FailedRequest, PreparedJob, Sampling
 from worker.intake.validation import ReadyJob
-from worker.jobs import outcomes
-from worker.jobs.retries import JobRetries
-from worker.jobs.running import RunningJob, RunningJobs
 from worker.lanes import LaneKey
-from worker.served import FailedRequest
+from worker.running import RunningJob, RunningJobs
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from pydantic import ValidationError
 
-from alphaloop.claim_check.contents import text_by_reference
-from alphaloop.claim_check.store import ContentStore
+from alphaloop.claim_check.store import ContentStore, text_by_reference
 from alphaloop.errors import (
     BrokerError,
     ContentStoreUnavailable,
@@ -33,11 +32,11 @@ from alphaloop.kafka.topics import RESULTS
 from alphaloop.liveness import beat
 from alphaloop.messages import Failure, Result, Status
 from alphaloop.messages.headers import encoded_result_headers
-from alphaloop.store.outbox import Outbox, OutboxMessage
-from alphaloop.store.refused_results import RefusedResultStore
+from alphaloop.store.outbox import Outbox, OutboxMessage, RefusedResultStore
+from worker.background import BoundedQueue
 from worker.dead_letters import DeadMessage, Forwarder, failed_job
-from worker.intake.polling import Delivery, Intake
-from worker.jobs.bounded_queue import BoundedQueue
+from worker.intake.partitions import Delivery
+from worker.intake.polling import Intake
 from worker.metrics import WorkerMetrics
 from worker.retry import Retry
 from worker.sending import KafkaMessage, deliver

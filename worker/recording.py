@@ -5,40 +5,32 @@ Where jobs are short, groups also gather for a moment, because a transaction tak
 """
 
 from __future__ import annotations
-from alphaloop.errors import StoreValueRefused
-from alphaloop.messages import Failure
-from alphaloop.messages import Status
-from alphaloop.store.outbox import OutboxMessage
-from alphaloop.store.outcomes import Outcome
-from collections import deque
-from collections.abc import Callable
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
-from datetime import datetime
-from typing import Final
-from typing import TYPE_CHECKING
-from worker.background import BoundedQueue
-from worker.claims import ClaimedJob
-from worker.claims import Claims
-from worker.claims import LeaseKeeper
-from worker.dead_letters import DeadMessage
-from worker.dead_letters import failed_job
-from worker.intake.polling import Intake
-from worker.metrics import WorkerMetrics
-from worker.outcomes import ended
-from worker.outcomes import with_unacknowledged
-from worker.publishing import PublishingQueue
-from worker.publishing import RecordedGroup
-from worker.retry import Retry
-from worker.streams import JobStream
+
 import logging
 import math
 import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Final
+
+from alphaloop.errors import StoreValueRefused
+from alphaloop.messages import Failure, Status
+from alphaloop.store.outbox import OutboxMessage
+from alphaloop.store.outcomes import Outcome
+from worker.background import BoundedQueue
+from worker.claims import ClaimedJob, Claims, LeaseKeeper
+from worker.dead_letters import DeadMessage, failed_job
+from worker.intake.polling import Intake
+from worker.metrics import WorkerMetrics
+from worker.outcomes import ended, with_unacknowledged
+from worker.publishing import PublishingQueue, RecordedGroup
+from worker.retry import Retry
+from worker.streams import JobStream
 
 if TYPE_CHECKING:
-    from worker.tracing import JobTrace
-    from worker.tracing import Tracing
+    from worker.tracing import JobTrace, Tracing
 
 
 log = logging.getLogger(__name__)

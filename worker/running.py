@@ -1,31 +1,21 @@
 """The jobs in the engine, how each of them drafts now, and those that have to run alone."""
 
 from __future__ import annotations
-from alphaloop.deciding.decision import Reason
-from alphaloop.deciding.policy import Decision
-from alphaloop.deciding.policy import DraftSetting
-from alphaloop.errors import DecodeFailed
-from alphaloop.errors import EngineSick
-from alphaloop.errors import reason_of
-from alphaloop.messages import Mode
+
+import logging
 from collections import deque
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from uuid import UUID
-from worker.claims import ClaimedJob
-from worker.engine import Engine
-from worker.engine import FailedRequest
-from worker.engine import Generation
-from worker.engine import Step
-from worker.lanes import LaneKey
-import logging
 
+from alphaloop.deciding.decision import Reason
+from alphaloop.deciding.policy import Decision, DraftSetting
+from alphaloop.errors import DecodeFailed, EngineSick, reason_of
+from alphaloop.messages import Mode
+from worker.claims import ClaimedJob
+from worker.engine import Engine, FailedRequest, Generation, Step
+from worker.lanes import LaneKey
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, Protocol
 
-from alphaloop.deciding.lengths_together import LengthsTogether, RunningSequence
+from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence
 from alphaloop.deciding.policy import Decision, DraftSetting, Reason
 from alphaloop.messages import Purpose
 from alphaloop.store.switchback import SliceRow, SwitchbackStore
@@ -27,7 +27,7 @@ from alphaloop.switchback.schedule import Arm, SwitchbackSchedule
 from alphaloop.switchback.slices import Slice, Treatment
 from alphaloop.switchback.task_speedup import Subject
 from worker.engine import EngineIdentity, Generation, Served, Step
-from worker.jobs.lanes import LaneKey
+from worker.lanes import LaneKey
 from worker.running import RunningJob, RunningJobs
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Texts while they are decoded, on the `tokens` topic; what a chunk is, alphaloop.messages.chunk says.
+"""Texts while they are decoded, on the `tokens` topic; what a chunk is, alphaloop.messages.result says.
 
 The loop makes chunks (`JobStream.add`), and the thread of the publisher sends them (`ChunkSender`), so that no result
 waits for a text that is still growing. A recorded result ends its stream (`final_message`).

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 
 from alphaloop.errors import WorkerThreadDied
 from alphaloop.liveness import Liveness, Pulse
+from worker.background import BackgroundThread
+from worker.claims import LeaseKeeper
 from worker.deciding.watch import Watch
 from worker.intake.polling import Intake
-from worker.jobs.leases import LeaseKeeper
-from worker.neighbour import Neighbour
 
 if TYPE_CHECKING:
     from worker.tracing import Tracing
@@ -30,7 +30,7 @@ TURN_S: Final = 0.02
 class Threads:
     """Every thread of a worker but the loop's, and the pulses that tell whether each still moves."""
 
-    neighbours: tuple[Neighbour, ...]  #: that work on jobs, in the order of a job's way
+    neighbours: tuple[BackgroundThread, ...]  #: that work on jobs, in the order of a job's way
     intake: Intake
     control_intake: Intake
     leases: LeaseKeeper

@@ -12,35 +12,26 @@ result. Sources: OpenTelemetry semantic conventions for messaging and for genera
 """
 
 from __future__ import annotations
-from alphaloop import __version__
-from alphaloop.messages import Status as JobStatus
-from alphaloop.settings import TracingSettings
-from alphaloop.store.outcomes import DecodeRun
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from datetime import datetime
-from datetime import timedelta
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import SpanProcessor
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.sampling import ParentBased
-from opentelemetry.sdk.trace.sampling import TraceIdRatioBased
-from opentelemetry.trace import Span
-from opentelemetry.trace import SpanKind
-from opentelemetry.trace import Status
-from opentelemetry.trace import StatusCode
-from opentelemetry.trace import set_span_in_context
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from typing import Final
-from typing import TYPE_CHECKING
+
+from alphaloop import __version__
+from alphaloop.messages import Status as JobStatus
+from alphaloop.settings import TracingSettings
+from alphaloop.store.decode_runs import DecodeRun
 from worker.engine import EngineIdentity
-from worker.intake.partitions import Delivery
-import json
 
 if TYPE_CHECKING:
     from worker.recording import EndedJob

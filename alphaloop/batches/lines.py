@@ -5,37 +5,26 @@ jobs, which workers decode once: an interrupted submission is simply repeated, a
 """
 
 from __future__ import annotations
-from alphaloop.errors import ConfigError
-from alphaloop.errors import InvalidField
-from alphaloop.errors import MalformedMessage
-from alphaloop.errors import MessageError
-from alphaloop.files import STANDARD
-from alphaloop.files import readable_again
-from alphaloop.files import replace_file
-from alphaloop.job_lines import BadLine
-from alphaloop.job_lines import JobReader
-from alphaloop.job_lines import Overrides
-from alphaloop.messages import Job
-from alphaloop.messages.job import without_nulls
-from alphaloop.settings import Settings
-from collections.abc import Iterable
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextlib import suppress
-from dataclasses import asdict
-from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
-from typing import Any
-from typing import Final
-from typing import IO
+
 import hashlib
 import json
 import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any, Final
 
+from alphaloop.errors import ConfigError, InvalidField, MalformedMessage, MessageError
+from alphaloop.files import STANDARD, readable_again, replace_file
+from alphaloop.job_lines import BadLine, JobReader, Overrides
+from alphaloop.messages import Job
+from alphaloop.messages.job import without_nulls
+from alphaloop.settings import Settings
 
 #: What OpenAI's batch API calls an endpoint, and the field of the body that it needs.
 ENDPOINTS: Final = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}

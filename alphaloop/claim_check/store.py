@@ -4,36 +4,32 @@ fsspec's client of each scheme does the reading and writing. A prompt is stored 
 """
 
 from __future__ import annotations
-from alphaloop.claim_check.addresses import is_below
-from alphaloop.errors import ConfigError
-from alphaloop.errors import ContentAltered
-from alphaloop.errors import ContentError
-from alphaloop.errors import ContentMissing
-from alphaloop.errors import ContentStoreUnavailable
-from alphaloop.errors import InvalidField
-from alphaloop.files import replace_file
-from alphaloop.messages import Job
-from alphaloop.messages import Result
-from alphaloop.messages import encode_job
-from alphaloop.messages import encode_prompt
-from alphaloop.messages.job import ContentReference
-from alphaloop.settings import ClaimCheckSettings
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from datetime import UTC
-from datetime import datetime
-from fsspec.asyn import AsyncFileSystem
-from pathlib import Path
-from typing import Any
-from typing import Final
-from typing import Self
-from typing import TypeVar
+
 import asyncio
-import fsspec
 import hashlib
 import os
 import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+
+import fsspec
+from fsspec.asyn import AsyncFileSystem
+
+from alphaloop.claim_check.addresses import is_below
+from alphaloop.errors import (
+    ConfigError,
+    ContentAltered,
+    ContentError,
+    ContentMissing,
+    ContentStoreUnavailable,
+    InvalidField,
+)
+from alphaloop.files import replace_file
+from alphaloop.messages import Job, Result, encode_job, encode_prompt
+from alphaloop.messages.job import ContentReference
+from alphaloop.settings import ClaimCheckSettings
 
 
 class ContentStore:

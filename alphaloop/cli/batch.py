@@ -1,42 +1,30 @@
 """`alphaloop batch`: OpenAI batch files in, output and error files out."""
 
 from __future__ import annotations
-from alphaloop.batches.lines import BatchReader
-from alphaloop.batches.lines import BatchSource
-from alphaloop.batches.lines import batch_id_of
-from alphaloop.batches.progress import Part
-from alphaloop.batches.progress import RequestRow
-from alphaloop.batches.progress import counted
-from alphaloop.batches.progress import rows_of
-from alphaloop.batches.progress import send
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from alphaloop.batches.lines import BatchReader, BatchSource, batch_id_of
+from alphaloop.batches.progress import Part, RequestRow, counted, rows_of, send
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import connected_settings
-from alphaloop.cli.screen import note
-from alphaloop.cli.screen import print_json
-from alphaloop.errors import AlphaloopError
-from alphaloop.errors import ConfigError
-from alphaloop.files import Destination
-from alphaloop.files import STANDARD
-from alphaloop.files import readable_again
-from alphaloop.files import reading
-from alphaloop.files import shown_name
+from alphaloop.cli.screen import note, print_json
+from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.files import STANDARD, Destination, readable_again, reading, shown_name
 from alphaloop.kafka.producer import request_cancellation
 from alphaloop.outcomes.reading import OutcomeReader
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.wording import counts
-from alphaloop.wording import one_line
-from collections.abc import Iterator
-from contextlib import ExitStack
-from contextlib import closing
-from pathlib import Path
-from typing import Final
-import json
-import sys
-import time
-import typer
-
+from alphaloop.wording import counts, one_line
 
 SUBMIT_EXAMPLE: Final = "alphaloop batch submit requests.jsonl --task chat --wait"
 STATUS_EXAMPLE: Final = "alphaloop batch status requests.jsonl"

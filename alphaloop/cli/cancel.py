@@ -1,32 +1,25 @@
 """`alphaloop cancel`: a request on the control topic, what it found, and the answer."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any, Final
+
+import typer
+
 from alphaloop.cli.connection import open_database
-from alphaloop.cli.ends import ends
-from alphaloop.cli.ends import jobs_named
-from alphaloop.cli.options import connected_settings
-from alphaloop.cli.options import global_options
-from alphaloop.cli.screen import note
-from alphaloop.cli.screen import out
-from alphaloop.cli.screen import print_json
-from alphaloop.cli.waiting_again import say_they_go_on
-from alphaloop.cli.waiting_again import wait_again
+from alphaloop.cli.ends import ends, jobs_named
+from alphaloop.cli.options import connected_settings, global_options
+from alphaloop.cli.screen import note, out, print_json
+from alphaloop.cli.waiting_again import say_they_go_on, wait_again
 from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.producer import request_cancellation
 from alphaloop.outcomes.reading import status_of
-from alphaloop.outcomes.whereabouts import JobPlace
-from alphaloop.outcomes.whereabouts import Whereabouts
-from alphaloop.outcomes.whereabouts import find_jobs
+from alphaloop.outcomes.whereabouts import JobPlace, Whereabouts, find_jobs
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.wording import counts
-from alphaloop.wording import one_line
-from collections.abc import Sequence
-from contextlib import closing
-from typing import Any
-from typing import Final
-import typer
-
+from alphaloop.wording import counts, one_line
 
 _MAX_SHOWN: Final = 20
 EXAMPLE: Final = """\

@@ -1,16 +1,17 @@
 """`alphaloop check-server`: what an inference server can tell of the texts that it decodes."""
 
 from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Final
+
+import typer
+
 from alphaloop.cli.carrying_out import carry_out
 from alphaloop.cli.check_pair import show_findings
 from alphaloop.cli.screen import print_json
-from alphaloop.commands import CheckServerOrder
-from alphaloop.commands import ServerCheck
+from alphaloop.commands import CheckServerOrder, ServerCheck
 from alphaloop.server_identity import ServerKind
-from dataclasses import asdict
-from typing import Final
-import typer
-
 
 EXAMPLE: Final = """\
 alphaloop check-server http://gpu-1:8000/v1 --kind vllm

@@ -1,26 +1,22 @@
 """`alphaloop draft`: train, register and list draft models of the target."""
 
 from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import typer
+
 from alphaloop.cli.carrying_out import carry_out
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.draft_report import show
 from alphaloop.cli.options import connected_settings
-from alphaloop.cli.screen import note
-from alphaloop.cli.screen import out
-from alphaloop.cli.screen import print_json
-from alphaloop.cli.screen import table
-from alphaloop.commands import RegisterOrder
-from alphaloop.commands import TrainOrder
-from alphaloop.draft_card import DraftCard
-from alphaloop.draft_card import DraftJudgement
-from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drafts import DraftRevision
+from alphaloop.cli.screen import note, out, print_json, table
+from alphaloop.commands import RegisterOrder, TrainOrder
+from alphaloop.draft_card import DraftCard, DraftJudgement
+from alphaloop.store.drafts import DraftRegistry, DraftRevision
 from alphaloop.wording import share
-from dataclasses import asdict
-from pathlib import Path
-from typing import Final
-import typer
-
 
 TRAIN_EXAMPLE: Final = """\
 alphaloop draft train drafts/small

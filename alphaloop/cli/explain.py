@@ -19,9 +19,9 @@ from alphaloop.explaining.wording import document
 from alphaloop.moments import moment, shown
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.history import HistoryStore
 from alphaloop.store.snapshots import SnapshotStore
 from alphaloop.store.task_figures import figures_of
+from alphaloop.store.traffic import TrafficStore
 
 EXAMPLE: Final = """\
 alphaloop explain code --batch 4
@@ -116,7 +116,7 @@ def check_task(database: Database, settings: Settings, task: str) -> None:
     """Raises ConfigError for a task that is neither configured nor in history."""
     if not settings.tasks or task in settings.tasks:
         return
-    seen = HistoryStore(database).tasks()
+    seen = TrafficStore(database).tasks()
     if task not in seen:
         known = sorted({*settings.tasks, *seen})
         raise ConfigError(f"no task {task!r} in configs/tasks.toml or in history", hint=f"one of {', '.join(known)}")

@@ -1,25 +1,20 @@
 """`alphaloop notify`: who is told of drift and incidents, and what they were sent."""
 
 from __future__ import annotations
-from alphaloop.cli.connection import open_database
-from alphaloop.cli.options import connected_settings
-from alphaloop.cli.options import global_options
-from alphaloop.cli.screen import note as tell
-from alphaloop.cli.screen import out
-from alphaloop.cli.screen import print_json
-from alphaloop.cli.screen import table
-from alphaloop.errors import ConfigError
-from alphaloop.errors import NotificationFailed
-from alphaloop.notifying import Gravity
-from alphaloop.notifying import NotificationText
-from alphaloop.notifying import open_sinks
-from alphaloop.store.reports import Attempted
-from alphaloop.store.reports import NotificationStore
+
+import socket
 from dataclasses import asdict
 from typing import Final
-import socket
+
 import typer
 
+from alphaloop.cli.connection import open_database
+from alphaloop.cli.options import connected_settings, global_options
+from alphaloop.cli.screen import note as tell
+from alphaloop.cli.screen import out, print_json, table
+from alphaloop.errors import ConfigError, NotificationFailed
+from alphaloop.notifying import Gravity, NotificationText, open_sinks
+from alphaloop.store.reports import Attempted, NotificationStore
 
 TEST_EXAMPLE: Final = "ALPHALOOP_SCHEDULER__NOTIFY_URLS='[\"json://localhost:8000/hook\"]' alphaloop notify test"
 LIST_EXAMPLE: Final = "alphaloop notify list --json"

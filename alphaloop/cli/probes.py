@@ -1,34 +1,26 @@
 """`alphaloop probes`: the fixed prompts on which acceptance is measured again."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import connected_settings
 from alphaloop.cli.probing import screens
-from alphaloop.cli.probing.prompts import bodies_of
-from alphaloop.cli.probing.prompts import read_file
-from alphaloop.cli.probing.prompts import read_traffic
-from alphaloop.cli.screen import note
-from alphaloop.cli.screen import out
-from alphaloop.cli.screen import print_json
+from alphaloop.cli.probing.prompts import bodies_of, read_file, read_traffic
+from alphaloop.cli.screen import note, out, print_json
 from alphaloop.errors import AlphaloopError
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.probe_plan import ProbePlanner
-from alphaloop.probes import ProbeSet
-from alphaloop.probes import ProbeSource
-from alphaloop.probes import draw_prompts
-from alphaloop.probes import new_probe_set
+from alphaloop.probes import ProbeSet, ProbeSource, draw_prompts, new_probe_set
 from alphaloop.settings import Settings
 from alphaloop.store.database import DatabaseClock
 from alphaloop.store.probes import ProbeSetStore
-from collections.abc import Mapping
-from collections.abc import Sequence
-from datetime import UTC
-from datetime import datetime
-from pathlib import Path
-from typing import Any
-from typing import Final
-import typer
-
 
 REGISTER_EXAMPLE: Final = "alphaloop probes register probes.jsonl --task code"
 DRAW_EXAMPLE: Final = "alphaloop probes draw --task code --prompts 40"

@@ -1,24 +1,22 @@
 """What those who signed in may do: each action is a form of a page."""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Final
+from urllib.parse import quote, urlencode
+
+from starlette.requests import Request
+
 from alphaloop.console.page import WrongRequest
 from alphaloop.console.sessions import Session
 from alphaloop.console.sources import Sources
-from alphaloop.console.views import batches
-from alphaloop.console.views import letters
+from alphaloop.console.views import batches, letters
 from alphaloop.kafka.producer import request_cancellation
-from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
-from collections.abc import Callable
-from collections.abc import Mapping
-from datetime import UTC
-from datetime import datetime
-from starlette.requests import Request
-from typing import Final
-from urllib.parse import quote
-from urllib.parse import urlencode
-import logging
-
+from alphaloop.store.drift import DriftEventStore
 
 log = logging.getLogger(__name__)
 

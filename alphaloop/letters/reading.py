@@ -4,37 +4,28 @@ A command holds few of them, however many there are.
 """
 
 from __future__ import annotations
-from alphaloop.errors import BrokerUnavailable
-from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.offsets import Record
-from alphaloop.kafka.offsets import TopicPartition
-from alphaloop.kafka.topics import list_topics
-from alphaloop.messages.dead_letter import JOB_ID
-from alphaloop.messages.dead_letter import OUTCOME
-from alphaloop.messages.topics import dlq_topic
-from alphaloop.messages.topics import jobs_topic
-from alphaloop.messages.topics import task_of
-from alphaloop.outcomes.reading import dead_letter_reason
-from alphaloop.outcomes.reading import job_id_of
-from alphaloop.settings import KafkaSettings
-from alphaloop.store.known_jobs import LetterKey
-from collections.abc import Collection
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC
-from datetime import datetime
-from functools import cached_property
-from operator import itemgetter
-from typing import Any
-from typing import Final
+
 import contextlib
 import heapq
 import re
 import time
 import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from operator import itemgetter
+from typing import Any, Final
 
+from alphaloop.errors import BrokerUnavailable
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.offsets import Record, TopicPartition
+from alphaloop.kafka.topics import list_topics
+from alphaloop.messages.dead_letter import JOB_ID, OUTCOME
+from alphaloop.messages.topics import dlq_topic, jobs_topic, task_of
+from alphaloop.outcomes.reading import dead_letter_reason, job_id_of
+from alphaloop.settings import KafkaSettings
+from alphaloop.store.known_jobs import LetterKey
 
 _SUFFIX: Final = dlq_topic("")
 

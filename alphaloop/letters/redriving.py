@@ -16,9 +16,9 @@ from itertools import islice
 from typing import Any, Final
 
 from alphaloop.errors import ConfigError, InvalidField, MalformedMessage, MessageError
-from alphaloop.kafka.deleting import delete_before
+from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.records import TopicPartition
+from alphaloop.kafka.topics import delete_before
 from alphaloop.letters.reading import Letter, LetterFilter
 from alphaloop.messages import Origin, derived_job_id, fields_of, parse_job
 from alphaloop.messages.dead_letter import SHORTENED, is_reason

@@ -6,47 +6,29 @@ chunk or a result may be older than its topic keeps it.
 """
 
 from __future__ import annotations
-from alphaloop.errors import BrokerUnavailable
-from alphaloop.errors import MalformedMessage
-from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.offsets import Record
-from alphaloop.kafka.topics import RESULTS
-from alphaloop.kafka.topics import TOKENS
-from alphaloop.kafka.topics import ensure_topics
-from alphaloop.kafka.topics import list_topics
-from alphaloop.messages import Chunk
-from alphaloop.messages import Result
-from alphaloop.messages import Status
-from alphaloop.messages import StreamReader
-from alphaloop.messages import StreamReaders
-from alphaloop.messages import read_chunk
-from alphaloop.messages.dead_letter import OUTCOME
-from alphaloop.messages.dead_letter import PREFIX
-from alphaloop.messages.topics import dlq_topic
-from alphaloop.messages.topics import jobs_topic
-from alphaloop.messages.topics import task_of
-from alphaloop.settings import KafkaSettings
-from alphaloop.store.database import Database
-from alphaloop.store.known_jobs import KnownJob
-from alphaloop.store.known_jobs import LetterKey
-from alphaloop.store.known_jobs import RedriveStore
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterator
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from pydantic import ValidationError
-from types import TracebackType
-from typing import Any
-from typing import Final
-from typing import Self
+
 import contextlib
 import json
 import time
 import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Any, Final, Self
+
+from pydantic import ValidationError
+
+from alphaloop.errors import BrokerUnavailable, MalformedMessage
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.offsets import Record
+from alphaloop.kafka.topics import RESULTS, TOKENS, ensure_topics, list_topics
+from alphaloop.messages import Chunk, Result, Status, StreamReader, StreamReaders, read_chunk
+from alphaloop.messages.dead_letter import OUTCOME, PREFIX
+from alphaloop.messages.topics import dlq_topic, jobs_topic, task_of
+from alphaloop.settings import KafkaSettings
+from alphaloop.store.database import Database
+from alphaloop.store.known_jobs import KnownJob, LetterKey, RedriveStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup
 
-from alphaloop.store.task_pages import AcceptanceHour
+from alphaloop.store.task_figures import AcceptanceHour
 from alphaloop.wording import share
 
 HOURS: Final = 24

@@ -4,42 +4,38 @@ An unknown key is refused with the nearest known one, because an ignored misspel
 """
 
 from __future__ import annotations
+
+import difflib
+import os
+import tomllib
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import platformdirs
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+
 from alphaloop import shipped
 from alphaloop.errors import ConfigError
 from alphaloop.messages.job import TaskName
 from alphaloop.settings.claim_check import ClaimCheckSettings
 from alphaloop.settings.console import ConsoleSettings
-from alphaloop.settings.model import EmbeddedSettings
-from alphaloop.settings.model import KafkaSettings
-from alphaloop.settings.model import LogSettings
-from alphaloop.settings.model import PolicySettings
-from alphaloop.settings.model import PostgresSettings
-from alphaloop.settings.model import SchedulerSettings
-from alphaloop.settings.model import StartupSettings
-from alphaloop.settings.model import WorkerSettings
+from alphaloop.settings.model import (
+    EmbeddedSettings,
+    KafkaSettings,
+    LogSettings,
+    PolicySettings,
+    PostgresSettings,
+    SchedulerSettings,
+    StartupSettings,
+    WorkerSettings,
+)
 from alphaloop.settings.models import ModelSettings
 from alphaloop.settings.report import ReportSettings
 from alphaloop.settings.task import TaskSettings
 from alphaloop.settings.tracing import TracingSettings
-from collections.abc import Mapping
-from collections.abc import Sequence
-from pathlib import Path
-from pydantic import BaseModel
-from pydantic import Field
-from pydantic import TypeAdapter
-from pydantic import ValidationError
-from pydantic_settings import BaseSettings
-from pydantic_settings import PydanticBaseSettingsSource
-from pydantic_settings import SettingsConfigDict
-from pydantic_settings import SettingsError
-from typing import Any
-from typing import Final
-import difflib
-import os
-import platformdirs
-import tomllib
-import typing
-
 
 FILES: Final = ("models", "tasks", "worker", "scheduler")
 ENV_PREFIX: Final = "ALPHALOOP_"

@@ -1,21 +1,18 @@
 """The settings of the processes and of their servers. The TOML files in configs/ explain them under the same names."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_core import PydanticCustomError
+
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.messages.job import HARMLESS
 from alphaloop.settings.kafka_properties import ExtraProperty
-from alphaloop.settings.section import Section
-from alphaloop.settings.section import Share
+from alphaloop.settings.section import Section, Share
 from alphaloop.store.session_limits import SessionLimits
-from pathlib import Path
-from pydantic import Field
-from pydantic import SecretStr
-from pydantic import model_validator
-from pydantic_core import PydanticCustomError
-from typing import Annotated
-from typing import Literal
-from typing import Self
-
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 AtLeastOne = Annotated[int, Field(ge=1)]

@@ -1,25 +1,17 @@
 """The settings of configs/models.toml: the model that is served, and what drafts for it."""
 
 from __future__ import annotations
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.goodput import LOOKUP_OFFERED
-from alphaloop.deciding.goodput import LOOKUP_THROUGH
-from alphaloop.messages.job import TaskName
-from alphaloop.settings.device import AUTO
-from alphaloop.settings.device import DeviceName
-from alphaloop.settings.endpoint import EndpointSettings
-from alphaloop.settings.section import Section
-from alphaloop.settings.section import Share
-from pydantic import Discriminator
-from pydantic import Field
-from pydantic import Tag
-from pydantic import model_validator
-from pydantic_core import PydanticCustomError
-from typing import Annotated
-from typing import Any
-from typing import Literal
-from typing import Self
 
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from alphaloop.deciding.goodput import LOOKUP_OFFERED, LOOKUP_THROUGH, DrafterState
+from alphaloop.messages.job import TaskName
+from alphaloop.settings.device import AUTO, DeviceName
+from alphaloop.settings.endpoint import EndpointSettings
+from alphaloop.settings.section import Section, Share
 
 Dtype = Literal["bfloat16", "float16", "float32", "float64"]
 

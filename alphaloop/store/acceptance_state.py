@@ -14,37 +14,27 @@ that are one number each, then, array by array, those by draft position, all of 
 """
 
 from __future__ import annotations
-from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence import KeyEvidence
-from alphaloop.deciding.evidence import together
-from alphaloop.errors import StoreError
-from alphaloop.store.database import Database
-from alphaloop.store.exchange import RowSet
-from alphaloop.store.exchange import driver_of
-from alphaloop.tables import acceptance_state
-from alphaloop.tables.evidence import KEY
-from collections.abc import Container
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+
+import struct
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from datetime import timedelta
-from itertools import chain
-from itertools import groupby
+from datetime import datetime, timedelta
+from itertools import chain, groupby
 from operator import attrgetter
+from typing import Any, Final, NamedTuple
+
+import psycopg
 from psycopg import Cursor
 from psycopg.rows import namedtuple_row
-from sqlalchemy import Connection
-from sqlalchemy import delete
-from sqlalchemy import text
-from typing import Any
-from typing import Final
-from typing import NamedTuple
-import psycopg
-import struct
+from sqlalchemy import Connection, delete, text
+
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.deciding.evidence import EvidenceSums, KeyEvidence, together
+from alphaloop.errors import StoreError
+from alphaloop.store.database import Database
+from alphaloop.store.exchange import RowSet, driver_of
+from alphaloop.tables import acceptance_state
+from alphaloop.tables.evidence import KEY
 
 
 class Pair(NamedTuple):

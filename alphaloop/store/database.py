@@ -1,49 +1,39 @@
 """Connections to Postgres: transactions, the database's clock, notices, and the driver's exceptions as ours."""
 
 from __future__ import annotations
-from alphaloop.errors import ConfigError
-from alphaloop.errors import SchemaMismatch
-from alphaloop.errors import StoreBusy
-from alphaloop.errors import StoreError
-from alphaloop.errors import StoreLoginRefused
-from alphaloop.errors import StoreUnavailable
-from alphaloop.errors import StoreValueRefused
-from alphaloop.store.exchange import driver_of
-from alphaloop.store.session_limits import DEFAULT_LIMITS
-from alphaloop.store.session_limits import SessionLimits
-from collections.abc import Callable
-from collections.abc import Iterator
-from contextlib import contextmanager
-from copy import copy
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from functools import partial
-from psycopg import sql
-from pydantic import SecretStr
-from sqlalchemy import Connection
-from sqlalchemy import TextClause
-from sqlalchemy import create_engine
-from sqlalchemy import event
-from sqlalchemy import make_url
-from sqlalchemy import text
-from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import DisconnectionError
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.pool import ConnectionPoolEntry
-from types import TracebackType
-from typing import Any
-from typing import Final
-from typing import Self
+
 import math
-import psycopg
 import select
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Self
 
+import psycopg
+from psycopg import sql
+from pydantic import SecretStr
+from sqlalchemy import Connection, TextClause, create_engine, event, make_url, text
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from alphaloop.errors import (
+    ConfigError,
+    SchemaMismatch,
+    StoreBusy,
+    StoreError,
+    StoreLoginRefused,
+    StoreUnavailable,
+    StoreValueRefused,
+)
+from alphaloop.store.exchange import driver_of
+from alphaloop.store.session_limits import DEFAULT_LIMITS, SessionLimits
 
 #: The revisions of migrations/ that this code knows and can run on, oldest first. A rolling upgrade migrates first and
 #: then replaces the processes, so this code also meets later revisions: whether it can run on one of those says the

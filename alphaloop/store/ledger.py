@@ -5,34 +5,21 @@ was recorded, from the first row that is kept.
 """
 
 from __future__ import annotations
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.acceptance import EvidenceKey
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, time, timedelta
+from typing import Any, Final
+
+from sqlalchemy import Connection, Row, Select, Table, select, text, union_all
+
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.deciding.evidence import KeyEvidence
-from alphaloop.store.acceptance_state import LedgerRow
-from alphaloop.store.acceptance_state import fold
-from alphaloop.store.acceptance_state import fold_at
-from alphaloop.store.acceptance_state import key_of
+from alphaloop.store.acceptance_state import LedgerRow, fold, key_of
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import ShadowRun
 from alphaloop.store.housekeeping import partition_days
-from alphaloop.tables import decode_runs
-from alphaloop.tables import evidence_rows
+from alphaloop.tables import decode_runs, evidence_rows
 from alphaloop.tables.evidence import KEY
-from collections.abc import Iterator
-from datetime import UTC
-from datetime import datetime
-from datetime import time
-from datetime import timedelta
-from sqlalchemy import Connection
-from sqlalchemy import Row
-from sqlalchemy import Select
-from sqlalchemy import Table
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import union_all
-from typing import Any
-from typing import Final
-
 
 _COUNTS: Final = AcceptanceCounts.__slots__
 _COLUMNS: Final = (

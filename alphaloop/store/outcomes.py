@@ -4,46 +4,30 @@ Outcomes of several jobs are recorded together, because a commit costs as much f
 """
 
 from __future__ import annotations
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.acceptance import EvidenceKey
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from operator import attrgetter
+from typing import Any, Final
+
+from sqlalchemy import Connection
+
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.errors import StoreError
 from alphaloop.probes import ProbeText
-from alphaloop.store.acceptance_state import StateRow
-from alphaloop.store.acceptance_state import add_jobs
-from alphaloop.store.acceptance_state import lock_keys
+from alphaloop.store.acceptance_state import StateRow, add_jobs, lock_keys
 from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import DecodeRun
-from alphaloop.store.decode_runs import JobCounts
-from alphaloop.store.decode_runs import ShadowRun
-from alphaloop.store.exchange import NULL
-from alphaloop.store.exchange import array_field
-from alphaloop.store.exchange import copy_lines
-from alphaloop.store.exchange import driver_of
-from alphaloop.store.exchange import fields_of
-from alphaloop.store.exchange import one_exchange
+from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
+from alphaloop.store.exchange import NULL, array_field, copy_lines, driver_of, fields_of, one_exchange
 from alphaloop.store.hourly_sums import add_to_hours
-from alphaloop.store.housekeeping import KnownDays
-from alphaloop.store.housekeeping import utc_day
-from alphaloop.store.outbox import OutboxMessage
-from alphaloop.store.outbox import enqueue
+from alphaloop.store.housekeeping import KnownDays, utc_day
+from alphaloop.store.outbox import OutboxMessage, enqueue
 from alphaloop.store.probes import record_texts
-from alphaloop.tables import decode_runs
-from alphaloop.tables import evidence_rows
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from collections.abc import Set
-from dataclasses import dataclass
-from datetime import datetime
-from datetime import timedelta
-from functools import cache
-from operator import attrgetter
-from sqlalchemy import Connection
-from typing import Any
-from typing import Final
-import json
+from alphaloop.tables import decode_runs, evidence_rows
 
 
 @dataclass(frozen=True, slots=True)

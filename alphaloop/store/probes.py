@@ -4,53 +4,48 @@ Each pair of a probe and its control is handed out until it is marked as compare
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any, Final
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    Table,
+    and_,
+    delete,
+    exists,
+    func,
+    literal,
+    or_,
+    select,
+    text,
+    union_all,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
+
 from alphaloop.measurements import ProbeResult
 from alphaloop.messages import Purpose
-from alphaloop.probe_sets import ProbePrompt
-from alphaloop.probe_sets import ProbeSet
-from alphaloop.probe_sets import ProbeSource
-from alphaloop.probe_texts import DecodedText
-from alphaloop.probe_texts import ProbeText
-from alphaloop.probe_texts import TextPair
-from alphaloop.probes import TaskTraffic
+from alphaloop.probes import DecodedText, ProbePrompt, ProbeSet, ProbeSource, ProbeText, TaskTraffic, TextPair
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import CountSource
-from alphaloop.store.hourly_sums import SHADOW
-from alphaloop.store.hourly_sums import sums_between
-from alphaloop.tables import acceptance_hourly
-from alphaloop.tables import decode_runs
-from alphaloop.tables import evidence_rows
-from alphaloop.tables import jobs
-from alphaloop.tables import probe_prompts
-from alphaloop.tables import probe_runs
-from alphaloop.tables import probe_sets
-from alphaloop.tables import probe_texts
-from collections.abc import Collection
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
-from datetime import datetime
-from datetime import timedelta
-from itertools import groupby
-from sqlalchemy import ColumnElement
-from sqlalchemy import Connection
-from sqlalchemy import Row
-from sqlalchemy import Select
-from sqlalchemy import Table
-from sqlalchemy import and_
-from sqlalchemy import delete
-from sqlalchemy import exists
-from sqlalchemy import func
-from sqlalchemy import literal
-from sqlalchemy import or_
-from sqlalchemy import select
-from sqlalchemy import text
-from sqlalchemy import union_all
-from sqlalchemy import update
-from sqlalchemy.dialects.postgresql import insert
-from typing import Any
-from typing import Final
-
+from alphaloop.store.hourly_sums import SHADOW, sums_between
+from alphaloop.tables import (
+    acceptance_hourly,
+    decode_runs,
+    evidence_rows,
+    jobs,
+    probe_prompts,
+    probe_runs,
+    probe_sets,
+    probe_texts,
+)
 
 MEASURED: Final = (Purpose.PROBE.value, Purpose.CONTROL.value)
 _EVERY_PURPOSE: Final = tuple(purpose.value for purpose in Purpose)

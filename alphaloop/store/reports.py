@@ -16,10 +16,17 @@ from sqlalchemy import Column, ColumnElement, Connection, Integer, Row, Select, 
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.measurements import DriftSubject
-from alphaloop.notifying.news import News, NewsKind, drift_news, incident_closed_news, incident_opened_news, report_news
+from alphaloop.notifying import (
+    NewsKind,
+    Notification,
+    drift_news,
+    incident_closed_news,
+    incident_opened_news,
+    report_news,
+)
 from alphaloop.store.database import Database
-from alphaloop.store.drift import EventState, PastState
 from alphaloop.store.incidents import incident_of
+from alphaloop.store.drift import EventState, PastState
 from alphaloop.tables import drift_event_states, drift_events, incidents, notification_sinks, notifications, reports
 
 
@@ -103,7 +110,7 @@ _TOLD_STATES: Final = tuple(state for state in EventState if state is not EventS
 class Pending:
     """News that a sink has not taken."""
 
-    news: News
+    news: Notification
     num_attempts: int
     attempted_at: datetime | None  #: None before the first attempt
 
@@ -161,7 +168,7 @@ class NotificationStore:
         with self._database.begin() as connection:
             return connection.execute(counted).first() is not None
 
-    def end(self, sink: str, news: News, now: datetime, failure: str | None = None) -> None:
+    def end(self, sink: str, news: Notification, now: datetime, failure: str | None = None) -> None:
         """Record how the attempt ended; without a failure the sink has taken it."""
         columns = notifications.c
         ended = {"failure": failure} if failure is not None else {"sent_at": now}
@@ -207,7 +214,7 @@ def _drift(connection: Connection, sink: str, since: datetime) -> list[Pending]:
         .where(states.at >= since, states.state.in_(_TOLD_STATES))
     )
 
-    def told(row: Row[Any]) -> News:
+    def told(row: Row[Any]) -> Notification:
         past = PastState(**{name: getattr(row, name) for name in _STATE} | {"state": EventState(row.state)})
         return drift_news(row.id, DriftSubject(*(getattr(row, name) for name in _SUBJECT)), past, row.action)
 
@@ -235,7 +242,7 @@ def _reports(connection: Connection, sink: str, since: datetime) -> list[Pending
     changes = columns.content["changes"]["lines"].label("changes")
     query = select(columns.id, columns.created_at, columns.summary, changes).where(columns.created_at >= since)
 
-    def told(row: Row[Any]) -> News:
+    def told(row: Row[Any]) -> Notification:
         return report_news(row.id, row.created_at, row.summary, [line["sentence"] for line in row.changes or ()])
 
     return _not_taken(connection, query, columns.id, sink, NewsKind.REPORT, told)
@@ -255,7 +262,7 @@ def _not_taken(
     source_id: Column[int],
     sink: str,
     kind: NewsKind,
-    told: Callable[[Row[Any]], News],
+    told: Callable[[Row[Any]], Notification],
 ) -> list[Pending]:
     """Rows of `sources` that the sink has not taken, by their number."""
     tried = notifications.c

@@ -9,14 +9,11 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-import psycopg
-from psycopg.conninfo import make_conninfo
-from pydantic import SecretStr
 from sqlalchemy import select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
-from alphaloop.errors import StoreError, StoreUnavailable
-from alphaloop.store.database import Database, parse_url, redacted, store_error
+from alphaloop.errors import StoreError
+from alphaloop.store.database import Database
 from alphaloop.store.exchange import driver_of
 from alphaloop.store.terms import SCHEDULER, Term, begin_term
 from alphaloop.tables import schedule_runs

@@ -15,8 +15,8 @@ from alphaloop.deciding.decision import DraftSetting
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot, decode
 from alphaloop.messages import Purpose
 from alphaloop.store.database import Database
-from alphaloop.store.partitions import ensure_days, utc_day
-from alphaloop.store.row_set import RowSet
+from alphaloop.store.exchange import RowSet
+from alphaloop.store.housekeeping import ensure_days, utc_day
 from alphaloop.tables import decision_snapshots, decode_runs
 
 log = logging.getLogger(__name__)

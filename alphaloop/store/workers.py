@@ -6,32 +6,22 @@ other settings.
 """
 
 from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from sqlalchemy import JSON, Connection, TextClause, bindparam, text
+
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.snapshot import SessionFacts
-from alphaloop.deciding.snapshot import read_session
-from alphaloop.deciding.snapshot import session_content
+from alphaloop.deciding.snapshot import SessionFacts, read_session, session_content
 from alphaloop.errors import ConfigError
 from alphaloop.server_identity import ServerIdentity
 from alphaloop.store.database import Database
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from datetime import datetime
-from datetime import timedelta
-from sqlalchemy import Connection
-from sqlalchemy import JSON
-from sqlalchemy import TextClause
-from sqlalchemy import bindparam
-from sqlalchemy import text
-from typing import Any
-from typing import Final
-import json
-import logging
-
 
 #: A worker that has said nothing for so long is not shown any more, and its row is deleted by another one.
 _FORGOTTEN_AFTER: Final = timedelta(hours=1)

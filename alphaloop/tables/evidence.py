@@ -159,7 +159,7 @@ def _evidence_columns() -> list[Column[Any]]:
             "evidence",
             LargeBinary,
             nullable=False,
-            comment="alphaloop.deciding.key_evidence.KeyEvidence, packed: the view evidence_now unpacks it",
+            comment="alphaloop.deciding.evidence.KeyEvidence, packed: the view evidence_now unpacks it",
         ),
         Column("last_ledger_id", BigInteger, nullable=False, comment="The last row of the ledger that was added"),
     ]

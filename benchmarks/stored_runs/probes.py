@@ -1,16 +1,17 @@
 """Probes and controls of every day, with their texts, and the probe sets they come from."""
 
 from __future__ import annotations
+
+from typing import Final
+
+import psycopg
+
 from alphaloop.probes import new_probe_set
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.probes import ProbeSetStore
-from benchmarks.stored_runs.keys import DRAFTERS
-from benchmarks.stored_runs.keys import TASKS
+from benchmarks.stored_runs.keys import DRAFTERS, TASKS
 from benchmarks.stored_runs.ledger import Filled
-from typing import Final
-import psycopg
-
 
 NUM_PROMPTS: Final = 4
 _K: Final = 3

@@ -1,23 +1,21 @@
 """What lies around the runs: their jobs, the choices, slices, evidence, drift, schedules and reports."""
 
 from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final
+
+import psycopg
+
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.cost import CostPoint
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence import KeyEvidence
+from alphaloop.deciding.evidence import EvidenceSums, KeyEvidence
 from alphaloop.store.acceptance_state import pack
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from benchmarks.ended_jobs.filling import filled_densely
-from benchmarks.stored_runs.keys import Key
-from benchmarks.stored_runs.keys import all_keys
-from benchmarks.stored_runs.ledger import DEVICE
-from benchmarks.stored_runs.ledger import Filled
-from benchmarks.stored_runs.ledger import NUM_DAYS
-from datetime import timedelta
-from typing import Final
-import psycopg
-
+from benchmarks.stored_runs.keys import Key, all_keys
+from benchmarks.stored_runs.ledger import DEVICE, NUM_DAYS, Filled
 
 #: Jobs of so many days have rows; `benchmarks.ended_jobs` is about many more.
 JOBS_SPAN: Final = timedelta(days=7)

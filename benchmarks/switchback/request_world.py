@@ -1,26 +1,24 @@
 """Two simulated inference servers, one that speculates and one that does not, and the requests of some workers."""
 
 from __future__ import annotations
-from alphaloop.switchback.requests import RequestFacts
-from alphaloop.switchback.requests import Trial
+
+import math
+import random
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import numpy as np
+
+from alphaloop.switchback.requests import RequestFacts, Trial
 from alphaloop.switchback.slices import Treatment
 from benchmarks.switchback.request_scenario import RequestScenario
 from benchmarks.switchback.seen_load import SeenLoad
 from benchmarks.switchback.world import Truth
-from bisect import bisect_right
-from collections.abc import Callable
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from typing import Final
 from worker.engine import ServerLoad
 from worker.servers.load import Flight
-import math
-import numpy as np
-import random
-
 
 TRIAL: Final = Trial("task greedy", Treatment("draft", 4))
 _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)

@@ -1,16 +1,16 @@
 """The load of both simulated servers as one worker sees it: its own fleet counts it, on the simulation's clock."""
 
 from __future__ import annotations
-from collections.abc import Callable
-from collections.abc import Sequence
+
+import math
+import random
+from collections.abc import Callable, Sequence
 from typing import Final
+
 from worker.engine import ServerLoad
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import FleetEndpoint
 from worker.servers.load import Flight
-import math
-import random
-
 
 _NAMES: Final = ("vanilla", "speculative")  #: by whether a server speculates
 _MOST: Final = 100_000  #: requests at a server: never the limit here

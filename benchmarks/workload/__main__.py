@@ -13,51 +13,35 @@ recording of outcomes cost is not in it: they are the same for every setting. La
 """
 
 from __future__ import annotations
-from alphaloop.embedded.postgres import EmbeddedPostgres
-from alphaloop.settings import Settings
-from alphaloop.settings import WorkerSettings
-from alphaloop.settings.models import DraftModelDrafterSettings
-from alphaloop.settings.models import LookupDrafterSettings
-from alphaloop.settings.models import ModelSettings
-from alphaloop.settings.models import TargetSettings
-from alphaloop.store.database import Database
-from alphaloop.store.database import DatabaseClock
-from alphaloop.store.schema import upgrade
-from benchmarks.workload.blocks import FILE
-from benchmarks.workload.blocks import blocks
-from benchmarks.workload.blocks import read_phases
-from benchmarks.workload.contest import ADAPTIVE
-from benchmarks.workload.contest import Contest
-from benchmarks.workload.contest import Played
-from benchmarks.workload.contest import Setting
-from benchmarks.workload.rates import compare
-from benchmarks.workload.rates import hindsight
-from benchmarks.workload.rates import rates
-from benchmarks.workload.rates import timed_once
-from collections import Counter
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from contextlib import ExitStack
-from contextlib import contextmanager
-from dataclasses import asdict
-from pathlib import Path
-from pydantic import SecretStr
-from rich.console import Console
-from rich.progress import Progress
-from rich.table import Table
-from typing import Any
-from typing import Final
-from worker import decoding as _decoding
-from worker.deciding.decider import open_deciding
-from worker.decoding.engine import load_engine
-from worker.engine import Engine
+
 import argparse
 import gc
 import json
 import random
 import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
 
+from pydantic import SecretStr
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from alphaloop.embedded.postgres import EmbeddedPostgres
+from alphaloop.settings import Settings, WorkerSettings
+from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
+from alphaloop.store.database import Database, DatabaseClock
+from alphaloop.store.schema import upgrade
+from benchmarks.workload.blocks import FILE, blocks, read_phases
+from benchmarks.workload.contest import ADAPTIVE, Contest, Played, Setting
+from benchmarks.workload.rates import compare, hindsight, rates, timed_once
+from worker.deciding.decider import open_deciding
+from worker.decoding.engine import load_engine
+from worker.engine import Engine
 
 console = Console(stderr=True)
 #: Phases of one load, and those over which it changes.

@@ -1,37 +1,28 @@
 """Decoding every block with every setting; one of them is what a worker decides, from its own runs alone."""
 
 from __future__ import annotations
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import Reason
-from alphaloop.kafka.offsets import Record
-from alphaloop.messages import Mode
-from alphaloop.messages import Origin
-from alphaloop.messages import parse_job
-from alphaloop.settings import Settings
-from alphaloop.settings import TaskSettings
-from benchmarks.workload.blocks import Block
-from benchmarks.workload.ledger import LedgerInMemory
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from typing import Final
-from worker import outcomes
-from worker.claims import ClaimedJob
-from worker.deciding.decider import Deciding
-from worker.engine import Engine
-from worker.engine import Generation
-from worker.engine import PreparedJob
-from worker.engine import Sampling
-from worker.intake.partitions import Delivery
-from worker.intake.validation import ReadyJob
-from worker.lanes import lane_of
+
 import json
 import random
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Final
 
+from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.kafka.offsets import Record
+from alphaloop.messages import Mode, Origin, parse_job
+from alphaloop.settings import Settings, TaskSettings
+from benchmarks.workload.blocks import Block
+from benchmarks.workload.ledger import LedgerInMemory
+from worker import outcomes
+from worker.claims import ClaimedJob
+from worker.deciding.decider import Deciding
+from worker.engine import Engine, Generation, PreparedJob, Sampling
+from worker.intake.partitions import Delivery
+from worker.intake.validation import ReadyJob
+from worker.lanes import lane_of
 
 ADAPTIVE: Final = "alphaloop"
 

@@ -12,67 +12,51 @@ Each of them gets half of the job's share of false alarms, so that the stated ra
 """
 
 from __future__ import annotations
-from alphaloop.acceptance import Interval
-from alphaloop.acceptance import Z95
-from alphaloop.errors import StoreError
-from alphaloop.measurements import AcceptedLevel
-from alphaloop.measurements import DriftSubject
-from alphaloop.measurements import Stream
-from alphaloop.measurements import WatchedJob
-from alphaloop.settings import SchedulerSettings
-from alphaloop.store.drift import DriftMemoryStore
-from alphaloop.store.drift import Position
-from alphaloop.store.drift import StoredMemory
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from enum import StrEnum
-from scheduler.counts import subject_of
-from scheduler.drift.memory import ACCEPTS
-from scheduler.drift.memory import CHANGED_AFTER
-from scheduler.drift.memory import CHANGED_BEFORE
-from scheduler.drift.memory import DIRECTION
-from scheduler.drift.memory import Floats
-from scheduler.drift.memory import JOBS
-from scheduler.drift.memory import JobTally
-from scheduler.drift.memory import LEARNING
-from scheduler.drift.memory import Memory
-from scheduler.drift.memory import NUM_JOBS
-from scheduler.drift.memory import PHASE
-from scheduler.drift.memory import POSITIONS
-from scheduler.drift.memory import RESIDUALS
-from scheduler.drift.memory import ROWS
-from scheduler.drift.memory import SCALES
-from scheduler.drift.memory import SEGMENTS
-from scheduler.drift.memory import SQUARES
-from scheduler.drift.memory import TRIALS
-from scheduler.drift.memory import VERSION
-from scheduler.drift.memory import empty_memory
-from scheduler.drift.memory import empty_tally
-from scheduler.drift.memory import from_document
-from scheduler.drift.memory import is_open
-from scheduler.drift.memory import to_document
-from scheduler.drift.phases import DriftRules
-from scheduler.drift.phases import Jobs
-from scheduler.drift.phases import fold
-from scheduler.drift.statistics import inflation
-from scheduler.drift.statistics import merge
-from scheduler.drift.statistics import reference_error
-from scheduler.drift.statistics import standard_error
-from typing import Any
-from typing import Final
-from typing import Self
-from typing import TypeVar
+
 import logging
 import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any, Final, Self, TypeVar
+
 import numpy as np
 
+from alphaloop.acceptance import Z95, Interval
+from alphaloop.errors import StoreError
+from alphaloop.measurements import AcceptedLevel, DriftSubject, Stream, WatchedJob
+from alphaloop.settings import SchedulerSettings
+from alphaloop.store.drift import DriftMemoryStore, Position, StoredMemory
+from scheduler.counts import subject_of
+from scheduler.drift.memory import (
+    ACCEPTS,
+    CHANGED_AFTER,
+    CHANGED_BEFORE,
+    DIRECTION,
+    JOBS,
+    LEARNING,
+    NUM_JOBS,
+    PHASE,
+    POSITIONS,
+    RESIDUALS,
+    ROWS,
+    SCALES,
+    SEGMENTS,
+    SQUARES,
+    TRIALS,
+    VERSION,
+    Floats,
+    JobTally,
+    Memory,
+    empty_memory,
+    empty_tally,
+    from_document,
+    is_open,
+    to_document,
+)
+from scheduler.drift.phases import DriftRules, Jobs, fold
+from scheduler.drift.statistics import inflation, merge, reference_error, standard_error
 
 log = logging.getLogger(__name__)
 MONTH: Final = timedelta(days=30)

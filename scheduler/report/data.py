@@ -1,22 +1,20 @@
 """The report as data: what goes to `drift-reports` and into Postgres. docs/reference/report.md explains it."""
 
 from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal, Self
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
 from alphaloop.acceptance import Interval
-from alphaloop.as_decoded import Decoded
-from alphaloop.as_decoded import NextJob
+from alphaloop.as_decoded import Decoded, NextJob
 from alphaloop.probe_plan import Why
-from alphaloop.store.drift import EventState
 from alphaloop.store.incidents import IncidentKind
+from alphaloop.store.drift import EventState
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import TaskSpeedup
-from enum import StrEnum
-from pydantic import AwareDatetime
-from pydantic import BaseModel
-from pydantic import ConfigDict
-from pydantic import Field
 from scheduler.causes import Cause
-from typing import Literal
-from typing import Self
 
 
 class ReportPart(BaseModel):

@@ -8,9 +8,9 @@ from typing import Final
 
 from alphaloop.as_decoded import at_load
 from alphaloop.measurements import DriftSubject
-from alphaloop.store.drift_events import EventState, PastState
-from alphaloop.store.incidents import ClosedIncident
-from alphaloop.store.server_identities import ServerLife
+from alphaloop.store.drift import EventState, PastState
+from alphaloop.store.incidents import KnownIncident
+from alphaloop.store.workers import ServerLife
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.wording import draft_lengths, figure
 from alphaloop.wording import acceptance_of, counted_apart, share, words
@@ -132,7 +132,7 @@ def changes_between(
     before: DriftReport | None,
     now: DriftReport,
     states: Sequence[tuple[DriftSubject, PastState]],
-    closed: Sequence[ClosedIncident],
+    closed: Sequence[KnownIncident],
     servers: Sequence[ServerLife],
 ) -> Changes:
     """Changes since the report `before`. `states` and `closed` are what became of flags and incidents since then.
@@ -153,7 +153,7 @@ def changes_between(
     return Changes(since=before.created_at, lines=tuple(lines))
 
 
-def _incidents(since: datetime, now: DriftReport, closed: Sequence[ClosedIncident]) -> Iterable[ChangeLine]:
+def _incidents(since: datetime, now: DriftReport, closed: Sequence[KnownIncident]) -> Iterable[ChangeLine]:
     for line in now.incidents:
         if line.opened_at > since:
             told = f"{line.task}: incident opened, {words(line.kind)}: {line.sentence}"

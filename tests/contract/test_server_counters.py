@@ -1,37 +1,28 @@
 """A server that tells nothing of a request: its counters are evidence, over real connections to one in vLLM's form."""
 
 from __future__ import annotations
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.acceptance import PREFILL
-from alphaloop.deciding.policy import Decision
-from alphaloop.deciding.policy import Reason
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+from pydantic import SecretStr
+
+from alphaloop.acceptance import PREFILL, AcceptanceCounts
+from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.errors import ReplyInvalid
 from alphaloop.messages import Mode
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from contextlib import contextmanager
-from pydantic import SecretStr
 from tests.fakes import FakeEngine
-from tests.fixtures.inference_server import Connection
-from tests.fixtures.inference_server import InferenceServer
-from tests.fixtures.inference_server import listening
-from tests.fixtures.inference_server import whole
+from tests.fixtures.inference_server import Connection, InferenceServer, listening, whole
 from tests.fixtures.metrics_page import MetricsPage
 from tests.fixtures.models import make_job
-from tests.fixtures.served_engine import ServedEngine
-from tests.fixtures.served_engine import engine_over
-from worker.engine import Generation
-from worker.engine import Sampling
-from worker.engine import SliceCounts
+from tests.fixtures.served_engine import ServedEngine, engine_over
+from worker.engine import Generation, Sampling, SliceCounts
 from worker.servers.client import ServerClient
-from worker.servers.counters import Counters
-from worker.servers.counters import ask_counters
+from worker.servers.counters import Counters, ask_counters
 from worker.servers.engine import ServerEngine
 from worker.servers.http import Endpoint
-import asyncio
-import pytest
-
 
 DRAFTING = Decision(Mode.SPECULATIVE, "lookup", None, 4, Reason.FORCED, "by the test")
 SAMPLING = Sampling(max_tokens=24, temperature=0.0)

@@ -1,31 +1,22 @@
 """A server's identity: asked over a real connection, kept in a real database, named as evidence calls it."""
 
 from __future__ import annotations
-from alphaloop.errors import ConfigError
-from alphaloop.errors import RequestRefused
-from alphaloop.server_identity import ServerIdentity
-from alphaloop.server_identity import ServerKind
-from alphaloop.server_identity import differs
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.errors import ConfigError, RequestRefused
+from alphaloop.server_identity import ServerIdentity, ServerKind, differs
 from alphaloop.store.database import Database
 from alphaloop.store.workers import ServerIdentityStore
-from dataclasses import replace
-from scheduler.probe_history import ProbeSetup
-from scheduler.probe_history import differences
-from sqlalchemy import text
-from tests.fixtures.inference_server import Answer
-from tests.fixtures.inference_server import Asked
-from tests.fixtures.inference_server import Connection
-from tests.fixtures.inference_server import listening
-from tests.fixtures.inference_server import whole
-from typing import Any
-from worker.servers.http import Endpoint
-from worker.servers.http import Limits
-from worker.servers.identity import PROMPTS
-from worker.servers.identity import ask_identity
-from worker.servers.identity import name_servers
-import asyncio
-import pytest
-
+from scheduler.probe_history import ProbeSetup, differences
+from tests.fixtures.inference_server import Answer, Asked, Connection, listening, whole
+from worker.servers.http import Endpoint, Limits
+from worker.servers.identity import PROMPTS, ask_identity, name_servers
 
 MODELS = {"data": [{"id": "smollm2", "root": "/models/smollm2", "max_model_len": 2048}]}
 OF_VLLM = {"top_logprobs": [{" a": -0.3, " b": -2.5}, {" c": -0.1}]}

@@ -1,26 +1,20 @@
 """Drift events in a real Postgres: their states, their history, and what one may not do."""
 
 from __future__ import annotations
-from alphaloop.errors import StoreError
-from alphaloop.measurements import AcceptedLevel
-from alphaloop.measurements import DriftSubject
-from alphaloop.store.database import Database
-from alphaloop.store.drift import DriftEventStore
-from alphaloop.store.drift import EventChange
-from alphaloop.store.drift import EventContent
-from alphaloop.store.drift import EventState
-from alphaloop.store.drift import NoSuchEvent
-from alphaloop.store.housekeeping import RetentionStore
-from alphaloop.tables.drift import CAUSES
-from alphaloop.tables.drift import STATES
+
 from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from scheduler.causes import Cause
-from tests.fixtures.drift_events import content
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
+from alphaloop.errors import StoreError
+from alphaloop.measurements import AcceptedLevel, DriftSubject
+from alphaloop.store.database import Database
+from alphaloop.store.housekeeping import RetentionStore
+from alphaloop.store.drift import DriftEventStore, EventChange, EventContent, EventState, NoSuchEvent
+from alphaloop.tables.drift import CAUSES, STATES
+from scheduler.causes import Cause
+from tests.fixtures.drift_events import content
 
 pytestmark = pytest.mark.postgres
 

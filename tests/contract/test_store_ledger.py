@@ -1,48 +1,31 @@
 """Every other sum of evidence is a fold of the ledger, to the last bit, in a real PostgreSQL."""
 
 from __future__ import annotations
-from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.evidence import KeyEvidence
-from alphaloop.messages import Mode
-from alphaloop.messages import Purpose
-from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.acceptance_state import key_of
-from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import DecodeRun
-from alphaloop.store.decode_runs import JobCounts
-from alphaloop.store.decode_runs import ShadowRun
-from alphaloop.store.hourly_sums import HOUR_KEY
-from alphaloop.store.hourly_sums import sums_by_hour
-from alphaloop.store.housekeeping import PartitionKeeper
-from alphaloop.store.jobs import JobStore
-from alphaloop.store.ledger import LedgerStore
-from alphaloop.store.ledger import counts_of
-from alphaloop.store.ledger import shadow_of
-from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.outcomes import record_counts
+
+import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from itertools import count
-from itertools import groupby
-from itertools import zip_longest
+from datetime import UTC, datetime, timedelta
+from itertools import count, groupby, zip_longest
 from operator import attrgetter
-from sqlalchemy import Row
-from sqlalchemy import text
-from tests.fixtures.runs import ENGINE
-from tests.fixtures.runs import TARGET
-from tests.fixtures.runs import claim_request
-from tests.fixtures.runs import decode_run
-from tests.fixtures.runs import outcome
-from tests.fixtures.runs import simulated_counts
-from tests.fixtures.runs import vanilla_counts
 from typing import Any
-import pytest
-import random
 
+import pytest
+from sqlalchemy import Row, text
+
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.deciding.evidence import KeyEvidence
+from alphaloop.messages import Mode, Purpose
+from alphaloop.store.acceptance_state import AcceptanceStateStore, key_of
+from alphaloop.store.database import Database
+from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
+from alphaloop.store.hourly_sums import HOUR_KEY, sums_by_hour
+from alphaloop.store.housekeeping import PartitionKeeper
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.ledger import LedgerStore, counts_of, shadow_of
+from alphaloop.store.outcomes import OutcomeStore, record_counts
+from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
 
 pytestmark = pytest.mark.postgres
 

@@ -1,38 +1,25 @@
 """The measuring stores on a real Postgres."""
 
 from __future__ import annotations
+
+import random
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import func, select, update
+
 from alphaloop.errors import StoreValueRefused
 from alphaloop.store.database import Database
-from alphaloop.store.hourly_sums import RollupStore
-from alphaloop.store.hourly_sums import sums_between
+from alphaloop.store.hourly_sums import RollupStore, sums_between
 from alphaloop.store.housekeeping import RetentionStore
-from alphaloop.store.probes import ProbeRun
-from alphaloop.store.probes import ProbeSetStore
-from alphaloop.store.probes import ProbeStore
-from alphaloop.store.reports import ReportStore
-from alphaloop.store.reports import StoredReport
+from alphaloop.store.probes import ProbeRun, ProbeSetStore, ProbeStore
+from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.traffic import TrafficStore
-from alphaloop.tables import acceptance_daily
-from alphaloop.tables import acceptance_hourly
-from alphaloop.tables import probe_runs
-from alphaloop.tables import probe_sets
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from sqlalchemy import func
-from sqlalchemy import select
-from sqlalchemy import update
-from tests.fixtures.history import ENGINE
-from tests.fixtures.history import History
-from tests.fixtures.history import decoded
-from tests.fixtures.history import drawn_counts
-from tests.fixtures.probes import probe_set
-from tests.fixtures.probes import register_probe_set
-import pytest
-import random
-
+from alphaloop.tables import acceptance_daily, acceptance_hourly, probe_runs, probe_sets
+from tests.fixtures.history import ENGINE, History, decoded, drawn_counts
+from tests.fixtures.probes import probe_set, register_probe_set
 
 pytestmark = pytest.mark.postgres
 

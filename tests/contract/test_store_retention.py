@@ -1,33 +1,23 @@
 """Rows are deleted once they are too old, in small transactions, and what is still needed stays."""
 
 from __future__ import annotations
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import Reason
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import func, insert, select, text
+
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.messages import Mode
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.housekeeping import RetentionStore
-from alphaloop.store.housekeeping import TABLES
+from alphaloop.store.housekeeping import TABLES, RetentionStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.tables import cancellations
-from alphaloop.tables import decisions
-from alphaloop.tables import jobs
-from alphaloop.tables import metadata
-from alphaloop.tables import schedule_runs
-from collections.abc import Callable
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from sqlalchemy import func
-from sqlalchemy import insert
-from sqlalchemy import select
-from sqlalchemy import text
-from tests.fixtures.runs import claim_request
-from tests.fixtures.runs import outcome
-import pytest
-
+from alphaloop.tables import cancellations, decisions, jobs, metadata, schedule_runs
+from tests.fixtures.runs import claim_request, outcome
 
 pytestmark = pytest.mark.postgres
 

@@ -1,41 +1,36 @@
 """The group roles: what each may do is enough for its process, and no more."""
 
 from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.errors import InsufficientPrivilege
+from pydantic import SecretStr
+from sqlalchemy import text
+
 from alphaloop.embedded.postgres import EmbeddedPostgres
 from alphaloop.notifying import open_sinks
-from alphaloop.settings import SchedulerSettings
-from alphaloop.settings import Settings
-from alphaloop.settings import TaskSettings
+from alphaloop.settings import SchedulerSettings, Settings, TaskSettings
 from alphaloop.store import schema
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.housekeeping import PartitionKeeper
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.leader_lease import LeaderLease
 from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.schedule import LeaderLease
 from alphaloop.tables import metadata
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from pathlib import Path
-from psycopg.errors import InsufficientPrivilege
-from pydantic import SecretStr
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
 from scheduler.notifying import Notifier
-from sqlalchemy import text
-from tests.fixtures.history import DRAFT
-from tests.fixtures.history import History
-from tests.fixtures.history import TARGET
+from tests.fixtures.history import DRAFT, TARGET, History
 from tests.fixtures.hook import running_hook
 from tests.fixtures.postgres import as_member
 from tests.fixtures.probes import register_probe_set
-from tests.fixtures.runs import claim_request
-from tests.fixtures.runs import outcome
-import psycopg
-import pytest
-import random
-
+from tests.fixtures.runs import claim_request, outcome
 
 pytestmark = pytest.mark.postgres
 

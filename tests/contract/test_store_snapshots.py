@@ -15,8 +15,8 @@ from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.snapshot import SessionFacts, SnapshotEncoder
 from alphaloop.messages import Mode
 from alphaloop.store.database import Database
-from alphaloop.store.history import HistoryStore
 from alphaloop.store.snapshots import SnapshotRow, SnapshotStore
+from alphaloop.store.traffic import TrafficStore
 from tests.fixtures.history import record_runs
 from tests.fixtures.runs import decode_run, simulated_counts, vanilla_counts
 from tests.fixtures.snapshots import some_snapshot
@@ -80,7 +80,7 @@ def test_decisions_come_in_order_with_the_jobs_that_were_decoded(database: Datab
     assert store.of_job("d") is None
     assert store.kind_of_job("a") == (drafted.key.segment, drafted.key.prompt_bucket)
     assert store.kind_of_job("nonesuch") is None
-    assert HistoryStore(database).tasks() == ["code"]
+    assert TrafficStore(database).tasks() == ["code"]
 
 
 def test_a_snapshot_of_another_release_is_left_out(database: Database) -> None:

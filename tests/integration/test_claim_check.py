@@ -1,42 +1,28 @@
 """Prompts and texts that are too large for Kafka, end to end: a real broker, a real database, a folder."""
 
 from __future__ import annotations
-from alphaloop.claim_check.store import ContentStore
-from alphaloop.claim_check.store import by_reference
-from alphaloop.claim_check.store import with_text
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.claim_check.store import ContentStore, by_reference, with_text
 from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import RESULTS
-from alphaloop.messages import Body
-from alphaloop.messages import Job
-from alphaloop.messages import Result
-from alphaloop.messages import Status
-from alphaloop.messages import encode_job
-from alphaloop.messages.topics import dlq_topic
-from alphaloop.messages.topics import jobs_topic
-from alphaloop.settings import ClaimCheckSettings
-from alphaloop.settings import KafkaSettings
-from alphaloop.settings import Settings
+from alphaloop.messages import Body, Job, Result, Status, encode_job
+from alphaloop.messages.topics import dlq_topic, jobs_topic
+from alphaloop.settings import ClaimCheckSettings, KafkaSettings, Settings
 from alphaloop.store.database import Database
 from alphaloop.store.housekeeping import RetentionStore
 from alphaloop.store.outbox import Outbox
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from pathlib import Path
-from sqlalchemy import text
-from tests.fakes import FakeEngine
-from tests.fakes import VerboseEngine
+from tests.fakes import FakeEngine, VerboseEngine
 from tests.fixtures.topics import Operator
-from tests.fixtures.worker import Client
-from tests.fixtures.worker import RunningWorker
-from tests.fixtures.worker import headers_of
-from tests.fixtures.worker import running_worker
-from tests.fixtures.worker import until
-import json
-import pytest
-
+from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

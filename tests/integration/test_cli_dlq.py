@@ -1,37 +1,29 @@
 """Dead letters from the command line, on a real broker and a real database: listed, shown, sent again, deleted."""
 
 from __future__ import annotations
-from alphaloop.errors import InvalidField
-from alphaloop.errors import MalformedMessage
-from alphaloop.errors import MessageError
-from alphaloop.errors import UnknownTask
+
+import json
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import text
+
+from alphaloop.errors import InvalidField, MalformedMessage, MessageError, UnknownTask
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import RESULTS
-from alphaloop.messages import Failure
-from alphaloop.messages import Origin
-from alphaloop.messages import Result
-from alphaloop.messages import Status
-from alphaloop.messages import dead_letter
-from alphaloop.messages.topics import high_topic
-from alphaloop.messages.topics import jobs_topic
+from alphaloop.messages import Failure, Origin, Result, Status, dead_letter
+from alphaloop.messages.topics import high_topic, jobs_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import RedriveStore
-from collections.abc import Callable
-from contextlib import closing
-from pydantic import SecretStr
-from sqlalchemy import text
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
-from tests.fixtures.worker import Client
-from tests.fixtures.worker import running_worker
-from tests.integration.test_worker_retries import UnluckyEngine
-from tests.integration.test_worker_retries import asking
-import json
-import pytest
-
+from tests.fixtures.worker import Client, running_worker
+from tests.integration.test_worker_retries import UnluckyEngine, asking
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

@@ -1,34 +1,29 @@
 """`alphaloop job`, `wait` and `cancel` against real servers: where jobs are, and how they are waited for again."""
 
 from __future__ import annotations
-from alphaloop.kafka.backlog import search
-from alphaloop.kafka.backlog import unfinished
-from alphaloop.outcomes.reading import OutcomeReader
-from alphaloop.outcomes.whereabouts import JobPlace
-from alphaloop.outcomes.whereabouts import find_jobs
-from alphaloop.settings import Settings
-from alphaloop.store.database import Database
-from alphaloop.store.workers import WorkerStore
-from collections.abc import Callable
-from collections.abc import Iterator
-from pathlib import Path
-from tests.fakes import FakeEngine
-from tests.fixtures.cli import Cli
-from tests.fixtures.cli import Ran
-from tests.fixtures.worker import Client
-from tests.fixtures.worker import WAIT_S
-from tests.fixtures.worker import running_worker
-from tests.fixtures.worker import until
-from typing import Any
-from worker.engine import SamplingDefaults
+
 import json
 import os
-import pytest
 import shlex
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from alphaloop.kafka.backlog import search, unfinished
+from alphaloop.outcomes.reading import OutcomeReader
+from alphaloop.outcomes.whereabouts import JobPlace, find_jobs
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from alphaloop.store.workers import WorkerStore
+from tests.fakes import FakeEngine
+from tests.fixtures.cli import Cli, Ran
+from tests.fixtures.worker import WAIT_S, Client, running_worker, until
+from worker.engine import SamplingDefaults
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

@@ -1,26 +1,24 @@
 """`alphaloop notify` with a real HTTP service and a real Postgres."""
 
 from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
 from alphaloop.measurements import DriftSubject
 from alphaloop.notifying import open_sinks
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.database import Database
-from alphaloop.store.drift import DriftEventStore
-from alphaloop.store.drift import EventChange
-from alphaloop.store.drift import EventState
-from datetime import UTC
-from datetime import datetime
-from pathlib import Path
-from pydantic import SecretStr
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from scheduler.metrics import SchedulerMetrics
 from scheduler.notifying import Notifier
-from tests.fixtures.cli import Cli
-from tests.fixtures.cli import cli
+from tests.fixtures.cli import Cli, cli
 from tests.fixtures.drift_events import content
 from tests.fixtures.hook import running_hook
-import json
-import pytest
-
 
 __all__ = ["cli"]
 

@@ -5,30 +5,26 @@ target chooses. The engine's own loop is tested with every drafter in test_exact
 """
 
 from __future__ import annotations
-from alphaloop.deciding.goodput import DrafterState
+
+import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tests.fixtures.models import VANILLA
-from tests.fixtures.models import decision
-from tests.fixtures.models import make_job
-from typing import Any
-from typing import Final
+from typing import Any, Final
+
+import pytest
+import torch
+import transformers
+
+from alphaloop.deciding.goodput import DrafterState
+from tests.fixtures.models import VANILLA, decision, make_job
 from worker.decoding.drafters.draft_model import DraftModelDrafter
-from worker.decoding.drafters.draft_vocabulary import DraftTokens
-from worker.decoding.drafters.draft_vocabulary import restrict_head
+from worker.decoding.drafters.draft_vocabulary import DraftTokens, restrict_head
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.network.passes import Read
 from worker.decoding.proposal import Ask
 from worker.decoding.sampling import TokenChooser
 from worker.engine import Sampling
-import pytest
-import random
-import torch
-import transformers
-
 
 NUM_TOKENS: Final = 24
 MOST: Final = 7

@@ -36,7 +36,7 @@ from tests.fixtures.models import (
     make_tiny_model,
     make_tiny_tokenizer,
 )
-from worker.decoding.load import load_engine
+from worker.decoding.engine import load_engine
 from worker.engine import Generation, Sampling
 
 if TYPE_CHECKING:

@@ -1,37 +1,27 @@
 """Draft models on devices of their own: on GPUs that are not there, whose tensors must not meet; and on real ones."""
 
 from __future__ import annotations
-from alphaloop.deciding.decision import Decision
-from alphaloop.errors import ConfigError
-from alphaloop.errors import DecodeFailed
-from alphaloop.errors import IncompatiblePair
-from alphaloop.settings.models import DraftModelDrafterSettings
-from alphaloop.settings.models import LookupDrafterSettings
-from alphaloop.settings.models import ModelSettings
-from alphaloop.settings.models import TargetSettings
+
 from collections import Counter
-from collections.abc import Iterator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from tests.fixtures.drafting import draft_model
-from tests.fixtures.logical_devices import Gpus
-from tests.fixtures.logical_devices import logical_gpus
-from tests.fixtures.models import VANILLA
-from tests.fixtures.models import decision
-from tests.fixtures.models import make_job
-from typing import Any
-from typing import Final
-from typing import TYPE_CHECKING
-from worker.deciding.decider import conditions_of
-from worker.decoding import open_drafters
-from worker.decoding.engine import load_engine
-from worker.engine import Generation
-from worker.engine import PreparedJob
-from worker.engine import Sampling
+from typing import TYPE_CHECKING, Any, Final
+
 import pytest
 import torch
 import transformers
+
+from alphaloop.deciding.decision import Decision
+from alphaloop.errors import ConfigError, DecodeFailed, IncompatiblePair
+from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
+from tests.fixtures.drafting import draft_model
+from tests.fixtures.logical_devices import Gpus, logical_gpus
+from tests.fixtures.models import VANILLA, decision, make_job
+from worker.deciding.decider import conditions_of
+from worker.decoding import open_drafters
+from worker.decoding.engine import load_engine
+from worker.engine import Generation, PreparedJob, Sampling
 
 if TYPE_CHECKING:
     from worker.decoding.engine import TransformersEngine

@@ -1,40 +1,32 @@
 """Results, chunks and dead letters that a real broker refuses: none is retried for ever, none holds up another."""
 
 from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import text
+
 from alphaloop.errors import DeliveryFailed
 from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import RESULTS
-from alphaloop.kafka.topics import TOKENS
-from alphaloop.kafka.topics import list_topics
-from alphaloop.messages import Result
-from alphaloop.messages import Status
+from alphaloop.kafka.topics import RESULTS, TOKENS, list_topics
+from alphaloop.messages import Result, Status
 from alphaloop.messages.dead_letter import SHORTENED
-from alphaloop.settings import KafkaSettings
-from alphaloop.settings import Settings
+from alphaloop.settings import KafkaSettings, Settings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
-from collections.abc import Mapping
-from contextlib import closing
-from dataclasses import replace
-from sqlalchemy import text
 from tests.fakes import FakeEngine
-from tests.fixtures.runs import claim_request
-from tests.fixtures.runs import outcome
+from tests.fixtures.runs import claim_request, outcome
 from tests.fixtures.topics import Operator
-from tests.fixtures.worker import Client
-from tests.fixtures.worker import RunningWorker
-from tests.fixtures.worker import WAIT_S
-from tests.fixtures.worker import headers_of
-from tests.fixtures.worker import running_worker
-from tests.fixtures.worker import until
+from tests.fixtures.worker import WAIT_S, Client, RunningWorker, headers_of, running_worker, until
 from worker.engine import Step
-import json
-import pytest
-import random
-
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

@@ -1,36 +1,29 @@
 """A scheduler that lost the leader's lease writes nothing any more, however far its run had come."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import select, text
+
 from alphaloop.errors import LeadershipLost
-from alphaloop.settings import Settings
-from alphaloop.settings import TaskSettings
+from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.leader_lease import LeaderLease
 from alphaloop.store.probes import ProbeSetStore
+from alphaloop.store.schedule import LeaderLease
 from alphaloop.store.session_limits import SessionLimits
 from alphaloop.store.terms import Term
-from alphaloop.tables import probe_runs
-from alphaloop.tables import reports
-from alphaloop.tables import schedule_runs
-from collections.abc import Callable
-from collections.abc import Iterator
-from dataclasses import dataclass
-from dataclasses import field
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from pathlib import Path
-from pydantic import SecretStr
+from alphaloop.tables import probe_runs, reports, schedule_runs
 from scheduler.leadership import Leadership
-from scheduler.loop import RunSummary
-from scheduler.loop import Scheduler
+from scheduler.loop import RunSummary, Scheduler
 from scheduler.metrics import SchedulerMetrics
-from sqlalchemy import select
-from sqlalchemy import text
 from tests.fixtures.probes import register_probe_set
-import pytest
-
 
 pytestmark = pytest.mark.postgres
 

@@ -12,8 +12,7 @@ from pydantic import SecretStr
 from sqlalchemy import text
 
 from alphaloop.store.database import Database
-from alphaloop.store.leader_lease import LeaderLease
-from alphaloop.store.schedule import ScheduleStore
+from alphaloop.store.schedule import LeaderLease, ScheduleStore
 from scheduler.leadership import Leadership
 from scheduler.timetable import every
 

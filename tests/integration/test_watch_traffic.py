@@ -1,28 +1,23 @@
 """The drift test over a real database: what a run reads, stores and says."""
 
 from __future__ import annotations
+
+import logging
+import random
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import update
+
 from alphaloop.errors import StoreUnavailable
 from alphaloop.measurements import AcceptedLevel
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.database import Database
-from alphaloop.store.drift import DriftMemoryStore
-from alphaloop.store.drift import Position
-from alphaloop.store.drift import TaskMemory
+from alphaloop.store.drift import DriftMemoryStore, Position, TaskMemory
 from alphaloop.tables import drift_memories
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
 from scheduler.drift.memory import NUM_JOBS
-from scheduler.drift.watching import State
-from scheduler.drift.watching import TrafficVerdict
-from scheduler.drift.watching import WatchedStream
-from scheduler.drift.watching import watch_traffic
-from sqlalchemy import update
+from scheduler.drift.watching import State, TrafficVerdict, WatchedStream, watch_traffic
 from tests.fixtures.history import History
-import logging
-import pytest
-import random
-
 
 pytestmark = pytest.mark.postgres
 

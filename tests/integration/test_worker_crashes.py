@@ -1,30 +1,25 @@
 """The order in which an outcome is recorded (decision 0003), turned by hand, and a crash after each of its points."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+import pytest
+from sqlalchemy import text
+
 from alphaloop.errors import BrokerUnavailable
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.offsets import Record
-from alphaloop.kafka.offsets import TopicPartition
+from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Result
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.outbox import Outbox
-from collections.abc import Callable
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextlib import suppress
-from sqlalchemy import text
 from tests.fakes import FakeEngine
-from tests.fixtures.worker import Client
-from tests.fixtures.worker import RunningWorker
-from tests.fixtures.worker import running_worker
-from tests.fixtures.worker import until
-from typing import Any
-from typing import NoReturn
-import json
-import pytest
-
+from tests.fixtures.worker import Client, RunningWorker, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

@@ -1,21 +1,16 @@
 """The lane `jobs.<task>.high` through a real broker: it overtakes a backlog, and does not starve it."""
 
 from __future__ import annotations
+
+import pytest
+
 from alphaloop.messages import Status
 from alphaloop.messages.topics import high_topic
 from alphaloop.settings import Settings
 from tests.fixtures.stepping import SteppedEngine
-from tests.fixtures.worker import Client
-from tests.fixtures.worker import RunningWorker
-from tests.fixtures.worker import until
-from tests.integration.test_worker_continuous import job
-from tests.integration.test_worker_continuous import results_of
-from tests.integration.test_worker_continuous import started
-from tests.integration.test_worker_continuous import stepped_worker
-from tests.integration.test_worker_continuous import with_worker
+from tests.fixtures.worker import Client, RunningWorker, until
+from tests.integration.test_worker_continuous import job, results_of, started, stepped_worker, with_worker
 from worker.feed import LEAST_AHEAD
-import pytest
-
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

@@ -1,28 +1,29 @@
 """Partitions go to another worker, on a real broker: what runs may end first, within bounds; nothing runs twice."""
 
 from __future__ import annotations
+
+from typing import cast
+
+import pytest
+from sqlalchemy import text
+
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record
 from alphaloop.messages import Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from sqlalchemy import text
 from tests.fakes import FakeEngine
 from tests.fixtures.stepping import SteppedEngine
-from tests.fixtures.worker import Client
-from tests.fixtures.worker import RunningWorker
-from tests.fixtures.worker import running_worker
-from tests.fixtures.worker import until
-from tests.integration.test_worker_continuous import LONG
-from tests.integration.test_worker_continuous import job
-from tests.integration.test_worker_continuous import results_of
-from tests.integration.test_worker_continuous import stepped_worker
-from tests.integration.test_worker_continuous import wait_until_claimed
-from tests.integration.test_worker_continuous import with_worker
+from tests.fixtures.worker import Client, RunningWorker, running_worker, until
+from tests.integration.test_worker_continuous import (
+    LONG,
+    job,
+    results_of,
+    stepped_worker,
+    wait_until_claimed,
+    with_worker,
+)
 from tests.integration.test_worker_flow import assert_counts_add_up
-from typing import cast
-import pytest
-
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

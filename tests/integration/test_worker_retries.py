@@ -1,33 +1,24 @@
 """Jobs that fail are tried again through retry topics: counted, bounded, under the same id, after their delay."""
 
 from __future__ import annotations
-from alphaloop.errors import BrokerError
-from alphaloop.errors import DecodeFailed
+
+import json
+from collections import Counter
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.errors import BrokerError, DecodeFailed
 from alphaloop.kafka.offsets import Record
-from alphaloop.kafka.topics import RESULTS
-from alphaloop.kafka.topics import cluster_id
-from alphaloop.messages import Origin
-from alphaloop.messages import Result
-from alphaloop.messages import Status
-from alphaloop.messages import derived_job_id
-from alphaloop.messages.headers import Retry
-from alphaloop.messages.retry import RetryHeaders
-from alphaloop.messages.topics import high_topic
-from alphaloop.messages.topics import retry_topic
+from alphaloop.kafka.topics import RESULTS, cluster_id
+from alphaloop.messages import Origin, Result, Status, derived_job_id
+from alphaloop.messages.headers import RetryHeaders
+from alphaloop.messages.topics import high_topic, retry_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from collections import Counter
-from sqlalchemy import text
 from tests.fakes import FakeEngine
-from tests.fixtures.worker import Client
-from tests.fixtures.worker import RunningWorker
-from tests.fixtures.worker import headers_of
-from tests.fixtures.worker import running_worker
-from tests.fixtures.worker import until
+from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
 from worker.engine import Step
-import json
-import pytest
-
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

@@ -1,45 +1,30 @@
 """Streams on a real broker: whatever becomes of a job, a reader gets its text and one end."""
 
 from __future__ import annotations
-from alphaloop.contract import chunk_headers_schema
-from alphaloop.contract import chunk_schema
-from alphaloop.contract import result_headers_schema
-from alphaloop.contract import result_schema
-from alphaloop.errors import DecodeFailed
-from alphaloop.kafka.offsets import Record
-from alphaloop.kafka.topics import CONTROL
-from alphaloop.kafka.topics import RESULTS
-from alphaloop.kafka.topics import TOKENS
-from alphaloop.messages import Chunk
-from alphaloop.messages import Result
-from alphaloop.messages import Status
-from alphaloop.messages import StreamReader
-from alphaloop.messages import read_chunk
-from alphaloop.settings import Settings
-from alphaloop.store.database import Database
+
+import json
+import threading
 from collections import defaultdict
-from collections.abc import Callable
-from collections.abc import Sequence
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from queue import Queue
-from sqlalchemy import text
-from tests.fakes import FakeEngine
-from tests.fixtures.worker import Client
-from tests.fixtures.worker import RunningWorker
-from tests.fixtures.worker import WAIT_S
-from tests.fixtures.worker import headers_of
-from tests.fixtures.worker import running_worker
-from tests.fixtures.worker import until
 from typing import Any
-from worker.engine import Step
-import json
+
 import jsonschema
 import pytest
-import threading
+from sqlalchemy import text
 
+from alphaloop.contract import chunk_headers_schema, chunk_schema, result_headers_schema, result_schema
+from alphaloop.errors import DecodeFailed
+from alphaloop.kafka.offsets import Record
+from alphaloop.kafka.topics import CONTROL, RESULTS, TOKENS
+from alphaloop.messages import Chunk, Result, Status, StreamReader, read_chunk
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from tests.fakes import FakeEngine
+from tests.fixtures.worker import WAIT_S, Client, RunningWorker, headers_of, running_worker, until
+from worker.engine import Step
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

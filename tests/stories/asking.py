@@ -1,22 +1,18 @@
 """The jobs and the probe sets of a story, made of its prompts."""
 
 from __future__ import annotations
-from alphaloop.messages import Body
-from alphaloop.messages import Job
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import count, cycle
+
+from alphaloop.messages import Body, Job
 from alphaloop.probes import new_probe_set
 from alphaloop.store.probes import ProbeSetStore
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from datetime import UTC
-from datetime import datetime
-from itertools import count
-from itertools import cycle
 from tests.stories.prompts import StoryPrompts
 from tests.stories.size import Size
-import random
 
 
 @dataclass(frozen=True, slots=True)

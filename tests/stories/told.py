@@ -1,22 +1,16 @@
 """What the last report must say of the four stories, and what it says."""
 
 from __future__ import annotations
-from alphaloop.store.drafts import DraftRevision
-from alphaloop.store.drafts import DraftStatus
-from alphaloop.store.drift import DriftEvent
-from alphaloop.store.incidents import KnownIncident
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
-from scheduler.causes import Cause
-from tests.stories.prompts import CHANGED
-from tests.stories.prompts import DRAFTED
-from tests.stories.prompts import DROPPED
-from tests.stories.prompts import WORN
-from typing import Any
-from typing import Final
 
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from alphaloop.store.drafts import DraftRevision, DraftStatus
+from alphaloop.store.incidents import KnownIncident
+from alphaloop.store.drift import DriftEvent
+from scheduler.causes import Cause
+from tests.stories.prompts import CHANGED, DRAFTED, DROPPED, WORN
 
 LOOKUP, SMALL = "lookup", "small"
 _RIGHT: Final = {

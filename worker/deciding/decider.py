@@ -23,15 +23,14 @@ from alphaloop.messages import Decoding, Purpose
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.budgets import BudgetStore
-from alphaloop.store.clock import DatabaseClock
 from alphaloop.store.costs import CostStore
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.expectations import ExpectationStore
-from alphaloop.store.history import HistoryStore
 from alphaloop.store.outcomes import Outcome
 from alphaloop.store.snapshots import SnapshotStore
+from alphaloop.store.switchback import ExpectationStore
+from alphaloop.store.traffic import TrafficStore
 from worker.background import Write
 from worker.costs.known import KnownCosts
 from worker.costs.opening import open_costs
@@ -243,7 +242,7 @@ def open_deciding(
     journal = SnapshotJournal(SnapshotStore(database), facts)
     choices = StoredChoices(DecisionLog(database, half_life=fading), identity, owner, write=write)
     budgets = SharedBudgets(
-        BudgetStore(database), HistoryStore(database), evidence_cache, identity, revisions(engine), write=write
+        BudgetStore(database), TrafficStore(database), evidence_cache, identity, revisions(engine), write=write
     )
     decider = Decider(
         engine,

@@ -6,66 +6,55 @@ keeps its accepted drafts and the target's next token. Vanilla decoding is a rou
 """
 
 from __future__ import annotations
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.policy import Decision
-from alphaloop.errors import DecodeFailed
-from alphaloop.errors import JobTooLarge
-from alphaloop.errors import reason_of
-from alphaloop.messages import Job
-from alphaloop.settings.models import DraftModelDrafterSettings
-from alphaloop.settings.models import LookupDrafterSettings
-from alphaloop.settings.models import ModelSettings
-from collections import Counter
-from collections import defaultdict
-from collections.abc import Mapping
-from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from typing import Final
-from worker.cache_memory import target_limit
-from worker.decoding.device import Placement
-from worker.decoding.device import available_bytes
-from worker.decoding.device import is_out_of_memory
-from worker.decoding.device import pass_bytes
-from worker.decoding.drafters.draft_model import DraftModelDrafter
-from worker.decoding.drafters.draft_model import DraftModels
-from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.measuring import measure_draft_ms
-from worker.decoding.measuring import measure_draft_prefill_ms
-from worker.decoding.measuring import measure_target_ms
-from worker.decoding.measuring import measure_target_prefill_ms
-from worker.decoding.models import Target
-from worker.decoding.models import load_target
-from worker.decoding.network.groups import Read
-from worker.decoding.network.kv_shape import BLOCK
-from worker.decoding.network.language_model import PREFILL_CHUNK
-from worker.decoding.network.slots import SlotCache
-from worker.decoding.open_drafters import OpenDrafters
-from worker.decoding.prefixes import copy_beginnings
-from worker.decoding.prefixes import who_waits
-from worker.decoding.prompts import prepare_job
-from worker.decoding.proposal import Ask
-from worker.decoding.proposal import Drafter
-from worker.decoding.proposal import NOTHING
-from worker.decoding.proposal import Proposal
-from worker.decoding.scoring import Shadows
-from worker.decoding.scoring import with_scores
-from worker.decoding.sequence import Sequence
-from worker.decoding.verification import verify
-from worker.engine import CacheMemory
-from worker.engine import DeviceMemory
-from worker.engine import EngineIdentity
-from worker.engine import Generation
-from worker.engine import Load
-from worker.engine import PreparedJob
-from worker.engine import Sampling
-from worker.engine import SamplingDefaults
-from worker.engine import Step
+
 import logging
 import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field, replace
+from typing import Final
+
 import torch
 
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.policy import Decision
+from alphaloop.errors import DecodeFailed, JobTooLarge, reason_of
+from alphaloop.messages import Job
+from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings
+from worker.decoding.device import Placement, available_bytes, is_out_of_memory, pass_bytes
+from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftModels
+from worker.decoding.drafters.lookup import LookupDrafter
+from worker.decoding.measuring import (
+    measure_draft_ms,
+    measure_draft_prefill_ms,
+    measure_target_ms,
+    measure_target_prefill_ms,
+)
+from worker.decoding.models import Target, load_target
+from worker.decoding.network.kv_layout import BLOCK
+from worker.decoding.network.language_model import PREFILL_CHUNK
+from worker.decoding.network.passes import Read
+from worker.decoding.network.slots import SlotCache
+from worker.decoding.open_drafters import OpenDrafters
+from worker.decoding.prefixes import copy_beginnings, who_waits
+from worker.decoding.prompts import prepare_job
+from worker.decoding.proposal import NOTHING, Ask, Drafter, Proposal
+from worker.decoding.scoring import Shadows, with_scores
+from worker.decoding.sequence import Sequence
+from worker.decoding.verification import verify
+from worker.engine import (
+    CacheMemory,
+    DeviceMemory,
+    EngineIdentity,
+    Generation,
+    Load,
+    PreparedJob,
+    Sampling,
+    SamplingDefaults,
+    Step,
+    target_limit,
+)
 
 log = logging.getLogger(__name__)
 

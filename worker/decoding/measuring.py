@@ -1,25 +1,24 @@
 """Timing a round's parts on this device, in scratch slots over scratch texts: nothing that runs is touched."""
 
 from __future__ import annotations
-from alphaloop.errors import DecodeFailed
-from collections.abc import Callable
-from collections.abc import Sequence
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
-from typing import Final
+from typing import Any, Final
+
+import torch
+
+from alphaloop.errors import DecodeFailed
 from worker.decoding.models import Target
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.network.operations import best_tokens
 from worker.decoding.network.passes import Read
-from worker.decoding.proposal import Ask
-from worker.decoding.proposal import Drafter
+from worker.decoding.proposal import Ask, Drafter
 from worker.decoding.sampling import TokenChooser
 from worker.decoding.verification import verify_greedy
 from worker.engine import Sampling
-import statistics
-import time
-import torch
-
 
 _NUM_WARM_UP: Final = 1
 _GREEDY: Final = Sampling(max_tokens=1, temperature=0.0)

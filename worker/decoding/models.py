@@ -5,55 +5,35 @@ comes of it: the model over its slots, the tokenizer, the tokens that end a text
 """
 
 from __future__ import annotations
-from alphaloop.errors import AlphaloopError
-from alphaloop.errors import ConfigError
-from alphaloop.errors import UnsupportedModel
-from alphaloop.settings import TaskSettings
-from alphaloop.settings.models import TargetSettings
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from pydantic import ValidationError
-from transformers import AutoConfig
-from transformers import AutoModelForCausalLM
-from transformers import AutoTokenizer
-from transformers import GgufConfig
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-from typing import Any
-from typing import Final
-from worker.decoding.device import Placement
-from worker.decoding.device import find_device
-from worker.decoding.network.fused import VERSION as FUSED_VERSION
-from worker.decoding.network.language_model import LanguageModel
-from worker.decoding.prompts import check_template
-from worker.decoding.prompts import longest_token_chars
-from worker.decoding.sources import Weights
-from worker.decoding.sources import converted_folder
-from worker.decoding.sources import find_weights
-from worker.decoding.sources import publish_folder
-from worker.decoding.sources import working_folder
-from worker.decoding.text import TextStream
-from worker.decoding.text import byte_tokens
-from worker.decoding.text import special_tokens
-from worker.decoding.text_facts import LONGEST_DEFAULT_CONTEXT
-from worker.decoding.text_facts import TextFacts
-from worker.decoding.text_facts import text_config
-from worker.decoding.text_facts import text_facts
-from worker.decoding.text_facts import tokens_without_row
-from worker.engine import EngineIdentity
-from worker.engine import SamplingDefaults
+
 import inspect
 import logging
 import re
 import shutil
 import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
 import torch
 import transformers
+from pydantic import ValidationError
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+from alphaloop.errors import AlphaloopError, ConfigError, UnsupportedModel
+from alphaloop.settings import TaskSettings
+from alphaloop.settings.models import TargetSettings
+from worker.decoding.device import Placement, find_device
+from worker.decoding.network.fused import VERSION as FUSED_VERSION
+from worker.decoding.network.language_model import LanguageModel
+from worker.decoding.prompts import check_template, longest_token_chars
+from worker.decoding.sources import Weights, converted_folder, find_weights, publish_folder, working_folder
+from worker.decoding.text import TextStream, byte_tokens, special_tokens
+from worker.decoding.text_facts import LONGEST_DEFAULT_CONTEXT, TextFacts, text_config, text_facts, tokens_without_row
+from worker.engine import EngineIdentity, SamplingDefaults
 
 log = logging.getLogger(__name__)
 

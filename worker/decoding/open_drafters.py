@@ -7,30 +7,26 @@ the device is no failure of a drafter: it is raised, because the target's pass w
 """
 
 from __future__ import annotations
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.errors import DecodeFailed
-from alphaloop.errors import reason_of
+
+import logging
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import replace
 from typing import Final
+
+import torch
+
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.errors import DecodeFailed, reason_of
 from worker.decoding.counts import SharedWeightCounts
-from worker.decoding.device import is_device_fault
-from worker.decoding.device import is_out_of_memory
+from worker.decoding.device import is_device_fault, is_out_of_memory
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.models import Target
-from worker.decoding.proposal import Ask
-from worker.decoding.proposal import Drafter
-from worker.decoding.proposal import Proposal
+from worker.decoding.proposal import Ask, Drafter, Proposal
 from worker.decoding.sequence import Sequence
 from worker.engine import CacheMemory
-import logging
-import torch
-
 
 log = logging.getLogger(__name__)
 

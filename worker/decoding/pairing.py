@@ -19,13 +19,13 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from alphaloop.commands.reports import CheckFinding
+from alphaloop.commands import CheckFinding
 from alphaloop.errors import IncompatiblePair, UnsupportedModel
 from alphaloop.settings.models import Dtype
 from worker.decoding.device import pass_bytes
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head
 from worker.decoding.models import as_unsupported, attention_of, end_tokens, refuse_form, refuse_tokenizer
-from worker.decoding.network.kv_shape import KvShape
+from worker.decoding.network.kv_layout import KvShape
 from worker.decoding.sources import find_description
 from worker.decoding.text_facts import LONGEST_DEFAULT_CONTEXT, text_config, text_facts
 
@@ -287,7 +287,9 @@ def _size(target: ModelFacts, draft: ModelFacts) -> CheckFinding:
     if ratio >= 1:
         return CheckFinding("size", "refused", f"{said} A draft that costs as much as its target cannot pay.")
     if ratio > _WARN_RATIO:
-        return CheckFinding("size", "warning", f"{said} Above {_WARN_RATIO} a draft pays only where almost all is accepted.")
+        return CheckFinding(
+            "size", "warning", f"{said} Above {_WARN_RATIO} a draft pays only where almost all is accepted."
+        )
     return CheckFinding("size", "ok", said)
 
 
@@ -306,7 +308,9 @@ def _dtype(target: ModelFacts, draft: ModelFacts) -> CheckFinding:
     said = f"The draft is in {draft.dtype}, the target in {target.dtype}"
     if draft.itemsize > target.itemsize:
         more = draft.itemsize // target.itemsize
-        return CheckFinding("dtype", "warning", f"{said}: {more} times the bytes a parameter, and no better text for it.")
+        return CheckFinding(
+            "dtype", "warning", f"{said}: {more} times the bytes a parameter, and no better text for it."
+        )
     return CheckFinding("dtype", "ok", f"{said}: its rounding costs acceptance at most, the text stays the target's.")
 
 
@@ -318,7 +322,9 @@ def _context(target: ModelFacts, draft: ModelFacts) -> CheckFinding:
             f"The draft reads {draft.context_length:,} tokens, the target serves {target.context_length:,}: it "
             f"proposes nothing beyond its {draft.context_length:,}.",
         )
-    return CheckFinding("context", "ok", f"The draft reads all {target.context_length:,} tokens that the target serves.")
+    return CheckFinding(
+        "context", "ok", f"The draft reads all {target.context_length:,} tokens that the target serves."
+    )
 
 
 def _memory(
@@ -334,7 +340,9 @@ def _memory(
     said = " ".join(need.sentence(num_slots) for need in needs)
     full = [need for need in needs if need.total(1) > need.room.free]
     if full:
-        return CheckFinding("memory", "refused", f"{said} Not one full slot fits on {full[0].room.device}. {_advice(needs)}")
+        return CheckFinding(
+            "memory", "refused", f"{said} Not one full slot fits on {full[0].room.device}. {_advice(needs)}"
+        )
     short = [need for need in needs if need.total(num_slots) > need.room.free]
     if short:
         num_fitting = min((need.room.free - need.weights) // need.per_slot for need in needs)

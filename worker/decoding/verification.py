@@ -42,7 +42,7 @@ import torch
 from torch import Tensor
 
 from alphaloop.errors import DecodeFailed
-from worker.decoding.network.best_tokens import best_tokens
+from worker.decoding.network.operations import best_tokens
 from worker.decoding.proposal import Proposal, tree_depths
 from worker.engine import SecondChoice
 

@@ -12,7 +12,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from alphaloop.errors import InvalidField, MalformedMessage, MessageError
-from alphaloop.messages.text import Identifier
+from alphaloop.messages.job import Identifier
 from alphaloop.store.jobs import JobStore
 from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, NamedTuple, TypeAlias
 
-from alphaloop.kafka.records import Record, TopicPartition
-from alphaloop.messages.retry import Retry, sent_headers
+from alphaloop.kafka.offsets import Record, TopicPartition
+from alphaloop.messages.headers import Retry, sent_headers
 from alphaloop.messages.topics import is_high, retry_delay_s
 
 log = logging.getLogger(__name__)

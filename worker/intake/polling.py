@@ -6,36 +6,25 @@ watermark lags too far behind, and while the head of a retry topic is not due; i
 """
 
 from __future__ import annotations
-from alphaloop.errors import AlphaloopError
-from alphaloop.errors import BrokerError
-from alphaloop.errors import BrokerUnavailable
-from alphaloop.errors import reason_of
-from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.offsets import TopicPartition
-from alphaloop.kafka.records import Record
-from alphaloop.kafka.topics import ensure_topics
-from alphaloop.liveness import Pulse
-from alphaloop.settings import Settings
-from alphaloop.settings import WorkerSettings
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from queue import Empty
-from queue import SimpleQueue
-from typing import Final
-from worker.background import BoundedQueue
-from worker.intake.partitions import AssignedPartition
-from worker.intake.partitions import Delivery
-from worker.intake.partitions import HandingOver
+
 import logging
 import sys
 import threading
 import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from queue import Empty, SimpleQueue
+from typing import Final
 
+from alphaloop.errors import AlphaloopError, BrokerError, BrokerUnavailable, reason_of
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.offsets import Record, TopicPartition
+from alphaloop.kafka.topics import ensure_topics
+from alphaloop.liveness import Pulse
+from alphaloop.settings import Settings, WorkerSettings
+from worker.background import BoundedQueue
+from worker.intake.partitions import AssignedPartition, Delivery, HandingOver
 
 log = logging.getLogger(__name__)
 

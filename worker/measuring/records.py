@@ -1,30 +1,22 @@
 """What `alphaloop measure` reports beside its measurements: the models' memory, how a pair fits, a draft's record."""
 
 from __future__ import annotations
-from alphaloop.draft_card import DraftJudgement
-from alphaloop.draft_card import read_card
-from alphaloop.errors import AlphaloopError
-from alphaloop.errors import ConfigError
-from alphaloop.payoff.report import Footprint
-from alphaloop.payoff.report import Part
-from alphaloop.settings import Settings
-from alphaloop.settings.models import DraftModelDrafterSettings
-from alphaloop.settings.models import ModelSettings
-from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry
+
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from worker.decoding.device import Placement
-from worker.decoding.device import available_bytes
-from worker.decoding.pairing import DeviceRoom
-from worker.decoding.pairing import ModelFacts
-from worker.decoding.pairing import check_pair
-from worker.decoding.pairing import facts_of
+
+from alphaloop.draft_card import DraftJudgement, read_card
+from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.payoff.report import Footprint, Part
+from alphaloop.settings import Settings
+from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings
+from alphaloop.store.database import Database
+from alphaloop.store.drafts import DraftRegistry
+from worker.decoding.device import Placement, available_bytes
+from worker.decoding.pairing import DeviceRoom, ModelFacts, check_pair, facts_of
 from worker.engine import Engine
-from worker.measuring.report import DrafterRecords
-from worker.measuring.report import HeldOut
-from worker.measuring.report import peak_process_bytes
+from worker.measuring.report import DrafterRecords, HeldOut, peak_process_bytes
 
 
 class MemoryWatch:

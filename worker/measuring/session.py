@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from alphaloop.commands import AdvanceEvent, StageEvent, Tell
-from alphaloop.commands.orders import MeasureOrder
+from alphaloop.commands import AdvanceEvent, MeasureOrder, StageEvent, Tell
 from alphaloop.errors import ConfigError, DecodeFailed, MessageError
 from alphaloop.files import reading
 from alphaloop.job_lines import BadLine, JobLine, JobReader, Overrides

@@ -20,8 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from alphaloop.acceptance import AcceptanceCounts, InconsistentCounts, prompt_bucket
 from alphaloop.errors import AlphaloopError, ReplyInvalid, ServerSilent
-from worker.engine import PreparedJob
-from worker.served import SliceCounts
+from worker.engine import PreparedJob, SliceCounts
 from worker.servers.client import ServerClient
 from worker.servers.replies import Reply
 

@@ -6,75 +6,58 @@ it began. Whatever waits for servers runs on one event loop, on a thread of its 
 """
 
 from __future__ import annotations
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.policy import Decision
-from alphaloop.deciding.policy import Reason
-from alphaloop.engine_identity import SERVERS
-from alphaloop.errors import AlphaloopError
-from alphaloop.errors import ConfigError
-from alphaloop.errors import DecodeFailed
-from alphaloop.errors import EngineSick
-from alphaloop.errors import InvalidField
-from alphaloop.errors import ModelNotServed
-from alphaloop.errors import ServerError
-from alphaloop.messages import Job
-from alphaloop.server_identity import ServerIdentity
-from alphaloop.settings.endpoint import EndpointSettings
-from alphaloop.settings.models import ModelSettings
-from alphaloop.store.server_identities import ServerIdentityStore
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Coroutine
-from collections.abc import Mapping
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import replace
-from functools import partial
-from queue import Empty
-from queue import SimpleQueue
-from typing import Any
-from typing import Final
-from typing import TypeVar
-from urllib.parse import urlsplit
-from worker.engine import CacheMemory
-from worker.engine import EngineIdentity
-from worker.engine import FailedRequest
-from worker.engine import Generation
-from worker.engine import Load
-from worker.engine import PreparedJob
-from worker.engine import Sampling
-from worker.engine import SamplingDefaults
-from worker.engine import Step
-from worker.engine import TokenDelta
-from worker.servers.client import InferenceServer
-from worker.servers.client import ServerClient
-from worker.servers.client import drafters_of
-from worker.servers.fleet import Fleet
-from worker.servers.fleet_member import EndpointStatus
-from worker.servers.fleet_member import SuspectCounts
-from worker.servers.http import Endpoint
-from worker.servers.identity import NamedServers
-from worker.servers.identity import ask_identity
-from worker.servers.identity import name_servers
-from worker.servers.identity import name_unstored
-from worker.servers.load_watch import LoadWatch
-from worker.servers.sending import Arrival
-from worker.servers.sending import InLine
-from worker.servers.sending import Sending
-from worker.servers.sending import ServerRequest
-from worker.servers.sending import TokenEstimate
-from worker.servers.sending import prepare
-from worker.servers.sending import refusal_of
-from worker.servers.testing import Tests
-from worker.servers.testing import Timing
-from worker.servers.testing import why_not
+
 import asyncio
 import hashlib
 import logging
 import random
 import threading
 import time
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
 
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.engine_identity import SERVERS
+from alphaloop.errors import (
+    AlphaloopError,
+    ConfigError,
+    DecodeFailed,
+    EngineSick,
+    InvalidField,
+    ModelNotServed,
+    ServerError,
+)
+from alphaloop.messages import Job
+from alphaloop.server_identity import ServerIdentity
+from alphaloop.settings.endpoint import EndpointSettings
+from alphaloop.settings.models import ModelSettings
+from alphaloop.store.workers import ServerIdentityStore
+from worker.engine import (
+    CacheMemory,
+    EngineIdentity,
+    FailedRequest,
+    Generation,
+    Load,
+    PreparedJob,
+    Sampling,
+    SamplingDefaults,
+    Step,
+    TokenDelta,
+)
+from worker.servers.client import InferenceServer, ServerClient, drafters_of
+from worker.servers.fleet import Fleet
+from worker.servers.fleet_member import EndpointStatus, SuspectCounts
+from worker.servers.http import Endpoint
+from worker.servers.identity import NamedServers, ask_identity, name_servers, name_unstored
+from worker.servers.load_watch import LoadWatch
+from worker.servers.sending import Arrival, InLine, Sending, ServerRequest, TokenEstimate, prepare, refusal_of
+from worker.servers.testing import Tests, Timing, why_not
 
 log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from pydantic import Field
 from alphaloop.errors import ConfigError, ModelNotServed, RequestRefused
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.server_identity import Answer, ServerIdentity, changes, differs, distance, told_apart
-from alphaloop.store.server_identities import ServerIdentityStore, ServerLife
+from alphaloop.store.workers import ServerIdentityStore, ServerLife
 from worker.engine import Sampling
 from worker.servers.client import ServerClient
 from worker.servers.http import Endpoint, Limits

@@ -10,14 +10,14 @@ Pure; one thread uses it.
 """
 
 from __future__ import annotations
-from collections.abc import Callable
-from collections.abc import Iterable
+
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 from typing import Final
-from worker.engine import ServerLoad
-import math
 
+from worker.engine import ServerLoad
 
 _DOUBLES_S: Final = 1.0
 _RECOVERS_S: Final = 60.0  #: even growth over the endpoint's whole range

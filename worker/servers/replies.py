@@ -20,8 +20,7 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import ModelNotServed, ReplyCut, ReplyInvalid, ServerFailed
 from alphaloop.server_identity import ServerKind
-from worker.engine import DrafterCounts, Generation
-from worker.served import Served, ServerLoad, SliceCounts
+from worker.engine import DrafterCounts, Generation, Served, ServerLoad, SliceCounts
 from worker.servers import draft_counts
 from worker.servers.draft_counts import DraftCounts
 

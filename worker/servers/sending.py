@@ -5,44 +5,27 @@ request goes to another or waits; the engine does not learn of it, because the j
 """
 
 from __future__ import annotations
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.errors import AlphaloopError
-from alphaloop.errors import InvalidField
-from alphaloop.errors import PromptTooLong
-from alphaloop.errors import RequestRefused
-from alphaloop.errors import ServerFailed
-from alphaloop.errors import reason_of
-from alphaloop.messages import Job
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
-from typing import TypeAlias
-from worker.engine import FailedRequest
-from worker.engine import Generation
-from worker.engine import PreparedJob
-from worker.engine import Sampling
-from worker.engine import TokenDelta
-from worker.servers.client import InferenceServer
-from worker.servers.client import ServerClient
+from typing import Final, TypeAlias
+
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.errors import AlphaloopError, InvalidField, PromptTooLong, RequestRefused, ServerFailed, reason_of
+from alphaloop.messages import Job
+from worker.engine import FailedRequest, Generation, PreparedJob, Sampling, TokenDelta
+from worker.servers.client import InferenceServer, ServerClient
 from worker.servers.counters import Counting
 from worker.servers.draft_counts import NOTHING
 from worker.servers.fleet import Fleet
 from worker.servers.load import Flight
-from worker.servers.replies import Reply
-from worker.servers.replies import SentRequest
-from worker.servers.replies import generation_of
+from worker.servers.replies import Reply, SentRequest, generation_of
 from worker.servers.request_body import refuse_settings
-from worker.servers.testing import Tests
-from worker.servers.testing import why_not_obeyed
-import asyncio
-import logging
-import threading
-
+from worker.servers.testing import Tests, why_not_obeyed
 
 log = logging.getLogger(__name__)
 

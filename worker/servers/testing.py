@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from alphaloop.commands.reports import Finding, ServerCheck
+from alphaloop.commands import CheckFinding, ServerCheck
 from alphaloop.errors import AlphaloopError, DecodeFailed, ServerError, ServerFailed, ServerSilent, reason_of
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.server_identity import ServerIdentity, ServerKind, differs, told_apart
@@ -329,76 +329,82 @@ async def check_server(endpoint: Endpoint) -> ServerCheck:
     return ServerCheck(endpoint.url, endpoint.kind, card.id, whole.drafts.granularity, tuple(findings))
 
 
-def _server(kind: ServerKind, version: str | None) -> Finding:
+def _server(kind: ServerKind, version: str | None) -> CheckFinding:
     if version is None:
-        return Finding("server", "warning", f"{kind}; it does not say its version, so a change of it goes unseen")
-    return Finding("server", "ok", f"{kind} {version}")
+        return CheckFinding("server", "warning", f"{kind}; it does not say its version, so a change of it goes unseen")
+    return CheckFinding("server", "ok", f"{kind} {version}")
 
 
-def _model(card: ModelCard) -> Finding:
+def _model(card: ModelCard) -> CheckFinding:
     if card.context_length is None:
-        return Finding("model", "warning", f"{card.id}; the server does not say how long its context is")
-    return Finding("model", "ok", f"{card.id}, {card.context_length} tokens of context")
+        return CheckFinding("model", "warning", f"{card.id}; the server does not say how long its context is")
+    return CheckFinding("model", "ok", f"{card.id}, {card.context_length} tokens of context")
 
 
-def _text(reply: Reply) -> Finding:
+def _text(reply: Reply) -> CheckFinding:
     first = "" if reply.first_text_s is None else f", the first after {reply.first_text_s:.2f} s"
-    return Finding("text", "ok", f"{reply.num_tokens} tokens in {reply.wall_s:.2f} s{first}")
+    return CheckFinding("text", "ok", f"{reply.num_tokens} tokens in {reply.wall_s:.2f} s{first}")
 
 
-def _stream(whole: Reply, streamed: Reply, num_pieces: int) -> Finding:
+def _stream(whole: Reply, streamed: Reply, num_pieces: int) -> CheckFinding:
     if streamed.text != whole.text:
-        return Finding("stream", "warning", "the same greedy request gave another text: this server's texts differ")
+        return CheckFinding(
+            "stream", "warning", "the same greedy request gave another text: this server's texts differ"
+        )
     if streamed.drafts.granularity != whole.drafts.granularity:
-        return Finding("stream", "warning", "of a streamed text the server tells less of drafts than of a whole one")
-    return Finding("stream", "ok", f"the same text in {num_pieces} pieces")
+        return CheckFinding(
+            "stream", "warning", "of a streamed text the server tells less of drafts than of a whole one"
+        )
+    return CheckFinding("stream", "ok", f"the same text in {num_pieces} pieces")
 
 
-def _counts(kind: ServerKind, reply: Reply) -> Finding:
+def _counts(kind: ServerKind, reply: Reply) -> CheckFinding:
     drafts = reply.drafts
     if drafts.doubt is not None:
-        return Finding("counts", "warning", f"not to be believed: {drafts.doubt}")
+        return CheckFinding("counts", "warning", f"not to be believed: {drafts.doubt}")
     if drafts.granularity == "nothing":
-        return Finding("counts", "warning", f"the server tells nothing of drafts; {_HINTS[kind]}")
+        return CheckFinding("counts", "warning", f"the server tells nothing of drafts; {_HINTS[kind]}")
     if not drafts.num_proposed:
-        return Finding("counts", "ok", "nothing was drafted: the server does not speculate, or found nothing to draft")
+        return CheckFinding(
+            "counts", "ok", "nothing was drafted: the server does not speculate, or found nothing to draft"
+        )
     found = f"{drafts.num_accepted} of {drafts.num_proposed} drafted tokens accepted"
     if drafts.counts is None:
         hint = f"; {_HINTS[kind]}" if kind == "vllm" else ""
-        return Finding("counts", "warning", f"{found}, and at which positions is not told{hint}")
-    return Finding("counts", "ok", f"{found}, at which positions is told")
+        return CheckFinding("counts", "warning", f"{found}, and at which positions is not told{hint}")
+    return CheckFinding("counts", "ok", f"{found}, at which positions is told")
 
 
-async def _load(client: ServerClient) -> Finding:
+async def _load(client: ServerClient) -> CheckFinding:
     """Whether it tells how many requests it has: while other workers ask it too, speed-ups are measured only then."""
     hint = _LOAD_HINTS[client.endpoint.kind]
     try:
         num_present = await ask_num_present(client)
     except ServerError as error:
-        return Finding("load", "warning", f"how many requests it has is not told: {error.message}; {hint}")
+        return CheckFinding("load", "warning", f"how many requests it has is not told: {error.message}; {hint}")
     if num_present is None:
-        return Finding("load", "warning", f"how many requests it has is not told; {hint}")
-    return Finding("load", "ok", f"it has {num_present} requests now")
+        return CheckFinding("load", "warning", f"how many requests it has is not told; {hint}")
+    return CheckFinding("load", "ok", f"it has {num_present} requests now")
 
 
-async def _counters(endpoint: Endpoint) -> Finding:
+async def _counters(endpoint: Endpoint) -> CheckFinding:
     try:
         async with ServerClient(endpoint) as client:
             found = await ask_counters(client)
     except ServerError as error:
-        return Finding("counters", "warning", f"not read: {error.message}")
-    return Finding(
+        return CheckFinding("counters", "warning", f"not read: {error.message}")
+    return CheckFinding(
         "counters", "ok", f"{sum(found.accepts)} of {found.num_draft_tokens} drafted tokens accepted since its start"
     )
 
 
-def _switching(told: str | None, *, is_set: bool) -> Finding:
+def _switching(told: str | None, *, is_set: bool) -> CheckFinding:
     """Whether a request can ask for no drafts; `told`: why not. Most servers cannot, which is no fault."""
     if told is not None:
         words = f"switches_drafts is set, but {told}" if is_set else "every request is drafted for"
-        return Finding("switch", "warning" if is_set else "ok", words)
+        return CheckFinding("switch", "warning" if is_set else "ok", words)
     hint = "" if is_set else ": one endpoint with switches_drafts = true serves both routes"
-    return Finding("switch", "ok", f"a request that asks for no drafts gets none{hint}")
+    return CheckFinding("switch", "ok", f"a request that asks for no drafts gets none{hint}")
 
 
 def _ending(reply: Reply) -> str:
@@ -407,9 +413,9 @@ def _ending(reply: Reply) -> str:
     return words[len(words) // 2] if len(words) > 2 else ""
 
 
-def _stop(whole: Reply, stopped: Reply, ending: str) -> Finding:
+def _stop(whole: Reply, stopped: Reply, ending: str) -> CheckFinding:
     if stopped.finish_reason != "stop" or stopped.text != whole.text[: whole.text.index(ending)]:
-        return Finding("stop", "warning", "a stop string does not end the text where it stands")
+        return CheckFinding("stop", "warning", "a stop string does not end the text where it stands")
     if stopped.drafts.granularity != whole.drafts.granularity:
-        return Finding("stop", "warning", "of a text that a stop string ended, the server tells nothing of drafts")
-    return Finding("stop", "ok", "a stop string ends the text")
+        return CheckFinding("stop", "warning", "of a text that a stop string ended, the server tells nothing of drafts")
+    return CheckFinding("stop", "ok", "a stop string ends the text")

@@ -1,16 +1,15 @@
 """What `alphaloop probes` shows: never the text of a prompt."""
 
 from __future__ import annotations
-from alphaloop.cli.screen import FittedTable
-from alphaloop.cli.screen import table
-from alphaloop.probe_plan import Measurement
-from alphaloop.probe_plan import ProbePlan
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from alphaloop.cli.screen import FittedTable, table
+from alphaloop.probe_plan import Measurement, ProbePlan
 from alphaloop.probes import ProbeSet
 from alphaloop.store.probes import ProbeSetVersion
-from collections.abc import Mapping
-from collections.abc import Sequence
-from typing import Any
-import json
 
 
 def version_as_json(version: ProbeSetVersion) -> dict[str, Any]:

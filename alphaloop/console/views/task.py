@@ -1,25 +1,21 @@
 """One task in depth: what `alphaloop explain` says, acceptance over time, and how its choice changed."""
 
 from __future__ import annotations
-from alphaloop.console.page import NotFound
-from alphaloop.console.page import Page
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from starlette.requests import Request
+
+from alphaloop.console.page import NotFound, Page
 from alphaloop.console.sources import Sources
-from alphaloop.explaining.explanation import ExplainRequest
-from alphaloop.explaining.explanation import explain_task
-from alphaloop.explaining.explanation import usual_request
-from alphaloop.explaining.wording import document
-from alphaloop.explaining.wording import opening
+from alphaloop.explaining.explanation import ExplainRequest, explain_task, usual_request
+from alphaloop.explaining.wording import document, opening
 from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.task_figures import figures_of
-from collections.abc import Mapping
-from datetime import UTC
-from datetime import datetime
-from starlette.requests import Request
-from typing import Any
-from typing import Final
-
+from alphaloop.store.drift import DriftEventStore
 
 NUM_CHANGES: Final = 20
 #: Alternatives that are listed; the JSON twin has them all.

@@ -1,19 +1,18 @@
 """The tasks: how each is decoded, and what that brings."""
 
 from __future__ import annotations
+
+from bisect import bisect_right
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from starlette.requests import Request
+
 from alphaloop.console.page import Page
 from alphaloop.console.sources import Sources
 from alphaloop.console.views.asked import text
 from alphaloop.pages import drawing
-from alphaloop.store.task_figures import TaskPages
-from alphaloop.store.task_figures import with_waiting
-from bisect import bisect_right
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from starlette.requests import Request
-from typing import Final
-
+from alphaloop.store.task_figures import TaskPages, with_waiting
 
 PAGE_SIZE: Final = 50
 

@@ -5,59 +5,40 @@ worker/steering.py and worker/outcomes.py do with the engine's jobs is done here
 """
 
 from __future__ import annotations
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.acceptance import EvidenceKey
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Final
+
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.cost import CostPoint
 from alphaloop.deciding import job_facts
-from alphaloop.deciding.decision import ChoicesInMemory
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import DraftSetting
-from alphaloop.deciding.decision import Reason
+from alphaloop.deciding.decision import ChoicesInMemory, Decision, DraftSetting, Reason
 from alphaloop.deciding.draft_lengths import RunningSequence
-from alphaloop.deciding.evidence import EvidenceSnapshot
-from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums
 from alphaloop.deciding.expectation_error import ExpectationErrors
 from alphaloop.deciding.exploration import BudgetsInMemory
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.job_facts import JobFacts
-from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.job_facts import TaskRules
+from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, TaskRules
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.switchback.block import SwitchbackDesign
-from alphaloop.switchback.expectation import Expected
-from alphaloop.switchback.expectation import mean_expected
-from alphaloop.switchback.rounds import RoundFacts
-from alphaloop.switchback.rounds import TaskRound
-from alphaloop.switchback.schedule import Arm
-from alphaloop.switchback.schedule import SwitchbackSchedule
+from alphaloop.switchback.expectation import Expected, mean_expected
+from alphaloop.switchback.rounds import RoundFacts, TaskRound
+from alphaloop.switchback.schedule import Arm, SwitchbackSchedule
 from alphaloop.switchback.slices import Treatment
 from benchmarks.policy.load import Slower
 from benchmarks.policy.play import BEGINNING
-from benchmarks.policy.rules.as_steps import mean_context
-from benchmarks.policy.rules.as_steps import step_of
-from benchmarks.policy.rules.measured_beside_truth import FIRST_DRAFT
-from benchmarks.policy.rules.measured_beside_truth import MeasuredBesideTruth
-from benchmarks.policy.rules.ours import CORRECTION_HALF_LIFE
-from benchmarks.policy.rules.ours import ENGINE
-from benchmarks.policy.rules.ours import HALF_LIFE
-from benchmarks.policy.rules.ours import TARGET
-from benchmarks.policy.rules.ours import evidence_key
+from benchmarks.policy.rules.as_steps import mean_context, step_of
+from benchmarks.policy.rules.measured_beside_truth import FIRST_DRAFT, MeasuredBesideTruth
+from benchmarks.policy.rules.ours import CORRECTION_HALF_LIFE, ENGINE, HALF_LIFE, TARGET, evidence_key
 from benchmarks.policy.scenario import Scenario
 from benchmarks.policy.slot_jobs import Counter
-from benchmarks.policy.slot_round import Running
-from benchmarks.policy.slot_round import SlotRound
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from datetime import timedelta
-from typing import Final
+from benchmarks.policy.slot_round import Running, SlotRound
 from worker.costs.live import LiveCosts
-import math
-import random
-
 
 #: Reasons of decisions that were free to speculate, as in worker/steering.py.
 ON_TRIAL: Final = frozenset({Reason.FASTER, Reason.ON_TARGET, Reason.NO_HISTORY, Reason.UNCERTAIN, Reason.NOT_FASTER})

@@ -1,24 +1,18 @@
 """Sums of a request as counts: whatever they are spread over, they stay the sums, and tokens a round follow."""
 
 from __future__ import annotations
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.acceptance import EvidenceKey
-from alphaloop.acceptance import PREFILL
-from alphaloop.acceptance import counts_from_sums
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence import KeyEvidence
-from alphaloop.deciding.evidence import together
-from alphaloop.deciding.inference import PairPosterior
-from alphaloop.deciding.inference import infer
-from alphaloop.deciding.posterior import Posterior
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
+
+import random
+from datetime import UTC, datetime, timedelta
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-import pytest
-import random
 
+from alphaloop.acceptance import PREFILL, AcceptanceCounts, EvidenceKey, counts_from_sums
+from alphaloop.deciding.evidence import EvidenceSums, KeyEvidence, together
+from alphaloop.deciding.inference import PairPosterior, infer
+from alphaloop.deciding.posterior import Posterior
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 KEY = EvidenceKey("code", "t", "e", "greedy", "<=256", "", "ngram", "r1")

@@ -1,15 +1,13 @@
 """The small plots of the console."""
 
 from __future__ import annotations
-from alphaloop.pages.drawing import alpha_over_time
-from alphaloop.pages.drawing import sparkline
-from alphaloop.store.task_figures import AcceptanceHour
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from xml.etree import ElementTree
-import re
 
+import re
+from datetime import UTC, datetime, timedelta
+from xml.etree import ElementTree
+
+from alphaloop.pages.drawing import alpha_over_time, sparkline
+from alphaloop.store.task_figures import AcceptanceHour
 
 NOW = datetime(2026, 11, 23, 7, 30, tzinfo=UTC)
 

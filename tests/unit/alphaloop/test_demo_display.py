@@ -1,22 +1,18 @@
 """What the demo shows, rendered for a terminal of 80 columns."""
 
 from __future__ import annotations
-from alphaloop.deciding.policy import Reason
-from alphaloop.demo.flow import TrafficProgress
-from alphaloop.demo.flow import final_table
-from alphaloop.demo.prompts import TASKS
-from alphaloop.messages import DecodingReport
-from alphaloop.messages import Mode
-from alphaloop.messages import Result
-from alphaloop.messages import Status
-from alphaloop.messages import Timings
-from alphaloop.messages import Usage
-from alphaloop.outcomes.reading import RefusedJob
-from datetime import UTC
-from datetime import datetime
-from rich.console import Console
-from typing import Any
+
 import io
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+
+from alphaloop.deciding.policy import Reason
+from alphaloop.demo.flow import TrafficProgress, final_table
+from alphaloop.demo.prompts import TASKS
+from alphaloop.messages import DecodingReport, Mode, Result, Status, Timings, Usage
+from alphaloop.outcomes.reading import RefusedJob
 
 
 def rendered(what: Any, width: int = 80) -> list[str]:

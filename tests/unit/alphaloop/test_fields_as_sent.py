@@ -1,35 +1,28 @@
 """A refusal names the field as its sender wrote it, so that `dlq redrive --set` takes the name; null is left out."""
 
 from __future__ import annotations
-from alphaloop.contract import job_schema
-from alphaloop.errors import InvalidField
-from alphaloop.errors import MessageError
-from alphaloop.job_lines import BadLine
-from alphaloop.job_lines import JobLine
-from alphaloop.job_lines import JobReader
-from alphaloop.kafka.offsets import Record
-from alphaloop.letters.reading import Letter
-from alphaloop.letters.redriving import redriven
-from alphaloop.messages import Body
-from alphaloop.messages import ChatMessage
-from alphaloop.messages import ContentReference
-from alphaloop.messages import Job
-from alphaloop.messages import dead_letter
-from alphaloop.messages import payload_digest
-from alphaloop.messages.job import UNSUPPORTED
-from alphaloop.settings import Settings
+
+import json
 from collections.abc import Mapping
+from typing import Any
+
+import jsonschema
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
-from tests.fixtures.parsing import ORIGIN
-from tests.fixtures.parsing import read
-from typing import Any
-from worker.intake.control import parse_cancellation
-import json
-import jsonschema
-import pytest
 
+from alphaloop.contract import job_schema
+from alphaloop.errors import InvalidField, MessageError
+from alphaloop.job_lines import BadLine, JobLine, JobReader
+from alphaloop.kafka.offsets import Record
+from alphaloop.letters.reading import Letter
+from alphaloop.letters.redriving import redriven
+from alphaloop.messages import Body, ChatMessage, ContentReference, Job, dead_letter, payload_digest
+from alphaloop.messages.job import UNSUPPORTED
+from alphaloop.settings import Settings
+from tests.fixtures.parsing import ORIGIN, read
+from worker.intake.control import parse_cancellation
 
 #: Of fields of the body: what is wrong, and what is right.
 IN_BODY: Mapping[str, tuple[list[Any], Any]] = {

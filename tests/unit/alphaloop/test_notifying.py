@@ -1,24 +1,19 @@
 """Sinks behind apprise, with a real HTTP service; what is told of which row."""
 
 from __future__ import annotations
-from alphaloop.errors import ConfigError
-from alphaloop.errors import NotificationFailed
-from alphaloop.measurements import DriftSubject
-from alphaloop.notifying import Gravity
-from alphaloop.notifying import NotificationText
-from alphaloop.notifying import drift_news
-from alphaloop.notifying import open_sinks
-from alphaloop.notifying import report_news
-from alphaloop.store.drift import EventState
-from alphaloop.store.drift import PastState
-from datetime import UTC
-from datetime import datetime
-from pydantic import SecretStr
-from tests.fixtures.hook import running_hook
-import logging
-import pytest
-import sys
 
+import logging
+import sys
+from datetime import UTC, datetime
+
+import pytest
+from pydantic import SecretStr
+
+from alphaloop.errors import ConfigError, NotificationFailed
+from alphaloop.measurements import DriftSubject
+from alphaloop.notifying import Gravity, NotificationText, drift_news, open_sinks, report_news
+from alphaloop.store.drift import EventState, PastState
+from tests.fixtures.hook import running_hook
 
 AT = datetime(2026, 11, 23, 6, tzinfo=UTC)
 TOLD = NotificationText(

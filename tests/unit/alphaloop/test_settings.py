@@ -1,22 +1,18 @@
-
 from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.errors import ConfigError
-from alphaloop.settings import EndpointSettings
-from alphaloop.settings import PolicySettings
-from alphaloop.settings import Settings
-from alphaloop.settings import find_configs
-from alphaloop.settings import load_settings
-from alphaloop.settings import read_tasks
+from alphaloop.settings import EndpointSettings, PolicySettings, Settings, find_configs, load_settings, read_tasks
 from alphaloop.settings.kafka_properties import RESERVED
 from alphaloop.settings.load import PLAIN_ENV
 from alphaloop.settings.reference import settings_reference
-from dataclasses import fields
-from pathlib import Path
-import pytest
-import re
-import tomllib
-
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 

@@ -1,42 +1,27 @@
 """How long a task's texts are: a text that a limit cut says only how long it is at least, and a job counts once."""
 
 from __future__ import annotations
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.acceptance import EvidenceKey
-from alphaloop.cost import CostPoint
-from alphaloop.cost import CostTable
-from alphaloop.deciding.decision import ChoicesInMemory
-from alphaloop.deciding.decision import Reason
-from alphaloop.deciding.evidence import EvidenceSnapshot
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence import JobLengths
-from alphaloop.deciding.evidence import Place
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.job_facts import JobFacts
-from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.job_facts import Subject
-from alphaloop.deciding.job_facts import TaskRules
-from alphaloop.deciding.session import DecisionSession
-from alphaloop.messages import Mode
-from alphaloop.store.acceptance_state import pack
-from alphaloop.store.acceptance_state import unpack
-from alphaloop.store.decode_runs import JobCounts
-from alphaloop.store.decode_runs import ShadowRun
+
+import random
 from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fixtures.runs import ENGINE
-from tests.fixtures.runs import TARGET
-from tests.fixtures.runs import decode_run
-from tests.fixtures.runs import simulated_counts
-from tests.fixtures.runs import vanilla_counts
-import pytest
-import random
 
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
+from alphaloop.cost import CostPoint, CostTable
+from alphaloop.deciding.decision import ChoicesInMemory, Reason
+from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, JobLengths, Place
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.inference import Posteriors
+from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, Subject, TaskRules
+from alphaloop.deciding.session import DecisionSession
+from alphaloop.messages import Mode
+from alphaloop.store.acceptance_state import pack, unpack
+from alphaloop.store.decode_runs import JobCounts, ShadowRun
+from tests.fixtures.runs import ENGINE, TARGET, decode_run, simulated_counts, vanilla_counts
 
 NOW = datetime(2026, 11, 26, tzinfo=UTC)
 HALF_LIFE = timedelta(days=3)

@@ -1,35 +1,30 @@
 """The simulator steers as worker/steering.py does: the same settings in every round of the same jobs."""
 
 from __future__ import annotations
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import DraftSetting
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import cast
+
+from alphaloop.deciding.decision import Decision, DraftSetting
 from alphaloop.deciding.draft_lengths import LengthsTogether
 from alphaloop.messages import Purpose
 from alphaloop.switchback.block import SwitchbackDesign
 from alphaloop.switchback.schedule import SwitchbackSchedule
-from benchmarks.policy.load import Bursts
-from benchmarks.policy.load import Slots
-from benchmarks.policy.load import Slower
+from benchmarks.policy.load import Bursts, Slots, Slower
 from benchmarks.policy.play import BEGINNING
 from benchmarks.policy.rules.as_steps import step_of
 from benchmarks.policy.rules.ours_on_slots import OursOnSlots
 from benchmarks.policy.scenario import read_scenarios
 from benchmarks.policy.slot_device import play_slots
 from benchmarks.policy.slot_jobs import draw_slot_stream
-from benchmarks.policy.slot_round import Running
-from benchmarks.policy.slot_round import SlotRound
+from benchmarks.policy.slot_round import Running, SlotRound
 from benchmarks.policy.slot_table import SlotTable
-from collections.abc import Callable
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from datetime import timedelta
-from typing import cast
 from worker.lanes import LaneKey
-from worker.running import RunningJob
-from worker.running import RunningJobs
+from worker.running import RunningJob, RunningJobs
 from worker.steering import RoundSteering
-import random
 
 
 @dataclass

@@ -1,31 +1,21 @@
 """What changed between two reports, in sentences."""
 
 from __future__ import annotations
-from alphaloop.measurements import DriftSubject
-from alphaloop.server_identity import ServerIdentity
-from alphaloop.store.drift import EventState
-from alphaloop.store.drift import PastState
-from alphaloop.store.incidents import Incident
-from alphaloop.store.incidents import IncidentKind
-from alphaloop.store.incidents import KnownIncident
-from alphaloop.store.workers import ServerLife
-from alphaloop.switchback.speedup import Verdict
+
 from dataclasses import replace
-from datetime import datetime
-from datetime import timedelta
-from scheduler.report.data import ChangeKind
-from scheduler.report.data import DriftReport
-from scheduler.report.data import Estimate
-from scheduler.report.data import TaskLine
-from scheduler.report.wording import changes_between
-from scheduler.report.wording import freshness
-from scheduler.report.wording import told_changes
-from tests.fixtures.reports import AT
-from tests.fixtures.reports import empty
-from tests.fixtures.reports import full
-from tests.fixtures.reports import task_line
+from datetime import datetime, timedelta
+
 import pytest
 
+from alphaloop.measurements import DriftSubject
+from alphaloop.server_identity import ServerIdentity
+from alphaloop.store.incidents import Incident, IncidentKind, KnownIncident
+from alphaloop.store.drift import EventState, PastState
+from alphaloop.store.workers import ServerLife
+from alphaloop.switchback.speedup import Verdict
+from scheduler.report.data import ChangeKind, DriftReport, Estimate, TaskLine
+from scheduler.report.wording import changes_between, freshness, told_changes
+from tests.fixtures.reports import AT, empty, full, task_line
 
 HOUR = timedelta(hours=1)
 SUBJECT = DriftSubject("code", "lookup", "r", "t")

@@ -1,25 +1,22 @@
 """What retention deletes before when, and what keeps jobs longer than the setting says."""
 
 from __future__ import annotations
-from alphaloop.claim_check.store import ContentStore
-from alphaloop.errors import BrokerUnavailable
-from alphaloop.settings import ClaimCheckSettings
-from alphaloop.settings import SchedulerSettings
-from alphaloop.store.housekeeping import Dropped
-from alphaloop.store.housekeeping import TABLES
-from collections.abc import Callable
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from pathlib import Path
-from scheduler.housekeeping import MessageRetention
-from scheduler.housekeeping import Retention
-from scheduler.report.pages import drop_reports
+
 import hashlib
 import logging
 import os
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
 import pytest
 
+from alphaloop.claim_check.store import ContentStore
+from alphaloop.errors import BrokerUnavailable
+from alphaloop.settings import ClaimCheckSettings, SchedulerSettings
+from alphaloop.store.housekeeping import TABLES, Dropped
+from scheduler.housekeeping import MessageRetention, Retention
+from scheduler.report.pages import drop_reports
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 DAY = timedelta(days=1)

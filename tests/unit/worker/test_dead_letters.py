@@ -25,14 +25,14 @@ from alphaloop.errors import (
 )
 from alphaloop.messages import Failure
 from alphaloop.messages.dead_letter import SHORTENED
-from alphaloop.messages.retry import RetryHeaders as RetryHeaders
+from alphaloop.messages.headers import RetryHeaders as RetryHeaders
 from tests.fixtures.claimed import NOW, FinishedDeliveries, claimed_job, delivery, validation
 from tests.fixtures.instant import InstantEvent
 from tests.fixtures.sending import FakeProducer, SentMessage
 from worker import dead_letters
+from worker.claims import ClaimedJob
 from worker.dead_letters import RETRY_S, DeadMessage, FailedTry, Forwarded, Forwarder, JobRetries, TryAgain, letter_of
-from worker.intake.delays import JITTER
-from worker.jobs.claiming import ClaimedJob
+from worker.intake.partitions import JITTER
 from worker.metrics import WorkerMetrics
 from worker.retry import Retry
 from worker.sending import DeliveryReport, UnavailableTopics

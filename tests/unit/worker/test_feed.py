@@ -1,18 +1,18 @@
 """From deliveries to claimed jobs: read, put in order, claimed ahead of need, and each accounted for once."""
 
 from __future__ import annotations
-from alphaloop.errors import BrokerError
-from alphaloop.errors import StoreUnavailable
+
+import threading
+
+import pytest
+
+from alphaloop.errors import BrokerError, StoreUnavailable
 from alphaloop.messages import Job
-from alphaloop.store.jobs import Claim
-from alphaloop.store.jobs import ClaimState
+from alphaloop.store.jobs import Claim, ClaimState
 from tests.fakes import FakeEngine
 from tests.fixtures.feeding import Feeding
-from worker.engine import PreparedJob
-from worker.engine import Sampling
+from worker.engine import PreparedJob, Sampling
 from worker.publishing import AnswerAgain
-import pytest
-import threading
 
 
 def num_held_bytes(one: Feeding) -> int:

@@ -1,25 +1,23 @@
 """What runs in the engine: failures meet the job that caused them, and every job leaves exactly once."""
 
 from __future__ import annotations
-from alphaloop.deciding.decision import Reason
-from alphaloop.deciding.policy import DraftSetting
-from alphaloop.errors import DecodeFailed
-from alphaloop.errors import RequestRefused
+
 from collections.abc import Iterable
 from dataclasses import replace
+from uuid import UUID
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from alphaloop.deciding.decision import Reason
+from alphaloop.deciding.policy import DraftSetting
+from alphaloop.errors import DecodeFailed, RequestRefused
 from tests.fakes import FakeEngine
-from tests.fixtures.claimed import NOW
-from tests.fixtures.claimed import VANILLA
-from tests.fixtures.claimed import claimed_job
-from uuid import UUID
+from tests.fixtures.claimed import NOW, VANILLA, claimed_job
 from worker.claims import ClaimedJob
-from worker.engine import FailedRequest
-from worker.engine import Step
-from worker.running import RunningJob
-from worker.running import RunningJobs
-import pytest
+from worker.engine import FailedRequest, Step
+from worker.running import RunningJob, RunningJobs
 
 
 def start(running: RunningJobs, *claimed: ClaimedJob, alone: bool = False) -> None:

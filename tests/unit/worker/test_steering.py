@@ -11,8 +11,8 @@ from uuid import uuid4
 import pytest
 
 from alphaloop.cost import CostTable
+from alphaloop.deciding.draft_lengths import LengthsTogether
 from alphaloop.deciding.goodput import Alternative, DrafterState
-from alphaloop.deciding.lengths_together import LengthsTogether
 from alphaloop.deciding.policy import Decision, DraftSetting, Reason
 from alphaloop.messages import Mode
 from alphaloop.store.switchback import SliceRow

@@ -1,38 +1,35 @@
 """The spans of a job: their parents, their times, what they say, and what they never say."""
 
 from __future__ import annotations
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.acceptance import EvidenceKey
-from alphaloop.errors import ConfigError
-from alphaloop.kafka.offsets import Record
-from alphaloop.messages import Body
-from alphaloop.messages import Job
-from alphaloop.settings import Settings
-from alphaloop.store.decode_runs import DecodeRun
-from alphaloop.store.outcomes import Outcome
+
+import json
+import sys
+import threading
 from collections.abc import Iterator
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from http.server import BaseHTTPRequestHandler
-from http.server import HTTPServer
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
+from alphaloop.errors import ConfigError
+from alphaloop.kafka.offsets import Record
+from alphaloop.messages import Body, Job
+from alphaloop.settings import Settings
+from alphaloop.store.decode_runs import DecodeRun
+from alphaloop.store.outcomes import Outcome
 from tests.fakes import FakeEngine
-from types import SimpleNamespace
-from typing import Any
-from uuid import UUID
 from worker.assembly import open_tracing
 from worker.intake.partitions import Delivery
 from worker.recording import EndedJob
 from worker.tracing import Tracing
-import json
-import pytest
-import sys
-import threading
-
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 DECODED = datetime(2026, 11, 23, 12, 0, 10, tzinfo=UTC)

@@ -12,48 +12,31 @@ weights once.
 """
 
 from __future__ import annotations
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.errors import DecodeFailed
-from alphaloop.settings.models import DraftModelDrafterSettings
-from alphaloop.settings.models import Dtype
-from alphaloop.settings.models import TargetSettings
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from functools import cached_property
-from torch import Tensor
-from typing import Final
-from typing import NamedTuple
-from typing import overload
-from worker.decoding.counts import SharedWeightDrafter
-from worker.decoding.device import Placement
-from worker.decoding.device import available_bytes
-from worker.decoding.drafters.draft_vocabulary import DraftTokens
-from worker.decoding.drafters.draft_vocabulary import likeliest
-from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary
-from worker.decoding.drafters.draft_vocabulary import restrict_head
-from worker.decoding.models import Target
-from worker.decoding.models import load_weights
-from worker.decoding.network.language_model import LanguageModel
-from worker.decoding.network.passes import Read
-from worker.decoding.pairing import DeviceRoom
-from worker.decoding.pairing import ModelFacts
-from worker.decoding.pairing import check_pair
-from worker.decoding.pairing import facts_of
-from worker.decoding.pairing import num_shared_tokens
-from worker.decoding.pairing import refuse_incompatible
-from worker.decoding.prefixes import copy_beginnings
-from worker.decoding.proposal import Ask
-from worker.decoding.proposal import NOTHING
-from worker.decoding.proposal import Proposal
-from worker.decoding.verification import draw_rows
-from worker.engine import Sampling
+
 import logging
 import math
-import torch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Final, NamedTuple, overload
 
+import torch
+from torch import Tensor
+
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.errors import DecodeFailed
+from alphaloop.settings.models import DraftModelDrafterSettings, Dtype, TargetSettings
+from worker.decoding.counts import SharedWeightDrafter
+from worker.decoding.device import Placement, available_bytes
+from worker.decoding.drafters.draft_vocabulary import DraftTokens, likeliest, read_draft_vocabulary, restrict_head
+from worker.decoding.models import Target, load_weights
+from worker.decoding.network.language_model import LanguageModel
+from worker.decoding.network.passes import Read
+from worker.decoding.pairing import DeviceRoom, ModelFacts, check_pair, facts_of, num_shared_tokens, refuse_incompatible
+from worker.decoding.prefixes import copy_beginnings
+from worker.decoding.proposal import NOTHING, Ask, Proposal
+from worker.decoding.verification import draw_rows
+from worker.engine import Sampling
 
 #: Tokens of one text that a pass reads at most.
 CHUNK: Final = 512

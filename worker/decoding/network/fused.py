@@ -11,24 +11,20 @@ interleaved. The `operations` compute the rest: compiled kernels on a CPU, torch
 """
 
 from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
 from torch import Tensor
-from typing import Any
-from typing import Final
-from typing import TYPE_CHECKING
+
 from worker.decoding.device import available_bytes
 from worker.decoding.network.kv_layout import KvShape
-from worker.decoding.network.operations import ACTIVATIONS
-from worker.decoding.network.operations import Attention
-from worker.decoding.network.operations import Heads
-from worker.decoding.network.operations import Linear
-from worker.decoding.network.operations import Operations
-from worker.decoding.network.operations import TorchOperations
+from worker.decoding.network.operations import ACTIVATIONS, Attention, Heads, Linear, Operations, TorchOperations
 from worker.decoding.network.passes import Pass
 from worker.decoding.network.slots import SlotCache
 from worker.decoding.text_facts import text_facts
-import torch
 
 if TYPE_CHECKING:
     from worker.decoding.network.compiled import CompiledPass

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from worker.decoding.network.slots import SlotCache
-from worker.decoding.verification.tree import tree_depths
+from worker.decoding.proposal import tree_depths
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,69 +4,61 @@ Every stage is kept in the run's folder and continues where it stopped.
 """
 
 from __future__ import annotations
-from alphaloop.commands import TrainOrder
-from alphaloop.commands.events import AdvanceEvent
-from alphaloop.commands.events import NoteEvent
-from alphaloop.commands.events import StageEvent
-from alphaloop.commands.events import Tell
-from alphaloop.draft_card import DraftCard
-from alphaloop.draft_card import DraftJudgement
-from alphaloop.draft_card import read_card
-from alphaloop.embedded.lock import FolderLock
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from alphaloop.commands import AdvanceEvent, NoteEvent, StageEvent, Tell, TrainOrder
+from alphaloop.draft_card import DraftCard, DraftJudgement, read_card
+from alphaloop.embedded.process import FolderLock
 from alphaloop.embedded.stack import with_running_stack
-from alphaloop.errors import ConfigError
-from alphaloop.errors import StartFailed
+from alphaloop.errors import ConfigError, StartFailed
 from alphaloop.files import replace_file
 from alphaloop.settings import Settings
 from alphaloop.settings.models import ModelSettings
 from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drafts import DraftStatus
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from torch import Tensor
-from typing import Any
-from typing import Final
+from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from worker.decoding.device import find_device
-from worker.decoding.drafters.draft_vocabulary import restrict_head
-from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
+from worker.decoding.drafters.draft_vocabulary import restrict_head, write_draft_vocabulary
 from worker.decoding.engine import load_engine
 from worker.decoding.measuring import measure_passes_ms
-from worker.decoding.models import end_tokens
-from worker.decoding.models import load_weights
+from worker.decoding.models import end_tokens, load_weights
 from worker.decoding.prompts import check_template
 from worker.decoding.sources import find_weights
 from worker.decoding.text_facts import text_config
-from worker.decoding.training.data import Lesson
-from worker.decoding.training.data import TeacherNotes
-from worker.decoding.training.data import TextStore
-from worker.decoding.training.data import TextWriter
-from worker.decoding.training.data import WrittenText
-from worker.decoding.training.data import plain_lesson
-from worker.decoding.training.data import plan_requests
-from worker.decoding.training.data import read_prompts
-from worker.decoding.training.data import read_tensors
-from worker.decoding.training.data import write_tensors
-from worker.decoding.training.distil import Distillation
-from worker.decoding.training.distil import DraftAcceptance
-from worker.decoding.training.distil import choose_vocabulary
-from worker.decoding.training.distil import columns_of
-from worker.decoding.training.distil import cut_draft
-from worker.decoding.training.distil import fit_map
-from worker.decoding.training.distil import judge
-from worker.decoding.training.distil import num_layers
-from worker.decoding.training.distil import save_draft
-from worker.decoding.training.distil import turn_head
+from worker.decoding.training.data import (
+    Lesson,
+    TeacherNotes,
+    TextStore,
+    TextWriter,
+    WrittenText,
+    plain_lesson,
+    plan_requests,
+    read_prompts,
+    read_tensors,
+    write_tensors,
+)
+from worker.decoding.training.distil import (
+    Distillation,
+    DraftAcceptance,
+    choose_vocabulary,
+    columns_of,
+    cut_draft,
+    fit_map,
+    judge,
+    num_layers,
+    save_draft,
+    turn_head,
+)
 from worker.decoding.training.recipe import Recipe
-import hashlib
-import json
-import time
-import torch
-
 
 _JUDGED_LENGTH: Final = 4  #: k of the judge's rounds
 _SAVE_INTERVAL_S: Final = 30.0

@@ -1,20 +1,20 @@
 """Which slots admitted sequences have: gaps stay where they cost nothing, and never cost memory that a job was told."""
 
 from __future__ import annotations
-from dataclasses import dataclass
-from tests.fixtures.models import make_job
-from typing import Any
-from worker.decoding.engine import AdmittedSequences
-from worker.decoding.network.kv_layout import BLOCK
-from worker.decoding.network.kv_layout import KvShape
-from worker.decoding.network.slots import SlotCache
-from worker.engine import PreparedJob
-from worker.engine import Sampling
+
 import dataclasses
-import pytest
 import random
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
 import torch
 
+from tests.fixtures.models import make_job
+from worker.decoding.engine import AdmittedSequences
+from worker.decoding.network.kv_layout import BLOCK, KvShape
+from worker.decoding.network.slots import SlotCache
+from worker.engine import PreparedJob, Sampling
 
 SHAPE = KvShape(num_layers=1, num_heads=1, head_dim=32, dtype=torch.bfloat16, is_paired=True)
 NUM_SLOTS = 6

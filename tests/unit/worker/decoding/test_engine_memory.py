@@ -1,36 +1,28 @@
 """Memory: what is stated is what is held, jobs wait for room, and where memory runs out no job is lost."""
 
 from __future__ import annotations
-from alphaloop.errors import DecodeFailed
-from alphaloop.errors import JobTooLarge
-from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
-from tests.fixtures.drafting import ScriptedDrafter
-from tests.fixtures.drafting import draft_model
-from tests.fixtures.models import FAMILIES
-from tests.fixtures.models import VANILLA
-from tests.fixtures.models import decision
-from tests.fixtures.models import make_job
-from tests.fixtures.reference import Reference
-from tests.fixtures.reference import Wanted
-from typing import Any
-from typing import Final
-from typing import TYPE_CHECKING
-from worker.decoding.network.kv_layout import BLOCK
-from worker.decoding.network.kv_shape import KvShape
-from worker.decoding.network.slots import zeros
-from worker.engine import Generation
-from worker.engine import PreparedJob
-from worker.engine import Sampling
+
 import json
 import os
-import pytest
 import random
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
 import torch
 import transformers
+
+from alphaloop.errors import DecodeFailed, JobTooLarge
+from tests.fixtures.drafting import ScriptedDrafter, draft_model
+from tests.fixtures.models import FAMILIES, VANILLA, decision, make_job
+from tests.fixtures.reference import Reference, Wanted
+from worker.decoding.network.kv_layout import BLOCK, KvShape
+from worker.decoding.network.slots import zeros
+from worker.engine import Generation, PreparedJob, Sampling
 
 if TYPE_CHECKING:
     from worker.decoding.engine import TransformersEngine

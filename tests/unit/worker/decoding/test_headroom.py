@@ -12,7 +12,7 @@ import transformers
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import NUM_TOKENS, decision, make_job
 from worker.decoding.device import available_bytes
-from worker.decoding.network.kv_shape import KvShape
+from worker.decoding.network.kv_layout import KvShape
 from worker.engine import PreparedJob, Sampling
 
 if TYPE_CHECKING:

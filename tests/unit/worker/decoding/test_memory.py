@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from worker.decoding.device import available_bytes, available_host_bytes, pass_bytes
-from worker.decoding.network.kv_shape import KvShape
+from worker.decoding.network.kv_layout import KvShape
 
 GB = 10**9
 

@@ -1,42 +1,34 @@
 """What is loaded, what it is called, and what is refused."""
 
 from __future__ import annotations
-from alphaloop.errors import ConfigError
-from alphaloop.errors import InvalidField
-from alphaloop.errors import UnsupportedModel
-from alphaloop.settings import TaskSettings
-from alphaloop.settings.models import ModelSettings
-from alphaloop.settings.models import TargetSettings
+
+import copy
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from safetensors.torch import load_file
-from safetensors.torch import save_file
-from tests.fixtures.models import NUM_TOKENS
-from tests.fixtures.models import make_job
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from alphaloop.errors import ConfigError, InvalidField, UnsupportedModel
+from alphaloop.settings import TaskSettings
+from alphaloop.settings.models import ModelSettings, TargetSettings
+from tests.fixtures.models import NUM_TOKENS, make_job
 from worker.decoding import text_facts as text_facts_module
 from worker.decoding.engine import load_engine
-from worker.decoding.models import end_tokens
-from worker.decoding.models import load_target
-from worker.decoding.models import refuse_unsupported
-from worker.decoding.network import compiled
-from worker.decoding.network import language_model
+from worker.decoding.models import end_tokens, load_target, refuse_unsupported
+from worker.decoding.network import compiled, language_model
 from worker.decoding.network.fused import VERSION as FUSED_VERSION
-from worker.decoding.network.passes import Pass
-from worker.decoding.network.passes import Placed
-from worker.decoding.network.passes import ReadGroup
-from worker.decoding.network.passes import plan_pass
+from worker.decoding.network.passes import Pass, Placed, ReadGroup, plan_pass
 from worker.decoding.pairing import facts_of
 from worker.decoding.text_facts import text_facts
 from worker.engine import Sampling
-import copy
-import json
-import pytest
-import shutil
-import torch
-import transformers
 
 
 def settings(source: Path, **more: Any) -> TargetSettings:

@@ -1,20 +1,16 @@
 """Retry topics: what their messages stand for, and when these are due."""
 
 from __future__ import annotations
-from alphaloop.kafka.offsets import Record
-from alphaloop.messages.headers import RETRY_PREFIX
-from alphaloop.messages.headers import Retry
-from alphaloop.messages.retry import RetryHeaders
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from worker.intake.partitions import JITTER
-from worker.intake.partitions import as_sent
-from worker.intake.partitions import due_in_s
-import pytest
 
+from alphaloop.kafka.offsets import Record
+from alphaloop.messages.headers import RETRY_PREFIX, RetryHeaders
+from worker.intake.partitions import JITTER, as_sent, due_in_s
 
 NOW = datetime(2026, 11, 22, tzinfo=UTC)
 NOW_MS = int(NOW.timestamp() * 1000)

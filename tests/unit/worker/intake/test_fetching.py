@@ -1,26 +1,23 @@
 """Prompts that lie elsewhere: read beside the feed, a bounded number at once, and none lost to a store that is away."""
 
 from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import MessageError
 from alphaloop.kafka.offsets import Record
 from alphaloop.messages import ContentReference
-from alphaloop.settings import ClaimCheckSettings
-from alphaloop.settings import TaskSettings
-from alphaloop.settings import WorkerSettings
-from pathlib import Path
+from alphaloop.settings import ClaimCheckSettings, TaskSettings, WorkerSettings
 from tests.fakes import FakeEngine
 from tests.fixtures.worker import until
 from worker.intake.partitions import Delivery
-from worker.intake.validation import Fetching
-from worker.intake.validation import PromptElsewhere
-from worker.intake.validation import ReadyJob
-from worker.intake.validation import Validation
+from worker.intake.validation import Fetching, PromptElsewhere, ReadyJob, Validation
 from worker.retry import Retry
-import json
-import pytest
-import threading
-
 
 ROOM = 1 << 20
 NUM_AT_ONCE = 2

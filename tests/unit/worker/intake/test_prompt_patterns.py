@@ -1,22 +1,21 @@
 """Patterns that switch speculation off, against regular expressions of the same meaning."""
 
 from __future__ import annotations
-from alphaloop.kafka.offsets import Record
-from alphaloop.messages import Purpose
-from alphaloop.settings import TaskSettings
-from alphaloop.settings import WorkerSettings
+
+import json
+import re
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fakes import FakeEngine
-from typing import Any
-from worker.intake.partitions import Delivery
-from worker.intake.validation import PromptPattern
-from worker.intake.validation import ReadyJob
-from worker.intake.validation import Validation
-import json
-import pytest
-import re
 
+from alphaloop.kafka.offsets import Record
+from alphaloop.messages import Purpose
+from alphaloop.settings import TaskSettings, WorkerSettings
+from tests.fakes import FakeEngine
+from worker.intake.partitions import Delivery
+from worker.intake.validation import PromptPattern, ReadyJob, Validation
 
 LISTED = {"code": TaskSettings(vanilla_patterns=("*```diff*", "Translate *"))}
 

@@ -1,20 +1,19 @@
 """From a message and its task's settings to the sampling settings the engine gets."""
 
 from __future__ import annotations
-from alphaloop.errors import InvalidField
-from alphaloop.errors import MessageError
-from alphaloop.kafka.offsets import Record
-from alphaloop.settings import TaskSettings
-from alphaloop.settings import WorkerSettings
-from tests.fakes import FakeEngine
-from typing import Any
-from worker.engine import Sampling
-from worker.engine import SamplingDefaults
-from worker.intake.partitions import Delivery
-from worker.intake.validation import Validation
+
 import json
+from typing import Any
+
 import pytest
 
+from alphaloop.errors import InvalidField, MessageError
+from alphaloop.kafka.offsets import Record
+from alphaloop.settings import TaskSettings, WorkerSettings
+from tests.fakes import FakeEngine
+from worker.engine import Sampling, SamplingDefaults
+from worker.intake.partitions import Delivery
+from worker.intake.validation import Validation
 
 TASK = TaskSettings(max_tokens=77, temperature=0.6, top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=1.05)
 

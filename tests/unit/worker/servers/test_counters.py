@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from alphaloop.acceptance import PREFILL, AcceptanceCounts
 from alphaloop.errors import ReplyInvalid
 from tests.fixtures.metrics_page import MetricsPage
-from worker.served import SliceCounts
+from worker.engine import SliceCounts
 from worker.servers.counters import Answered, Counters, CounterSlices, SliceEnd, SliceKey, counts_between, lags
 
 K = 4

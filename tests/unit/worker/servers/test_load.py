@@ -1,19 +1,20 @@
 """The requests of others at a server: from what it tells now and then to the load of one request's life."""
 
 from __future__ import annotations
+
 from collections.abc import Sequence
+from random import Random
+from typing import TypeAlias
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random import Random
+
 from tests.fixtures.simulated_fleet import Clock
-from typing import TypeAlias
 from worker.engine import ServerLoad
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import FleetEndpoint
-from worker.servers.load import FRESH_S
-from worker.servers.load import Flight
-import pytest
-
+from worker.servers.load import FRESH_S, Flight
 
 NAMES = ("plain", "ngram")
 Event: TypeAlias = tuple[str, str, int]  #: what happens where, and with how many

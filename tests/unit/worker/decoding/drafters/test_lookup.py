@@ -1,22 +1,20 @@
 """The look-up drafter against a rescan of the whole text by the same rule."""
 
 from __future__ import annotations
-from alphaloop.lookup import MAX_OCCURRENCES
-from alphaloop.lookup import NOVELTY
-from alphaloop.lookup import SuffixIndex
-from alphaloop.settings.models import LookupDrafterSettings
+
 from collections.abc import Sequence
+from typing import cast
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from typing import cast
+
+from alphaloop.lookup import MAX_OCCURRENCES, NOVELTY, SuffixIndex
+from alphaloop.settings.models import LookupDrafterSettings
 from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.proposal import Ask
-from worker.decoding.proposal import Drafter
-from worker.decoding.proposal import Proposal
+from worker.decoding.proposal import Ask, Drafter, Proposal
 from worker.decoding.sampling import TokenChooser
 from worker.engine import Sampling
-import pytest
-
 
 GREEDY = Sampling(max_tokens=64, temperature=0.0)
 NO_CHOICE = cast(TokenChooser, None)  # what followed before does not depend on how tokens are chosen

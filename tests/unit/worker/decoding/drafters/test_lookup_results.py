@@ -1,20 +1,20 @@
 """Earlier results of a task: found where allowed, within bounds, and nowhere else."""
 
 from __future__ import annotations
-from alphaloop.lookup import BYTES_PER_TOKEN
-from alphaloop.lookup import EarlierResults
-from alphaloop.lookup import MAX_OCCURRENCES
-from alphaloop.settings.models import LookupDrafterSettings
+
+import random
+import tracemalloc
+from typing import cast
+
 from hypothesis import given
 from hypothesis import strategies as st
-from typing import cast
+
+from alphaloop.lookup import BYTES_PER_TOKEN, MAX_OCCURRENCES, EarlierResults
+from alphaloop.settings.models import LookupDrafterSettings
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.proposal import Ask
 from worker.decoding.sampling import TokenChooser
 from worker.engine import Sampling
-import random
-import tracemalloc
-
 
 GREEDY = Sampling(max_tokens=64, temperature=0.0)
 NO_CHOICE = cast(TokenChooser, None)  # what followed before does not depend on how tokens are chosen
