@@ -137,7 +137,7 @@ def test_wide_trees_are_computed_kernel_by_kernel(seed: int) -> None:
 def test_other_dtypes_have_no_program(dtype: torch.dtype, seed: int) -> None:
     torch.manual_seed(seed)
     model = transformers.LlamaForCausalLM(MODELS["llama"]).to(dtype).eval()
-    assert FusedDecoder(model, 64)._compiled is None
+    assert FusedDecoder(model, 64)._program is None
 
 
 class _Numbers(ctypes.Structure):

@@ -130,8 +130,8 @@ class Slots(RuleBasedStateMachine):
         self.cache.trim()
         lengths = [len(numbers) for numbers in self.model.values()]
         if self.cache.shape.is_paired:
-            num_blocks = sum(-(-length // kv_layout.BLOCK) for length in lengths)
-            assert self.cache.num_bytes == num_blocks * kv_layout.BLOCK * SHAPE.bytes_per_token
+            num_blocks = sum(-(-length // kv_layout.PAIR_BLOCK) for length in lengths)
+            assert self.cache.num_bytes == num_blocks * kv_layout.PAIR_BLOCK * SHAPE.bytes_per_token
         else:
             assert self.cache.num_bytes == self.cache.num_bytes_with(max(self.model, default=-1) + 1, lengths or [0])
 
@@ -268,14 +268,14 @@ def test_growing_copies_what_counts() -> None:
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 def test_pairs_lie_where_their_page_says(head_dim: int, rng: random.Random) -> None:
     generator = torch.Generator().manual_seed(rng.getrandbits(32))
-    plain = torch.randn((2, 4, 2 * kv_layout.BLOCK, head_dim), generator=generator)
+    plain = torch.randn((2, 4, 2 * kv_layout.PAIR_BLOCK, head_dim), generator=generator)
     held = to_paired(plain)
     assert torch.equal(to_plain(held), plain)
-    slot, head, position, d = 1, 1, rng.randrange(2 * kv_layout.BLOCK), rng.randrange(head_dim)
-    block, of_block = held[slot, position // kv_layout.BLOCK], position % kv_layout.BLOCK
-    keys = block[head].view(head_dim // 2, kv_layout.BLOCK, 2)
+    slot, head, position, d = 1, 1, rng.randrange(2 * kv_layout.PAIR_BLOCK), rng.randrange(head_dim)
+    block, of_block = held[slot, position // kv_layout.PAIR_BLOCK], position % kv_layout.PAIR_BLOCK
+    keys = block[head].view(head_dim // 2, kv_layout.PAIR_BLOCK, 2)
     assert keys[d // 2, of_block, d % 2] == plain[slot, head, position, d]
-    values = block[2 + head].view(kv_layout.BLOCK // 2, head_dim, 2)
+    values = block[2 + head].view(kv_layout.PAIR_BLOCK // 2, head_dim, 2)
     assert values[of_block // 2, d, of_block % 2] == plain[slot, 2 + head, position, d]
 
 
