@@ -28,7 +28,7 @@ from tests.fixtures.claimed import NOW, FinishedDeliveries
 from tests.fixtures.worker import RunningWorker
 from tests.fuzz.mutations import mutated
 from tests.fuzz.strategies import MESSAGES
-from worker.claims import Claiming, cancelled
+from worker.claims import Claiming, LeaseKeeper, cancelled
 from worker.decoding.prompts import prepare_job
 from worker.decoding.token_lengths import longest_token_chars
 from worker.engine import PreparedJob, Sampling
@@ -36,6 +36,7 @@ from worker.intake.partitions import Delivery
 from worker.intake.validation import ReadyJob
 from worker.jobs import outcomes
 from worker.jobs.letters import DeadMessage
+from worker.retry import Retry
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -65,7 +66,9 @@ class Reader:
     def __init__(self, worker: RunningWorker, database: Database) -> None:
         self._worker = worker
         self._parts = worker.components
-        self._claiming = Claiming(JobStore(database), owner="fuzz", lease_s=3600.0, max_attempts=3)
+        jobs, retry = JobStore(database), Retry(threading.Event())
+        leases = LeaseKeeper(jobs, owner="fuzz", lease_s=3600.0)
+        self._claiming = Claiming(jobs, leases, owner="fuzz", lease_s=3600.0, max_attempts=3, retry=retry)
         self._finished = FinishedDeliveries()
         self._ready: list[ReadyJob] = []
         self._num_waiting = self._waiting_bytes = 0
