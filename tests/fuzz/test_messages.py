@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 import traceback
 from collections import Counter
 from collections.abc import Iterator
