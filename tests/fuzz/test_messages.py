@@ -4,37 +4,55 @@
 """
 
 from __future__ import annotations
-
-import os
-import random
-import traceback
-from collections import Counter
-from collections.abc import Iterator
-from typing import Any, Final
-
-import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
-
-from alphaloop.errors import JobConflict, MessageError
+from alphaloop.errors import JobConflict
+from alphaloop.errors import MessageError
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.offsets import Record, TopicPartition
-from alphaloop.messages import Job, Origin, Result, Status, encode_job, parse_job, payload_digest
+from alphaloop.kafka.offsets import Record
+from alphaloop.kafka.offsets import TopicPartition
+from alphaloop.messages import Job
+from alphaloop.messages import Origin
+from alphaloop.messages import Result
+from alphaloop.messages import Status
+from alphaloop.messages import encode_job
+from alphaloop.messages import parse_job
+from alphaloop.messages import payload_digest
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
+from collections import Counter
+from collections.abc import Iterator
+from hypothesis import HealthCheck
+from hypothesis import Phase
+from hypothesis import given
+from hypothesis import seed
+from hypothesis import settings
 from tests.conftest import FIXED_SEED
 from tests.fakes import FakeEngine
-from tests.fixtures.claimed import NOW, FinishedDeliveries
+from tests.fixtures.claimed import FinishedDeliveries
+from tests.fixtures.claimed import NOW
 from tests.fixtures.worker import RunningWorker
 from tests.fuzz.mutations import mutated
 from tests.fuzz.strategies import MESSAGES
+from typing import Any
+from typing import Final
 from worker import outcomes
-from worker.claims import Claiming, cancelled
+from worker.claims import Claiming
+from worker.claims import LeaseKeeper
+from worker.claims import cancelled
 from worker.dead_letters import DeadMessage
-from worker.decoding.prompts import longest_token_chars, prepare_job
-from worker.engine import PreparedJob, Sampling
+from worker.decoding.prompts import longest_token_chars
+from worker.decoding.prompts import prepare_job
+from worker.engine import PreparedJob
+from worker.engine import Sampling
 from worker.intake.partitions import Delivery
 from worker.intake.validation import ReadyJob
+from worker.retry import Retry
+import os
+import pytest
+import random
+import threading
+import traceback
+
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -63,8 +81,10 @@ class Reader:
 
     def __init__(self, worker: RunningWorker, database: Database) -> None:
         self._worker = worker
-        self._parts = worker.worker
-        self._claiming = Claiming(JobStore(database), owner="fuzz", lease_s=3600.0, max_attempts=3)
+        self._parts = worker.components
+        jobs, retry = JobStore(database), Retry(threading.Event())
+        leases = LeaseKeeper(jobs, owner="fuzz", lease_s=3600.0)
+        self._claiming = Claiming(jobs, leases, owner="fuzz", lease_s=3600.0, max_attempts=3, retry=retry)
         self._finished = FinishedDeliveries()
         self._ready: list[ReadyJob] = []
         self._num_waiting = self._waiting_bytes = 0
