@@ -183,7 +183,7 @@ def check_pair(
         _architecture(target, draft),
         _dtype(target, draft),
         _context(target, draft),
-        _memory(target, draft, num_slots, max_draft_tokens, room, draft_room or room),
+        memory_finding(target, draft, num_slots, max_draft_tokens, room, draft_room or room),
     )
 
 
@@ -321,7 +321,7 @@ def _context(target: ModelFacts, draft: ModelFacts) -> Finding:
     return Finding("context", "ok", f"The draft reads all {target.context_length:,} tokens that the target serves.")
 
 
-def _memory(
+def memory_finding(
     target: ModelFacts,
     draft: ModelFacts,
     num_slots: int,

@@ -16,7 +16,7 @@ from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings
 from worker.cache_memory import target_limit
 from worker.decoding.device import pass_bytes
 from worker.decoding.network.kv_shape import KvShape
-from worker.decoding.pairing import DeviceRoom, ModelFacts, _shapes, memory, shown_bytes
+from worker.decoding.pairing import DeviceRoom, ModelFacts, _shapes, memory_finding, shown_bytes
 
 GUIDE: Final = (Path(__file__).parents[5] / "docs/guides/gpus.md").read_text(encoding="utf-8")
 CONTEXT: Final = 8192
@@ -119,7 +119,7 @@ def test_the_worked_example_is_what_check_pair_says(layout: str, draft_room: Dev
     blocks = re.findall(r"^```text\n(memory .*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
     shown = " ".join(blocks[0 if layout == "together" else 1].split())
     room = DeviceRoom("cuda:0", 24 * 10**9)
-    found = memory(facts("Qwen2.5 7B"), facts("Qwen2.5 0.5B"), 16, 5, room, draft_room or room)
+    found = memory_finding(facts("Qwen2.5 7B"), facts("Qwen2.5 0.5B"), 16, 5, room, draft_room or room)
     assert shown == f"memory {found.verdict} {found.sentence}"
 
 
