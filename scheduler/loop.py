@@ -26,7 +26,7 @@ from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drift import EventState
+from alphaloop.store.drift import DriftEventStore, DriftMemoryStore, EventState
 from alphaloop.store.hourly_sums import RollupStore
 from alphaloop.store.housekeeping import PartitionKeeper, RetentionStore, utc_day
 from alphaloop.store.incidents import IncidentStore
@@ -35,7 +35,6 @@ from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
 from alphaloop.store.task_figures import TaskFigures, begin_of, task_figures
-from alphaloop.store.drift import DriftEventStore, DriftMemoryStore
 from alphaloop.store.traffic import TrafficStore
 from alphaloop.store.workers import ServerIdentityStore
 from alphaloop.switchback.task_speedup import TaskSpeedup

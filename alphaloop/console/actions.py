@@ -15,8 +15,8 @@ from alphaloop.console.sessions import Session
 from alphaloop.console.sources import Sources
 from alphaloop.console.views import batches, letters
 from alphaloop.kafka.producer import request_cancellation
-from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.drift import DriftEventStore
+from alphaloop.store.incidents import IncidentStore
 
 log = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from alphaloop.console.sources import Sources
 from alphaloop.console.streaming import Read, Streams
 from alphaloop.console.views import batches, drafts, drift, jobs, letters, now, reports, task, tasks
 from alphaloop.errors import AlphaloopError, BrokerError, StoreUnavailable
-from alphaloop.store.incidents import NoSuchIncident
 from alphaloop.store.drift import NoSuchEvent
+from alphaloop.store.incidents import NoSuchIncident
 
 log = logging.getLogger(__name__)
 

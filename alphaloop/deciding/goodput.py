@@ -267,7 +267,7 @@ def expected_round_ms(
 
 # The prior of the look-up drafter, by position; the last value holds for all further positions.
 #
-# Look-up often finds nothing, and its first token is often wrong, but a copy that held for a few tokens usually goes on.
+# Look-up often finds nothing, and its first token is often wrong, but a copy that held for a few tokens mostly goes on.
 # A draft model has no such shape: one α fits all its positions. Compared with one probability for every position, with
 # four to twenty jobs a task, this shape reduces the loss of the chosen draft length from 3.5–4.7 % to .4–.9 %.
 #

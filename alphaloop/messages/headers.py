@@ -148,7 +148,7 @@ Headers = Sequence[tuple[str, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class RetryHeaders:
     """What the headers of a waiting job say."""
 
     topic: str

@@ -16,10 +16,10 @@ that are one number each, then, array by array, those by draft position, all of 
 from __future__ import annotations
 
 import struct
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import chain, groupby
+from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -229,20 +229,6 @@ def fold(
     return folded
 
 
-def fold_at(
-    rows: Iterable[LedgerRow],
-    half_life: timedelta,
-    positions: Container[int],
-    start: Mapping[EvidenceKey, FoldedKey] | None = None,
-) -> dict[int, tuple[EvidenceKey, FoldedKey]]:
-    """What acceptance_state held of a key when one of these positions was its `last_ledger_id`, by position.
-
-    Otherwise as `fold`. A position that no key ever stood at is left out.
-    """
-    states = chain((start or {}).items(), _states(rows, half_life, start or {}))
-    return {its.last_ledger_id: (key, its) for key, its in states if its.last_ledger_id in positions}
-
-
 def _add_group(
     standing: FoldedKey | None, group: Sequence[tuple[int, EvidenceSums]], half_life: timedelta
 ) -> FoldedKey:
@@ -259,7 +245,7 @@ def key_of(row: Any) -> EvidenceKey:
 
 
 def folded_of(row: Any) -> FoldedKey:
-    """From a row of acceptance_state or of its checkpoints."""
+    """From a row of acceptance_state."""
     return FoldedKey(row.as_of, row.evidence, row.num_jobs, row.last_ledger_id)
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, text
 from alphaloop.store.database import Database
 
 #: Dropped together, so that the ledger has all rows of a day or none.
-_PARTITIONED: Final = ("decode_runs", "evidence_rows", "switchback_slices", "decision_records", "decision_inputs")
+_PARTITIONED: Final = ("decode_runs", "evidence_rows", "switchback_slices", "decision_snapshots")
 
 
 class PartitionKeeper:

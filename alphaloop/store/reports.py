@@ -25,8 +25,8 @@ from alphaloop.notifying import (
     report_news,
 )
 from alphaloop.store.database import Database
-from alphaloop.store.incidents import incident_of
 from alphaloop.store.drift import EventState, PastState
+from alphaloop.store.incidents import incident_of
 from alphaloop.tables import drift_event_states, drift_events, incidents, notification_sinks, notifications, reports
 
 

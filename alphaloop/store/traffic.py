@@ -237,6 +237,11 @@ class TrafficStore:
         with self._database.begin() as connection:
             return [WayDecoded(*tuple[Any, ...](row)) for row in connection.execute(query)]
 
+    def tasks(self) -> list[str]:
+        """Every task that history knows."""
+        with self._database.begin() as connection:
+            return sorted(connection.execute(select(acceptance_hourly.c.task).distinct()).scalars())
+
 
 def decoded_lately(database: Database, window: timedelta = WINDOW) -> list[DecodedLately]:
     """Jobs and tokens by task and purpose, in the order of names; by the clock of the database."""

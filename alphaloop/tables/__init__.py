@@ -18,7 +18,6 @@ from alphaloop.tables.drift import (
     probe_texts,
 )
 from alphaloop.tables.evidence import (
-    acceptance_checkpoints,
     acceptance_daily,
     acceptance_hourly,
     acceptance_state,

@@ -191,18 +191,6 @@ acceptance_state: Final = Table(
     comment="Sums over the jobs of an evidence key, which fade: what a task's next decision rests on",
 )
 
-acceptance_checkpoints: Final = Table(
-    "acceptance_checkpoints",
-    metadata,
-    instant("taken_at", "When it was copied"),
-    *evidence_key(),
-    *_evidence_columns(),
-    PrimaryKeyConstraint(*KEY, "taken_at"),
-    Index("ix_acceptance_checkpoints_taken_at", "taken_at"),
-    postgresql_with=_IN_PAGE,
-    comment="Daily copies of rows of acceptance_state that changed: where a fold of the ledger may begin",
-)
-
 exploration_budgets: Final = Table(
     "exploration_budgets",
     metadata,

@@ -38,8 +38,8 @@ from alphaloop.letters.reading import LetterFilter, newest_letters
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store import schema
 from alphaloop.store.database import Database
-from alphaloop.store.known_jobs import JobPages
 from alphaloop.store.drift import DriftEventStore
+from alphaloop.store.known_jobs import JobPages
 from alphaloop.store.workers import WorkerStore
 from benchmarks.console.filling import fill
 from benchmarks.console.findings import find

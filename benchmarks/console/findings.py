@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 
 from alphaloop.measurements import DriftSubject
 from alphaloop.store.database import Database
-from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
 from alphaloop.store.drift import DriftEventStore, EventChange, EventContent, EventState
+from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
 from benchmarks.console.plans import DRAFT, DRAFTER, ENGINE, TARGET
 
 

@@ -4,28 +4,29 @@ Frozen: it repeats what alphaloop.tables said when it was written, and is not ch
 """
 
 from __future__ import annotations
-from alembic import op
+
 from pathlib import Path
-from sqlalchemy import BigInteger
-from sqlalchemy import Boolean
-from sqlalchemy import CheckConstraint
-from sqlalchemy import Column
-from sqlalchemy import DateTime
-from sqlalchemy import Double
-from sqlalchemy import Identity
-from sqlalchemy import Integer
-from sqlalchemy import LargeBinary
-from sqlalchemy import PrimaryKeyConstraint
-from sqlalchemy import Sequence
-from sqlalchemy import Text
-from sqlalchemy import Uuid
-from sqlalchemy import text
-from sqlalchemy.dialects.postgresql import ARRAY
-from sqlalchemy.dialects.postgresql import JSON
-from sqlalchemy.schema import CreateSequence
-from sqlalchemy.schema import DropSequence
 from typing import Any
 
+from alembic import op
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Double,
+    Identity,
+    Integer,
+    LargeBinary,
+    PrimaryKeyConstraint,
+    Sequence,
+    Text,
+    Uuid,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSON
+from sqlalchemy.schema import CreateSequence, DropSequence
 
 revision = "0001"
 down_revision = None
@@ -36,14 +37,7 @@ INSTANT = DateTime(timezone=True)
 COUNTS = ARRAY(BigInteger())
 NOW = text("now()")
 STATE_KEY = (
-    "target_revision",
-    "engine",
-    "drafter",
-    "draft_revision",
-    "task",
-    "segment",
-    "sampling_bucket",
-    "prompt_bucket",
+    "target_revision", "engine", "drafter", "draft_revision", "task", "segment", "sampling_bucket", "prompt_bucket"
 )
 MODES = "vanilla, speculative, or shadow: a drafter's counts on texts that it did not decode"
 
@@ -88,7 +82,7 @@ TABLES = (
     "server_identities",
 )
 
-# One partition a day from yesterday to a week ahead; alphaloop.store.housekeeping makes the later ones. There is no
+# One partition a day from yesterday to a week ahead; alphaloop.store.partitions makes the later ones. There is no
 # default partition: rows in it would stand in the way of every partition made after them.
 FIRST_PARTITIONS = """
 SELECT make_partitions(ARRAY(SELECT (now() AT TIME ZONE 'UTC')::date + n FROM generate_series(-1, 7) AS n))
@@ -117,16 +111,7 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """Drop everything."""
-    for view in (
-        "open_drift",
-        "failed_jobs",
-        "decision_log",
-        "expectation_now",
-        "task_speedup_now",
-        "task_jobs_now",
-        "task_alpha_now",
-        "evidence_now",
-    ):
+    for view in ("open_drift", "failed_jobs", "decision_log", "expectation_now", "task_speedup_now", "task_jobs_now", "task_alpha_now", "evidence_now"):
         op.execute(f"DROP VIEW {view}")
     for table in reversed(TABLES):
         op.drop_table(table)
@@ -134,13 +119,8 @@ def downgrade() -> None:
     op.execute("DROP FUNCTION tell_drafts_changed()")
     op.execute("DROP AGGREGATE sum_by_position(bigint[])")
     for signature in (
-        "grant_to_roles()",
-        "drop_partitions(date)",
-        "make_partitions(date[])",
-        "unpack_doubles(bytea)",
-        "array_add(bigint[], bigint[])",
-        "array_ge(bigint[], bigint[])",
-        "array_sum(bigint[])",
+        "grant_to_roles()", "drop_partitions(date)", "make_partitions(date[])",
+        "unpack_doubles(bytea)", "array_add(bigint[], bigint[])", "array_ge(bigint[], bigint[])", "array_sum(bigint[])"
     ):
         op.execute(f"DROP FUNCTION {signature}")
 
@@ -167,9 +147,7 @@ def create_jobs() -> None:
         Column("batch_id", Text(), comment="The caller's group of jobs"),
         Column("purpose", Text(), nullable=False, comment="traffic, probe or control"),
         Column("status", Text(), nullable=False, comment="running, then one of succeeded, failed, expired, cancelled"),
-        Column(
-            "attempt", Integer(), nullable=False, comment="Number of the claim, from 1; only grows: the fencing token"
-        ),
+        Column("attempt", Integer(), nullable=False, comment="Number of the claim, from 1; only grows: the fencing token"),
         Column(
             "num_crashes",
             Integer(),
@@ -212,11 +190,8 @@ def create_jobs() -> None:
     op.create_index("ix_jobs_tried_again", "jobs", ["created_at"], postgresql_where=text("num_failures > 0"))
     op.create_index("ix_jobs_refused", "jobs", ["created_at"], postgresql_where=text("refused_outcome IS NOT NULL"))
     op.create_index(
-        "ix_jobs_finished_at",
-        "jobs",
-        ["finished_at"],
-        postgresql_using="brin",
-        postgresql_with={"pages_per_range": 32, "autosummarize": True},
+        "ix_jobs_finished_at", "jobs", ["finished_at"],
+        postgresql_using="brin", postgresql_with={"pages_per_range": 32, "autosummarize": True},
     )
     op.create_table(
         "outbox",
@@ -345,9 +320,7 @@ def create_evidence() -> None:
             "shared_weights: counted in rounds of a drafter with the same weights; drafted: of a drafter that decoded, "
             "its rounds alone or scored at its longest drafts",
         ),
-        Column(
-            "is_whole", Boolean(), nullable=False, comment="Of whole rounds; only these shadows are in the hourly sums"
-        ),
+        Column("is_whole", Boolean(), nullable=False, comment="Of whole rounds; only these shadows are in the hourly sums"),
         Column("num_draft_tokens", Integer(), nullable=False, comment="k of the counts"),
         *counts(),
         Column("num_prompt_tokens", BigInteger(), nullable=False, comment="Tokens of the prompt"),
@@ -355,9 +328,7 @@ def create_evidence() -> None:
         CheckConstraint(
             "array_ge(proposed, trials) AND array_ge(trials, accepts)", name=op.f("ck_evidence_rows_counts_ordered")
         ),
-        CheckConstraint(
-            "source IN ('shadow','scored','shared_weights','drafted')", name=op.f("ck_evidence_rows_source")
-        ),
+        CheckConstraint("source IN ('shadow','scored','shared_weights','drafted')", name=op.f("ck_evidence_rows_source")),
         PrimaryKeyConstraint("decoded_at", "ledger_id", name=op.f("pk_evidence_rows")),
         comment="Counts that a job gave of drafters beside its own: a row each",
         postgresql_partition_by="RANGE (decoded_at)",
@@ -388,11 +359,8 @@ def create_state() -> None:
         comment="Sums over the jobs of an evidence key, which fade: what a task's next decision rests on",
     )
     op.create_index(
-        "ix_acceptance_state_changed_in",
-        "acceptance_state",
-        ["changed_in"],
-        postgresql_using="brin",
-        postgresql_with={"pages_per_range": 4, "autosummarize": True},
+        "ix_acceptance_state_changed_in", "acceptance_state", ["changed_in"],
+        postgresql_using="brin", postgresql_with={"pages_per_range": 4, "autosummarize": True},
     )
     op.create_table(
         "acceptance_checkpoints",
@@ -417,10 +385,7 @@ def create_choices() -> None:
         Column("engine", Text(), nullable=False, comment="Decoding library, version and dtype"),
         Column("target_revision", Text(), nullable=False, comment="Hash of the target's weights"),
         Column(
-            "drafter",
-            Text(),
-            nullable=False,
-            comment="Empty: the target's pass; else the time of this drafter's proposal",
+            "drafter", Text(), nullable=False, comment="Empty: the target's pass; else the time of this drafter's proposal"
         ),
         Column("draft_revision", Text(), nullable=False, comment="Empty for the target"),
         Column("batch", Integer(), nullable=False, comment="Sequences; on servers, requests in flight at one of them"),
@@ -462,17 +427,8 @@ def create_choices() -> None:
         CheckConstraint("kind IN ('round','prefill','served')", name=op.f("ck_cost_profiles_kind")),
         CheckConstraint("median_ms > 0", name=op.f("ck_cost_profiles_median_ms")),
         PrimaryKeyConstraint(
-            "host",
-            "device",
-            "engine",
-            "target_revision",
-            "drafter",
-            "draft_revision",
-            "batch",
-            "width",
-            "context",
-            "kind",
-            name=op.f("pk_cost_profiles"),
+            "host", "device", "engine", "target_revision", "drafter", "draft_revision", "batch", "width", "context",
+            "kind", name=op.f("pk_cost_profiles"),
         ),
         comment="What a round costs on a device of a machine",
     )
@@ -494,9 +450,7 @@ def create_choices() -> None:
         Column("reason", Text(), nullable=False, comment="alphaloop.deciding.decision.Reason"),
         Column("explanation", Text(), nullable=False, comment="The reason in words, with its figures"),
         Column("owner", Text(), nullable=False, comment="Worker that decided"),
-        Column(
-            "tokens_per_round", Double(), comment="Expected of the new choice; null if no alternatives were compared"
-        ),
+        Column("tokens_per_round", Double(), comment="Expected of the new choice; null if no alternatives were compared"),
         Column("round_ms", Double(), comment="Expected milliseconds of such a round"),
         Column("speedup", Double(), comment="Expected goodput over vanilla"),
         Column("speedup_low", Double(), comment="Lower 95 % bound"),
@@ -590,10 +544,7 @@ def ledger_position() -> list[Column[Any]]:
             "recorded_in", BigInteger(), nullable=False, comment="Smallest ledger_id of the same transaction: its name"
         ),
         Column(
-            "recorded_at",
-            INSTANT,
-            nullable=False,
-            comment="When that transaction recorded it, by the clock of the database",
+            "recorded_at", INSTANT, nullable=False, comment="When that transaction recorded it, by the clock of the database"
         ),
         Column("job_id", Text(), nullable=False, comment="The job"),
     ]
@@ -617,18 +568,13 @@ def counts() -> list[Column[Any]]:
 def sums_that_fade() -> list[Column[Any]]:
     """What is known of a key."""
     return [
-        Column(
-            "as_of",
-            INSTANT,
-            nullable=False,
-            comment="When the last of its jobs ended. The weights of the sums hold at this moment",
-        ),
+        Column("as_of", INSTANT, nullable=False, comment="When the last of its jobs ended. The weights of the sums hold at this moment"),
         Column("num_jobs", BigInteger(), nullable=False, comment="Jobs ever added"),
         Column(
             "evidence",
             LargeBinary(),
             nullable=False,
-            comment="alphaloop.deciding.evidence.KeyEvidence, packed: the view evidence_now unpacks it",
+            comment="alphaloop.deciding.key_evidence.KeyEvidence, packed: the view evidence_now unpacks it",
         ),
         Column("last_ledger_id", BigInteger(), nullable=False, comment="The last row of the ledger that was added"),
     ]

@@ -20,9 +20,9 @@ from alphaloop.measurements import DecodedJob, ProbeResult, TaskSpend
 from alphaloop.probe_plan import Measurement
 from alphaloop.settings.report import ReportSettings
 from alphaloop.store.drafts import DraftRevision
+from alphaloop.store.drift import DriftEvent
 from alphaloop.store.incidents import KnownIncident
 from alphaloop.store.task_figures import TaskFigures
-from alphaloop.store.drift import DriftEvent
 from alphaloop.switchback.expectation import ExpectationPair
 from alphaloop.switchback.reliability import by_drafter, reliability
 from alphaloop.switchback.speedup import Verdict

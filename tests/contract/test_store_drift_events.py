@@ -10,8 +10,8 @@ import pytest
 from alphaloop.errors import StoreError
 from alphaloop.measurements import AcceptedLevel, DriftSubject
 from alphaloop.store.database import Database
-from alphaloop.store.housekeeping import RetentionStore
 from alphaloop.store.drift import DriftEventStore, EventChange, EventContent, EventState, NoSuchEvent
+from alphaloop.store.housekeeping import RetentionStore
 from alphaloop.tables.drift import CAUSES, STATES
 from scheduler.causes import Cause
 from tests.fixtures.drift_events import content

@@ -15,8 +15,8 @@ from alphaloop.errors import StoreError, StoreUnavailable
 from alphaloop.measurements import DriftSubject
 from alphaloop.store.database import Database, Listener
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
-from alphaloop.store.jobs import JobStore
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
+from alphaloop.store.jobs import JobStore
 from tests.fixtures.drift_events import content
 from worker.deciding.watch import Watch
 

@@ -18,12 +18,12 @@ from alphaloop.messages import Mode, Purpose, Status
 from alphaloop.messages.result import Failure
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun, ShadowRun
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.hourly_sums import RollupStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import recent_tasks
-from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.switchback.expectation import Expected
 from alphaloop.tables import metadata
 from benchmarks.stored_runs.questions import ROOT, questions

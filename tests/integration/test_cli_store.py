@@ -17,10 +17,10 @@ from alphaloop.measurements import DriftSubject
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.known_jobs import check
 from alphaloop.store.reports import ReportStore, StoredReport
-from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from tests.fixtures.cli import Cli
 from tests.fixtures.drift_events import content
 from tests.fixtures.runs import (

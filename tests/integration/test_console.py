@@ -25,6 +25,7 @@ from alphaloop.settings import KafkaSettings, PostgresSettings, Settings
 from alphaloop.store import known_jobs
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
@@ -32,7 +33,6 @@ from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import figures_of, recent_tasks
-from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.workers import WorkerStore
 from alphaloop.switchback.wording import figure
 from alphaloop.wording import share_with_interval

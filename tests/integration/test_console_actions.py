@@ -15,9 +15,9 @@ from pydantic import SecretStr
 from alphaloop.measurements import DriftSubject
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from tests.fixtures.console import PASSWORD, WAIT_S, Visitor, console
 from tests.fixtures.drift_events import content
 from tests.fixtures.runs import claim_request

@@ -11,9 +11,9 @@ from playwright.sync_api import Browser, expect
 from pydantic import SecretStr
 
 from alphaloop.store.database import Database
+from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.reports import ReportStore, StoredReport
-from alphaloop.store.drift import DriftEventStore
 from benchmarks.console.filling import fill
 from benchmarks.console.pictures import settle
 from benchmarks.console.plans import plans

@@ -26,8 +26,8 @@ from alphaloop.messages import Failure, Result, Status
 from alphaloop.pages.templates import environment
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
+from alphaloop.store.reports import ReportStore, StoredReport
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli, Ran
 from tests.fixtures.drift_events import content

@@ -22,9 +22,9 @@ from alphaloop.settings import ReportSettings, SchedulerSettings, Settings, Task
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.switchback.wording import figure, load, sentence
 from alphaloop.tables import decode_runs, draft_revisions, drift_events, probe_runs, schedule_runs
 from scheduler.loop import Scheduler

@@ -34,9 +34,9 @@ from alphaloop.embedded.process import free_ports
 from alphaloop.embedded.stack import EmbeddedStack
 from alphaloop.errors import AlphaloopError
 from alphaloop.store.database import Database
+from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.probes import ProbeSetStore
 from alphaloop.store.reports import ReportStore
-from alphaloop.store.drift import DriftEventStore
 from alphaloop.tables import reports
 from benchmarks.engines.options import VLLM_PYTHON
 from benchmarks.engines.serve import draft_model

@@ -16,10 +16,10 @@ from alphaloop.cli.up import prepare
 from alphaloop.embedded.stack import EmbeddedStack
 from alphaloop.errors import AlphaloopError
 from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.probes import ProbeSetStore
 from alphaloop.store.reports import ReportStore
-from alphaloop.store.drift import DriftEventStore
 from tests.stories.asking import Asking
 from tests.stories.configs import PROFILE, own_models, write_configs
 from tests.stories.deployment import Deployment

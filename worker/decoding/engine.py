@@ -426,22 +426,8 @@ class TransformersEngine:
             return measure_target_prefill_ms(self._target, num_tokens, num_samples)
         return measure_draft_prefill_ms(self._drafters[drafter], num_tokens, num_samples)
 
-    # The seam also asks what only servers have.
-
     def wake(self) -> None:
         """A step waits for nothing."""
-
-    def unavailable(self) -> str | None:
-        """Nothing is away."""
-        return None
-
-    def endpoints(self) -> SequenceOf[EndpointStatus]:
-        """There are none."""
-        return ()
-
-    def suspects(self) -> SuspectCounts:
-        """There are none."""
-        return SuspectCounts()
 
 
 class AdmittedSequences:

@@ -8,37 +8,26 @@ refused if it cannot run, or cannot pay at any acceptance. A fact that costs acc
 """
 
 from __future__ import annotations
-from alphaloop.commands import CheckFinding
-from alphaloop.errors import IncompatiblePair
-from alphaloop.errors import UnsupportedModel
-from alphaloop.settings.models import Dtype
-from collections.abc import Mapping
-from collections.abc import Sequence
+
+import contextlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from transformers import AutoConfig
-from transformers import AutoModelForCausalLM
-from transformers import AutoTokenizer
-from transformers import GenerationConfig
-from typing import Any
-from typing import Final
-from worker.decoding.device import pass_bytes
-from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary
-from worker.decoding.drafters.draft_vocabulary import restrict_head
-from worker.decoding.models import as_unsupported
-from worker.decoding.models import attention_of
-from worker.decoding.models import end_tokens
-from worker.decoding.models import refuse_form
-from worker.decoding.models import refuse_tokenizer
-from worker.decoding.network.kv_layout import KvShape
-from worker.decoding.sources import find_description
-from worker.decoding.text_facts import LONGEST_DEFAULT_CONTEXT
-from worker.decoding.text_facts import text_config
-from worker.decoding.text_facts import text_facts
-import contextlib
+from typing import Any, Final
+
 import torch
 import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from alphaloop.commands import CheckFinding
+from alphaloop.errors import IncompatiblePair, UnsupportedModel
+from alphaloop.settings.models import Dtype
+from worker.decoding.device import pass_bytes
+from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head
+from worker.decoding.models import as_unsupported, attention_of, end_tokens, refuse_form, refuse_tokenizer
+from worker.decoding.network.kv_layout import KvShape
+from worker.decoding.sources import find_description
+from worker.decoding.text_facts import LONGEST_DEFAULT_CONTEXT, text_config, text_facts
 
 #: The draft's bytes read for a token over the target's. At .35 and k = 5 a round costs 2.75 passes: more than half must
 #: be accepted.

@@ -20,7 +20,7 @@ from datetime import datetime
 from typing import Final, NamedTuple, TypeAlias
 
 from alphaloop.kafka.offsets import Record, TopicPartition
-from alphaloop.messages.headers import Retry, sent_headers
+from alphaloop.messages.headers import RetryHeaders, sent_headers
 from alphaloop.messages.topics import is_high, retry_delay_s
 
 log = logging.getLogger(__name__)
@@ -159,7 +159,7 @@ JITTER: Final = 0.2
 
 def as_sent(record: Record) -> Record:
     """The message that failed, at its origin, if this is a retry of it; else the record itself."""
-    said = Retry.read(record.headers) if retry_delay_s(record.topic) is not None else None
+    said = RetryHeaders.read(record.headers) if retry_delay_s(record.topic) is not None else None
     if said is None:
         return record
     return replace(
@@ -178,7 +178,7 @@ def due_in_s(record: Record, now: datetime) -> float:
     No more than the topic's delay and its jitter, whatever the clock of the worker was that sent it.
     """
     delay_s = retry_delay_s(record.topic)
-    said = Retry.read(record.headers) if delay_s is not None else None
+    said = RetryHeaders.read(record.headers) if delay_s is not None else None
     if delay_s is None or said is None:
         return 0.0
     return min(max(0.0, said.not_before_ms / 1000 - now.timestamp()), delay_s * (1 + JITTER))

@@ -9,9 +9,9 @@ from starlette.requests import Request
 
 from alphaloop.console.page import NotFound, Page
 from alphaloop.console.sources import Sources
+from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.reports import ReportStore, StoredReport
-from alphaloop.store.drift import DriftEventStore
 
 #: Ended events and incidents that are still shown.
 SHOWN_FOR: Final = timedelta(days=30)

@@ -12,10 +12,10 @@ from starlette.requests import Request
 from alphaloop.console.page import Page
 from alphaloop.console.sources import Sources
 from alphaloop.messages import Purpose
+from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.task_figures import TaskFigures
-from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.traffic import WINDOW, DecodedLately, decoded_lately
 from alphaloop.store.workers import WorkerStore
 

@@ -13,9 +13,9 @@ from alphaloop.console.sources import Sources
 from alphaloop.explaining.explanation import ExplainRequest, explain_task, usual_request
 from alphaloop.explaining.wording import document, opening
 from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.task_figures import figures_of
-from alphaloop.store.drift import DriftEventStore
 
 NUM_CHANGES: Final = 20
 #: Alternatives that are listed; the JSON twin has them all.

@@ -9,8 +9,8 @@ import pytest
 
 from alphaloop.measurements import DriftSubject
 from alphaloop.server_identity import ServerIdentity
-from alphaloop.store.incidents import Incident, IncidentKind, KnownIncident
 from alphaloop.store.drift import EventState, PastState
+from alphaloop.store.incidents import Incident, IncidentKind, KnownIncident
 from alphaloop.store.workers import ServerLife
 from alphaloop.switchback.speedup import Verdict
 from scheduler.report.data import ChangeKind, DriftReport, Estimate, TaskLine

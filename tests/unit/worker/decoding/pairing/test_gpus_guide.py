@@ -1,26 +1,22 @@
 """The figures of docs/guides/gpus.md, computed from the models' configs by the functions that a worker uses."""
 
 from __future__ import annotations
-from alphaloop.settings.models import DraftModelDrafterSettings
-from alphaloop.settings.models import ModelSettings
-from pathlib import Path
-from typing import Any
-from typing import Final
-from worker.decoding.device import pass_bytes
-from worker.decoding.network.kv_layout import KvShape
-from worker.decoding.pairing import DeviceRoom
-from worker.decoding.pairing import ModelFacts
-from worker.decoding.pairing import _shapes
-from worker.decoding.pairing import memory_finding
-from worker.decoding.pairing import shown_bytes
-from worker.engine import target_limit
+
 import functools
-import pytest
 import re
 import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
 import torch
 import transformers
 
+from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings
+from worker.decoding.device import pass_bytes
+from worker.decoding.network.kv_layout import KvShape
+from worker.decoding.pairing import DeviceRoom, ModelFacts, _shapes, memory_finding, shown_bytes
+from worker.engine import target_limit
 
 GUIDE: Final = (Path(__file__).parents[5] / "docs/guides/gpus.md").read_text(encoding="utf-8")
 CONTEXT: Final = 8192
