@@ -15,7 +15,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cause.scenarios import KINDS, Scenario, scenarios
+from benchmarks.cause.histories import KINDS, Scenario, scenarios
 from scheduler.causes import Cause, explain
 
 console = Console(stderr=True, width=150)

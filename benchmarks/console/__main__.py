@@ -41,12 +41,9 @@ from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.known_jobs import JobPages
 from alphaloop.store.workers import WorkerStore
-from benchmarks.console.filling import fill
-from benchmarks.console.findings import find
-from benchmarks.console.messages import RUNNING_JOB, send_messages
+from benchmarks import ended_jobs as ended_jobs
+from benchmarks.console.filling import RUNNING_JOB, fill, find, plans, send_messages
 from benchmarks.console.pictures import chromium, settle, take
-from benchmarks.console.plans import plans
-from benchmarks.ended_jobs import filling as ended_jobs
 
 PATHS: Final = (
     *("/", "/tasks", "/tasks?behind=customer-0500", "/tasks/code", "/batches", "/dead-letters", "/drift"),

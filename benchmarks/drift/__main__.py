@@ -15,12 +15,23 @@ from typing import Any
 import numpy as np
 
 from benchmarks.drift.compiled import compiled_alarms
-from benchmarks.drift.contest import RUN_LENGTHS, Counts, Delays, count, run_length_of
+from benchmarks.drift.contest import (
+    CHANGES,
+    NULL_SEED,
+    RUN_LENGTHS,
+    SHIFT_SEED,
+    WARM_UP_JOBS,
+    Counts,
+    Delays,
+    changing_streams,
+    count,
+    information,
+    least_delay,
+    null_streams,
+    run_length_of,
+)
 from benchmarks.drift.contestants import OURS, Detector, Ours, rates_of, rivals
-from benchmarks.drift.optimum import information, least_delay
-from benchmarks.drift.plots import draw
-from benchmarks.drift.streams import CHANGES, NULL_SEED, SHIFT_SEED, WARM_UP_JOBS, changing_streams, null_streams
-from benchmarks.drift.table import lost, run_lengths, table
+from benchmarks.drift.plots import draw, lost, run_lengths, table
 from benchmarks.drift.world import CONDITIONS, Condition
 from scheduler.drift.memory import Floats
 

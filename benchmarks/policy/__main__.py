@@ -21,11 +21,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.policy.compare import SLOW, compare, rule_names
 from benchmarks.policy.compare_slots import compare_on_slots, slot_rule_names
-from benchmarks.policy.oracle import Oracle, know
+from benchmarks.policy.play import Oracle, know
 from benchmarks.policy.plots import write_plots
-from benchmarks.policy.report import as_json, print_tables
+from benchmarks.policy.report import Seed, append, as_json, print_tables, read_scores
 from benchmarks.policy.scenario import FILE, Device, Scenario, read_scenarios
-from benchmarks.policy.scores import Seed, append, read_scores
 from benchmarks.policy.slot_oracle import Known, know_slots
 
 #: A scenario with its oracle; worker processes inherit it.

@@ -9,16 +9,11 @@ from functools import cache, partial
 import numpy as np
 
 from alphaloop.cost import CostPoint, CostTable
-from benchmarks.policy.oracle import Oracle
-from benchmarks.policy.play import Played, RoundRule, Rule, Trace, play
-from benchmarks.policy.rounds import Costs
-from benchmarks.policy.rules.ema_tiers import EmaTiers
-from benchmarks.policy.rules.epsilon_greedy import EpsilonGreedy
-from benchmarks.policy.rules.ours import EpsilonOverPosteriors, Ours
-from benchmarks.policy.rules.survival import Survival
-from benchmarks.policy.rules.thresholds import AlphaThresholds
+from benchmarks.policy.ours import EpsilonOverPosteriors, Ours
+from benchmarks.policy.peers import AlphaThresholds, EmaTiers, EpsilonGreedy, Survival
+from benchmarks.policy.play import Oracle, Played, RoundRule, Rule, Trace, play
 from benchmarks.policy.scenario import Device, Scenario
-from benchmarks.policy.stream import Floats, draw_stream
+from benchmarks.policy.stream import Costs, Floats, draw_stream
 
 #: Of the throughput, what control and exploration may cost without counting against a rule: the stated budget.
 BUDGET_SHARE = 0.02

@@ -10,17 +10,11 @@ import numpy as np
 from alphaloop.deciding.decision import DraftSetting, Reason
 from alphaloop.switchback.speedup import measured_speedup
 from benchmarks.policy.compare import BUDGET_SHARE, Score, action_name
-from benchmarks.policy.rules.by_job import ByJob, Tiers
-from benchmarks.policy.rules.ema_tiers import EmaTiers
-from benchmarks.policy.rules.epsilon_greedy import EpsilonGreedy
-from benchmarks.policy.rules.ours_on_slots import OursOnSlots
-from benchmarks.policy.rules.thresholds import AlphaThresholds
+from benchmarks.policy.ours_on_slots import OursOnSlots
+from benchmarks.policy.peers import AlphaThresholds, ByJob, EmaTiers, EpsilonGreedy, Tiers
 from benchmarks.policy.scenario import Device, Scenario
-from benchmarks.policy.slot_device import SlotTrace, play_slots
-from benchmarks.policy.slot_jobs import SlotStream, draw_slot_stream
-from benchmarks.policy.slot_oracle import Known, SlotOracle
-from benchmarks.policy.slot_round import SlotRule
-from benchmarks.policy.slot_static import play_static
+from benchmarks.policy.slot_oracle import Known, SlotOracle, play_static
+from benchmarks.policy.slots import SlotRule, SlotStream, SlotTrace, draw_slot_stream, play_slots
 
 #: Rules that play on slots, beside the single settings. The survival rule asks for a whole batch's confidence.
 RULES = ("ours", "blind_oracle", "epsilon_greedy", "alpha_thresholds", "ema_tiers")

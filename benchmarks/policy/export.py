@@ -25,9 +25,8 @@ from alphaloop.messages import Purpose
 from alphaloop.store.database import Database
 from alphaloop.tables import decode_runs, evidence_rows
 from benchmarks.policy.play import BEGINNING
-from benchmarks.policy.real_runs import DrafterRun, RealRun, write_runs
-from benchmarks.policy.scenario import Scenario, read_scenarios
-from benchmarks.policy.slot_jobs import draw_jobs
+from benchmarks.policy.scenario import DrafterRun, RealRun, Scenario, read_scenarios, write_runs
+from benchmarks.policy.slots import draw_jobs
 
 
 def main() -> None:

@@ -1,4 +1,7 @@
-"""One rule on one stream, batch after batch, and what is kept of it."""
+"""One rule on one stream, batch after batch, what is kept of it, and the clairvoyant that it is compared with.
+
+The oracle knows every α, every reach and every true cost of the moment, but not the luck of a round.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,142 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.evidence import EvidenceSums
-from benchmarks.policy.evidence import BlockEvidence
-from benchmarks.policy.oracle import Oracle
-from benchmarks.policy.rounds import Costs, Outcomes, Round, play_rounds, read_ms, real_costs, replay
-from benchmarks.policy.stream import Block, Cell, Drafts, Floats, Ints, Stream
+from benchmarks.policy.scenario import Device, Phase, Scenario, Task
+from benchmarks.policy.stream import (
+    Block,
+    Cell,
+    Costs,
+    Counts,
+    Drafts,
+    Floats,
+    Ints,
+    Outcomes,
+    Round,
+    Stream,
+    cells_of,
+    conditions,
+    draw_rounds,
+    play_rounds,
+    read_ms,
+    real_costs,
+    replay,
+)
+
+#: Jobs that an expected time rests on. All alternatives decode the same ones, so differences are known far better.
+NUM_JOBS = 960
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Expected milliseconds of a batch, and which action takes least."""
+
+    scenario: Scenario
+    expected_ms: tuple[Floats, ...]  #: a block each: [cells, actions]
+
+    def best(self, step: int) -> Ints:
+        """Of each cell in this block, the number of the best action."""
+        return np.asarray(self.expected_ms[step].argmin(axis=1), dtype=np.int64)
+
+    def over_best(self, step: int) -> Floats:
+        """Expected time over the best action's, [cells, actions]."""
+        expected = self.expected_ms[step]
+        return np.asarray(expected / expected.min(axis=1, keepdims=True), dtype=np.float64)
+
+
+def know(scenario: Scenario, device: Device, *, seed: int = 0, num_jobs: int = NUM_JOBS) -> Oracle:
+    """Expected times of all actions in every block, from jobs that no rule ever meets."""
+    known: dict[str, Floats] = {}
+    blocks = []
+    for phase, _, tasks, _, _ in conditions(scenario):
+        key = repr((phase.batch, sorted(phase.slower.items()), tasks))
+        if key not in known:
+            known[key] = _expected(scenario, device, phase, tasks, seed, num_jobs)
+        blocks.append(known[key])
+    return Oracle(scenario, tuple(blocks))
+
+
+def _expected(
+    scenario: Scenario, device: Device, phase: Phase, tasks: dict[str, Task], seed: int, num_jobs: int
+) -> Floats:
+    rng = np.random.default_rng([seed, 1, *scenario.name.encode()])
+    cells = cells_of(tasks)
+    num_batches = max(1, num_jobs // phase.batch)
+    rows = []
+    for number in range(len(cells)):
+        cell_of = np.full(num_batches, number)
+        needed, drafts, noise = draw_rounds(scenario, tasks, cell_of, phase.batch, rng)
+        block = Block(
+            0,
+            phase,
+            True,
+            tasks,
+            tuple(cell for cell, _, _ in cells),
+            cell_of,
+            needed,
+            drafts,
+            noise,
+            np.zeros(num_batches),
+        )
+        rows.append([replay(block, device, scenario.draft_tokens, *action).ms.mean() for action in scenario.actions])
+    return np.array(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEvidence:
+    """Sums by batch, by name: all rules that ask share them."""
+
+    num_jobs: int
+    numbers: dict[str, list[float]]
+    by_position: dict[str, list[list[float]]]
+
+    @classmethod
+    def of(cls, block: Block, counts: Counts, num_draft_tokens: int) -> BlockEvidence:
+        """The evidence of every batch at this draft length."""
+        tokens = block.needed.astype(np.float64)
+        prompts = np.array([cell.prompt_tokens for cell in block.cells], dtype=np.float64)[block.cell_of]
+        rounds, accepts, trials = (x.astype(np.float64) for x in (counts.rounds, counts.accepts, counts.trials))
+        # Rounds accepted through the position before; a run of k has that chance at each of its positions.
+        chances = np.concatenate([rounds[..., None], accepts], axis=-1)[..., :num_draft_tokens]
+        chances = np.maximum(chances, trials)
+        numbers = {
+            "rounds": rounds,
+            "offered": rounds - counts.empty,
+            "tokens": tokens - 1,
+            "output_tokens": tokens,
+            "output_tokens_sq": tokens**2,
+            "prompt_tokens": np.broadcast_to(prompts[:, None], tokens.shape),
+            "texts": np.ones_like(tokens),
+            "ends": np.ones_like(tokens),
+        }
+        by_position = {
+            "proposed": counts.proposed,
+            "chances": chances,
+            "trials": trials,
+            "accepts": accepts,
+            "trials_w2": trials**2,
+            "accepts_w2": accepts**2,
+            "accepts_trials_w2": accepts * trials,
+            "chances_w2": chances**2,
+            "accepts_chances_w2": accepts * chances,
+        }
+        return cls(
+            block.shape[1],
+            {name: values.sum(axis=1).tolist() for name, values in numbers.items()},
+            {name: values.sum(axis=1).astype(np.float64).tolist() for name, values in by_position.items()},
+        )
+
+    def batch(self, index: int, now: datetime) -> EvidenceSums:
+        """Of one batch, decoded now."""
+        sums: dict[str, Any] = {name: values[index] for name, values in self.numbers.items()}
+        sums |= {name: tuple(values[index]) for name, values in self.by_position.items()}
+        return EvidenceSums(now, jobs=float(self.num_jobs), jobs_w2=float(self.num_jobs), **sums)
+
 
 BEGINNING = datetime(2026, 1, 5, tzinfo=UTC)
 

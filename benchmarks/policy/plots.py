@@ -13,9 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from benchmarks.policy.report import best_static, over_seeds
+from benchmarks.policy.report import Scores, best_static, over_seeds
 from benchmarks.policy.scenario import Scenario
-from benchmarks.policy.scores import Scores
 
 INK: Final = "#1f2933"
 MUTED: Final = "#66727f"

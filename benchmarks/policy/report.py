@@ -1,12 +1,14 @@
-"""Tables and the JSON line."""
+"""The scores that were played, kept in a file; their tables, and the JSON line."""
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +16,31 @@ from rich.table import Table
 from alphaloop.acceptance import Z95
 from benchmarks.policy.compare import Score
 from benchmarks.policy.scenario import Scenario
-from benchmarks.policy.scores import Scores
+
+#: Rule → score.
+Seed: TypeAlias = dict[str, Score]
+Scores: TypeAlias = Sequence[Seed]
+
+
+def append(path: Path, scenario: str, seed: int, scores: Seed) -> None:
+    """One line more."""
+    line = {"scenario": scenario, "seed": seed, "scores": {rule: asdict(score) for rule, score in scores.items()}}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def read_scores(path: Path) -> dict[tuple[str, int], Seed]:
+    """All lines; of the same seed and rule the later one counts. A last line that was cut short is left out."""
+    found: dict[tuple[str, int], Seed] = {}
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n"):
+            read = json.loads(line)
+            of_seed = found.setdefault((read["scenario"], read["seed"]), {})
+            for rule, score in read["scores"].items():
+                speedups = tuple(map(tuple, score.get("speedups", ())))
+                of_seed[rule] = Score(**{**score, "regret": tuple(score["regret"]), "speedups": speedups})
+    return found
+
 
 #: The least goodput over the oracle's, less the stated budget, by kind of scenario; and the least of vanilla's.
 BARS: Final = {"stationary": 0.98, "changing": 0.95}

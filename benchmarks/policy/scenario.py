@@ -1,16 +1,119 @@
-"""What the simulator plays: devices, tasks and phases, read from scenarios.toml. Pure data, checked when read."""
+"""What the simulator plays, read from scenarios.toml and checked: devices, tasks, phases, slots, and real runs.
+
+With slots, moments are counted in output tokens of the stream, so that all rules meet the same load and the same slow
+stretches at the same piece of work. Real runs are the JSON lines that `python -m benchmarks.policy.export` writes.
+"""
 
 from __future__ import annotations
 
+import json
 import tomllib
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from alphaloop.cost import CostKind, CostPoint, CostTable
-from benchmarks.policy.load import Part, Slots
+
+Slower: TypeAlias = tuple[tuple[str, float], ...]
+
+
+class Part(BaseModel):
+    """A part of the file: frozen, and without unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Bursts(Part):
+    """Traffic in bursts: the open slots are drawn anew from `slots`, after `tokens` on average (exponential)."""
+
+    slots: tuple[Annotated[int, Field(gt=0)], ...]
+    tokens: int = Field(gt=0)
+
+
+class Spell(Part):
+    """Stretches in which a part is slow; the factor is uniform between the two of `slower`."""
+
+    part: Literal["host", "draft"]  #: host: every part
+    slower: tuple[float, float] = (2.0, 4.0)
+    every_tokens: int = Field(gt=0)  #: mean distance, exponential
+    lasts_tokens: int = Field(gt=0)  #: mean length, exponential
+
+
+class Hiccup(Part):
+    """So many rounds of a drafter take longer, once, from the job of this number on."""
+
+    drafter: str
+    from_job: int
+    num_rounds: int = 40
+    slower: float = 3.0
+
+
+class Slots(Part):
+    """The device's slots, each refilled in the round after it fell free."""
+
+    num_slots: int = Field(gt=0)
+    bursts: Bursts | None = None
+    spells: tuple[Spell, ...] = ()
+    hiccup: Hiccup | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A piece of the stream, in output tokens, under one load and one speed."""
+
+    num_open: int  #: slots
+    slower: Slower  #: factor by part, "host" or a drafter's name; parts at their usual speed are left out
+
+
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """All of them: `begins[i]` is the token with which stretch i begins."""
+
+    begins: tuple[float, ...]
+    of: tuple[Stretch, ...]
+
+    def at(self, num_tokens: int) -> Stretch:
+        """The one in which the stream is after so many tokens."""
+        return self.of[bisect_right(self.begins, num_tokens) - 1]
+
+
+def draw_stretches(slots: Slots, num_tokens: int, rng: np.random.Generator) -> Stretches:
+    """For a stream of so many tokens."""
+    loads = list(_loads(slots, num_tokens, rng))
+    spells = [(spell.part, list(_spells(spell, num_tokens, rng))) for spell in slots.spells]
+    edges = sorted({begin for begin, _ in loads} | {edge for _, its in spells for b, e, _ in its for edge in (b, e)})
+    found = []
+    for edge in edges:
+        num_open = next(load for begin, load in reversed(loads) if begin <= edge)
+        slower = tuple((part, factor) for part, its in spells for b, e, factor in its if b <= edge < e)
+        found.append(Stretch(num_open, slower))
+    return Stretches(tuple(edges), tuple(found))
+
+
+def _loads(slots: Slots, num_tokens: int, rng: np.random.Generator) -> Iterator[tuple[float, int]]:
+    if slots.bursts is None:
+        yield 0.0, slots.num_slots
+        return
+    at = 0.0
+    while at < num_tokens:
+        yield at, int(rng.choice(slots.bursts.slots))
+        at += rng.exponential(slots.bursts.tokens)
+
+
+def _spells(spell: Spell, num_tokens: int, rng: np.random.Generator) -> Iterator[tuple[float, float, float]]:
+    at = rng.exponential(spell.every_tokens)
+    while at < num_tokens:
+        lasts = rng.exponential(spell.lasts_tokens)
+        # Factors in steps of a half: the oracle knows what is best at each.
+        yield at, at + lasts, float(np.round(2 * rng.uniform(*spell.slower)) / 2)
+        at += lasts + rng.exponential(spell.every_tokens)
+
 
 FILE = Path(__file__).with_name("scenarios.toml")
 
@@ -196,3 +299,61 @@ def read_scenarios(path: Path = FILE) -> Scenarios:
 
 def _extended(values: tuple[float, ...], k: int) -> list[float]:
     return [values[min(i, len(values) - 1)] for i in range(k)]
+
+
+Count: TypeAlias = Annotated[int, Field(ge=0)]
+
+
+class DrafterRun(BaseModel):
+    """What one drafter was counted with in a job, by draft position."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    proposed: tuple[Count, ...] = ()
+    trials: tuple[Count, ...] = ()
+    accepts: tuple[Count, ...] = ()
+    chances: tuple[Count, ...] = ()  #: rounds that allowed the position, with all before it accepted
+
+
+class RealRun(BaseModel):
+    """A job as it was decoded."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    task: str
+    segment: str = ""
+    sampling_bucket: str
+    prompt_bucket: str
+    num_prompt_tokens: Count
+    num_tokens: int = Field(ge=2)
+    drafters: dict[str, DrafterRun] = {}
+
+    def of(self, drafter: str) -> DrafterRun:
+        """The drafter's counts; empty where it neither decoded the job nor was scored on it."""
+        return self.drafters.get(drafter, DrafterRun())
+
+    def rates(
+        self, drafter: str, most: int, pooled: tuple[tuple[float, ...], tuple[float, ...]], num_trials: float
+    ) -> tuple[list[float], list[float]]:
+        """α_i and reach_i of this job: its own counts beside `num_trials` trials with the rates of its task."""
+        its = self.of(drafter)
+        alpha, reach = [], []
+        for i in range(most):
+            accepts, trials, proposed, chances = (
+                (row[i] if len(row) > i else 0) for row in (its.accepts, its.trials, its.proposed, its.chances)
+            )
+            alpha.append((accepts + num_trials * pooled[0][i]) / (trials + num_trials))
+            reach.append(min(1.0, (proposed + num_trials * pooled[1][i]) / (max(chances, proposed) + num_trials)))
+        return alpha, reach
+
+
+def read_runs(path: Path) -> tuple[RealRun, ...]:
+    """All lines, in their order. Raises pydantic's ValidationError for a line that is not a run."""
+    return tuple(RealRun.model_validate_json(line) for line in path.read_text(encoding="utf-8").splitlines() if line)
+
+
+def write_runs(path: Path, runs: Iterable[RealRun]) -> int:
+    """Write the file; returns the number of lines."""
+    lines = [json.dumps(run.model_dump(exclude_defaults=True)) for run in runs]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return len(lines)

@@ -32,12 +32,9 @@ from alphaloop.store.hourly_sums import RollupStore
 from alphaloop.store.schema import current, upgrade
 from alphaloop.store.session_limits import UNLIMITED
 from benchmarks.ended_jobs.__main__ import conditions
-from benchmarks.stored_runs.asking import LIMIT_S, Asked, ask, plan
-from benchmarks.stored_runs.ledger import fill_ledger
-from benchmarks.stored_runs.probes import NUM_PROMPTS, fill_probes
-from benchmarks.stored_runs.questions import all_questions
+from benchmarks.stored_runs.filling import NUM_PROMPTS, fill_ledger, fill_probes, fill_surroundings
+from benchmarks.stored_runs.questions import LIMIT_S, Asked, all_questions, ask, plan
 from benchmarks.stored_runs.scheduler_run import Runs, run_scheduler
-from benchmarks.stored_runs.surroundings import fill_surroundings
 
 console = Console(stderr=True, width=140)
 #: No query may take longer, in milliseconds.

@@ -15,7 +15,7 @@ import math
 import random
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from statistics import median
@@ -26,10 +26,21 @@ from alphaloop.switchback.request_schedule import RequestSchedule
 from alphaloop.switchback.requests import RequestFacts
 from alphaloop.switchback.slices import Slice
 from alphaloop.switchback.speedup import measured_speedup
-from benchmarks.switchback.methods import Found
-from benchmarks.switchback.request_scenario import KnownLoad, RequestScenario
-from benchmarks.switchback.request_world import Experiment, RequestWorld
+from benchmarks.switchback.request_world import Experiment, KnownLoad, RequestScenario, RequestWorld
 from benchmarks.switchback.world import Truth
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one run concluded."""
+
+    low: float  #: 0 and infinity where nothing was concluded
+    ratio: float
+    high: float
+    verdict: str
+    control_share: float  #: of the device's time, as it came out
+    truth: Truth
+
 
 _NULL: Final = RequestScenario("vanilla against vanilla")
 _DRAFT: Final = replace(_NULL, name="draft", num_draft_tokens=4, cost=1.9)

@@ -20,11 +20,9 @@ from rich.table import Table
 
 from alphaloop.switchback.block import SwitchbackDesign
 from alphaloop.switchback.expectation import ExpectationPair
-from benchmarks.policy.rules.ours_on_slots import OursOnSlots
+from benchmarks.policy.ours_on_slots import OursOnSlots
 from benchmarks.policy.scenario import read_scenarios
-from benchmarks.policy.slot_device import play_slots
-from benchmarks.policy.slot_jobs import draw_slot_stream
-from benchmarks.policy.slot_table import SlotTable
+from benchmarks.policy.slots import SlotTable, draw_slot_stream, play_slots
 
 #: More than a worker's default, so that a short stream has enough blocks.
 CONTROL_SHARE: Final = 0.15

@@ -36,9 +36,19 @@ from alphaloop.settings import Settings, WorkerSettings
 from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
 from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.schema import upgrade
-from benchmarks.workload.blocks import FILE, blocks, read_phases
-from benchmarks.workload.contest import ADAPTIVE, Contest, Played, Setting
-from benchmarks.workload.rates import compare, hindsight, rates, timed_once
+from benchmarks.workload.contest import (
+    ADAPTIVE,
+    FILE,
+    Contest,
+    Played,
+    Setting,
+    blocks,
+    compare,
+    hindsight,
+    rates,
+    read_phases,
+    timed_once,
+)
 from worker.deciding.decider import open_deciding
 from worker.decoding.engine import load_engine
 from worker.engine import Engine

@@ -11,7 +11,7 @@ import pytest
 drift = pytest.importorskip(
     "river.drift", reason="river, the drift benchmark's peer, is installed by `make bench-drift`"
 )
-rivals = pytest.importorskip("benchmarks.drift.rivals", reason="they are compiled with numba")
+rivals = pytest.importorskip("benchmarks.drift.contestants", reason="they are compiled with numba")
 
 
 def values() -> Any:

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.engines.replayed_proposers import Replayed, lookup, num_other, replay
 
 from alphaloop.inside_vllm.proposer import ProposerSettings
 from benchmarks.engines.closed_loop import Played, Result
 from benchmarks.engines.cpu_seconds import cpu_seconds
 from benchmarks.engines.lookup import Text
-from benchmarks.engines.replayed_proposers import Replayed, lookup, num_other, replay
 from benchmarks.engines.scoring import POLICIES, PlayedBlock, by_task, over_better_static, quantile, summary
 from benchmarks.engines.serve import NGRAM, draft_model
 from benchmarks.engines.server import llama_cpp, vllm

@@ -6,6 +6,7 @@ import io
 import json
 
 import pytest
+from benchmarks.pipeline.stages import WAITING
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -13,7 +14,6 @@ from rich.console import Console
 from benchmarks.pipeline.figures import Overhead, Spread, jobs_per_s, percentile, ratios, stage_figures
 from benchmarks.pipeline.lone import LoneJob, overheads
 from benchmarks.pipeline.report import Entry, Findings, print_findings
-from benchmarks.pipeline.stages import WAITING
 
 SAMPLED = {
     "seconds": 2.0,

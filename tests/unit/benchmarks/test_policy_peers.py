@@ -7,13 +7,17 @@ import math
 import numpy as np
 import pytest
 
+from benchmarks.policy.peers import (
+    AGAIN_AFTER_JOBS,
+    MEASURED_JOBS,
+    STEPS_A_FIT,
+    AlphaThresholds,
+    EpsilonGreedy,
+    Survival,
+)
 from benchmarks.policy.play import BEGINNING, Batch, Choice, Played, play
-from benchmarks.policy.rounds import Costs
-from benchmarks.policy.rules.epsilon_greedy import EpsilonGreedy
-from benchmarks.policy.rules.survival import STEPS_A_FIT, Survival
-from benchmarks.policy.rules.thresholds import AGAIN_AFTER_JOBS, MEASURED_JOBS, AlphaThresholds
 from benchmarks.policy.scenario import Acceptance, Device, Phase, Scenario, Surface, Task
-from benchmarks.policy.stream import Cell, draw_stream
+from benchmarks.policy.stream import Cell, Costs, draw_stream
 
 DEVICE = Device(
     target=Surface(widths=(1, 8), by_batch={1: (10.0, 17.0)}),

@@ -9,10 +9,19 @@ import numpy as np
 import pytest
 
 from benchmarks.policy.export import simulated_runs
-from benchmarks.policy.load import Slots
-from benchmarks.policy.real_runs import RealRun, read_runs, write_runs
-from benchmarks.policy.scenario import FILE, Acceptance, Phase, Scenario, Task, read_scenarios
-from benchmarks.policy.slot_jobs import draw_jobs
+from benchmarks.policy.scenario import (
+    FILE,
+    Acceptance,
+    Phase,
+    RealRun,
+    Scenario,
+    Slots,
+    Task,
+    read_runs,
+    read_scenarios,
+    write_runs,
+)
+from benchmarks.policy.slots import draw_jobs
 
 
 def scenario(tasks: dict[str, Task], *, replayed: str | None = None) -> Scenario:

@@ -14,11 +14,20 @@ from rich.console import Console
 
 from benchmarks.policy.__main__ import played
 from benchmarks.policy.compare import BUDGET_SHARE, NUM_POINTS, Score, compare
-from benchmarks.policy.oracle import know
+from benchmarks.policy.play import know
 from benchmarks.policy.plots import write_plots
-from benchmarks.policy.report import Mean, as_json, best_static, cold_share, meets_bars, print_tables
+from benchmarks.policy.report import (
+    Mean,
+    Seed,
+    append,
+    as_json,
+    best_static,
+    cold_share,
+    meets_bars,
+    print_tables,
+    read_scores,
+)
 from benchmarks.policy.scenario import Scenario, read_scenarios
-from benchmarks.policy.scores import Seed, append, read_scores
 
 NOTHING = Score(1.0, 1.0, 1.0, 0.0, 0.0, 0.0, None, (0.0,) * NUM_POINTS)
 

@@ -10,12 +10,10 @@ import pytest
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.posterior import tokens_per_round
 from benchmarks.policy.compare import action_name, compare
-from benchmarks.policy.oracle import know
-from benchmarks.policy.play import BEGINNING, Choice, Played, play
-from benchmarks.policy.rounds import Costs, play_rounds, real_costs
-from benchmarks.policy.rules.ema_tiers import EmaTiers
+from benchmarks.policy.peers import EmaTiers
+from benchmarks.policy.play import BEGINNING, Choice, Played, know, play
 from benchmarks.policy.scenario import Acceptance, Device, Phase, Scenario, Surface, Task, read_scenarios
-from benchmarks.policy.stream import draw_stream
+from benchmarks.policy.stream import Costs, draw_stream, play_rounds, real_costs
 
 DEVICE = Device(
     target=Surface(widths=(1, 4, 8), by_batch={1: (10.0, 11.0, 14.0), 4: (12.0, 18.0, 30.0)}),

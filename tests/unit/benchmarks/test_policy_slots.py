@@ -12,24 +12,26 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.decision import DraftSetting, Reason
 from alphaloop.switchback.slices import Phase as SlicePhase
 from benchmarks.policy.compare_slots import compare_on_slots, jobs_until_back, slot_rule_names
-from benchmarks.policy.load import Bursts, Hiccup, Slots, Slower, Spell, draw_stretches
+from benchmarks.policy.ours_on_slots import OursOnSlots
 from benchmarks.policy.report import Measured
-from benchmarks.policy.rules.ours_on_slots import OursOnSlots
 from benchmarks.policy.scenario import (
     Acceptance,
+    Bursts,
     Device,
+    Hiccup,
     Phase,
     Producer,
     Scenario,
+    Slots,
+    Slower,
+    Spell,
     Surface,
     Task,
+    draw_stretches,
     read_scenarios,
 )
-from benchmarks.policy.slot_device import play_slots
-from benchmarks.policy.slot_jobs import Counter, SlotStream, draw_jobs, draw_slot_stream
-from benchmarks.policy.slot_oracle import SlotOracle, know_slots
-from benchmarks.policy.slot_round import Running, SlotRound
-from benchmarks.policy.slot_static import play_static
+from benchmarks.policy.slot_oracle import SlotOracle, know_slots, play_static
+from benchmarks.policy.slots import Counter, Running, SlotRound, SlotStream, draw_jobs, draw_slot_stream, play_slots
 
 DEVICE = Device(
     target=Surface(widths=(1, 4, 8), by_batch={1: (10.0, 11.0, 14.0), 4: (12.0, 18.0, 30.0)}),

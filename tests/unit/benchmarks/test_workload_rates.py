@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from benchmarks.workload.contest import ADAPTIVE, Played
-from benchmarks.workload.rates import compare, hindsight, timed_once
+from benchmarks.workload.contest import ADAPTIVE, Played, compare, hindsight, timed_once
 
 
 def everything(_: Played) -> bool:

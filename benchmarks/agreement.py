@@ -16,30 +16,273 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
+from sqlalchemy import text
 
 from alphaloop.acceptance import Interval
+from alphaloop.cli.children import (
+    LogFollower,
+    await_event,
+    child_command,
+    child_environment,
+    field_of,
+    scheduler_process,
+)
+from alphaloop.cli.children import worker_process as started_worker
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import GlobalOptions
 from alphaloop.cli.up import prepare
 from alphaloop.demo.prompts import harvest
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.embedded.stack import EmbeddedStack
-from alphaloop.messages import Body, Decoding, Job, Mode, Result
-from benchmarks.agreement.asking import Asked, ask_everywhere, differences
-from benchmarks.agreement.deployed import Deployed
-from benchmarks.agreement.forced import ForcedBlock, agree, forced_speedup
+from alphaloop.kafka.producer import Producer
+from alphaloop.messages import Body, Decoding, Job, Mode, Result, encode_job
+from alphaloop.messages.topics import jobs_topic
+from alphaloop.outcomes.reading import OutcomeReader
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from alphaloop.switchback.student import t_quantile
 from benchmarks.whole.jobs import read_folder
+
+#: Figures that must be equal; the view's columns have these names, the others are turned into them.
+FIGURES: Final = ("speedup", "low", "high", "num_blocks", "min_num_draft_tokens", "max_num_draft_tokens")
+_TIMEOUT_S: Final = 120.0
+#: A command prints what Postgres stores, a metric is a float of the same: only the last digits may differ.
+_SAME: Final = 1e-9
+_VIEW: Final = text(
+    "SELECT task, speedup, speedup_low AS low, speedup_high AS high, num_blocks, min_num_draft_tokens, "
+    "max_num_draft_tokens FROM task_speedup_now"
+)
+_METRICS: Final = {
+    "ratio": "speedup",
+    "low": "low",
+    "high": "high",
+    "blocks": "num_blocks",
+    "min_draft_tokens": "min_num_draft_tokens",
+    "max_draft_tokens": "max_num_draft_tokens",
+}
+
+#: By task, then by figure; a figure that is not shown is missing or None.
+Shown = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What one place shows."""
+
+    place: str
+    by_task: Shown
+
+
+def ask_everywhere(
+    environment: Mapping[str, str], database: Database, metrics: str, tasks: Sequence[str]
+) -> list[Asked]:
+    """What the view, status, report, explain and the scheduler's metrics show of these tasks."""
+    status = {line["task"]: _bounds(line["measured"]) for line in _command(environment, "status", "--json")["tasks"]}
+    report = {line["task"]: _bounds(line["measured"]) for line in _command(environment, "report", "--json")["tasks"]}
+    explained = {
+        task: _bounds(_command(environment, "explain", task, "--json")["measured"]["speedup"]) for task in tasks
+    }
+    return [
+        Asked("view", _view(database)),
+        Asked("status", status),
+        Asked("report", report),
+        Asked("explain", explained),
+        Asked("metrics", _scraped(metrics)),
+    ]
+
+
+def differences(asked: Sequence[Asked], tasks: Sequence[str]) -> list[str]:
+    """Every figure on which two places do not agree, as a sentence without anything else."""
+    first, *others = asked
+    found = []
+    for task in tasks:
+        for name in FIGURES:
+            truth = first.by_task.get(task, {}).get(name)
+            for other in others:
+                told = other.by_task.get(task, {}).get(name)
+                if not _is_same(truth, told):
+                    found.append(f"{task}, {name}: {first.place} {truth}, {other.place} {told}")
+    return found
+
+
+def _is_same(one: float | None, another: float | None) -> bool:
+    if one is None or another is None:
+        return one is another
+    return abs(one - another) <= _SAME * max(abs(one), abs(another))
+
+
+def _command(environment: Mapping[str, str], *arguments: str) -> Any:
+    done = subprocess.run(
+        child_command("alphaloop.cli", arguments),
+        env=dict(environment),
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+    )
+    if done.returncode:
+        raise RuntimeError(f"alphaloop {' '.join(arguments)} failed: {done.stderr.strip()[-500:]}")
+    return json.loads(done.stdout)
+
+
+def _bounds(measured: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A measured speed-up as the commands print it, under the names of `FIGURES`."""
+    if measured is None:
+        return {}
+    bounds = measured["speedup"] or {}
+    if not isinstance(bounds, Mapping):
+        bounds = dict(zip(("mean", "low", "high"), bounds, strict=True))
+    return {
+        "speedup": bounds.get("mean"),
+        "low": bounds.get("low"),
+        "high": bounds.get("high"),
+        **{name: measured[name] for name in FIGURES[3:]},
+    }
+
+
+def _view(database: Database) -> Shown:
+    with database.begin() as connection:
+        return {row["task"]: dict(row) for row in connection.execute(_VIEW).mappings()}
+
+
+def _scraped(address: str) -> Shown:
+    with urllib.request.urlopen(f"{address}/metrics", timeout=_TIMEOUT_S) as answer:
+        page = answer.read().decode()
+    prefix = "alphaloop_scheduler_speedup_"
+    found: dict[str, dict[str, Any]] = {}
+    for family in text_string_to_metric_families(page):
+        name = _METRICS.get(family.name.removeprefix(prefix)) if family.name.startswith(prefix) else None
+        if name is not None:
+            for sample in family.samples:
+                found.setdefault(sample.labels["task"], {})[name] = sample.value
+    return found
+
+
+_FLUSH_S: Final = 60.0
+_STALLED_S: Final = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """What runs; `settings` name the servers."""
+
+    options: GlobalOptions
+    settings: Settings
+    seed: int
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For commands on the same servers."""
+        return child_environment(self.options, self.settings)
+
+    @contextmanager
+    def worker(self) -> Iterator[ChildProcess]:
+        """A worker that is ready; it drains at the end."""
+        child = started_worker(self.options, self.settings, arguments=["--seed", str(self.seed)])
+        follower = LogFollower(child.log)
+        child.start()
+        try:
+            await_event(child, follower, "worker_ready")
+            yield child
+        finally:
+            child.stop()
+
+    @contextmanager
+    def scheduler(self) -> Iterator[str]:
+        """A scheduler that has made a report since; the address of its metrics."""
+        child = scheduler_process(self.options, self.settings, "run")
+        follower = LogFollower(child.log)
+        child.start()
+        try:
+            ready = await_event(child, follower, "scheduler_ready")
+            await_event(child, follower, "run_finished")
+            yield field_of(ready or "", "metrics") or ""
+        finally:
+            child.stop()
+
+    def decode(self, jobs: Sequence[Job], worker: ChildProcess) -> dict[str, Result]:
+        """The results by job_id. Raises RuntimeError where a job has no text."""
+        names, results = {job.job_id for job in jobs}, dict[str, Result]()
+        since = time.monotonic()
+
+        def alive() -> None:
+            if not worker.is_running:
+                raise worker.failed("ended by itself")
+            if time.monotonic() - since > _STALLED_S:
+                raise RuntimeError(f"nothing ended in {_STALLED_S:.0f} s; {len(results)} of {len(names)} results")
+
+        producer = Producer(self.settings.kafka, client_id="agreement")
+        try:
+            with OutcomeReader(self.settings.kafka, {job.task for job in jobs}) as reader:
+                for job in jobs:
+                    producer.send(jobs_topic(job.task), key=job.job_id.encode(), value=encode_job(job))
+                producer.flush(_FLUSH_S)
+                for outcome in reader.outcomes(names, timeout_s=86_400.0, alive=alive):
+                    if not isinstance(outcome, Result) or outcome.usage is None or outcome.timings is None:
+                        raise RuntimeError(f"job {outcome.job_id} ended without a text")
+                    results[outcome.job_id], since = outcome, time.monotonic()
+        finally:
+            producer.close()
+        return results
+
+
+#: Fewer pairs of blocks give no interval.
+LEAST_BLOCKS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedBlock:
+    """The same jobs of one task in both arms: seconds from the start of decoding to the last token, and tokens."""
+
+    vanilla_s: float
+    vanilla_tokens: int
+    drafted_s: float
+    drafted_tokens: int
+
+
+def forced_speedup(blocks: Sequence[ForcedBlock], confidence: float) -> Interval | None:
+    """Seconds a token, vanilla over speculative, of all blocks together; None with too few.
+
+    The bounds leave out one block at a time (jackknife of the logarithm), with Student's t.
+    """
+    number = len(blocks)
+    if number < LEAST_BLOCKS:
+        return None
+    whole = _log_ratio(blocks)
+    without = [_log_ratio([*blocks[:i], *blocks[i + 1 :]]) for i in range(number)]
+    mean = sum(without) / number
+    error = math.sqrt((number - 1) / number * sum((one - mean) ** 2 for one in without))
+    half = t_quantile(number - 1, 1 - confidence) * error
+    return Interval(math.exp(whole), math.exp(whole - half), math.exp(whole + half))
+
+
+def agree(shown: Interval, forced: Interval) -> bool:
+    """Whether the difference of two independent figures may be chance: within the root of their squared half-widths."""
+    higher, lower = (shown, forced) if shown.mean > forced.mean else (forced, shown)
+    doubt = math.hypot(math.log(higher.mean / higher.low), math.log(lower.high / lower.mean))
+    return math.log(higher.mean / lower.mean) <= doubt
+
+
+def _log_ratio(blocks: Sequence[ForcedBlock]) -> float:
+    vanilla = sum(one.vanilla_s for one in blocks) / sum(one.vanilla_tokens for one in blocks)
+    drafted = sum(one.drafted_s for one in blocks) / sum(one.drafted_tokens for one in blocks)
+    return math.log(vanilla / drafted)
+
 
 console = Console(stderr=True)
 #: Of all tasks together: with five tasks each figure has 99 %.

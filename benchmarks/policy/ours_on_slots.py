@@ -1,8 +1,4 @@
-"""Our own decisions as a worker takes them: at the start of a job, then round by round, with the switchback experiment.
-
-The session, its costs, its evidence and the schedule of control slices are the product's. What
-worker/steering.py and worker/outcomes.py do with the engine's jobs is done here with simulated ones.
-"""
+"""Our rule on slots: decided and steered as the worker does, and measured by switchback beside the simulated truth."""
 
 from __future__ import annotations
 
@@ -10,8 +6,8 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
-from typing import Final
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.cost import CostPoint
@@ -26,19 +22,133 @@ from alphaloop.deciding.inference import Posteriors
 from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, TaskRules
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.switchback.block import SwitchbackDesign
-from alphaloop.switchback.expectation import Expected, mean_expected
+from alphaloop.switchback.expectation import ExpectationPair, Expected, expectation_pair, mean_expected
 from alphaloop.switchback.rounds import RoundFacts, TaskRound
 from alphaloop.switchback.schedule import Arm, SwitchbackSchedule
-from alphaloop.switchback.slices import Treatment
-from benchmarks.policy.load import Slower
+from alphaloop.switchback.slices import Slice, Treatment
+from alphaloop.switchback.task_speedup import Subject
+from benchmarks.policy.ours import CORRECTION_HALF_LIFE, ENGINE, HALF_LIFE, TARGET, evidence_key
 from benchmarks.policy.play import BEGINNING
-from benchmarks.policy.rules.as_steps import mean_context, step_of
-from benchmarks.policy.rules.measured_beside_truth import FIRST_DRAFT, MeasuredBesideTruth
-from benchmarks.policy.rules.ours import CORRECTION_HALF_LIFE, ENGINE, HALF_LIFE, TARGET, evidence_key
-from benchmarks.policy.scenario import Scenario
-from benchmarks.policy.slot_jobs import Counter
-from benchmarks.policy.slot_round import Running, SlotRound
+from benchmarks.policy.scenario import Scenario, Slower
+from benchmarks.policy.slots import Counter, Running, SlotRound
 from worker.costs.live import LiveCosts
+from worker.engine import Step
+
+
+@dataclass(slots=True)
+class Truth:
+    """Sequence-milliseconds of a subject's treatment rounds, and of vanilla rounds for the same tokens there."""
+
+    vanilla_ms: float = 0.0
+    treatment_ms: float = 0.0
+
+    def add(self, other: Truth) -> None:
+        """Of other rounds too."""
+        self.vanilla_ms += other.vanilla_ms
+        self.treatment_ms += other.treatment_ms
+
+    @property
+    def speedup(self) -> float:
+        """What the experiment is to find."""
+        return self.vanilla_ms / self.treatment_ms
+
+
+def step_of(done: SlotRound) -> Step:
+    """The round as an engine tells it. Prompts are told of, so the costs leave the round out as a worker's do."""
+    num_running, draft_ms = len(done.running), done.draft_ms + done.draft_read_ms
+    widest = max(one.setting.num_draft_tokens for one in done.running)
+    return Step(
+        finished=(),
+        deltas=(),
+        batch=num_running,
+        width=widest + 1,
+        wall_s=done.ms / 1000,
+        draft_s=draft_ms / 1000,
+        verify_s=(done.ms - draft_ms) / 1000,
+        num_positions=num_running + sum(done.num_offered),
+        context=round(mean_context(done)),
+        num_prefill_tokens=done.num_read,
+        num_draft_prefill_tokens=done.num_draft_read,
+        tokens_by_job={str(one.job.number): n for one, n in zip(done.running, done.num_tokens, strict=True)},
+        proposed_by_job={str(one.job.number): n for one, n in zip(done.running, done.num_offered, strict=True) if n},
+        drafter=next(iter(done.drafters)) if len(done.drafters) == 1 else None,
+    )
+
+
+def mean_context(done: SlotRound) -> float:
+    """Tokens of context a sequence."""
+    tokens = [one.job.cell.prompt_tokens + one.job.needed - one.left for one in done.running]
+    return sum(tokens) / len(tokens)
+
+
+FIRST_DRAFT: Final = "r1"
+
+
+class _Drafted(NamedTuple):
+    """A subject of the experiment with one drafter."""
+
+    subject: str
+    drafter: str
+
+    @property
+    def as_stored(self) -> Subject:
+        """As the database names it."""
+        task, _, sampling = self.subject.partition(" ")
+        return Subject(task, sampling, TARGET, ENGINE, "host", "device", self.drafter, FIRST_DRAFT)
+
+
+@dataclass(slots=True)
+class _OpenPair:
+    """What has come in since the last pair was closed."""
+
+    slices: list[Slice] = field(default_factory=list)
+    truth: Truth = field(default_factory=Truth)
+
+
+class MeasuredBesideTruth:
+    """Slices, true speed-ups by subject, and pairs of an expected and a measured speed-up.
+
+    Pairs are closed as alphaloop/store/switchback.py closes them.
+    """
+
+    def __init__(self) -> None:
+        self.slices: list[Slice] = []
+        self.truth: dict[str, Truth] = {}
+        #: Pairs, and the true speed-up of their rounds.
+        self.pairs: list[tuple[ExpectationPair, float]] = []
+        self._open: dict[_Drafted, _OpenPair] = {}
+
+    def note_round(self, done: SlotRound, on_trial: Mapping[int, str], treatments: Mapping[str, Treatment]) -> None:
+        """A round outside control: its time, and what that would be with all that is on trial in vanilla.
+
+        `on_trial` has the subject by job, `treatments` are by subject.
+        """
+        if not on_trial:
+            return
+        vanilla_ms = done.vanilla_ms([i for i, one in enumerate(done.running) if one.job.number in on_trial])
+        for subject in set(on_trial.values()):
+            places = [i for i, one in enumerate(done.running) if on_trial.get(one.job.number) == subject]
+            read_ms = len(places) * (done.read_ms + done.draft_read_ms)
+            its = Truth(sum(done.num_tokens[i] for i in places) * vanilla_ms + read_ms, len(places) * done.ms)
+            drafted = _Drafted(subject, treatments[subject].drafter)
+            self.truth.setdefault(subject, Truth()).add(its)
+            self._open.setdefault(drafted, _OpenPair()).truth.add(its)
+
+    def note_slices(self, ended: Sequence[Slice], now: datetime) -> list[ExpectationPair]:
+        """Slices that ended with a round; returns the pairs that they closed."""
+        self.slices += ended
+        for one in ended:
+            self._open.setdefault(_Drafted(one.task, one.treatment.drafter), _OpenPair()).slices.append(one)
+        closed: list[ExpectationPair] = []
+        for drafted in sorted({_Drafted(one.task, one.treatment.drafter) for one in ended}):
+            its = self._open[drafted]
+            pair = expectation_pair(drafted.as_stored, its.slices, now)
+            if pair is not None:
+                self.pairs.append((pair, its.truth.speedup))
+                self._open[drafted] = _OpenPair()
+                closed.append(pair)
+        return closed
+
 
 #: Reasons of decisions that were free to speculate, as in worker/steering.py.
 ON_TRIAL: Final = frozenset({Reason.FASTER, Reason.ON_TARGET, Reason.NO_HISTORY, Reason.UNCERTAIN, Reason.NOT_FASTER})
