@@ -57,7 +57,7 @@ from alphaloop.outcomes.reading import OutcomeReader
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.switchback.student import t_quantile
-from benchmarks.whole.jobs import read_folder
+from benchmarks.jobs import read_folder
 
 #: Figures that must be equal; the view's columns have these names, the others are turned into them.
 FIGURES: Final = ("speedup", "low", "high", "num_blocks", "min_num_draft_tokens", "max_num_draft_tokens")

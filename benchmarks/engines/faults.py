@@ -26,19 +26,23 @@ from pathlib import Path
 from typing import Any, Final
 
 import psycopg
-from rich.console import Console
 
 from alphaloop.embedded.process import ChildProcess
-from benchmarks.cores import on_cores
-from benchmarks.engines.options import add_prompts, add_run, add_vllm
-from benchmarks.engines.printing import print_found
-from benchmarks.engines.server import Server, running, wait_until_ready
-from benchmarks.engines.setting_up import DRAFTING, FOLDER, PLAIN, SHORT_CALIBRATION, Running, Wanted, set_up
-from benchmarks.engines.weights import dense_folder, with_other_weights
-from benchmarks.engines.workload import read_prompts
-from benchmarks.whole.jobs import PromptJob
-
-console = Console(stderr=True, width=None if sys.stderr.isatty() else 130)
+from benchmarks.engines.serve import (
+    FOLDER,
+    Server,
+    add_prompts,
+    add_run,
+    add_vllm,
+    dense_folder,
+    running,
+    wait_until_ready,
+    with_other_weights,
+)
+from benchmarks.engines.setting_up import DRAFTING, PLAIN, SHORT_CALIBRATION, Running, Wanted, set_up
+from benchmarks.jobs import PromptJob, prompts_of
+from benchmarks.reporting import console, print_found
+from benchmarks.servers import on_cores
 
 _JOBS: Final = """
     SELECT status, count(*) FROM jobs WHERE job_id LIKE 'fault-%' GROUP BY status
@@ -52,11 +56,11 @@ _LIVES: Final = """
 def main() -> int:
     """Set up, break, count."""
     options = _options()
-    return print_found(lambda: _measure(options), lambda found: not found["is_sound"], console)
+    return print_found(lambda: _measure(options), lambda found: not found["is_sound"])
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    prompts = read_prompts(options.prompts, seed=options.seed, max_characters=options.max_characters)
+    prompts = prompts_of(options.prompts, seed=options.seed, max_characters=options.max_characters)
     every = [(task, prompt) for task, found in sorted(prompts.items()) for prompt in found]
     jobs = [
         PromptJob(f"fault-{number:04d}", *every[number % len(every)], options.max_tokens)
@@ -104,7 +108,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def _send(up: Running, jobs: list[PromptJob]) -> None:
     """Send them, and wait until a tenth has a result: the others are in flight or in line when the fault comes."""
-    up.loop.send_all(jobs, decoding="auto")
+    up.client.send_all(jobs, decoding="auto")
     _wait(up, jobs, share=0.1)
 
 
@@ -113,15 +117,15 @@ def _wait(up: Running, jobs: list[PromptJob], *, share: float = 1.0) -> None:
     began, enough = time.monotonic(), math.ceil(share * len(jobs))
 
     def num_ended() -> int:
-        return sum(job.job_id in up.loop.num_results for job in jobs)
+        return sum(job.job_id in up.client.num_results for job in jobs)
 
-    up.loop.read(lambda: num_ended() >= enough)
+    up.client.read(lambda: num_ended() >= enough)
     console.print(f"{num_ended()} of {len(jobs)} results after {time.monotonic() - began:.0f} s")
 
 
 def _counted(up: Running, jobs: list[PromptJob]) -> dict[str, Any]:
-    again = [job_id for job_id, count in up.loop.num_results.items() if count > 1]
-    missing = [job.job_id for job in jobs if job.job_id not in up.loop.num_results]
+    again = [job_id for job_id, count in up.client.num_results.items() if count > 1]
+    missing = [job.job_id for job in jobs if job.job_id not in up.client.num_results]
     with psycopg.connect(up.database_url) as connection:
         statuses: dict[str, int] = dict(connection.execute(_JOBS).fetchall())
         num_runs, num_decoded = connection.execute(_RUNS).fetchone() or (0, 0)
@@ -129,7 +133,7 @@ def _counted(up: Running, jobs: list[PromptJob]) -> dict[str, Any]:
     changed = [changed for _, _, _, changed in lives if changed]
     is_sound = (
         not missing
-        and not up.loop.contradicted
+        and not up.client.contradicted
         and statuses == {"succeeded": len(jobs)}
         and num_runs == num_decoded == len(jobs)
         and bool(changed)
@@ -137,12 +141,12 @@ def _counted(up: Running, jobs: list[PromptJob]) -> dict[str, Any]:
     return {
         "jobs": len(jobs),
         "without_a_result": len(missing),
-        "with_two_different_results": len(up.loop.contradicted),
+        "with_two_different_results": len(up.client.contradicted),
         "with_the_same_result_again": len(again),
         "status": statuses,
         "decode_runs": num_runs,
         "jobs_with_a_run": num_decoded,
-        "results_by_count": dict(Counter(up.loop.num_results.values())),
+        "results_by_count": dict(Counter(up.client.num_results.values())),
         "servers": [list(life) for life in lives],
         "is_sound": is_sound,
     }

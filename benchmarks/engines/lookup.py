@@ -1,10 +1,9 @@
 """Look-up of ours inside vLLM beside vLLM's own n-grams and beside no drafts, one server at a time.
 
-    python -m benchmarks.engines.lookup --prompts FOLDER --out texts.jsonl [--dtype float32] [--load 8] [--cores 2,3]
+    python -m benchmarks.engines.lookup --prompts FOLDER [--dtype float32] [--load 8] [--cores 2,3]
 
 Every server decodes the same prompts greedily, task by task. Reported by task: tokens a round, a second and a second of
-the processor; then in how many texts a server differs from the one without drafts. `--out` keeps a line a text with its
-token ids and rounds, from which `benchmarks.engines.replayed_proposers` times the two drafters. Last line: JSON.
+the processor; then in how many texts a server differs from the one without drafts. Last line: JSON.
 """
 
 from __future__ import annotations
@@ -15,19 +14,26 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Final
 
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.inside_vllm.proposer import TASK
-from benchmarks.engines.cpu_seconds import cpu_seconds
-from benchmarks.engines.options import add_prompts, add_vllm
-from benchmarks.engines.serve import FOLDER, NGRAM
-from benchmarks.engines.server import MODEL_NAME, Server, read_json, running, vllm
-from benchmarks.engines.vllm_lookup import vllm_lookup
-from benchmarks.engines.weights import dense_folder
-from benchmarks.engines.workload import read_prompts
+from benchmarks.engines.serve import (
+    FOLDER,
+    MODEL_NAME,
+    NGRAM,
+    Server,
+    add_prompts,
+    add_vllm,
+    dense_folder,
+    read_json,
+    running,
+    vllm,
+    vllm_lookup,
+)
+from benchmarks.jobs import prompts_of
+from benchmarks.servers import cpu_seconds
 
 _ANSWER_S: Final = 900.0
 _NAMES: Final = ("plain", "ngram", "lookup", "lookup_memory")
@@ -74,7 +80,7 @@ class _Moment:
 def main() -> int:
     """Play every server, print a table and the line of JSON."""
     options = _options()
-    prompts = read_prompts(options.prompts, seed=0, max_characters=options.max_characters)
+    prompts = prompts_of(options.prompts, seed=0, max_characters=options.max_characters)
     chosen = {task: found[: options.jobs] for task, found in sorted(prompts.items())}
     folder = FOLDER / "lookup"
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,17 +93,10 @@ def main() -> int:
                 begin = _Moment.now(process)
                 with ThreadPoolExecutor(options.load) as pool:
                     written = list(pool.map(lambda prompt, s=server, t=task: _ask(s, prompt, t, options), found))
-                _keep(options.out, written)
                 texts += written
                 seconds.setdefault(server.name, {})[task] = _Moment.now(process).since(begin)
     _report(texts, seconds, list(chosen))
     return 0
-
-
-def _keep(out: Path | None, texts: Sequence[Text]) -> None:
-    if out is not None:
-        with out.open("a", encoding="utf-8") as lines:
-            lines.writelines(json.dumps(asdict(text)) + "\n" for text in texts)
 
 
 def _servers(options: argparse.Namespace, tasks: Sequence[str]) -> list[Server]:
@@ -183,7 +182,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--load", type=int, default=1, help="requests at once")
     parser.add_argument("--k", type=int, default=4)
     parser.add_argument("--gaps", action="store_true", help="ask the server without drafts for log-probabilities too")
-    parser.add_argument("--out", type=Path, default=None, help="lines are added to it")
     parser.add_argument("--model", default=None)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--port", type=int, default=8011)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,14 +12,11 @@ from typing import Final
 import psycopg
 
 from alphaloop.embedded.process import ChildProcess, free_ports
-from benchmarks.contestants.process import REPOSITORY
-from benchmarks.engines.closed_loop import ClosedLoop
-from benchmarks.engines.serve import NGRAM, draft_model
-from benchmarks.engines.server import Server, running, vllm
-from benchmarks.whole.servers import running_servers
-from benchmarks.whole.started_worker import started_worker
+from benchmarks.engines.serve import NGRAM, Server, draft_model, running, vllm
+from benchmarks.reporting import REPOSITORY
+from benchmarks.servers import running_servers
+from benchmarks.workers import Client, started_worker
 
-FOLDER: Final = REPOSITORY / ".alphaloop" / "benchmarks" / "engines"
 PLAIN, DRAFTING = "plain", "drafting"
 #: Settings of a worker whose costs do not matter: they are measured as shortly as possible.
 SHORT_CALIBRATION: Final = {"CALIBRATION_SAMPLES": "1", "CALIBRATION_CONTEXTS": "[64]", "CALIBRATION_BUDGET_S": "0"}
@@ -55,7 +51,7 @@ class Running:
     plain: Server
     drafting: Server
     processes: Mapping[str, ChildProcess]  #: of the inference servers, by name
-    loop: ClosedLoop
+    client: Client
     database_url: str
     restart_worker: Callable[[], None]  #: drain, end, start; does not wait until it is ready
 
@@ -95,7 +91,7 @@ def set_up(wanted: Wanted, tasks: Sequence[str], folder: Path) -> Iterator[Runni
     with ExitStack() as stack:
         started = stack.enter_context(running([plain, drafting], folder, wanted.cores))
         processes = {process.name: process for process in started}
-        servers = stack.enter_context(running_servers(folder, REPOSITORY / "configs"))
+        servers = stack.enter_context(running_servers(folder))
         settings = {"ALPHALOOP_MODELS__TARGET__ENGINE": "server", "ALPHALOOP_MODELS__TARGET__NAME": "model"}
         settings |= {f"ALPHALOOP_WORKER__{name}": value for name, value in wanted.worker.items()}
         for one in (plain, drafting):
@@ -113,21 +109,4 @@ def set_up(wanted: Wanted, tasks: Sequence[str], folder: Path) -> Iterator[Runni
                 settings=settings,
             )
         )
-        loop = ClosedLoop(servers.kafka, worker.check_alive, wanted.timeout_s)
-        stack.callback(loop.close)
-        yield Running(plain, drafting, processes, loop, worker.database_url, worker.restart)
-
-
-@contextmanager
-def environment(given: Mapping[str, str]) -> Iterator[None]:
-    """Processes that are started in the block inherit these."""
-    before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        yield Running(plain, drafting, processes, worker.client, worker.database_url, worker.restart)

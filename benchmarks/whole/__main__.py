@@ -4,16 +4,13 @@
     python -m benchmarks.whole --prompts FOLDER --num 26 --slots 4 --rounds 1 --without vllm
 
 FOLDER holds TASK.jsonl files with a `prompt` a line. docs/concepts/whole-benchmark.md says what is measured and how.
-A table for each number of slots goes to standard error. Last line: JSON. Exit status 1 where a job has no result,
-several, or one that did not succeed, and where a text differs from the engine's elsewhere than at a near-tie.
+A table for each number of slots goes to standard error. Last line: JSON. Exit status 1 where a job has several
+results, or one that did not succeed, and where a text differs from the engine's elsewhere than at a near-tie.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import random
 import shutil
 import sys
@@ -22,49 +19,28 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from alphaloop.errors import AlphaloopError
 from alphaloop.settings import read_tasks
-from benchmarks.contestants.process import REPOSITORY
-from benchmarks.cores import on_cores, split_cores
-from benchmarks.whole.checkout import commit_of, is_changed, worktree
-from benchmarks.whole.jobs import WARM_UP_TASK, Jobs, draw_jobs, read_folder
-from benchmarks.whole.lineup import Setup, lineup
+from benchmarks.jobs import WARM_UP_TASK, Jobs, draw_jobs, read_folder
+from benchmarks.reporting import FOLDER, REPOSITORY, checkout, commit_of, console, machine, print_found
+from benchmarks.servers import CONFIGS, on_cores, running_servers, split_cores
+from benchmarks.whole.lineup import BASELINE, CONTESTANTS, ENGINE, VLLM, WORKER, Setup, draw_order, lineup
 from benchmarks.whole.report import Round, SlotsReport, met
-from benchmarks.whole.rounds import BASELINE, CONTESTANTS, ENGINE, VLLM, WORKER, draw_order
-from benchmarks.whole.servers import running_servers
+from benchmarks.workers import worktree
 
 #: The last commit whose worker decodes one batch to its end before it takes the next.
 DEFAULT_BASELINE = "6a6cdd7"
-CONFIGS = REPOSITORY / "configs"
-
-#: A file or a pipe has no width of its own; the table needs this one.
-console = Console(stderr=True, width=None if sys.stderr.isatty() else 130)
 
 
 def main() -> int:
     """Play all rounds, print a table for each number of slots, and the JSON line."""
     options = _options()
-    try:
-        jobs = _jobs(options)
-        reports, conditions = _measure(options, jobs)
-    except (AlphaloopError, RuntimeError, ValueError) as error:
-        console.print(f"error: {error}", markup=False, soft_wrap=True)
-        return 2
-    found = {
-        "conditions": conditions,
-        "slots": {str(report.num_slots): report.as_json() for report in reports},
-        "bars": met(reports),
-        "is_sound": all(report.is_sound() for report in reports),
-    }
-    print(json.dumps(found))
-    return int(not found["is_sound"])
+    return print_found(lambda: _measure(options), lambda found: not found["is_sound"])
 
 
-def _measure(options: argparse.Namespace, jobs: Jobs) -> tuple[list[SlotsReport], dict[str, Any]]:
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    jobs = _jobs(options)
     contestants = [name for name in CONTESTANTS if name not in options.without]
-    folder = REPOSITORY / ".alphaloop" / "benchmarks" / "whole"
+    folder = FOLDER / "whole"
     # Servers of a killed run may be there.
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -78,7 +54,7 @@ def _measure(options: argparse.Namespace, jobs: Jobs) -> tuple[list[SlotsReport]
             baseline = stack.enter_context(worktree(REPOSITORY, conditions["baseline"], folder / "baseline"))
         server_cores, other_cores = split_cores(options.server_cores)
         with on_cores(server_cores):
-            servers = stack.enter_context(running_servers(folder, CONFIGS))
+            servers = stack.enter_context(running_servers(folder))
         stack.enter_context(on_cores(other_cores))
         setup = Setup(servers, jobs, baseline, options.vllm_python, folder / "runs", options.timeout_s)
         for num_slots in options.slots:
@@ -86,7 +62,12 @@ def _measure(options: argparse.Namespace, jobs: Jobs) -> tuple[list[SlotsReport]
             console.print(report.table())
             _print_checks(report)
             reports.append(report)
-    return reports, conditions
+    return {
+        "conditions": conditions,
+        "slots": {str(report.num_slots): report.as_json() for report in reports},
+        "bars": met(reports),
+        "is_sound": all(report.is_sound() for report in reports),
+    }
 
 
 def _play(
@@ -140,17 +121,10 @@ def _jobs(options: argparse.Namespace) -> Jobs:
 
 
 def _conditions(options: argparse.Namespace, jobs: Jobs) -> dict[str, Any]:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return {
-        "processor": models[0] if models else platform.processor(),
-        "cores": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
-        "python": platform.python_version(),
+        **machine(),
         "torch": version("torch"),
-        "commit": commit_of(REPOSITORY, "HEAD"),
-        "has_changes": is_changed(REPOSITORY),
+        **checkout(),
         "baseline": None if BASELINE in options.without else commit_of(REPOSITORY, options.baseline),
         "without": options.without,
         "jobs": len(jobs.measured),
@@ -185,7 +159,7 @@ def _options() -> argparse.Namespace:
         metavar="CORE",
         help="cores for Kafka and PostgreSQL alone; all else runs on the others",
     )
-    parser.add_argument("--timeout-s", type=float, default=3600.0, help="for one run of a worker")
+    parser.add_argument("--timeout-s", type=float, default=900.0, help="without any result of a worker")
     parser.add_argument("--seed", type=int, default=0, help="of prompts, limits, orders and the workers' exploration")
     options = parser.parse_args()
     if VLLM not in options.without and options.vllm_python is None:

@@ -10,9 +10,8 @@ from typing import Any, Final
 from rich.table import Table
 
 from benchmarks.paired import paired_ratio
-from benchmarks.whole.lineup import Played
+from benchmarks.whole.lineup import BASELINE, CONTESTANTS, ENGINE, VLLM, WORKER, Played
 from benchmarks.whole.near_ties import Difference
-from benchmarks.whole.rounds import BASELINE, CONTESTANTS, ENGINE, VLLM, WORKER
 
 #: The worker's speed over another's that the project asks for; the engine in vanilla mode is shown without a bar.
 BARS: Final = {ENGINE: 0.95, BASELINE: 1.15, VLLM: 1.3}

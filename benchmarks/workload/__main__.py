@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from pydantic import SecretStr
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
@@ -36,6 +35,7 @@ from alphaloop.settings import Settings, WorkerSettings
 from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
 from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.schema import upgrade
+from benchmarks.reporting import console
 from benchmarks.workload.contest import (
     ADAPTIVE,
     FILE,
@@ -53,7 +53,6 @@ from worker.deciding.decider import open_deciding
 from worker.decoding.engine import load_engine
 from worker.engine import Engine
 
-console = Console(stderr=True)
 #: Phases of one load, and those over which it changes.
 CONSTANT: Final = ("mixed", "changed")
 CHANGING: Final = ("changed", "busy", "quiet")

@@ -5,7 +5,6 @@ One of them is what a worker decides, from its own runs alone. Ratios are of who
 
 from __future__ import annotations
 
-import json
 import random
 import time
 import tomllib
@@ -23,10 +22,10 @@ from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.kafka.offsets import Record
-from alphaloop.messages import Mode, Origin, parse_job
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.acceptance_state import FoldedKey, LedgerRow, StateRow, fold
-from benchmarks.suites import read_prompts
+from benchmarks.jobs import PromptJob, forced, prompts_of, sample
+from benchmarks.paired import bootstrap
 from worker import outcomes
 from worker.claims import ClaimedJob
 from worker.deciding.decider import Deciding
@@ -70,15 +69,16 @@ def read_phases(file: Path, *, times: int = 1) -> list[Phase]:
 def blocks(phases: list[Phase], folder: Path, *, seed: int, max_characters: int) -> Iterator[Block]:
     """Every block, tasks in turn; prompts in an order drawn by `seed`, from the start again when all were used."""
     rng = random.Random(seed)
+    prompts = prompts_of(folder, seed=seed, max_characters=max_characters)
     sources: dict[str, Iterator[str]] = {}
     number = 0
     for phase in phases:
         for task in (phase.tasks[i % len(phase.tasks)] for i in range(phase.blocks)):
             source = phase.prompts.get(task, task)
             if source not in sources:
-                drawn = read_prompts(folder, source, _MOST_PROMPTS, seed=seed, max_characters=max_characters)
-                if not drawn:
+                if source not in prompts:
                     raise ValueError(f"expected prompts of at most {max_characters} characters of {source}, found none")
+                drawn = sample(prompts[source], _MOST_PROMPTS, seed=seed)
                 sources[source] = cycle(rng.sample(drawn, len(drawn)))
             yield Block(number, phase.name, task, tuple(next(sources[source]) for _ in range(phase.batch)))
             number += 1
@@ -122,8 +122,7 @@ class Setting:
 
     def decision(self, revision: str | None) -> Decision:
         """As a worker would be told."""
-        mode = Mode.VANILLA if self.drafter is None else Mode.SPECULATIVE
-        return Decision(mode, self.drafter, revision, self.num_draft_tokens, Reason.FORCED, "a static setting")
+        return forced(self.drafter, self.num_draft_tokens, revision=revision or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +205,8 @@ class Contest:
         made = []
         for prompt in block.prompts:
             self._num_decoded += 1
-            body = {"messages": [{"role": "user", "content": prompt}]}
-            value = json.dumps({"task": block.task, "body": body}).encode()
-            topic = f"jobs.{block.task}"
-            job = parse_job(value, Origin("benchmark", topic, 0, self._num_decoded), task=block.task)
-            made.append(self._engine.prepare(job, Sampling(max_tokens=self._max_tokens, temperature=0.0)))
+            job = PromptJob(f"benchmark-{self._num_decoded}", block.task, prompt, self._max_tokens)
+            made.append(self._engine.prepare(job.as_job(), Sampling(max_tokens=self._max_tokens, temperature=0.0)))
         return made
 
     def _decode(self, jobs: Sequence[PreparedJob], decisions: Sequence[Decision], *, is_ours: bool) -> list[Generation]:
@@ -248,9 +244,6 @@ class Contest:
 def _claimed(job: PreparedJob) -> ClaimedJob:
     record = Record(f"jobs.{job.job.task}", 0, 0, None, None, (), None)
     return ClaimedJob(ReadyJob(Delivery(record, 0), job, b"", lane_of(job.job, job.sampling)), 1)
-
-
-NUM_RESAMPLES: Final = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,9 +285,7 @@ def compare(played: Sequence[Played], wanted: Callable[[Played], bool], *, again
     found = rates(played, wanted)
     best = against or max((name for name in found if name != ADAPTIVE), key=lambda name: found[name])
     pairs = _by_block(played, wanted, best)
-    rng = random.Random(0)
-    ratios = sorted(_ratio(rng.choices(pairs, k=len(pairs))) for _ in range(NUM_RESAMPLES))
-    low, high = ratios[int(0.025 * NUM_RESAMPLES)], ratios[int(0.975 * NUM_RESAMPLES) - 1]
+    low, high = bootstrap(pairs, _ratio)
     return Compared(best, found[ADAPTIVE], _ratio(pairs), low, high, len(pairs))
 
 

@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from alphaloop.deciding.policy import Decision, Reason
-from alphaloop.messages import Mode, Origin, parse_job
+from alphaloop.messages import Origin, parse_job
+from benchmarks.jobs import forced
+from benchmarks.pipeline.contestants import PROGRAM, MissingPeer, ParallelConsumer, jdbc_url
 from benchmarks.pipeline.instant_engine import TEXT, InstantEngine
-from benchmarks.pipeline.messages import NUM_BYTES, jobs
 from benchmarks.pipeline.our_worker import WorkerOrder, settings_of
-from benchmarks.pipeline.parallel_consumer import PROGRAM, MissingPeer, ParallelConsumer, jdbc_url
-from benchmarks.pipeline.verifying import NotDone, check_results
+from benchmarks.pipeline.topics import NUM_BYTES, NotDone, check_results, jobs
 from worker.engine import Sampling
-
-VANILLA = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "benchmark")
 
 
 def test_messages_are_jobs_of_about_400_bytes_and_the_same_every_time() -> None:
@@ -37,7 +34,7 @@ def test_the_engine_ends_each_admitted_job_with_one_token() -> None:
     ]
     for each in prepared[:2]:
         assert engine.has_room(each)
-        engine.admit(each, VANILLA)
+        engine.admit(each, forced())
     assert not engine.has_room(prepared[2])
     step = engine.step()
     assert [generation.job_id for generation in step.finished] == ["bulk-0000000", "bulk-0000001"]
@@ -46,7 +43,7 @@ def test_the_engine_ends_each_admitted_job_with_one_token() -> None:
         began, ended = engine.moments[generation.job_id]
         assert began <= ended
     assert engine.load().num_running == 0
-    engine.admit(prepared[2], VANILLA)
+    engine.admit(prepared[2], forced())
     assert engine.cancel("bulk-0000002")
     assert not engine.cancel("bulk-0000002")
 
@@ -59,7 +56,6 @@ def test_the_worker_gets_the_shipped_guarantees() -> None:
         task="bulk",
         num_partitions=8,
         num_slots=64,
-        num_jobs=10,
     )
     settings = settings_of(WorkerOrder.model_validate_json(order.model_dump_json()))
     assert settings.worker.batch_size == 64

@@ -10,10 +10,9 @@ from collections import Counter
 import pytest
 from rich.console import Console
 
-from benchmarks.whole.lineup import Played
+from benchmarks.whole.lineup import BASELINE, CONTESTANTS, ENGINE, ENGINE_VANILLA, VLLM, WORKER, Played, draw_order
 from benchmarks.whole.near_ties import Difference
 from benchmarks.whole.report import Round, SlotsReport, met
-from benchmarks.whole.rounds import BASELINE, CONTESTANTS, ENGINE, ENGINE_VANILLA, VLLM, WORKER, draw_order
 
 
 def played(name: str, tokens_per_s: float, **fields: object) -> Played:

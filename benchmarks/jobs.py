@@ -1,4 +1,4 @@
-"""The jobs that every contestant gets: real prompts of all tasks, mixed, with output limits drawn by a seed."""
+"""Real prompts as the jobs that every contestant gets: read from a folder, drawn by a seed, and how they are forced."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from alphaloop.messages import Job, Origin, encode_job, parse_job
+from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.demo.prompts import harvest
+from alphaloop.messages import Job, Mode, Origin, encode_job, parse_job
 
 MIN_TOKENS, MAX_TOKENS = 16, 192
 #: A task of configs/tasks.toml without prompts in the folder: warm-up jobs are sent under its name.
 WARM_UP_TASK = "docstring"
+_HARVESTED = 24  #: prompts a task, where no folder is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,13 @@ class PromptJob:
     def encoded(self, *, decoding: str = "auto") -> bytes:
         """The message on Kafka."""
         return encode_job(self.as_job(decoding=decoding))
+
+
+def forced(drafter: str | None = None, num_draft_tokens: int = 0, *, revision: str = "benchmark") -> Decision:
+    """A decision that the benchmark makes; vanilla without a drafter."""
+    if drafter is None:
+        return Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "benchmark")
+    return Decision(Mode.SPECULATIVE, drafter, revision, num_draft_tokens, Reason.FORCED, "benchmark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,26 @@ def read_folder(folder: Path) -> dict[str, list[str]]:
                 seen.add(prompt)
                 found.append(prompt)
     return prompts
+
+
+def prompts_of(folder: Path | None, *, seed: int, max_characters: int) -> dict[str, list[str]]:
+    """Prompts by task: those of a folder of TASK.jsonl files, else eight tasks from this Python's own sources.
+
+    Tasks without a prompt that is short enough are left out. Raises ValueError where no task has one.
+    """
+    if folder is None:
+        found = {t: list(p) for t, p in harvest(seed, num_traffic=_HARVESTED, num_probes=0).traffic.items()}
+    else:
+        found = read_folder(folder)
+    fitting = {task: short for task, its in found.items() if (short := [p for p in its if len(p) <= max_characters])}
+    if not fitting:
+        raise ValueError(f"expected prompts of at most {max_characters} characters, found none")
+    return fitting
+
+
+def sample(prompts: Sequence[str], num: int, *, seed: int) -> list[str]:
+    """`num` of them, or all there are, drawn by `seed`."""
+    return random.Random(seed).sample(list(prompts), min(num, len(prompts)))
 
 
 def shares(available: Mapping[str, int], num: int) -> dict[str, int]:
