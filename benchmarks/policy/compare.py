@@ -9,7 +9,7 @@ from functools import cache, partial
 import numpy as np
 
 from alphaloop.cost import CostPoint, CostTable
-from benchmarks.policy.ours import EpsilonOverPosteriors, Ours
+from benchmarks.policy.ours import Ours
 from benchmarks.policy.peers import AlphaThresholds, EmaTiers, EpsilonGreedy, Survival
 from benchmarks.policy.play import Oracle, Played, RoundRule, Rule, Trace, play
 from benchmarks.policy.scenario import Device, Scenario
@@ -72,7 +72,6 @@ Maker = Callable[[Setting], Rule | RoundRule]
 
 MAKERS: dict[str, Maker] = {
     "ours": lambda s: Ours(s.scenario, s.points, s.seed),
-    "epsilon_posteriors": lambda s: EpsilonOverPosteriors(s.scenario, s.points, s.seed),
     "epsilon_greedy": lambda s: EpsilonGreedy(s.scenario.actions, s.seed),
     "alpha_thresholds": lambda s: AlphaThresholds(*next(iter(s.best().items()))),
     "ema_tiers": lambda s: EmaTiers(s.model_drafter, s.scenario.draft_tokens[s.model_drafter]),
@@ -81,7 +80,7 @@ MAKERS: dict[str, Maker] = {
 
 
 #: Rules that take as long as all others together; they may be given fewer seeds.
-SLOW = ("epsilon_posteriors", "survival")
+SLOW = ("survival",)
 
 
 def rule_names(scenario: Scenario) -> list[str]:

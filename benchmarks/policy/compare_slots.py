@@ -13,7 +13,7 @@ from benchmarks.policy.compare import BUDGET_SHARE, Score, action_name
 from benchmarks.policy.ours_on_slots import OursOnSlots
 from benchmarks.policy.peers import AlphaThresholds, ByJob, EmaTiers, EpsilonGreedy, Tiers
 from benchmarks.policy.scenario import Device, Scenario
-from benchmarks.policy.slot_oracle import Known, SlotOracle, play_static
+from benchmarks.policy.slot_oracle import Known, SlotOracle, StaticSetting
 from benchmarks.policy.slots import SlotRule, SlotStream, SlotTrace, draw_slot_stream, play_slots
 
 #: Rules that play on slots, beside the single settings. The survival rule asks for a whole batch's confidence.
@@ -40,7 +40,7 @@ def compare_on_slots(
     def static(name: str) -> SlotTrace:
         if name not in statics:
             setting = DraftSetting(*next(a for a in scenario.actions if action_name(*a) == name))
-            statics[name] = play_static(stream, known.table, setting)
+            statics[name] = play_slots(stream, known.table, StaticSetting(setting))
         return statics[name]
 
     vanilla = static("vanilla")

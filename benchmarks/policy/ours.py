@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
@@ -110,10 +109,7 @@ class Evidence:
 class Ours:
     """The policy with its default limits."""
 
-    explores = True
-
     def __init__(self, scenario: Scenario, points: Iterable[CostPoint], seed: int) -> None:
-        self.rng = random.Random(seed)
         self._limits = PolicyLimits()
         self._evidence = Evidence(scenario)
         self._costs = costs_of(scenario, points)
@@ -173,26 +169,11 @@ class Ours:
             ENGINE,
             Posteriors(snapshot, self._limits, lasts=POSTERIOR_LASTS, pair_lasts=PAIR_LASTS),
             choices=self._choices,
-            budgets=self._budgets if self.explores else None,
+            budgets=self._budgets,
             costs=lambda: self._costs.table,
             drafters=lambda: self._evidence.drafters,
             num_slots=0,
         )
-
-
-class EpsilonOverPosteriors(Ours):
-    """The same posteriors and the same choice, but exploring by chance: any alternative in a fixed share of batches."""
-
-    EPSILON: Final = 0.02
-    explores = False
-
-    def choose(self, batch: Batch) -> Choice:
-        """The choice, or any alternative."""
-        decision = self.decide(batch)
-        if self.rng.random() < self.EPSILON and decision.alternatives:
-            tried = self.rng.choice(decision.alternatives)
-            return Choice(tried.drafter, tried.num_draft_tokens, Why.EXPLORING)
-        return Choice(decision.drafter, decision.num_draft_tokens)
 
 
 def evidence_key(cell: Cell) -> EvidenceKey:

@@ -22,7 +22,6 @@ GRID: Final = "#e3e8ed"
 #: Colours that remain apart for most colour-blind readers; ours is the only dark one.
 COLOURS: Final = {
     "ours": "#1b3a8c",
-    "epsilon_posteriors": "#5aa9e6",
     "epsilon_greedy": "#e08a1e",
     "alpha_thresholds": "#b0457b",
     "ema_tiers": "#2a9d8f",
@@ -32,13 +31,12 @@ COLOURS: Final = {
     "vanilla": "#c9d1d9",
 }
 LABELS: Final = {
-    "epsilon_posteriors": "ε over our posteriors",
     "epsilon_greedy": "ε-greedy",
     "alpha_thresholds": "α thresholds",
     "ema_tiers": "moving-average tiers",
     "blind_oracle": "blind oracle",
 }
-MARKERS: Final = dict(zip(COLOURS, "opDs^vXP|", strict=True))
+MARKERS: Final = dict(zip(COLOURS, "oDs^vXP|", strict=True))
 STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "policy",

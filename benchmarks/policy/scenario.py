@@ -1,15 +1,14 @@
-"""What the simulator plays, read from scenarios.toml and checked: devices, tasks, phases, slots, and real runs.
+"""What the simulator plays, read from scenarios.toml and checked: devices, tasks, phases and slots.
 
 With slots, moments are counted in output tokens of the stream, so that all rules meet the same load and the same slow
-stretches at the same piece of work. Real runs are the JSON lines that `python -m benchmarks.policy.export` writes.
+stretches at the same piece of work.
 """
 
 from __future__ import annotations
 
-import json
 import tomllib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -244,7 +243,6 @@ class Scenario(Part):
     tasks: dict[str, Task]
     phases: tuple[Phase, ...]
     slots: Slots | None = None  #: jobs join and leave one by one; without it, as described in stream.py
-    replayed: str | None = None  #: with slots: a file of real runs beside this one that the jobs are drawn from
     unwinnable: str = ""  #: what of the oracle's lead no rule can win
     inferred: dict[str, float] = Field(default_factory=dict)  #: calibrated times over the true ones of the first phase
     scored_free: tuple[str, ...] = ("lookup",)  #: drafters that finished texts are replayed to
@@ -299,61 +297,3 @@ def read_scenarios(path: Path = FILE) -> Scenarios:
 
 def _extended(values: tuple[float, ...], k: int) -> list[float]:
     return [values[min(i, len(values) - 1)] for i in range(k)]
-
-
-Count: TypeAlias = Annotated[int, Field(ge=0)]
-
-
-class DrafterRun(BaseModel):
-    """What one drafter was counted with in a job, by draft position."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    proposed: tuple[Count, ...] = ()
-    trials: tuple[Count, ...] = ()
-    accepts: tuple[Count, ...] = ()
-    chances: tuple[Count, ...] = ()  #: rounds that allowed the position, with all before it accepted
-
-
-class RealRun(BaseModel):
-    """A job as it was decoded."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    task: str
-    segment: str = ""
-    sampling_bucket: str
-    prompt_bucket: str
-    num_prompt_tokens: Count
-    num_tokens: int = Field(ge=2)
-    drafters: dict[str, DrafterRun] = {}
-
-    def of(self, drafter: str) -> DrafterRun:
-        """The drafter's counts; empty where it neither decoded the job nor was scored on it."""
-        return self.drafters.get(drafter, DrafterRun())
-
-    def rates(
-        self, drafter: str, most: int, pooled: tuple[tuple[float, ...], tuple[float, ...]], num_trials: float
-    ) -> tuple[list[float], list[float]]:
-        """α_i and reach_i of this job: its own counts beside `num_trials` trials with the rates of its task."""
-        its = self.of(drafter)
-        alpha, reach = [], []
-        for i in range(most):
-            accepts, trials, proposed, chances = (
-                (row[i] if len(row) > i else 0) for row in (its.accepts, its.trials, its.proposed, its.chances)
-            )
-            alpha.append((accepts + num_trials * pooled[0][i]) / (trials + num_trials))
-            reach.append(min(1.0, (proposed + num_trials * pooled[1][i]) / (max(chances, proposed) + num_trials)))
-        return alpha, reach
-
-
-def read_runs(path: Path) -> tuple[RealRun, ...]:
-    """All lines, in their order. Raises pydantic's ValidationError for a line that is not a run."""
-    return tuple(RealRun.model_validate_json(line) for line in path.read_text(encoding="utf-8").splitlines() if line)
-
-
-def write_runs(path: Path, runs: Iterable[RealRun]) -> int:
-    """Write the file; returns the number of lines."""
-    lines = [json.dumps(run.model_dump(exclude_defaults=True)) for run in runs]
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return len(lines)

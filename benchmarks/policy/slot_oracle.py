@@ -12,19 +12,15 @@ import numpy as np
 from alphaloop.deciding.decision import DraftSetting
 from benchmarks.policy.scenario import Device, Scenario, Slower
 from benchmarks.policy.slots import (
-    NUM_MOMENTS,
     Running,
     SlotJob,
     SlotRound,
     SlotStream,
     SlotTable,
-    SlotTrace,
-    by_lane,
     draw_jobs,
     draw_slot_stream,
     play_slots,
 )
-from benchmarks.policy.stream import Floats, Ints
 
 #: Jobs that its expectations rest on, all kinds together. No rule ever meets them.
 NUM_JOBS: Final = 480
@@ -98,7 +94,7 @@ def know_slots(scenario: Scenario, device: Device, *, num_jobs: int = NUM_JOBS) 
     settings = [DraftSetting(*action) for action in scenario.actions]
     yields = tuple({setting: _yield_of(its, setting) for setting in settings} for its in of_kind)
     table = SlotTable(device, scenario.slots.num_slots, scenario.draft_tokens)
-    cells = tuple(its[0].cell if scenario.replayed is None else its[0].cell.task for its in of_kind)
+    cells = tuple(its[0].cell for its in of_kind)
     known = Known(scenario, table, yields, cells, tuple(map(len, of_kind)))
     # A stream that no rule meets either: their seeds begin with 1.
     stream = draw_slot_stream(scenario, device, 0)
@@ -246,127 +242,22 @@ class SlotOracle:
         return gained / (known.table.pass_ms(num_running, num_offered / num_running) + draft_ms + read_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class _JobRounds:
-    """The rounds of all jobs at one setting, job after job."""
+class StaticSetting:
+    """One setting for all jobs."""
 
-    num_rounds: Ints  #: [jobs]
-    offered: Ints  #: [rounds of all jobs]
-    tokens: Ints  #: [rounds of all jobs], put out
+    def __init__(self, setting: DraftSetting) -> None:
+        self._setting = setting
 
-    @property
-    def first(self) -> Ints:
-        """[jobs], the place of a job's first round."""
-        return np.cumsum(self.num_rounds) - self.num_rounds
+    def start(self, jobs: Sequence[Running], num_running: int, now_ms: float) -> None:
+        """The setting."""
+        for one in jobs:
+            one.setting = self._setting
 
+    def steer(self, running: Sequence[Running], slower: Slower, now_ms: float) -> None:
+        """It stays."""
 
-@dataclass(frozen=True, slots=True)
-class _Starts:
-    """In which of the device's rounds the jobs start."""
+    def observe(self, done: SlotRound) -> None:
+        """Nothing is learned."""
 
-    rounds: Ints  #: [jobs]
-    order: Ints  #: numbers of the jobs as they stand side by side in their first round
-
-
-def play_static(stream: SlotStream, table: SlotTable, setting: DraftSetting) -> SlotTrace:
-    """All of the stream at one setting."""
-    its = _job_rounds(stream, setting)
-    starts = _play_starts(stream, its)
-    within = np.arange(len(its.tokens)) - np.repeat(its.first, its.num_rounds)
-    at = np.repeat(starts.rounds, its.num_rounds) + within
-    num_running, num_new = np.bincount(at), np.bincount(starts.rounds, minlength=int(at.max()) + 1)
-    tokens_after = np.cumsum(np.bincount(at, its.tokens) + num_new)
-    tokens_before = np.concatenate([[0], tokens_after[:-1]])
-
-    host, slower = _slowness(stream, tokens_before, setting.drafter)
-    ms = host * table.passes_ms(num_running, np.bincount(at, its.offered) / num_running)
-    read_ms = host * _reading_ms(stream, table, None, starts, np.arange(len(stream.jobs)), len(ms))
-    if setting.drafter is not None:
-        is_slow = slower * _hiccup(stream, setting.drafter, np.cumsum(num_new))
-        ms += host * (is_slow * table.drafts_ms(setting.drafter, num_running, setting.num_draft_tokens))
-    ms += read_ms
-    if setting.drafter is not None:
-        ms += host * _reading_ms(stream, table, setting.drafter, starts, starts.order, len(ms), slower)
-
-    times = np.cumsum(ms)
-    moments = np.interp(
-        np.linspace(0, tokens_after[-1], NUM_MOMENTS + 1)[1:], np.append(0, tokens_after), np.append(0, times)
-    )
-    job_of = np.repeat(np.arange(len(stream.jobs)), its.num_rounds)
-    job_ms = np.asarray(np.bincount(job_of, (ms / num_running)[at]), dtype=np.float64)
-    nothing = np.zeros(len(stream.jobs))
-    return SlotTrace(float(times[-1]), moments, job_ms, nothing, nothing)
-
-
-def _job_rounds(stream: SlotStream, setting: DraftSetting) -> _JobRounds:
-    drawn = stream.drawn(setting.drafter)
-    offered = np.minimum(drawn.offered, setting.num_draft_tokens)
-    tokens = np.minimum(drawn.accepted, offered) + 1
-    out = np.cumsum(tokens)
-    # A job is over in the round in which its last token comes out; the rounds drawn behind are not played.
-    wanted = drawn.num_rounds + (out - tokens)[drawn.first]
-    last = np.searchsorted(out, wanted)
-    tokens[last] -= out[last] - wanted
-    num_rounds = last + 1 - drawn.first
-    is_played = np.arange(len(out)) - np.repeat(drawn.first, drawn.num_rounds) < np.repeat(num_rounds, drawn.num_rounds)
-    return _JobRounds(num_rounds, offered[is_played], tokens[is_played])
-
-
-def _play_starts(stream: SlotStream, its: _JobRounds) -> _Starts:
-    """A slot that falls free is refilled in the next round, while as many slots as that are open."""
-    lengths, first = its.num_rounds.tolist(), its.first.tolist()
-    tokens_at = np.zeros(len(its.tokens) + 1, np.int64)
-    ends_at = [0] * (len(its.tokens) + 1)
-    rounds: list[int] = []
-    order: list[int] = []
-    num_running = num_tokens = now = 0
-    while len(rounds) < len(lengths):
-        num_running -= ends_at[now]
-        num_free = stream.stretches.at(num_tokens).num_open - num_running
-        new = range(len(rounds), min(len(rounds) + max(num_free, 0), len(lengths)))
-        for number in new:
-            end = now + lengths[number]
-            tokens_at[now:end] += its.tokens[first[number] : first[number] + lengths[number]]
-            ends_at[end] += 1
-            rounds.append(now)
-        order += [job.number for jobs in by_lane([stream.jobs[n] for n in new]) for job in jobs]
-        num_running += len(new)
-        num_tokens += int(tokens_at[now]) + len(new)
-        now += 1
-    return _Starts(np.array(rounds), np.array(order))
-
-
-def _slowness(stream: SlotStream, tokens_before: Ints, drafter: str | None) -> tuple[Floats, Floats]:
-    """By round: the factor of all times, noise included, and the drafter's own."""
-    stretches = stream.stretches
-    host, own = (
-        np.array([dict(stretch.slower).get(part or "", 1.0) for stretch in stretches.of]) for part in ("host", drafter)
-    )
-    which = np.searchsorted(stretches.begins, tokens_before, side="right") - 1
-    noise = np.resize(stream.noise, len(tokens_before))
-    return host[which] * noise, own[which]
-
-
-def _hiccup(stream: SlotStream, drafter: str, num_started: Ints) -> Floats:
-    """By round: the factor of the drafter in the scenario's hiccup, else 1."""
-    found = np.ones(len(num_started))
-    hiccup = stream.scenario.slots.hiccup if stream.scenario.slots else None
-    if hiccup is not None and hiccup.drafter == drafter:
-        found[np.flatnonzero(num_started > hiccup.from_job)[: hiccup.num_rounds]] = hiccup.slower
-    return found
-
-
-def _reading_ms(
-    stream: SlotStream,
-    table: SlotTable,
-    part: str | None,
-    starts: _Starts,
-    order: Ints,
-    num_rounds: int,
-    slower: Floats | float = 1.0,
-) -> Floats:
-    """By round: reading the prompts of jobs that start."""
-    at = starts.rounds[order]
-    ms = np.array([table.read_ms(part, stream.jobs[number].cell.prompt_tokens) for number in order.tolist()])
-    factors = slower if isinstance(slower, float) else slower[at]
-    return np.asarray(np.bincount(at, factors * ms, num_rounds), dtype=np.float64)
+    def end(self, ended: Running, now_ms: float) -> None:
+        """Nothing is learned."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Final, Protocol
 
 import numpy as np
@@ -13,24 +12,19 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.cost import CostTable
 from alphaloop.deciding.decision import DraftSetting
 from benchmarks.policy.scenario import (
-    FILE,
     Acceptance,
     Device,
     Hiccup,
-    RealRun,
     Scenario,
     Slower,
     Stretches,
     Task,
     draw_stretches,
-    read_runs,
 )
 from benchmarks.policy.stream import ROUND_NOISE, Cell, Costs, Floats, Ints, cells_of, logit
 
 #: Tokens that a job with an uncut output may have: what the rule is told, far beyond what is drawn.
 MOST_TOKENS: Final = 16_384
-#: Rounds that a real run's own counts are averaged with: so many trials of its task.
-_TASK_TRIALS: Final = 8.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +86,6 @@ class Counter:
         return tuple(self._chances)
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnRounds:
-    """What was drawn of one drafter for all jobs, job after job: as many rounds as a job's text needs in vanilla."""
-
-    num_rounds: Ints  #: [jobs]
-    accepted: Ints  #: [rounds of all jobs]
-    offered: Ints  #: [rounds of all jobs]
-
-    @property
-    def first(self) -> Ints:
-        """[jobs], the place of a job's first round."""
-        return np.asarray(np.cumsum(self.num_rounds) - self.num_rounds)
-
-
 @dataclass(frozen=True)
 class SlotStream:
     """A scenario's jobs for one seed, and what the device is like meanwhile."""
@@ -115,22 +95,6 @@ class SlotStream:
     jobs: tuple[SlotJob, ...]
     stretches: Stretches
     noise: list[float]  #: factor of a round's time, by the round's number; used again from the beginning
-    _drawn: dict[str | None, DrawnRounds] = field(default_factory=dict)
-
-    def drawn(self, drafter: str | None) -> DrawnRounds:
-        """All jobs' rounds with this drafter; without one, none is offered or accepted."""
-        if drafter not in self._drawn:
-            num_rounds = np.array([job.needed - 1 for job in self.jobs])
-            if drafter is None:
-                nothing = np.zeros(int(num_rounds.sum()), np.int64)
-                self._drawn[None] = DrawnRounds(num_rounds, nothing, nothing)
-            else:
-                accepted, offered = (
-                    np.fromiter(chain.from_iterable(rounds), np.int64)
-                    for rounds in ([j.accepted[drafter] for j in self.jobs], [j.offered[drafter] for j in self.jobs])
-                )
-                self._drawn[drafter] = DrawnRounds(num_rounds, accepted, offered)
-        return self._drawn[drafter]
 
     @property
     def num_tokens(self) -> int:
@@ -159,9 +123,6 @@ class _Kind:
 
 def draw_jobs(scenario: Scenario, num_jobs: int, rng: np.random.Generator) -> tuple[SlotJob, ...]:
     """Jobs in the order of their arrival."""
-    if scenario.replayed is not None:
-        runs = read_runs(FILE.parent / scenario.replayed)
-        return _draw_replayed(scenario, runs, num_jobs, rng)
     kinds = _kinds_of(scenario.tasks)
     shares = np.array([kind.share for kind in kinds])
     kind_of = rng.choice(len(kinds), size=num_jobs, p=shares / shares.sum())
@@ -233,46 +194,6 @@ def _in_runs(share: float, run_rounds: float, num_rounds: int, rng: np.random.Ge
     return np.array(found, dtype=np.int64)
 
 
-def _draw_replayed(
-    scenario: Scenario, runs: tuple[RealRun, ...], num_jobs: int, rng: np.random.Generator
-) -> tuple[SlotJob, ...]:
-    """The runs in their order, from the beginning again where they are too few; each with rounds by its own counts."""
-    tasks = sorted({run.task for run in runs})
-    known = {(t, d): _pooled(runs, t, d, most) for t in tasks for d, most in scenario.draft_tokens.items()}
-    jobs = []
-    for number in range(num_jobs):
-        run = runs[number % len(runs)]
-        accepted, offered = {}, {}
-        for drafter, most in scenario.draft_tokens.items():
-            pooled = known[run.task, drafter]
-            alpha, reach = run.rates(drafter, most, pooled, _TASK_TRIALS)
-            rounds = _rounds(
-                np.array(list(map(logit, alpha))), np.array(list(map(logit, reach))), run.num_tokens - 1, 1.0, rng
-            )
-            accepted[drafter], offered[drafter] = rounds
-        cell = Cell(run.task, run.segment, run.sampling_bucket, run.prompt_bucket, run.num_prompt_tokens)
-        most_tokens = max(one.num_tokens for one in runs if one.task == run.task)
-        jobs.append(SlotJob(number, cell, tasks.index(run.task), run.num_tokens, most_tokens, accepted, offered))
-    return tuple(jobs)
-
-
-def _pooled(
-    runs: tuple[RealRun, ...], task: str, drafter: str, most: int
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """α_i and reach_i of all the task's runs with the drafter; a drafter that never ran there accepts nothing."""
-    its = [run.of(drafter) for run in runs if run.task == task]
-    alpha: list[float] = []
-    reach: list[float] = []
-    for i in range(most):
-        trials, accepts, proposed, chances = (
-            sum(getattr(one, name)[i] for one in its if len(one.trials) > i)
-            for name in ("trials", "accepts", "proposed", "chances")
-        )
-        alpha.append(accepts / trials if trials else (alpha[-1] if alpha else 0.0))
-        reach.append(min(1.0, proposed / chances) if chances else (reach[-1] if reach else 0.0))
-    return tuple(alpha), tuple(reach)
-
-
 VANILLA: Final = DraftSetting()
 
 
@@ -342,18 +263,6 @@ class SlotTable:
         below = min(int(mean_proposed), len(row) - 1)
         above = min(below + 1, len(row) - 1)
         return row[below] + (mean_proposed - below) * (row[above] - row[below])
-
-    def passes_ms(self, num_running: Ints, mean_proposed: Floats) -> Floats:
-        """`pass_ms` of many passes."""
-        last = self._costs.passes.shape[1] - 1
-        below = np.minimum(mean_proposed.astype(np.int64), last)
-        above = np.minimum(below + 1, last)
-        narrow, wide = self._costs.passes[num_running, below], self._costs.passes[num_running, above]
-        return np.asarray(narrow + (mean_proposed - below) * (wide - narrow), dtype=np.float64)
-
-    def drafts_ms(self, drafter: str, num_drafting: Ints, k: int) -> Floats:
-        """`draft_ms` of many proposals."""
-        return np.asarray(self._costs.drafts[drafter][num_drafting, k], dtype=np.float64)
 
     def draft_ms(self, drafter: str, num_drafting: int, k: int) -> float:
         """Proposing k tokens for so many sequences."""
