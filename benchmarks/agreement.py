@@ -31,7 +31,6 @@ from random import Random
 from typing import Any, Final
 
 from prometheus_client.parser import text_string_to_metric_families
-from rich.console import Console
 from sqlalchemy import text
 
 from alphaloop.acceptance import Interval
@@ -58,6 +57,7 @@ from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.switchback.student import t_quantile
 from benchmarks.jobs import read_folder
+from benchmarks.reporting import console, parser_of
 
 #: Figures that must be equal; the view's columns have these names, the others are turned into them.
 FIGURES: Final = ("speedup", "low", "high", "num_blocks", "min_num_draft_tokens", "max_num_draft_tokens")
@@ -284,7 +284,6 @@ def _log_ratio(blocks: Sequence[ForcedBlock]) -> float:
     return math.log(vanilla / drafted)
 
 
-console = Console(stderr=True)
 #: Of all tasks together: with five tasks each figure has 99 %.
 CONFIDENCE: Final = 0.95
 NOT_COMPARED: Final = "not compared"
@@ -480,7 +479,7 @@ def _say(text: str) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.agreement", description=(__doc__ or "").split("\n")[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--prompts", type=Path, help="a folder of TASK.jsonl files; Python's library, if not given")
     parser.add_argument("--tasks", nargs="+", help="only these tasks")
     parser.add_argument("--max-chars", type=int, default=900, help="longer prompts of the folder are left out")

@@ -13,7 +13,6 @@ near-tie, and counts as exact. Last line: JSON. Exit status 1 where one is diffe
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import random
@@ -28,13 +27,12 @@ from typing import Any, Final
 
 import torch
 import transformers
-from rich.table import Table
 
 from alphaloop.errors import AlphaloopError
 from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
 from benchmarks.exactness import NEAR_TIE
 from benchmarks.jobs import PromptJob, forced
-from benchmarks.reporting import console
+from benchmarks.reporting import console, parser_of, table_of
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
 from worker.decoding.engine import TransformersEngine, load_engine
 from worker.engine import Generation, PreparedJob, Sampling
@@ -332,7 +330,7 @@ def _outcomes(chosen: Sequence[Architecture]) -> Iterator[Outcome]:
 
 def main() -> None:
     """Print a table of outcomes, and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--only", action="append", help="a name of the table")
     options = parser.parse_args()
     chosen = [one for one in ARCHITECTURES if not options.only or one.name in options.only]
@@ -341,9 +339,13 @@ def main() -> None:
     for outcome in _outcomes(chosen):
         outcomes.append(outcome)
         console.print(f"{outcome.name}: {outcome.verdict} {outcome.reason}", markup=False, highlight=False)
-    table = Table(title=f"{len(outcomes)} architectures, transformers {transformers.__version__}")
-    for column in ("architecture", "verdict", "near-ties", "engine or reason"):
-        table.add_column(column)
+    table = table_of(
+        f"{len(outcomes)} architectures, transformers {transformers.__version__}",
+        "architecture",
+        "verdict",
+        "near-ties",
+        "engine or reason",
+    )
     for one in outcomes:
         table.add_row(one.name, one.verdict, str(one.num_near_ties or ""), one.reason or one.engine)
     console.print(table)

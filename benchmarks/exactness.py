@@ -26,7 +26,7 @@ from alphaloop.deciding.policy import Decision
 from alphaloop.messages.job import Job
 from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
 from benchmarks.jobs import PromptJob, forced, prompts_of, sample
-from benchmarks.reporting import console
+from benchmarks.reporting import console, parser_of
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
 from worker.decoding.engine import TransformersEngine, load_engine
 from worker.decoding.models import load_weights
@@ -145,7 +145,7 @@ def _jobs(options: argparse.Namespace) -> list[Job]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--prompts", type=Path, required=True, help="folder of TASK.jsonl files")
     parser.add_argument("--num", type=int, default=200, help="prompts, spread over the tasks")
     parser.add_argument("--source", default=TargetSettings().source)

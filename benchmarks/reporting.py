@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
+from rich.table import Table
 
 from alphaloop.errors import AlphaloopError
 
@@ -20,7 +22,24 @@ REPOSITORY: Final = Path(__file__).resolve().parents[1]
 FOLDER: Final = REPOSITORY / ".alphaloop" / "benchmarks"
 
 #: A file or a pipe has no width of its own; tables need this one.
-console = Console(stderr=True, width=None if sys.stderr.isatty() else 140)
+console = Console(stderr=True, width=None if sys.stderr.isatty() else 150)
+
+
+def parser_of(doc: str | None) -> argparse.ArgumentParser:
+    """A parser for the options of the module that runs; `doc` is its docstring."""
+    spec = sys.modules["__main__"].__spec__
+    name = spec.name.removesuffix(".__main__") if spec else "the benchmark"
+    return argparse.ArgumentParser(
+        prog=f"python -m {name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def table_of(title: str, *headings: str) -> Table:
+    """A table whose first column has words and the others numbers."""
+    made = Table(title=title)
+    for number, heading in enumerate(headings):
+        made.add_column(heading, justify="right" if number else "left")
+    return made
 
 
 def machine() -> dict[str, Any]:

@@ -11,7 +11,6 @@ time for a prompt is measured first. Last line: JSON.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import time
@@ -25,6 +24,7 @@ from alphaloop.cost import CostKind, CostPoint, CostTable
 from alphaloop.settings import load_settings
 from benchmarks.jobs import PromptJob, draw_jobs, forced, read_folder
 from benchmarks.paired import paired_ratio
+from benchmarks.reporting import parser_of
 from worker.admission import AdmissionQueue, beginnings_of
 from worker.decoding.engine import TransformersEngine, load_engine
 from worker.engine import PreparedJob, Sampling
@@ -46,7 +46,7 @@ class Decoded:
 
 def main() -> None:
     """Decode the jobs in both orders, round by round, and compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--num", type=int, default=130)
     parser.add_argument("--slots", type=int, default=8)

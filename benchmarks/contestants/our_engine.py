@@ -1,15 +1,13 @@
-"""alphaloop's engine, without a worker: ENGINE ARGUMENT…
+"""alphaloop's engine without a worker, fed with a whole list of jobs: SETTINGS NUM_SLOTS.
 
-`steps SETTINGS NUM_SLOTS` takes all prompts of a request at once; modes are vanilla, or DRAFTER:K. `fed CONFIGS
-NUM_SLOTS` is fed with a whole list of jobs, and a free slot is refilled before the next step; its requests name what is
-wanted: `tokens` of prompts, `decode`, or `near_ties` between two texts of a job. The engine is known as `load_engine`
-and `worker.engine.Engine`; torch is imported when it is loaded.
+A free slot is refilled before the next step. Requests name what is wanted: `tokens` of prompts, `decode`, or
+`near_ties` between two texts of a job; without a name they are those of every contestant. The engine is known as
+`load_engine` and `worker.engine.Engine`; torch is imported when it is loaded.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import sys
 import time
 from collections import deque
@@ -18,60 +16,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from alphaloop.settings import load_settings
 from alphaloop.settings.models import ModelSettings
 from benchmarks.contestants.process import Run, serve
 from benchmarks.jobs import PromptJob, forced
-from benchmarks.servers import PROFILE
 from benchmarks.whole.near_ties import Reference, explain
 from worker import decoding as _decoding  # noqa: F401  # before torch: it settles how threads wait
-from worker.engine import Generation, PreparedJob, Sampling
+from worker.engine import PreparedJob, Sampling
 
 
-def load_steps(settings: str, num_slots: str) -> Run:
-    """The engine of these settings."""
-    from worker.decoding.engine import load_engine
-
-    engine = load_engine(ModelSettings.model_validate(json.loads(settings)), num_slots=int(num_slots))
-    end_tokens = engine._target.end_tokens
-
-    def run(request: dict[str, Any]) -> dict[str, Any]:
-        engine._target.end_tokens = end_tokens if request["stop_at_end"] else frozenset()
-        drafter, _, k = request["mode"].partition(":")
-        decision = forced() if drafter == "vanilla" else forced(drafter, int(k))
-        sampling = Sampling(max_tokens=request["max_tokens"], temperature=0.0)
-        # Jobs to carry prompts that are tokenized already.
-        jobs = [PromptJob(str(n), "code", "x", sampling.max_tokens).as_job() for n in range(len(request["prompts"]))]
-        for job, prompt in zip(jobs, request["prompts"], strict=True):
-            engine.admit(PreparedJob(job, tuple(prompt), sampling), decision)
-        finished: dict[str, Generation] = {}
-        draft_s = verify_s = overhead_s = 0.0
-        while engine.load().num_running:
-            step = engine.step()
-            finished |= {generation.job_id: generation for generation in step.finished}
-            draft_s, verify_s, overhead_s = (
-                draft_s + step.draft_s,
-                verify_s + step.verify_s,
-                overhead_s + step.overhead_s,
-            )
-        in_order = [finished[job.job_id] for job in jobs]
-        return {
-            "tokens": [generation.token_ids for generation in in_order],
-            "rounds": sum(generation.counts.rounds for generation in in_order),
-            "accepts": sum(generation.counts.num_accepted for generation in in_order),
-            "trials": sum(generation.counts.num_trials for generation in in_order),
-            "draft_s": draft_s,
-            "verify_s": verify_s,
-            "overhead_s": overhead_s,
-        }
-
-    return run
-
-
-def load_fed(configs: str, num_slots: str) -> Run:
-    """The engine of a configs folder."""
-    engine = FedEngine(Path(configs), num_slots=int(num_slots))
-    return lambda request: _ANSWERS[request["what"]](engine, request)
+def load(settings: str, num_slots: str) -> Run:
+    """The engine of these settings, as JSON."""
+    engine = FedEngine(ModelSettings.model_validate_json(settings), num_slots=int(num_slots))
+    return lambda request: _ANSWERS[request.get("what", "generate")](engine, request)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +42,14 @@ class FedRun:
 
 
 class FedEngine:
-    """The engine of this checkout's settings. A free slot is refilled before the next step."""
+    """The engine of the settings. A free slot is refilled before the next step."""
 
-    def __init__(self, configs: Path, *, num_slots: int) -> None:
+    def __init__(self, settings: ModelSettings, *, num_slots: int) -> None:
         from worker.decoding.engine import load_engine
 
-        settings = load_settings(configs, profile=PROFILE)
-        self._target = settings.models.target
-        self._engine = load_engine(settings.models, num_slots=num_slots)
+        self._target = settings.target
+        self._engine = load_engine(settings, num_slots=num_slots)
+        self._end_tokens = self._engine._target.end_tokens
         gc.collect()
         gc.freeze()  # as the worker does
 
@@ -113,8 +69,15 @@ class FedEngine:
             self._engine.prepare(job.as_job(), Sampling(max_tokens=job.max_tokens, temperature=0.0)) for job in jobs
         ]
 
-    def run(self, prepared: Sequence[Any], decisions: Mapping[str, tuple[str, int] | None]) -> FedRun:
+    def run(
+        self,
+        prepared: Sequence[PreparedJob],
+        decisions: Mapping[str, tuple[str, int] | None],
+        *,
+        stop_at_end: bool = True,
+    ) -> FedRun:
         """Decode all jobs. `decisions` gives drafter and k by job_id; None is vanilla."""
+        self._engine._target.end_tokens = self._end_tokens if stop_at_end else frozenset()
         waiting = deque((one, forced(*(decisions[one.job.job_id] or ()))) for one in prepared)
         texts: dict[str, str] = {}
         token_ids: dict[str, tuple[int, ...]] = {}
@@ -153,6 +116,19 @@ class FedEngine:
         return load_weights(self._target.source, self._target.revision, dtype, find_device("cpu"))
 
 
+def _generate(engine: FedEngine, request: dict[str, Any]) -> dict[str, Any]:
+    """Prompts that are tokenized already. Modes: vanilla, or DRAFTER:K."""
+    drafter, _, k = request["mode"].partition(":")
+    sampling = Sampling(max_tokens=request["max_tokens"], temperature=0.0)
+    prepared = [
+        PreparedJob(PromptJob(str(number), "code", "x", sampling.max_tokens).as_job(), tuple(prompt), sampling)
+        for number, prompt in enumerate(request["prompts"])
+    ]
+    decisions = {one.job.job_id: None if drafter == "vanilla" else (drafter, int(k)) for one in prepared}
+    found = engine.run(prepared, decisions, stop_at_end=request["stop_at_end"])
+    return {"tokens": [found.token_ids[one.job.job_id] for one in prepared]}
+
+
 def _tokens(engine: FedEngine, request: dict[str, Any]) -> dict[str, Any]:
     prepared = engine.prepare(_jobs(request))
     return {
@@ -185,9 +161,8 @@ def _jobs(request: dict[str, Any]) -> list[PromptJob]:
     return [PromptJob(**fields) for fields in request["jobs"]]
 
 
-_ANSWERS = {"tokens": _tokens, "decode": _decode, "near_ties": _near_ties}
+_ANSWERS = {"generate": _generate, "tokens": _tokens, "decode": _decode, "near_ties": _near_ties}
 
 
 if __name__ == "__main__":
-    engine = {"steps": load_steps, "fed": load_fed}[sys.argv[1]]
-    serve(lambda: engine(*sys.argv[2:]))
+    serve(lambda: load(*sys.argv[1:]))

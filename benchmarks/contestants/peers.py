@@ -102,5 +102,4 @@ def vllm_generate(given: str) -> Run:
 
 
 if __name__ == "__main__":
-    peer = {"transformers": transformers_generate, "vllm": vllm_generate}[sys.argv[1]]
-    serve(lambda: peer(*sys.argv[2:]))
+    serve(lambda: (vllm_generate if sys.argv[1] == "vllm" else transformers_generate)(*sys.argv[2:]))

@@ -1,9 +1,8 @@
 """Who takes part: the product's test, and river's detectors with every setting.
 
-Page-Hinkley, HDDM_A, HDDM_W and KSWIN are compiled here; ADWIN is compiled in river itself.
-The rules are those of river 0.26.1, value by value: tests/unit/benchmarks/test_drift_rivals.py. KSWIN draws its sample
-with other random numbers, and its threshold is the statistic that stands for its p-value. Every function gives the
-indices of the values with which alarms are raised. After an alarm a detector begins anew.
+Page-Hinkley and HDDM_W are compiled here, ADWIN in river itself. The rules are those of river 0.26.1, value by value:
+tests/unit/benchmarks/test_drift_rivals.py. Every function gives the indices of the values with which alarms are raised.
+After an alarm a detector begins anew.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from scheduler.drift.memory import Floats, JobTally, Memory, empty_memory
 from scheduler.drift.phases import DriftRules, Jobs
 
 MIN_INSTANCES: Final = 30
-LEAST_STATISTIC: Final = 0.1
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
@@ -43,30 +41,6 @@ def page_hinkley(values: Any, threshold: float, delta: float, alpha: float) -> A
         if num >= MIN_INSTANCES and (up - least > threshold or most - down > threshold):
             found.append(index)
             num, mean, up, down, least, most = 0, 0.0, 0.0, 0.0, math.inf, -1.0
-    return np.array(found, dtype=np.int64)
-
-
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def hddm_a(values: Any, confidence: float) -> Any:
-    """Two-sided: the mean of all values beside the mean up to a cut, by Hoeffding's bound."""
-    found = []
-    log_1, log_2 = math.log(1 / confidence), math.log(2 / confidence)
-    num, mean, low_num, low, high_num, high = 0, 0.0, 0, 0.0, 0, 0.0
-    for index in range(len(values)):
-        num += 1
-        mean += (values[index] - mean) / num
-        if low_num == 0:
-            low_num, low, high_num, high = num, mean, num, mean
-        bound = math.sqrt(log_1 / (2 * num))
-        if low + math.sqrt(log_1 / (2 * low_num)) >= mean + bound:
-            low_num, low = num, mean
-        if high - math.sqrt(log_1 / (2 * high_num)) <= mean - bound:
-            high_num, high = num, mean
-        rose = low_num < num and mean - low >= math.sqrt((num - low_num) / low_num / num / 2 * log_2)
-        fell = high_num < num and high - mean >= math.sqrt((num - high_num) / high_num / num / 2 * log_2)
-        if rose or fell:
-            found.append(index)
-            num, mean, low_num, high_num = 0, 0.0, 0, 0
     return np.array(found, dtype=np.int64)
 
 
@@ -111,47 +85,9 @@ def _fade(its: Any, value: float, fading: float) -> None:
     its[2] = fading * fading + (1 - fading) ** 2 * its[2]
 
 
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def kswin(values: Any, statistic: float, window: int, recent: int, seed: int) -> Any:
-    """Kolmogorov and Smirnov's statistic of the most recent values beside as many of the window's older ones."""
-    np.random.seed(seed)
-    found = []
-    begin = 0
-    order = np.arange(window - recent)
-    for index in range(len(values)):
-        if index + 1 - begin < window:
-            continue
-        older, newer = values[index + 1 - window : index + 1 - recent], np.sort(values[index + 1 - recent : index + 1])
-        for i in range(recent):
-            j = np.random.randint(i, window - recent)
-            order[i], order[j] = order[j], order[i]
-        sample = np.sort(older[order[:recent]])
-        its = distance(sample, newer)
-        if its > LEAST_STATISTIC and its >= statistic:
-            found.append(index)
-            begin = index + 1 - recent
-    return np.array(found, dtype=np.int64)
-
-
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def distance(one: Any, other: Any) -> float:
-    """The largest difference between the distribution functions of two sorted samples."""
-    most, i, j = 0.0, 0, 0
-    while i < len(one) and j < len(other):
-        value = min(one[i], other[j])
-        while i < len(one) and one[i] == value:
-            i += 1
-        while j < len(other) and other[j] == value:
-            j += 1
-        most = max(most, abs(i / len(one) - j / len(other)))
-    return most
-
-
 OURS: Final = "alphaloop"
 REFERENCE_JOBS: Final = SchedulerSettings().drift_reference_jobs
 MARGIN: Final = SchedulerSettings().alpha_margin
-KSWIN_WINDOW, KSWIN_RECENT = 100, 30  # river's defaults
-KSWIN_BLOCK: Final = 8  # single jobs vary too much for windows of a hundred
 MOST_ALARMS: Final = 10_000
 MOST_STREAMS: Final = 1_000_000
 FEW_STREAMS: Final = 8
@@ -226,11 +162,8 @@ def rivals() -> list[Detector]:
     found.append(
         Detector("Page-Hinkley δ=0.025, α=0.9999", thresholds, partial(_page_hinkley, delta=0.025, alpha=0.9999))
     )
-    found.append(Detector("HDDM_A", bounds, lambda values, bound: hddm_a(values, math.exp(-bound))))
     for fading in (0.05, 0.01):
         found.append(Detector(f"HDDM_W λ={fading}", bounds, partial(_hddm_w, fading=fading)))
-    steps = tuple(np.arange(10, 28) / KSWIN_RECENT)
-    found.append(Detector(f"KSWIN, means of {KSWIN_BLOCK}", steps, _kswin, FEW_STREAMS))
     return [*found, Detector("ADWIN", (0.01, 0.5, 1.0, 2.0, 3.0, 4.5, 6.0, 8.0, 12.0, 16.0, 24.0), _adwin, FEW_STREAMS)]
 
 
@@ -240,12 +173,6 @@ def _page_hinkley(values: Floats, threshold: float, *, delta: float, alpha: floa
 
 def _hddm_w(values: Floats, bound: float, *, fading: float) -> Alarms:
     return hddm_w(values, math.exp(-bound), fading)  # type: ignore[no-any-return]
-
-
-def _kswin(values: Floats, statistic: float) -> Alarms:
-    means = values[: len(values) // KSWIN_BLOCK * KSWIN_BLOCK].reshape(-1, KSWIN_BLOCK).mean(axis=1)
-    found: Alarms = kswin(means, statistic - 1e-9, KSWIN_WINDOW, KSWIN_RECENT, 1)
-    return (found + 1) * KSWIN_BLOCK - 1
 
 
 def _adwin(values: Floats, bound: float) -> Alarms:

@@ -32,7 +32,7 @@ from benchmarks.engines.serve import FOLDER, add_pair, add_prompts, add_run, add
 from benchmarks.engines.setting_up import Running, Wanted, set_up
 from benchmarks.jobs import PromptJob, prompts_of
 from benchmarks.paired import bootstrap, percentile
-from benchmarks.reporting import checkout, console, machine, print_found
+from benchmarks.reporting import checkout, console, machine, parser_of, print_found
 from benchmarks.servers import wait_until_idle
 from benchmarks.workers import Sent
 
@@ -255,9 +255,7 @@ def _conditions(options: argparse.Namespace, wanted: Wanted) -> dict[str, Any]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.engines", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--tasks", nargs="+", default=[], help="only these")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--blocks", type=int, default=26, help="of each of the three loads")

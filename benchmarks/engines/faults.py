@@ -41,7 +41,7 @@ from benchmarks.engines.serve import (
 )
 from benchmarks.engines.setting_up import DRAFTING, PLAIN, SHORT_CALIBRATION, Running, Wanted, set_up
 from benchmarks.jobs import PromptJob, prompts_of
-from benchmarks.reporting import console, print_found
+from benchmarks.reporting import console, parser_of, print_found
 from benchmarks.servers import on_cores
 
 _JOBS: Final = """
@@ -190,11 +190,7 @@ def _tree(pid: int | None) -> list[int]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.engines.faults",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--hang-s", type=float, default=40.0)
     parser.add_argument("--answer-s", type=float, default=20.0, help="after which a silent server counts as away")

@@ -33,6 +33,7 @@ from benchmarks.engines.serve import (
     vllm_lookup,
 )
 from benchmarks.jobs import prompts_of
+from benchmarks.reporting import parser_of
 from benchmarks.servers import cpu_seconds
 
 _ANSWER_S: Final = 900.0
@@ -49,7 +50,6 @@ class Text:
     token_ids: tuple[int, ...]
     drafted: tuple[int, ...]  #: of each round that drafted
     accepted: tuple[int, ...]
-    gaps: tuple[float, ...]  #: between the two likeliest tokens at each place; empty: not asked for
 
     @property
     def num_rounds(self) -> int:
@@ -125,12 +125,9 @@ def _ask(server: Server, prompt: str, task: str, options: argparse.Namespace) ->
     }
     if task:
         body["vllm_xargs"] = {TASK: task}
-    if options.gaps and server.drafter is None:
-        body |= {"logprobs": True, "top_logprobs": 2}
     reply = read_json(f"{server.url}/chat/completions", body, timeout_s=_ANSWER_S)
     choice = reply["choices"][0]
     told = (reply.get("metrics") or {}).get("speculative_decoding") or {}
-    tops = [place["top_logprobs"] for place in (choice.get("logprobs") or {}).get("content") or []]
     return Text(
         server.name,
         task,
@@ -138,7 +135,6 @@ def _ask(server: Server, prompt: str, task: str, options: argparse.Namespace) ->
         tuple(choice["token_ids"]),
         tuple(told.get("per_step_drafted") or ()),  # null where no round drafted
         tuple(told.get("per_step_accepted") or ()),
-        tuple(abs(top[0]["logprob"] - top[1]["logprob"]) for top in tops),
     )
 
 
@@ -163,25 +159,18 @@ def _report(texts: Sequence[Text], seconds: dict[str, dict[str, _Moment]], tasks
     plain = {one.prompt_ids: one for one in texts if one.server == "plain"}
     for name in names if plain else []:
         found = [one for one in texts if one.server == name]
-        places = [(plain[one.prompt_ids], one.parts_from(plain[one.prompt_ids])) for one in found]
-        apart = [(one, place) for one, place in places if place is not None]
-        gaps = sorted(one.gaps[place] for one, place in apart if one.gaps)
-        figures[name] |= {"texts": len(found), "other": len(apart), "gaps_there": gaps}
-        print(f"{name}: {len(apart)} of {len(found)} texts are other than without drafts; gaps there {gaps}")
+        num_apart = sum(one.parts_from(plain[one.prompt_ids]) is not None for one in found)
+        figures[name] |= {"texts": len(found), "other": num_apart}
+        print(f"{name}: {num_apart} of {len(found)} texts are other than without drafts")
     print(json.dumps(figures))
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.engines.lookup",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--servers", type=lambda text: text.split(","), default=list(_NAMES))
     parser.add_argument("--jobs", type=int, default=8, help="prompts a task")
     parser.add_argument("--load", type=int, default=1, help="requests at once")
     parser.add_argument("--k", type=int, default=4)
-    parser.add_argument("--gaps", action="store_true", help="ask the server without drafts for log-probabilities too")
     parser.add_argument("--model", default=None)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--port", type=int, default=8011)

@@ -33,7 +33,7 @@ from alphaloop.inside_vllm.proposer import KEY, WORKER
 from alphaloop.server_identity import ServerKind
 from alphaloop.settings.models import TargetSettings
 from benchmarks import reporting
-from benchmarks.reporting import REPOSITORY
+from benchmarks.reporting import REPOSITORY, parser_of
 from benchmarks.servers import on_cores
 
 #: Threads that wait without spinning: two spinning ones took fifty times as long beside other work. vLLM's n-grams let
@@ -343,11 +343,7 @@ def _server(options: argparse.Namespace) -> Server:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.engines.serve",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("server", choices=NAMES)
     parser.add_argument("--port", type=int, default=8001)
     parser.add_argument("--model", default=None, help="folder (vLLM) or .gguf file (llama.cpp); SmolLM2 if not given")

@@ -24,7 +24,7 @@ from rich.table import Table
 from benchmarks.engines.serve import FOLDER, HOST, Server, add_pair, add_prompts, add_run, add_vllm, dense_folder
 from benchmarks.engines.setting_up import DRAFTING, PLAIN, SHORT_CALIBRATION, Wanted, set_up
 from benchmarks.jobs import PromptJob, prompts_of
-from benchmarks.reporting import console, print_found
+from benchmarks.reporting import console, parser_of, print_found
 from benchmarks.servers import wait_until_idle
 from benchmarks.workers import Sent
 from worker.servers.counters import values
@@ -176,11 +176,7 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.engines.totals",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--jobs", type=int, default=6, help="of each task")
     add_prompts(parser, max_tokens=48, max_characters=1500)
     add_pair(parser)

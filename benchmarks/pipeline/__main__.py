@@ -35,7 +35,7 @@ from benchmarks.pipeline.contestants import (
 from benchmarks.pipeline.lone import NUM_WARM_UP, run_alone
 from benchmarks.pipeline.report import Entry, Findings, jobs_per_s, print_findings, ratios
 from benchmarks.pipeline.topics import Topics, check_outbox, check_results, check_rows, jobs
-from benchmarks.reporting import console, machine
+from benchmarks.reporting import console, machine, parser_of
 from benchmarks.servers import Servers, running_servers
 
 BULK, LONE = "bulk", "lone"
@@ -155,9 +155,7 @@ def _file_system(folder: Path) -> str | None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.pipeline", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--peers", type=Path, required=True, help="folder with PCBench.java and libs/")
     parser.add_argument("--num", type=int, default=20_000, help="jobs a run")
     parser.add_argument("--rounds", type=int, default=3, help="every contestant runs once a round")

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.paired import Ratio, paired_ratio, percentile
+from benchmarks.reporting import table_of
 
 #: Share of the time between first and last result that is left out at the beginning: compilers warm up there.
 WARM_UP: Final = 0.1
@@ -124,8 +124,14 @@ def print_findings(console: Console, findings: Findings) -> None:
 
 def _print_rates(console: Console, entries: Mapping[str, Entry]) -> None:
     cpu_of = sorted({who for entry in entries.values() for each in entry.cpu_us_per_job for who in each})
-    columns = ("contestant", "min", "median", "max", *(f"{who}, CPU µs a job" for who in cpu_of))
-    table = _table("Jobs a second, by the broker's clock", columns)
+    table = table_of(
+        "Jobs a second, by the broker's clock",
+        "contestant",
+        "min",
+        "median",
+        "max",
+        *(f"{who}, CPU µs a job" for who in cpu_of),
+    )
     for name, entry in entries.items():
         spread = Spread.of(entry.jobs_per_s)
         cpu = [
@@ -139,7 +145,7 @@ def _print_rates(console: Console, entries: Mapping[str, Entry]) -> None:
 def _print_ratios(console: Console, ratios: Mapping[str, tuple[list[float], Ratio]]) -> None:
     if not ratios:
         return
-    table = _table("Ours over the Parallel Consumer, round by round", ("pair", "rounds", "median [95 %]"))
+    table = table_of("Ours over the Parallel Consumer, round by round", "pair", "rounds", "median [95 %]")
     for name, (rounds, ratio) in ratios.items():
         table.add_row(name, " ".join(f"{each:.2f}" for each in rounds), str(ratio))
     console.print(table)
@@ -148,14 +154,7 @@ def _print_ratios(console: Console, ratios: Mapping[str, tuple[list[float], Rati
 def _print_lone(console: Console, lone: Mapping[str, Overhead]) -> None:
     if not lone:
         return
-    table = _table("A lone job", ("overhead", "p50 ms", "p99 ms", "max ms", "jobs"))
+    table = table_of("A lone job", "overhead", "p50 ms", "p99 ms", "max ms", "jobs")
     for name, its in lone.items():
         table.add_row(name, f"{its.p50_ms:.1f}", f"{its.p99_ms:.1f}", f"{its.max_ms:.1f}", str(its.num_jobs))
     console.print(table)
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left")
-    return table

@@ -8,18 +8,17 @@ from functools import cache, partial
 
 import numpy as np
 
-from alphaloop.cost import CostPoint, CostTable
+from alphaloop.cost import CostPoint
 from benchmarks.policy.ours import Ours
-from benchmarks.policy.peers import AlphaThresholds, EmaTiers, EpsilonGreedy, Survival
+from benchmarks.policy.peers import AlphaThresholds, EmaTiers, EpsilonGreedy
 from benchmarks.policy.play import Oracle, Played, RoundRule, Rule, Trace, play
 from benchmarks.policy.scenario import Device, Scenario
-from benchmarks.policy.stream import Costs, Floats, draw_stream
+from benchmarks.policy.stream import Floats, draw_stream
 
 #: Of the throughput, what control and exploration may cost without counting against a rule: the stated budget.
 BUDGET_SHARE = 0.02
 #: Jobs after which a new task's choice is judged, and how near to the best it has to be.
 COLD_JOBS, COLD_WITHIN = 50, 1.03
-NUM_POINTS = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,6 @@ class Score:
     budget_loss: float  #: time that those lost to the oracle, over its whole time
     flaps: float  #: changes of a cell's choice a hundred jobs
     cold: float | None  #: share of new tasks whose choice was near the best after `COLD_JOBS` jobs; None: not judged
-    regret: tuple[float, ...]  #: time lost up to each of `NUM_POINTS` moments, over the oracle's whole time
     #: By task and sampling bucket with an interval: measured, low, high and true speed-up. With slots, ours only.
     speedups: tuple[tuple[float, float, float, float], ...] = ()
     jobs_until_back: int | None = None  #: after the scenario's hiccup, before its drafter is chosen again
@@ -50,22 +48,9 @@ class Setting:
     seed: int
 
     @property
-    def grids(self) -> Costs:
-        """The calibrated times by whole widths."""
-        return Costs.of(
-            CostTable(self.points), max(phase.batch for phase in self.scenario.phases), self.scenario.draft_tokens
-        )
-
-    @property
     def model_drafter(self) -> str:
         """The one with a draft model, which adaptive engines ask for; else the best."""
         return "draft" if "draft" in self.scenario.draft_tokens else next(iter(self.best()))
-
-    @property
-    def survival_tokens(self) -> int:
-        """The draft length with which that rule does best in this scenario: the best single one, or some more."""
-        best = self.best()[self.model_drafter] + self.scenario.survival_more
-        return min(best, self.scenario.draft_tokens[self.model_drafter])
 
 
 Maker = Callable[[Setting], Rule | RoundRule]
@@ -75,12 +60,7 @@ MAKERS: dict[str, Maker] = {
     "epsilon_greedy": lambda s: EpsilonGreedy(s.scenario.actions, s.seed),
     "alpha_thresholds": lambda s: AlphaThresholds(*next(iter(s.best().items()))),
     "ema_tiers": lambda s: EmaTiers(s.model_drafter, s.scenario.draft_tokens[s.model_drafter]),
-    "survival": lambda s: Survival(s.model_drafter, s.survival_tokens, s.grids),
 }
-
-
-#: Rules that take as long as all others together; they may be given fewer seeds.
-SLOW = ("survival",)
 
 
 def rule_names(scenario: Scenario) -> list[str]:
@@ -143,8 +123,6 @@ class _Judge:
         lost = max(0.0, float(excess[budget].sum()))
         excused = min(lost, BUDGET_SHARE * best)
         total = float(trace.ms.sum())
-        moments = np.maximum(np.linspace(0, len(excess), NUM_POINTS + 1).astype(int)[1:] - 1, 0)
-        regret = np.cumsum(excess)[moments] / best
         return Score(
             best / total,
             best / (total - excused),
@@ -153,7 +131,6 @@ class _Judge:
             lost / best,
             self._flaps(trace),
             self._cold(trace),
-            tuple(float(r) for r in regret),
         )
 
     def _flaps(self, trace: Trace) -> float:

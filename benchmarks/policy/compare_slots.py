@@ -16,7 +16,7 @@ from benchmarks.policy.scenario import Device, Scenario
 from benchmarks.policy.slot_oracle import Known, SlotOracle, StaticSetting
 from benchmarks.policy.slots import SlotRule, SlotStream, SlotTrace, draw_slot_stream, play_slots
 
-#: Rules that play on slots, beside the single settings. The survival rule asks for a whole batch's confidence.
+#: Rules that play on slots, beside the single settings.
 RULES = ("ours", "blind_oracle", "epsilon_greedy", "alpha_thresholds", "ema_tiers")
 #: Draft lengths that play as single settings: all of them would take most of the time.
 STATIC_LENGTHS = (1, 2, 3, 4, 6, 8, 12)
@@ -143,7 +143,6 @@ def _score(
         budget_loss=lost / oracle.ms,
         flaps=flaps,
         cold=None,
-        regret=tuple(((trace.moments - oracle.moments) / oracle.ms).tolist()),
         speedups=speedups,
         jobs_until_back=jobs_until_back,
     )

@@ -5,7 +5,7 @@ The oracle knows every α, every reach and every true cost of the moment, but no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -21,16 +21,13 @@ from benchmarks.policy.stream import (
     Cell,
     Costs,
     Counts,
-    Drafts,
     Floats,
     Ints,
     Outcomes,
-    Round,
     Stream,
     cells_of,
     conditions,
     draw_rounds,
-    play_rounds,
     read_ms,
     real_costs,
     replay,
@@ -232,18 +229,19 @@ class Rule(Protocol):
 
 @runtime_checkable
 class RoundRule(Protocol):
-    """Decides round by round, with one drafter."""
+    """Decides round by round, with one drafter and one length for all that run."""
 
     drafter: str
 
-    def begin(self, batch: Batch, drafts: Drafts, index: int) -> None:
-        """A batch begins: what the draft will offer of each round, and how sure it will be, is at `index`."""
+    def at_load(self, num_running: int) -> None:
+        """A batch of so many begins."""
 
-    def lengths(self, jobs: Sequence[int], numbers: Sequence[int]) -> tuple[int, Sequence[int]]:
-        """Tokens to draft, and of them into the pass, by running job."""
+    @property
+    def steps(self) -> int:
+        """Tokens to draft in the next round."""
 
-    def follow(self, done: Round) -> None:
-        """What a round came to."""
+    def accepted(self, mean: float) -> None:
+        """The round's mean of accepted tokens a sequence."""
 
     def restart(self) -> None:
         """As `Rule.restart`."""
@@ -332,11 +330,41 @@ def _play_rounds(played: Played, rule: RoundRule) -> Trace:
         if block.step not in read:
             table, costs[block.step] = real_costs(stream.device, block, stream.scenario.draft_tokens)
             read[block.step] = read_ms(block, table, rule.drafter)
-        rule.begin(batch, block.drafts[rule.drafter], index)
-        took = play_rounds(block, costs[block.step], index, rule.drafter, lengths=rule.lengths, observe=rule.follow)
+        rule.at_load(batch.num_jobs)
+        took = play_rounds(block, costs[block.step], index, rule)
         ms.append(took + float(read[block.step][index]))
     none = np.zeros(len(ms), dtype=np.int64)
     return Trace(np.array(ms), none, none - 1)
+
+
+def play_rounds(block: Block, costs: Costs, index: int, rule: RoundRule) -> float:
+    """Decode one batch round by round; milliseconds without its prompts."""
+    num_jobs = block.shape[1]
+    drafts = block.drafts[rule.drafter]
+    accepted, offered = drafts.accepted[index].tolist(), drafts.offered[index].tolist()
+    noise = block.noise[index].tolist()
+    left = [n - 1 for n in block.needed[index].tolist()]
+    numbers = [0] * num_jobs
+    running = [j for j in range(num_jobs) if left[j] > 0]
+    total, step = 0.0, 0
+    passes, draft_ms = costs.passes[num_jobs].tolist(), costs.drafts[rule.drafter][num_jobs].tolist()
+    while running:
+        steps, num_running = rule.steps, len(running)
+        verified = [min(steps, offered[j][numbers[j]]) for j in running]
+        got = [min(v, accepted[j][numbers[j]]) for j, v in zip(running, verified, strict=True)]
+        mean = sum(verified) / num_running
+        below = int(mean)
+        ms = passes[below]
+        if mean > below:
+            ms += (mean - below) * (passes[below + 1] - passes[below])
+        total += (ms + draft_ms[steps]) * noise[step] * num_running / num_jobs
+        step += 1
+        rule.accepted(sum(got) / num_running)
+        for j, a in zip(running, got, strict=True):
+            left[j] -= a + 1
+            numbers[j] += 1
+        running = [j for j in running if left[j] > 0]
+    return total
 
 
 def _batches(stream: Stream, rule: Rule | RoundRule) -> Iterator[tuple[Block, int, Batch]]:

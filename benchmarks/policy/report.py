@@ -1,13 +1,11 @@
-"""The scores that were played, kept in a file; their tables, and the JSON line."""
+"""The scores that were played: tables, and the JSON line."""
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from rich.console import Console
@@ -16,30 +14,11 @@ from rich.table import Table
 from alphaloop.acceptance import Z95
 from benchmarks.policy.compare import Score
 from benchmarks.policy.scenario import Scenario
+from benchmarks.reporting import table_of
 
 #: Rule → score.
 Seed: TypeAlias = dict[str, Score]
 Scores: TypeAlias = Sequence[Seed]
-
-
-def append(path: Path, scenario: str, seed: int, scores: Seed) -> None:
-    """One line more."""
-    line = {"scenario": scenario, "seed": seed, "scores": {rule: asdict(score) for rule, score in scores.items()}}
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
-
-
-def read_scores(path: Path) -> dict[tuple[str, int], Seed]:
-    """All lines; of the same seed and rule the later one counts. A last line that was cut short is left out."""
-    found: dict[tuple[str, int], Seed] = {}
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            read = json.loads(line)
-            of_seed = found.setdefault((read["scenario"], read["seed"]), {})
-            for rule, score in read["scores"].items():
-                speedups = tuple(map(tuple, score.get("speedups", ())))
-                of_seed[rule] = Score(**{**score, "regret": tuple(score["regret"]), "speedups": speedups})
-    return found
 
 
 #: The least goodput over the oracle's, less the stated budget, by kind of scenario; and the least of vanilla's.
@@ -125,8 +104,8 @@ def print_tables(console: Console, scenarios: Sequence[Scenario], scores: Mappin
 
 
 def _print_ours(console: Console, scenarios: Sequence[Scenario], scores: Mapping[str, Scores]) -> None:
-    table = Table(title="Ours: what it spent and how steady it was")
-    for column in (
+    table = table_of(
+        "Ours: what it spent and how steady it was",
         "scenario",
         "seeds",
         "bar",
@@ -137,8 +116,7 @@ def _print_ours(console: Console, scenarios: Sequence[Scenario], scores: Mapping
         "loss",
         "flaps/100",
         "cold",
-    ):
-        table.add_column(column, justify="right")
+    )
     for scenario in scenarios:
         found = scores[scenario.name]
         cold = cold_share(found, "ours")
@@ -186,9 +164,15 @@ def print_measured(console: Console, scenarios: Sequence[Scenario], scores: Mapp
     """The switchback experiment on scenarios with slots, and how long a drafter that was slow once stayed out."""
     if not scenarios:
         return
-    table = Table(title="Ours on slots: the measured speed-up beside the simulated truth")
-    for column in ("scenario", "intervals", "covered", "half-width", "error", "jobs until back (most)"):
-        table.add_column(column, justify="right")
+    table = table_of(
+        "Ours on slots: the measured speed-up beside the simulated truth",
+        "scenario",
+        "intervals",
+        "covered",
+        "half-width",
+        "error",
+        "jobs until back (most)",
+    )
     for scenario in scenarios:
         its = Measured.of(scores[scenario.name])
         table.add_row(

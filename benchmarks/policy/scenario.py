@@ -246,7 +246,6 @@ class Scenario(Part):
     unwinnable: str = ""  #: what of the oracle's lead no rule can win
     inferred: dict[str, float] = Field(default_factory=dict)  #: calibrated times over the true ones of the first phase
     scored_free: tuple[str, ...] = ("lookup",)  #: drafters that finished texts are replayed to
-    survival_more: int = 0  #: draft tokens beyond the best single k with which the survival rule does best
     new_task: str | None = None  #: the one whose cold start is judged
 
     @property

@@ -276,16 +276,11 @@ class SlotTable:
         return self._read[key]
 
 
-#: Moments, evenly spaced in tokens, at which the time so far is kept.
-NUM_MOMENTS: Final = 120
-
-
 @dataclass(frozen=True)
 class SlotTrace:
     """What a rule did."""
 
     ms: float  #: the device's time
-    moments: Floats  #: [NUM_MOMENTS], time when so many tokens were out
     job_ms: Floats  #: [jobs], share of the device's time
     budget_ms: Floats  #: [jobs], of it, exploring or in control rounds
     budget_tokens: Floats  #: [jobs], put out meanwhile
@@ -322,16 +317,11 @@ class _Play:
         num_jobs = len(stream.jobs)
         # Lists: a single number is added to them faster than to arrays.
         self._job_ms, self._budget_ms, self._budget_tokens = ([0.0] * num_jobs for _ in range(3))
-        self._times: list[tuple[int, float]] = [(0, 0.0)]
 
     def run(self) -> SlotTrace:
         while self._next < len(self._stream.jobs) or self._running:
             self._round()
-        tokens, times = np.array(self._times).T
-        moments = np.interp(np.linspace(0, tokens[-1], NUM_MOMENTS + 1)[1:], tokens, times)
-        return SlotTrace(
-            self._ms, moments, np.array(self._job_ms), np.array(self._budget_ms), np.array(self._budget_tokens)
-        )
+        return SlotTrace(self._ms, np.array(self._job_ms), np.array(self._budget_ms), np.array(self._budget_tokens))
 
     def _round(self) -> None:
         stretch = self._stream.stretches.at(self._num_tokens)
@@ -375,7 +365,6 @@ class _Play:
         self._ms += ms
         self._num_rounds += 1
         self._num_tokens += sum(tokens) + len(new)  # a prompt yields the first token
-        self._times.append((self._num_tokens, self._ms))
         self._end(tokens)
 
     def _admit(self, num_open: int) -> list[Running]:

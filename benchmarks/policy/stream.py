@@ -5,7 +5,7 @@ Whole blocks are replayed at one (drafter, k), or a batch round by round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import product
@@ -40,22 +40,6 @@ class Drafts:
 
     accepted: NDArray[np.int8]
     offered: NDArray[np.int8]
-    #: Log-odds that the draft itself gives each of its tokens, [batches, jobs, rounds, k]; see `_confidence`.
-    logits: Floats
-    rng: np.random.Generator
-
-    @cached_property
-    def confidence(self) -> NDArray[np.float32]:
-        """How sure the draft is of each token, [batches, jobs, rounds, k], in log-odds.
-
-        Drawn from the outcome: normal, one standard deviation apart between accepted and refused tokens (AUC .76),
-        beside the logit that the job's tokens have on average. Then P(accepted | confidence) is logistic in it.
-        """
-        k = self.logits.shape[-1]
-        accepted = np.arange(k, dtype=np.int8) < self.accepted[..., None]
-        noise = self.rng.standard_normal(accepted.shape, dtype=np.float32)
-        log_odds = noise + np.where(accepted, np.float32(0.5), np.float32(-0.5))
-        return (log_odds + self.logits[:, :, None, :]).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -144,7 +128,7 @@ def draw_rounds(
         of_job = alpha[cell_of][:, None, :] + own
         accepted = _runs(of_job, num_rounds, rng)
         offered = _runs(reach[cell_of][:, None, :] + own, num_rounds, rng)
-        drafts[drafter] = Drafts(accepted, offered, of_job, rng.spawn(1)[0])
+        drafts[drafter] = Drafts(accepted, offered)
     noise = np.exp(ROUND_NOISE * rng.standard_normal((len(cell_of), num_rounds)) - ROUND_NOISE**2 / 2)
     return needed, drafts, noise
 
@@ -410,55 +394,3 @@ def read_ms(block: Block, table: CostTable, drafter: str | None) -> Floats:
         for cell in block.cells
     ]
     return np.asarray(block.shape[1] * np.array(by_cell)[block.cell_of], dtype=np.float64)
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """One round of a batch, for rules that follow rounds. Lists are by running job."""
-
-    jobs: Sequence[int]  #: numbers of the jobs still running
-    num_verified: Sequence[int]  #: drafted tokens that went into the pass
-    num_accepted: Sequence[int]
-
-
-def play_rounds(
-    block: Block,
-    costs: Costs,
-    index: int,
-    drafter: str,
-    *,
-    lengths: Callable[[Sequence[int], Sequence[int]], tuple[int, Sequence[int]]],
-    observe: Callable[[Round], None],
-) -> float:
-    """Decode one batch round by round; milliseconds without its prompts.
-
-    `lengths(jobs, numbers)` says for the running jobs, which stand before their so-manieth round, how many tokens are
-    drafted for all and how many of them go into the target's pass for each.
-    """
-    num_jobs = block.shape[1]
-    accepted = block.drafts[drafter].accepted[index].tolist()
-    offered = block.drafts[drafter].offered[index].tolist()
-    noise = block.noise[index].tolist()
-    left = [n - 1 for n in block.needed[index].tolist()]
-    numbers = [0] * num_jobs
-    running = [j for j in range(num_jobs) if left[j] > 0]
-    total, step = 0.0, 0
-    passes, drafts = costs.passes[num_jobs].tolist(), costs.drafts[drafter][num_jobs].tolist()
-    while running:
-        drafted, wanted = lengths(running, numbers)
-        verified = [min(w, offered[j][numbers[j]]) for j, w in zip(running, wanted, strict=True)]
-        got = [min(v, accepted[j][numbers[j]]) for j, v in zip(running, verified, strict=True)]
-        num_running = len(running)
-        mean = sum(verified) / num_running
-        below = int(mean)
-        ms = passes[below]
-        if mean > below:
-            ms += (mean - below) * (passes[below + 1] - passes[below])
-        ms = (ms + drafts[drafted]) * noise[step] * num_running / num_jobs
-        total, step = total + ms, step + 1
-        observe(Round(running, verified, got))
-        for j, a in zip(running, got, strict=True):
-            left[j] -= a + 1
-            numbers[j] += 1
-        running = [j for j in running if left[j] > 0]
-    return total

@@ -10,7 +10,6 @@ With `--workers 2` two workers ask the same servers and switch each by itself. `
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from alphaloop.switchback.request_schedule import RequestSchedule
 from alphaloop.switchback.requests import RequestFacts
 from alphaloop.switchback.slices import Slice
 from alphaloop.switchback.speedup import measured_speedup
+from benchmarks.reporting import parser_of
 from benchmarks.switchback.request_world import Experiment, KnownLoad, RequestScenario, RequestWorld
 from benchmarks.switchback.world import Truth
 
@@ -86,7 +86,7 @@ def play(scenario: RequestScenario, seed: int, design: RequestDesign, num_reques
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a row for each scenario."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--requests", type=int, default=4000, help="requests on trial of a run, of all workers")
     parser.add_argument("--share", type=float, default=0.15, help="of control")

@@ -7,12 +7,11 @@ nothing is shown: such runs are counted apart. Last line: JSON.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -25,13 +24,14 @@ from rich.console import Console
 from rich.table import Table
 
 from alphaloop.acceptance import Interval
-from alphaloop.clustered_share import Counts, consecutive_runs, share_interval, wilson
+from alphaloop.clustered_share import Counts, consecutive_runs, share_interval
 from alphaloop.payoff.bounds import Block, Bounds, total_bounds
 from alphaloop.payoff.verdict import Verdict, judge
 from alphaloop.switchback.block import SwitchbackDesign
 from alphaloop.switchback.schedule import SwitchbackSchedule
 from alphaloop.switchback.slices import Phase, Slice
 from alphaloop.switchback.task_speedup import Subject, task_speedup
+from benchmarks.reporting import parser_of, table_of
 from benchmarks.switchback.world import NOTHING, TASK, Drafting, Host, Scenario, Truth, World, with_speedup
 
 
@@ -87,28 +87,14 @@ _IN_A_ROW: Final = 4
 
 
 def acceptance_rows(num_jobs: int, num_runs: int, seed: int) -> Iterator[Coverage]:
-    """The interval that is shown beside the one of before, by the correlation of a job's trials."""
+    """The interval of α that status and the report show, by the correlation of a job's trials."""
     for correlation in (0.1, 0.3):
         for has_producers in (False, True):
             draws = np.random.default_rng([seed, num_jobs, round(100 * correlation), has_producers])
             drawn = [_jobs(draws, num_jobs, correlation, has_producers=has_producers) for _ in range(num_runs)]
             case = f"α .7, correlation {correlation:g}" + (", producers" if has_producers else "")
-            for what, interval in (("α", share_of_runs), ("α, estimated design effect", by_design_effect)):
-                yield coverage(what, case, num_jobs, (_shown(interval(jobs), truth) for jobs, truth in drawn))
-
-
-def share_of_runs(jobs: Sequence[Counts]) -> Interval | None:
-    """What status and the report show."""
-    return share_interval(consecutive_runs(jobs))
-
-
-def by_design_effect(jobs: Sequence[Counts]) -> Interval | None:
-    """Wilson's interval at the trials over an estimated design effect (Kish 1965), as a comparison."""
-    trials, accepts = sum(n for _, n in jobs), sum(a for a, _ in jobs)
-    share = accepts / trials
-    binomial = share * (1 - share) / trials
-    clustered = sum((a - share * n) ** 2 for a, n in jobs) * len(jobs) / (len(jobs) - 1) / trials**2
-    return wilson(share, trials / max(1.0, clustered / binomial) if binomial else len(jobs))
+            shown = [(share_interval(consecutive_runs(jobs)), truth) for jobs, truth in drawn]
+            yield coverage("α", case, num_jobs, (_shown(interval, truth) for interval, truth in shown))
 
 
 def _jobs(
@@ -247,7 +233,7 @@ NUM_JOBS_OF_SPEEDUP: Final = (*NUM_JOBS, 1000)
 
 def main() -> None:
     """Run every case, print the table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--most-jobs", type=int, default=max(NUM_JOBS_OF_SPEEDUP))
     parser.add_argument("--seed", type=int, default=1)
@@ -274,9 +260,9 @@ def main() -> None:
 
 
 def _table(found: list[Coverage]) -> Table:
-    table = Table(title="95 % intervals that hold the truth")
-    for column in ("interval", "case", "jobs", "shown", "covered", "above the truth", "width"):
-        table.add_column(column, justify="left" if column in ("interval", "case") else "right")
+    table = table_of(
+        "95 % intervals that hold the truth", "interval", "case", "jobs", "shown", "covered", "above the truth", "width"
+    )
     for one in sorted(found, key=lambda its: (its.what, its.case, its.num_jobs)):
         table.add_row(
             one.what,

@@ -21,7 +21,7 @@ from typing import Any
 
 from alphaloop.settings import read_tasks
 from benchmarks.jobs import WARM_UP_TASK, Jobs, draw_jobs, read_folder
-from benchmarks.reporting import FOLDER, REPOSITORY, checkout, commit_of, console, machine, print_found
+from benchmarks.reporting import FOLDER, REPOSITORY, checkout, commit_of, console, machine, parser_of, print_found
 from benchmarks.servers import CONFIGS, on_cores, running_servers, split_cores
 from benchmarks.whole.lineup import BASELINE, CONTESTANTS, ENGINE, VLLM, WORKER, Setup, draw_order, lineup
 from benchmarks.whole.report import Round, SlotsReport, met
@@ -140,9 +140,7 @@ def _conditions(options: argparse.Namespace, jobs: Jobs) -> dict[str, Any]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.whole", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--prompts", type=Path, required=True, help="folder with TASK.jsonl files")
     parser.add_argument("--num", type=int, default=480, help="jobs, spread over the tasks")
     parser.add_argument("--slots", type=int, nargs="+", default=[8, 32], help="sequences that decode together")

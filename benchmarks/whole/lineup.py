@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from alphaloop.settings import load_settings
 from benchmarks.contestants.process import Contestant
 from benchmarks.jobs import Jobs
 from benchmarks.reporting import REPOSITORY
-from benchmarks.servers import CONFIGS, Servers
+from benchmarks.servers import CONFIGS, PROFILE, Servers
 from benchmarks.whole.near_ties import Difference
 from benchmarks.workers import read_step_sums, started_worker
 
@@ -77,8 +78,9 @@ class Lineup:
         self._decisions: dict[str, tuple[str, int] | None] = {}
         self._vllm: Contestant | None = None
         self._jobs = [asdict(job) for job in setup.jobs.measured]
+        settings = load_settings(CONFIGS, profile=PROFILE).models
         self._engine = Contestant(
-            f"engine-{num_slots}", "benchmarks.contestants.our_engine", ["fed", str(CONFIGS), str(num_slots)]
+            f"engine-{num_slots}", "benchmarks.contestants.our_engine", [settings.model_dump_json(), str(num_slots)]
         )
         self._engine.wait_until_ready()
         self._tokenized = self._engine.request({"what": "tokens", "jobs": self._jobs})

@@ -10,6 +10,7 @@ from typing import Any, Final
 from rich.table import Table
 
 from benchmarks.paired import paired_ratio
+from benchmarks.reporting import table_of
 from benchmarks.whole.lineup import BASELINE, CONTESTANTS, ENGINE, VLLM, WORKER, Played
 from benchmarks.whole.near_ties import Difference
 
@@ -124,8 +125,8 @@ class SlotsReport:
 
     def table(self) -> Table:
         """For people."""
-        table = Table(title=f"{self.num_slots} slots, {self.num_jobs} jobs, {len(self.rounds)} rounds")
-        for column in (
+        table = table_of(
+            f"{self.num_slots} slots, {self.num_jobs} jobs, {len(self.rounds)} rounds",
             "",
             "tokens/s min",
             "median",
@@ -134,8 +135,7 @@ class SlotsReport:
             "jobs drafted",
             "worker over it",
             "bar",
-        ):
-            table.add_column(column, justify="left" if not column else "right")
+        )
         paired = {one.other: one for one in self.paired()}
         for name in CONTESTANTS:
             if runs := self.runs_of(name):

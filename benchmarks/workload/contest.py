@@ -60,10 +60,9 @@ class Block:
     prompts: tuple[str, ...] = field(repr=False)
 
 
-def read_phases(file: Path, *, times: int = 1) -> list[Phase]:
-    """The phases in their order, each `times` as long. Raises OSError, and ValueError for what is no workload."""
-    phases = [Phase.model_validate(phase) for phase in tomllib.loads(file.read_text("utf-8"))["phase"]]
-    return [phase.model_copy(update={"blocks": phase.blocks * times}) for phase in phases]
+def read_phases(file: Path) -> list[Phase]:
+    """The phases in their order. Raises OSError, and ValueError for what is no workload."""
+    return [Phase.model_validate(phase) for phase in tomllib.loads(file.read_text("utf-8"))["phase"]]
 
 
 def blocks(phases: list[Phase], folder: Path, *, seed: int, max_characters: int) -> Iterator[Block]:
@@ -300,23 +299,6 @@ def timed_once(played: Sequence[Played]) -> list[Played]:
     for one in played:
         decoding.setdefault((one.block, one.choice), []).append(one.seconds - one.deciding_s)
     return [replace(one, seconds=fmean(decoding[one.block, one.choice]) + one.deciding_s) for one in played]
-
-
-def hindsight(played: Sequence[Played], wanted: Callable[[Played], bool], static: str) -> float:
-    """How much faster than `static` it is to decode each task of each phase with its own best static setting.
-
-    Chosen after the fact, so noise counts in its favour: no rule that switches between these settings does better.
-    """
-    chosen = [one for one in played if one.setting != ADAPTIVE and wanted(one)]
-    num_tokens, seconds = 0, 0.0
-    for phase, task in dict.fromkeys((one.phase, one.task) for one in chosen):
-        here = [one for one in chosen if (one.phase, one.task) == (phase, task)]
-        found = rates(here, lambda _: True)
-        best = max(found, key=lambda name: found[name])
-        its = [one for one in here if one.setting == best]
-        num_tokens += sum(one.num_tokens for one in its)
-        seconds += sum(one.seconds for one in its)
-    return num_tokens / seconds / rates(chosen, lambda _: True)[static]
 
 
 def _by_block(played: Sequence[Played], wanted: Callable[[Played], bool], static: str) -> list[tuple[Played, Played]]:

@@ -133,7 +133,7 @@ def test_our_look_up_inside_vllm_is_started_with_what_loads_it() -> None:
 
 
 def test_rounds_without_a_draft_count_and_texts_are_compared_by_token() -> None:
-    one = Text("lookup", "sql", (1,), (5, 6, 7, 8, 9), drafted=(3,), accepted=(2,), gaps=())
+    one = Text("lookup", "sql", (1,), (5, 6, 7, 8, 9), drafted=(3,), accepted=(2,))
     assert one.num_rounds == 3  # the prompt's pass, one that drafted nothing, one of three tokens
     assert one.parts_from(replace(one, token_ids=(5, 6, 9))) == 2
     assert one.parts_from(one) is None

@@ -260,5 +260,5 @@ def test_intervals_are_compared_with_the_truth(seed: int) -> None:
 
 def test_scenarios_with_slots_name_what_no_rule_can_win() -> None:
     on_slots = [s for s in read_scenarios().scenarios if s.slots]
-    assert len(on_slots) == 9
+    assert len(on_slots) == 8
     assert all(s.unwinnable.endswith(".") for s in on_slots)

@@ -15,13 +15,11 @@ def test_runs_without_bounds_are_counted_apart() -> None:
     assert coverage("α", "case", 4, [Shown(None, None, 1.0)]).share is None
 
 
-def test_the_shown_interval_of_few_jobs_covers_more_often_than_the_one_of_before() -> None:
-    by_case: dict[str, dict[str, int]] = {}
-    for one in acceptance_rows(8, 100, 1):
-        by_case.setdefault(one.case, {})[one.what] = one.num_covered
-    assert len(by_case) == 4
-    for found in by_case.values():
-        assert found["α"] > found["α, estimated design effect"]
+def test_the_shown_interval_of_few_jobs_holds_the_truth() -> None:
+    found = list(acceptance_rows(8, 100, 1))
+    assert len(found) == 4
+    for one in found:
+        assert one.num_covered >= 0.9 * one.num_shown
 
 
 def test_measure_bounds_nothing_of_four_prompts_and_holds_the_truth_of_twenty() -> None:
