@@ -30,7 +30,7 @@ import transformers
 
 from alphaloop.errors import AlphaloopError
 from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
-from benchmarks.exactness import NEAR_TIE
+from benchmarks.exactness import first_difference
 from benchmarks.jobs import PromptJob, forced
 from benchmarks.reporting import console, parser_of, table_of
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
@@ -228,14 +228,12 @@ def check(architecture: Architecture, folder: Path) -> Outcome:
     num_near_ties = 0
     for one, generation in zip(prepared, generations, strict=True):
         expected = _generate(reference, one.token_ids)
-        if expected == list(generation.token_ids):
+        found = first_difference(reference, one.token_ids, expected, generation.token_ids)
+        if found is None:
             continue
-        gap = _gap(reference, one.token_ids, expected, generation.token_ids)
-        if gap > NEAR_TIE:
-            place = next(
-                (i for i, (a, b) in enumerate(zip(expected, generation.token_ids, strict=False)) if a != b), -1
-            )
-            reason = f"a prompt of {len(one.token_ids)} tokens: token {place} differs, {gap:.2g} below the best"
+        if not found.is_near_tie:
+            where = f"token {found.place} differs, {found.below_best:.2g} below the best"
+            reason = f"a prompt of {len(one.token_ids)} tokens: {where}"
             return Outcome(name, "different", engine.identity.engine, reason=reason)
         num_near_ties += 1
     return Outcome(name, "exact", engine.identity.engine, num_near_ties)
@@ -307,17 +305,6 @@ def _generate(reference: Any, prompt: Sequence[int]) -> list[int]:
         pad_token_id=0,
     )
     return [int(token) for token in output[0, len(prompt) :]]
-
-
-@torch.inference_mode()
-def _gap(reference: Any, prompt: Sequence[int], expected: Sequence[int], found: Sequence[int]) -> float:
-    """How far below the best logit the worse of the two tokens lies where the texts part."""
-    for place, pair in enumerate(zip(expected, found, strict=False)):
-        if len(set(pair)) > 1:
-            shared = torch.tensor([[*prompt, *expected[:place]]])
-            logits = reference(input_ids=shared, use_cache=False).logits[0, -1]
-            return float(logits.max() - logits[list(pair)].min())
-    return float("inf")
 
 
 def _outcomes(chosen: Sequence[Architecture]) -> Iterator[Outcome]:

@@ -53,20 +53,22 @@ class Difference:
         return self.below_best < NEAR_TIE
 
 
-def first_difference(reference: Any, prompt: Sequence[int], one: Generation, two: Generation) -> Difference | None:
+def first_difference(
+    reference: Any, prompt: Sequence[int], one: Sequence[int], two: Sequence[int], job_id: str = ""
+) -> Difference | None:
     """None where the texts are equal. `reference`: the transformers model, as it was loaded."""
-    if one.token_ids == two.token_ids:
+    if list(one) == list(two):
         return None
-    pairs = zip(one.token_ids, two.token_ids, strict=False)
+    pairs = zip(one, two, strict=False)
     place = next((i for i, pair in enumerate(pairs) if len(set(pair)) > 1), None)
     if place is None:
         # One goes on behind the end of the other: the same tokens ended one text and not the other.
-        return Difference(one.job_id, min(len(one.token_ids), len(two.token_ids)), float("inf"), float("inf"))
-    shared = torch.tensor([[*prompt, *one.token_ids[:place]]])
+        return Difference(job_id, min(len(one), len(two)), float("inf"), float("inf"))
+    shared = torch.tensor([[*prompt, *one[:place]]])
     with torch.inference_mode():
         logits = reference(input_ids=shared, use_cache=False, logits_to_keep=1).logits[0, 0]
-    found = [float(logits[text.token_ids[place]]) for text in (one, two)]
-    return Difference(one.job_id, place, abs(found[0] - found[1]), float(logits.max()) - min(found))
+    found = [float(logits[text[place]]) for text in (one, two)]
+    return Difference(job_id, place, abs(found[0] - found[1]), float(logits.max()) - min(found))
 
 
 def decode(
@@ -102,7 +104,8 @@ def main() -> None:
     differences = []
     for job in jobs:
         prompt = engine.prepare(job, sampling).token_ids
-        if (found := first_difference(reference, prompt, *(side[job.job_id] for side in texts))) is not None:
+        one, two = (side[job.job_id].token_ids for side in texts)
+        if (found := first_difference(reference, prompt, one, two, job.job_id)) is not None:
             differences.append(found)
             console.print(
                 f"{found.job_id}: differs at token {found.place}, gap {found.gap:.1e}, {found.below_best:.1e} below "

@@ -28,8 +28,8 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from benchmarks.engines.serve import FOLDER, add_pair, add_prompts, add_run, add_vllm, dense_folder
-from benchmarks.engines.setting_up import Running, Wanted, set_up
+from benchmarks.engines.serve import FOLDER, add_pair, add_prompts, add_run, add_vllm
+from benchmarks.engines.setting_up import Running, set_up
 from benchmarks.jobs import PromptJob, prompts_of
 from benchmarks.paired import bootstrap, percentile
 from benchmarks.reporting import checkout, console, machine, parser_of, print_found
@@ -150,23 +150,18 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         prompts = {task: prompts[task] for task in options.tasks}
     few, many = options.jobs
     blocks = draw_blocks(prompts, num_blocks=options.blocks, jobs_each={1: few, 8: many}, seed=options.seed)
-    wanted = Wanted(
-        str(options.vllm_python),
-        options.model or str(dense_folder(options.dtype)),
-        options.draft,
-        options.dtype,
-        max(LOADS),
-        options.ahead,
-        tuple(options.cores),
-        options.timeout_s,
-        options.seed,
-        worker=dict(given.split("=", 1) for given in options.worker),
-        num_threads=options.threads,
-    )
-    conditions = _conditions(options, wanted)
+    conditions = _conditions(options)
     console.print(conditions)
     rng = random.Random(options.seed)
-    with set_up(wanted, sorted(prompts), FOLDER / "routing") as running:
+    with set_up(
+        options,
+        sorted(prompts),
+        FOLDER / "routing",
+        dtype=options.dtype,
+        num_requests=max(LOADS),
+        ahead=options.ahead,
+        worker=dict(given.split("=", 1) for given in options.worker),
+    ) as running:
         _history(running, prompts, options)
         played = [_play(running, block, options.max_tokens, rng) for block in blocks]
         alone = [one for one in played if one.block.load == 1]
@@ -234,16 +229,16 @@ def _show(found: dict[str, Any]) -> None:
     console.print(f"beside the request, load 1, ms: {found['beside_the_request_ms']}")
 
 
-def _conditions(options: argparse.Namespace, wanted: Wanted) -> dict[str, Any]:
+def _conditions(options: argparse.Namespace) -> dict[str, Any]:
     return {
         **machine(),
         **checkout(),
         "cores_of_the_servers": options.cores or "all",
         "cores_of_the_rest": sorted(os.sched_getaffinity(0)),
         "servers": f"vLLM 0.32 CPU, eager, one process and {options.threads} thread(s) each, no prefix cache",
-        "model": Path(wanted.model).name,
-        "drafts": f"draft model {Path(wanted.draft).name}" if wanted.draft else "look-up, k = 4",
-        "dtype": wanted.dtype,
+        "model": Path(options.model).name if options.model else "SmolLM2",
+        "drafts": f"draft model {Path(options.draft).name}" if options.draft else "look-up, k = 4",
+        "dtype": options.dtype,
         "prompts": "a folder" if options.prompts else "Python's own sources",
         "blocks": len(LOADS) * options.blocks,
         "jobs_a_block": options.jobs,

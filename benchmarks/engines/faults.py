@@ -20,6 +20,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -39,7 +40,7 @@ from benchmarks.engines.serve import (
     wait_until_ready,
     with_other_weights,
 )
-from benchmarks.engines.setting_up import DRAFTING, PLAIN, SHORT_CALIBRATION, Running, Wanted, set_up
+from benchmarks.engines.setting_up import DRAFTING, PLAIN, Running, set_up
 from benchmarks.jobs import PromptJob, prompts_of
 from benchmarks.reporting import console, parser_of, print_found
 from benchmarks.servers import on_cores
@@ -66,28 +67,15 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         PromptJob(f"fault-{number:04d}", *every[number % len(every)], options.max_tokens)
         for number in range(options.jobs)
     ]
-    model = str(dense_folder("bfloat16"))
-    other = str(with_other_weights(Path(model), FOLDER / "other-weights"))
-    wanted = Wanted(
-        str(options.vllm_python),
-        model,
-        None,
-        "bfloat16",
-        8,
-        2,
-        tuple(options.cores),
-        options.timeout_s,
-        options.seed,
-        {"ANSWER_S": str(options.answer_s), "SILENCE_S": str(options.answer_s)},
-        SHORT_CALIBRATION,
-    )
+    other = str(with_other_weights(dense_folder("bfloat16"), FOLDER / "other-weights"))
+    endpoint = {"ANSWER_S": str(options.answer_s), "SILENCE_S": str(options.answer_s)}
     with ExitStack() as stack:
-        up = stack.enter_context(set_up(wanted, sorted(prompts), FOLDER / "faults"))
+        up = stack.enter_context(set_up(options, sorted(prompts), FOLDER / "faults", endpoint=endpoint))
         first, second, third, last = (jobs[place::4] for place in range(4))
         _send(up, first)
         console.print("the drafting server is killed and started again")
         _kill(up.processes[DRAFTING])
-        _start(up.processes[DRAFTING], up.drafting, wanted)
+        _start(up.processes[DRAFTING], up.drafting, options.cores)
         _wait(up, first)
         _send(up, second)
         console.print(f"the plain server hangs for {options.hang_s:g} s")
@@ -98,7 +86,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         for name in (PLAIN, DRAFTING):
             _kill(up.processes[name])
         again = [_with_model(server, other) for server in (up.plain, up.drafting)]
-        stack.enter_context(running(again, FOLDER / "faults" / "other", wanted.cores))
+        stack.enter_context(running(again, FOLDER / "faults" / "other", options.cores))
         up.restart_worker()
         _wait(up, third)
         _send(up, last)
@@ -166,8 +154,8 @@ def _kill(process: ChildProcess) -> None:
     process.kill()
 
 
-def _start(process: ChildProcess, server: Server, wanted: Wanted) -> None:
-    with on_cores(wanted.cores):
+def _start(process: ChildProcess, server: Server, cores: Sequence[int]) -> None:
+    with on_cores(cores):
         process.start()
     wait_until_ready(server, process)
 
@@ -196,6 +184,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--answer-s", type=float, default=20.0, help="after which a silent server counts as away")
     add_prompts(parser, max_tokens=24, max_characters=800)
     add_vllm(parser)
+    parser.set_defaults(model=None, draft=None, threads=1)
     add_run(parser, timeout_s=600.0)
     return parser.parse_args()
 

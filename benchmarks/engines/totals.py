@@ -21,8 +21,8 @@ from typing import Any, Final
 import psycopg
 from rich.table import Table
 
-from benchmarks.engines.serve import FOLDER, HOST, Server, add_pair, add_prompts, add_run, add_vllm, dense_folder
-from benchmarks.engines.setting_up import DRAFTING, PLAIN, SHORT_CALIBRATION, Wanted, set_up
+from benchmarks.engines.serve import FOLDER, HOST, Server, add_pair, add_prompts, add_run, add_vllm
+from benchmarks.engines.setting_up import DRAFTING, PLAIN, set_up
 from benchmarks.jobs import PromptJob, prompts_of
 from benchmarks.reporting import console, parser_of, print_found
 from benchmarks.servers import wait_until_idle
@@ -61,20 +61,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         for task, found in sorted(prompts.items())
         for prompt in found[place : place + 1]
     ]
-    wanted = Wanted(
-        str(options.vllm_python),
-        options.model or str(dense_folder("bfloat16")),
-        options.draft,
-        "bfloat16",
-        8,
-        2,
-        tuple(options.cores),
-        options.timeout_s,
-        options.seed,
-        worker=SHORT_CALIBRATION,
-        num_threads=options.threads,
-    )
-    with set_up(wanted, sorted(prompts), FOLDER / "totals") as running:
+    with set_up(options, sorted(prompts), FOLDER / "totals") as running:
         servers = {PLAIN: running.plain, DRAFTING: running.drafting}
         wait_until_idle(running.processes.values())
         before = {name: _counted(server) for name, server in servers.items()}

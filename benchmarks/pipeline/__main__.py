@@ -29,7 +29,6 @@ from benchmarks.pipeline.contestants import (
     MissingPeer,
     OurWorker,
     ParallelConsumer,
-    ParallelConsumerPeer,
     Race,
 )
 from benchmarks.pipeline.lone import NUM_WARM_UP, run_alone
@@ -129,16 +128,15 @@ def _measure(options: argparse.Namespace, servers: Servers, folder: Path) -> Fin
     return found
 
 
-def _parallel_consumers(folder: Path, home: Path) -> tuple[Sequence[ParallelConsumerPeer], list[str]]:
+def _parallel_consumers(folder: Path, home: Path) -> tuple[Sequence[ParallelConsumer], list[str]]:
     try:
-        peer = ParallelConsumer.find(folder, home)
+        return [ParallelConsumer(folder, home, num_at_once) for num_at_once in AT_ONCE], []
     except MissingPeer as error:
         console.print(f"[yellow]goes on without the Parallel Consumer:[/] {error}")
         return [], [f"Parallel Consumer: {error}"]
-    return [ParallelConsumerPeer(peer, num_at_once) for num_at_once in AT_ONCE], []
 
 
-def _java() -> str | None:
+def _java() -> int | None:
     java = find_java()
     return java_version(java) if java else None
 

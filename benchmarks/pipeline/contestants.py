@@ -100,25 +100,6 @@ def running_worker(race: Race, num_slots: int) -> Iterator[Process]:
         process.close()
 
 
-class ParallelConsumerPeer:
-    """One row and one result a job, so many jobs at once."""
-
-    outcomes = "outcomes"
-    is_migrated = False
-
-    def __init__(self, peer: ParallelConsumer, num_at_once: int) -> None:
-        self.name = f"parallel consumer, {num_at_once} at once"
-        self._peer = peer
-        self._num_at_once = num_at_once
-
-    def run(self, race: Race) -> dict[str, Any]:
-        """The program ends by itself."""
-        command = self._peer.command(
-            race.topics.servers, race.topic, race.num_jobs, self._num_at_once, race.database_url
-        )
-        return _run(self.name, command, "", race.log)
-
-
 class Loop:
     """Consume and produce; with a row a message where `is_recording`."""
 
@@ -168,44 +149,33 @@ class MissingPeer(Exception):
     """The peer cannot be run here; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
 class ParallelConsumer:
-    """Where its program, its jars and a Java with a compiler are."""
+    """Confluent's, with one committed row and one result a job: a program that is compiled when it is run."""
 
-    java: Path
-    folder: Path
-    kafka_home: Path
+    outcomes = "outcomes"
+    is_migrated = False
 
-    @classmethod
-    def find(cls, folder: Path, kafka_home: Path) -> ParallelConsumer:
+    def __init__(self, folder: Path, kafka_home: Path, num_at_once: int) -> None:
         """Raises MissingPeer, in words, when anything lacks."""
-        folder = folder.resolve()
-        if not (folder / PROGRAM).is_file() or not any(folder.glob("libs/parallel-consumer-core-*.jar")):
-            raise MissingPeer(f"expected {PROGRAM} and libs/parallel-consumer-core-*.jar in {folder}, found none")
+        self.name = f"parallel consumer, {num_at_once} at once"
+        self._folder, self._kafka_home, self._num_at_once = folder.resolve(), kafka_home, num_at_once
+        if not (self._folder / PROGRAM).is_file() or not any(self._folder.glob("libs/parallel-consumer-core-*.jar")):
+            raise MissingPeer(f"expected {PROGRAM} and libs/parallel-consumer-core-*.jar in {self._folder}, found none")
         java = find_java()
         if java is None:
             raise MissingPeer("expected Java 17 or newer, found none (set JAVA_HOME)")
         modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, check=False).stdout
         if "jdk.compiler" not in modules:
             raise MissingPeer(f"expected a Java with a compiler, found a bare runtime at {java} (set JAVA_HOME)")
-        return cls(java, folder, kafka_home)
+        self._java = java
 
-    def command(self, servers: str, topic: str, num_jobs: int, num_at_once: int, database_url: str) -> list[str]:
-        """A run with one committed row and one result a job."""
-        classes = f"{self.folder / 'libs'}/*:{self.kafka_home / 'libs'}/*"
-        return [
-            str(self.java),
-            "-Xmx1g",
-            "-cp",
-            classes,
-            str(self.folder / PROGRAM),
-            servers,
-            topic,
-            str(num_jobs),
-            str(num_at_once),
-            "pg",
-            jdbc_url(database_url),
-        ]
+    def run(self, race: Race) -> dict[str, Any]:
+        """The program ends by itself."""
+        classes = f"{self._folder / 'libs'}/*:{self._kafka_home / 'libs'}/*"
+        numbers = (str(race.num_jobs), str(self._num_at_once))
+        database = ("pg", jdbc_url(race.database_url))
+        program = (str(self._folder / PROGRAM), race.topics.servers, race.topic, *numbers, *database)
+        return _run(self.name, [str(self._java), "-Xmx1g", "-cp", classes, *program], "", race.log)
 
 
 def jdbc_url(database_url: str) -> str:

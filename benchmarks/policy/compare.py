@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 
 import numpy as np
 
-from alphaloop.cost import CostPoint
 from benchmarks.policy.ours import Ours
 from benchmarks.policy.peers import AlphaThresholds, EmaTiers, EpsilonGreedy
 from benchmarks.policy.play import Oracle, Played, RoundRule, Rule, Trace, play
@@ -37,35 +35,13 @@ class Score:
     jobs_until_back: int | None = None  #: after the scenario's hiccup, before its drafter is chosen again
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What a rule is built from in a scenario."""
-
-    scenario: Scenario
-    points: tuple[CostPoint, ...]  #: costs as they were calibrated
-    device: Device
-    best: Callable[[], dict[str, int]]  #: of each drafter the best single k, with hindsight; the best drafter first
-    seed: int
-
-    @property
-    def model_drafter(self) -> str:
-        """The one with a draft model, which adaptive engines ask for; else the best."""
-        return "draft" if "draft" in self.scenario.draft_tokens else next(iter(self.best()))
-
-
-Maker = Callable[[Setting], Rule | RoundRule]
-
-MAKERS: dict[str, Maker] = {
-    "ours": lambda s: Ours(s.scenario, s.points, s.seed),
-    "epsilon_greedy": lambda s: EpsilonGreedy(s.scenario.actions, s.seed),
-    "alpha_thresholds": lambda s: AlphaThresholds(*next(iter(s.best().items()))),
-    "ema_tiers": lambda s: EmaTiers(s.model_drafter, s.scenario.draft_tokens[s.model_drafter]),
-}
+#: Rules that play on batches, beside the single settings.
+RULES = ("ours", "epsilon_greedy", "alpha_thresholds", "ema_tiers")
 
 
 def rule_names(scenario: Scenario) -> list[str]:
     """Every rule that plays in this scenario."""
-    return [*MAKERS, *(action_name(*action) for action in scenario.actions)]
+    return [*RULES, *(action_name(*action) for action in scenario.actions)]
 
 
 def action_name(drafter: str | None, k: int) -> str:
@@ -79,7 +55,6 @@ def compare(scenario: Scenario, device: Device, oracle: Oracle, seed: int, rules
     best = played.oracle_ms(oracle)
     vanilla = float(played.fixed_ms(None, 0).sum())
     judge = _Judge(played, oracle, best, vanilla)
-    setting = Setting(scenario, device.points(scenario.inferred), device, cache(partial(_best_lengths, played)), seed)
     actions = {action_name(*action): action for action in scenario.actions}
     scores = {}
     for name in rules:
@@ -88,17 +63,25 @@ def compare(scenario: Scenario, device: Device, oracle: Oracle, seed: int, rules
             number = scenario.actions.index(actions[name])
             trace = Trace(ms, np.zeros(len(ms), np.int64), np.full(len(ms), number))
         else:
-            trace = play(played, MAKERS[name](setting))
+            trace = play(played, _rule(name, played, seed))
         scores[name] = judge.score(trace)
     return scores
 
 
-def _best_lengths(played: Played) -> dict[str, int]:
-    actions = [(drafter, k) for drafter, k in played.stream.scenario.actions if drafter is not None]
-    best: dict[str, int] = {}
-    for drafter, k in sorted(actions, key=lambda action: float(played.fixed_ms(*action).sum())):
-        best.setdefault(drafter, k)
-    return best
+def _rule(name: str, played: Played, seed: int) -> Rule | RoundRule:
+    scenario = played.stream.scenario
+    if name == "ours":
+        return Ours(scenario, played.stream.device.points(scenario.inferred), seed)
+    if name == "epsilon_greedy":
+        return EpsilonGreedy(scenario.actions, seed)
+    # Both are given the drafter that is best in this very stream, unless there is a draft model for the tiers.
+    drafting = [action for action in scenario.actions if action[0] is not None]
+    drafter, k = min(drafting, key=lambda action: float(played.fixed_ms(*action).sum()))
+    assert drafter is not None
+    if name == "alpha_thresholds":
+        return AlphaThresholds(drafter, k)
+    model = "draft" if "draft" in scenario.draft_tokens else drafter
+    return EmaTiers(model, scenario.draft_tokens[model])
 
 
 class _Judge:

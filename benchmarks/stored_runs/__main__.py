@@ -28,8 +28,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.hourly_sums import RollupStore
 from alphaloop.store.schema import current, upgrade
 from alphaloop.store.session_limits import UNLIMITED
-from benchmarks.ended_jobs.__main__ import conditions
-from benchmarks.reporting import console, parser_of, table_of
+from benchmarks.reporting import console, machine, parser_of, table_of
 from benchmarks.stored_runs.filling import NUM_PROMPTS, fill_ledger, fill_probes, fill_surroundings
 from benchmarks.stored_runs.questions import LIMIT_S, Asked, all_questions, ask, plan
 from benchmarks.stored_runs.scheduler_run import Runs, run_scheduler
@@ -58,7 +57,7 @@ def main() -> None:
             if options.plans is not None:
                 options.plans.write_text("\n\n".join(plans(connection, runs)) + "\n", encoding="utf-8")
     show(asked, runs)
-    print(json.dumps(as_json(asked, runs) | {"bytes": size[0] if size else 0, "seconds": seconds, **conditions()}))
+    print(json.dumps(as_json(asked, runs) | {"bytes": size[0] if size else 0, "seconds": seconds, **machine()}))
 
 
 @contextmanager

@@ -90,7 +90,9 @@ def test_look_up_in_a_batch_writes_what_vanilla_writes_alone(
     assert max(generation.batch_size for generation in drafted.values()) == BATCH
     for job in jobs:
         prompt = engine.prepare(job, GREEDY).token_ids
-        found = first_difference(reference, prompt, vanilla[job.job_id], drafted[job.job_id])
+        found = first_difference(
+            reference, prompt, vanilla[job.job_id].token_ids, drafted[job.job_id].token_ids, job.job_id
+        )
         print(f"{job.job_id}: {found or 'identical'}")
         assert found is None or found.is_near_tie
 

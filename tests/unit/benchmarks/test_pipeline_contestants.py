@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -77,13 +76,9 @@ def test_repeated_results_are_counted() -> None:
 
 def test_a_peer_that_is_not_there_says_so(tmp_path: Path) -> None:
     with pytest.raises(MissingPeer, match=PROGRAM):
-        ParallelConsumer.find(tmp_path, tmp_path)
+        ParallelConsumer(tmp_path, tmp_path, 16)
 
 
-def test_a_peers_command_names_one_row_a_job_and_its_database(tmp_path: Path) -> None:
-    peer = ParallelConsumer(Path("/java"), tmp_path, Path("/kafka"))
-    command = peer.command("127.0.0.1:9", "jobs.bulk", 20, 16, "postgresql://me:secret@127.0.0.1:5/run_1")
-    assert command[-6:-1] == ["127.0.0.1:9", "jobs.bulk", "20", "16", "pg"]
-    assert command[-1] == jdbc_url("postgresql://me:secret@127.0.0.1:5/run_1")
-    assert command[-1] == "jdbc:postgresql://127.0.0.1:5/run_1?user=me&password=secret"
-    assert json.dumps(command)
+def test_a_peer_gets_the_address_of_its_database_as_its_driver_wants_it() -> None:
+    found = jdbc_url("postgresql://me:secret@127.0.0.1:5/run_1")
+    assert found == "jdbc:postgresql://127.0.0.1:5/run_1?user=me&password=secret"
