@@ -46,17 +46,16 @@ from alphaloop.cli.children import worker_process as started_worker
 from alphaloop.cli.connection import open_database
 from alphaloop.cli.options import GlobalOptions
 from alphaloop.cli.up import prepare
-from alphaloop.demo.prompts import harvest
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.embedded.stack import EmbeddedStack
 from alphaloop.kafka.producer import Producer
-from alphaloop.messages import Body, Decoding, Job, Mode, Result, encode_job
+from alphaloop.messages import Decoding, Job, Mode, Result, encode_job
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.outcomes.reading import OutcomeReader
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.switchback.student import t_quantile
-from benchmarks.jobs import read_folder
+from benchmarks.jobs import PromptJob, prompts_of
 from benchmarks.reporting import console, parser_of
 
 #: Figures that must be equal; the view's columns have these names, the others are turned into them.
@@ -287,7 +286,6 @@ def _log_ratio(blocks: Sequence[ForcedBlock]) -> float:
 #: Of all tasks together: with five tasks each figure has 99 %.
 CONFIDENCE: Final = 0.95
 NOT_COMPARED: Final = "not compared"
-_HARVESTED: Final = 20  #: prompts of a task that the demo finds in Python's library
 
 
 def main() -> int:
@@ -333,7 +331,7 @@ def _drafted(ended: Iterable[Result], shown: Asked) -> set[str]:
 
 def _draw(prompts: Mapping[str, Sequence[str]], number: int, options: argparse.Namespace, rng: Random) -> list[Job]:
     drawn = [
-        _job(f"forced-{number:03d}-{task}-{i}", task, prompt, options.max_tokens)
+        PromptJob(f"forced-{number:03d}-{task}-{i}", task, prompt, options.max_tokens).as_job()
         for task, lines in prompts.items()
         for i, prompt in enumerate(rng.sample(list(lines), options.block_jobs))
     ]
@@ -442,27 +440,19 @@ def _told(found: Mapping[str, float] | None) -> str:
 
 
 def _prompts(options: argparse.Namespace) -> dict[str, list[str]]:
-    if options.prompts is None:
-        found = harvest(options.seed, num_traffic=_HARVESTED, num_probes=0).traffic
-        return {task: list(found[task]) for task in options.tasks or found}
-    read = read_folder(options.prompts)
-    short = {task: [one for one in read[task] if len(one) <= options.max_chars] for task in options.tasks or read}
-    return {task: lines for task, lines in short.items() if len(lines) >= options.block_jobs}
+    found = prompts_of(options.prompts, seed=options.seed, max_characters=options.max_chars)
+    wanted = {task: found[task] for task in options.tasks or found}
+    return {task: lines for task, lines in wanted.items() if len(lines) >= options.block_jobs}
 
 
 def _jobs(prompts: Mapping[str, Sequence[str]], options: argparse.Namespace, rng: Random) -> list[Job]:
     tasks = sorted(prompts)
-    jobs = [
-        _job(f"job-{number:05d}", task := tasks[number % len(tasks)], rng.choice(prompts[task]), options.max_tokens)
-        for number in range(options.jobs)
-    ]
+    jobs = []
+    for number in range(options.jobs):
+        task = tasks[number % len(tasks)]
+        jobs.append(PromptJob(f"job-{number:05d}", task, rng.choice(prompts[task]), options.max_tokens).as_job())
     rng.shuffle(jobs)
     return jobs
-
-
-def _job(job_id: str, task: str, prompt: str, max_tokens: int) -> Job:
-    body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": max_tokens, "temperature": 0.0}
-    return Job(job_id=job_id, task=task, body=Body.model_validate(body))
 
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:
@@ -482,7 +472,7 @@ def _options() -> argparse.Namespace:
     parser = parser_of(__doc__)
     parser.add_argument("--prompts", type=Path, help="a folder of TASK.jsonl files; Python's library, if not given")
     parser.add_argument("--tasks", nargs="+", help="only these tasks")
-    parser.add_argument("--max-chars", type=int, default=900, help="longer prompts of the folder are left out")
+    parser.add_argument("--max-chars", type=int, default=900, help="longer prompts are left out")
     parser.add_argument("--jobs", type=int, default=2000, help="that the worker decides; prompts repeat")
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--blocks", type=int, default=24, help="pairs of forced blocks")

@@ -45,12 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--changes", type=int, default=400, help="streams with a change, for each size and speed")
     parser.add_argument("--conditions", nargs="*", default=[condition.name for condition in CONDITIONS])
     parser.add_argument("--only", nargs="*", help="beginnings of rivals' names")
-    parser.add_argument("--again", type=Path, help="results of runs, a file of JSON a condition, to tabulate")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench-drift"))
     given = parser.parse_args(arguments)
     print(f"seeds {NULL_SEED} and {SHIFT_SEED}; {given.null_streams} steady streams of {given.null_jobs} jobs, "
           f"{given.changes} streams with each change", flush=True)  # fmt: skip
-    results = _read(given.again) if given.again else _run(given)
+    results = _run(given)
     print(run_lengths(results))
     for with_hindsight in (True, False):
         print("\nsettings chosen for each change" if with_hindsight else "\none setting for each condition")
@@ -59,12 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     summary = {"run_length": RUN_LENGTHS[-1], "sooner_rivals": sooner, "sooner_with_one_setting": sooner_with_one}
     print(json.dumps(summary | {"results": results}))
     return int(bool(sooner))
-
-
-def _read(folder: Path) -> list[dict[str, Any]]:
-    found = [json.loads(path.read_text().splitlines()[-1])["results"] for path in sorted(folder.glob("*.log"))]
-    names = [condition.name for condition in CONDITIONS]
-    return sorted((one for its in found for one in its), key=lambda one: names.index(one["condition"]))
 
 
 def _run(given: argparse.Namespace) -> list[dict[str, Any]]:

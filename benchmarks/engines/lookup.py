@@ -15,9 +15,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from alphaloop.embedded.process import ChildProcess
 from alphaloop.inside_vllm.proposer import TASK
 from benchmarks.engines.serve import (
     FOLDER,
@@ -62,19 +61,9 @@ class Text:
         return next((place for place, (one, two) in enumerate(pairs) if one != two), None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    """A moment, or the time between two, in seconds."""
-
+class _Took(NamedTuple):
     wall_s: float
     cpu_s: float
-
-    @classmethod
-    def now(cls, server: ChildProcess) -> _Moment:
-        return cls(time.perf_counter(), 0.0 if server.pid is None else cpu_seconds(server.pid))
-
-    def since(self, other: _Moment) -> _Moment:
-        return _Moment(self.wall_s - other.wall_s, self.cpu_s - other.cpu_s)
 
 
 def main() -> int:
@@ -85,16 +74,18 @@ def main() -> int:
     folder = FOLDER / "lookup"
     folder.mkdir(parents=True, exist_ok=True)
     texts: list[Text] = []
-    seconds: dict[str, dict[str, _Moment]] = {}
+    seconds: dict[str, dict[str, _Took]] = {}
     for server in _servers(options, list(chosen)):
         with running([server], folder, options.cores) as (process,):
             _ask(server, next(iter(chosen.values()))[0], "", options)  # the first pass compiles
             for task, found in chosen.items():
-                begin = _Moment.now(process)
+                wall_s, cpu_s = time.perf_counter(), cpu_seconds(process.pid or 0)
                 with ThreadPoolExecutor(options.load) as pool:
                     written = list(pool.map(lambda prompt, s=server, t=task: _ask(s, prompt, t, options), found))
                 texts += written
-                seconds.setdefault(server.name, {})[task] = _Moment.now(process).since(begin)
+                seconds.setdefault(server.name, {})[task] = _Took(
+                    time.perf_counter() - wall_s, cpu_seconds(process.pid or 0) - cpu_s
+                )
     _report(texts, seconds, list(chosen))
     return 0
 
@@ -138,7 +129,7 @@ def _ask(server: Server, prompt: str, task: str, options: argparse.Namespace) ->
     )
 
 
-def _report(texts: Sequence[Text], seconds: dict[str, dict[str, _Moment]], tasks: Sequence[str]) -> None:
+def _report(texts: Sequence[Text], seconds: dict[str, dict[str, _Took]], tasks: Sequence[str]) -> None:
     names = list(seconds)
     figures: dict[str, Any] = {}
     print(f"{'task':18}" + "".join(f"{name:>32}" for name in names))

@@ -14,7 +14,8 @@ import argparse
 import random
 import shutil
 import sys
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from alphaloop.settings import read_tasks
 from benchmarks.jobs import WARM_UP_TASK, Jobs, draw_jobs, read_folder
 from benchmarks.reporting import FOLDER, REPOSITORY, checkout, commit_of, console, machine, parser_of, print_found
 from benchmarks.servers import CONFIGS, on_cores, running_servers, split_cores
-from benchmarks.whole.lineup import BASELINE, CONTESTANTS, ENGINE, VLLM, WORKER, Setup, draw_order, lineup
+from benchmarks.whole.lineup import BASELINE, CONTESTANTS, ENGINE, VLLM, WORKER, Lineup, draw_order
 from benchmarks.whole.report import Round, SlotsReport, met
 from benchmarks.workers import worktree
 
@@ -56,12 +57,22 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         with on_cores(server_cores):
             servers = stack.enter_context(running_servers(folder))
         stack.enter_context(on_cores(other_cores))
-        setup = Setup(servers, jobs, baseline, options.vllm_python, folder / "runs", options.timeout_s)
         for num_slots in options.slots:
-            report = _play(setup, contestants, num_slots, options.rounds, rng, conditions)
-            console.print(report.table())
-            _print_checks(report)
-            reports.append(report)
+            playing = Lineup(
+                servers,
+                jobs,
+                num_slots=num_slots,
+                baseline=baseline,
+                vllm_python=options.vllm_python,
+                folder=folder / "runs",
+                timeout_s=options.timeout_s,
+            )
+            conditions["engine"] = playing.engine_name
+            with closing(playing):
+                rounds = [_round(playing, draw_order(contestants, rng), number) for number in range(options.rounds)]
+            reports.append(SlotsReport(num_slots, len(jobs.measured), tuple(rounds)))
+            console.print(reports[-1].table())
+            _print_checks(reports[-1])
     return {
         "conditions": conditions,
         "slots": {str(report.num_slots): report.as_json() for report in reports},
@@ -70,31 +81,19 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _play(
-    setup: Setup,
-    contestants: list[str],
-    num_slots: int,
-    num_rounds: int,
-    rng: random.Random,
-    conditions: dict[str, Any],
-) -> SlotsReport:
-    rounds = []
-    with lineup(setup, num_slots) as playing:
-        conditions["engine"] = playing.engine_name
-        for number in range(num_rounds):
-            played = []
-            for name in draw_order(contestants, rng):
-                played.append(playing.play(name, seed=number))
-                console.print(
-                    f"{num_slots} slots, round {number + 1}: {name} {played[-1].tokens_per_s:.1f} tokens/s, "
-                    f"{played[-1].num_tokens} in {played[-1].seconds:.1f} s"
-                )
-            one = Round(tuple(played))
-            worker, engine = one.of(WORKER), one.of(ENGINE)
-            if worker is not None and engine is not None:
-                one = Round(one.played, tuple(playing.differences(worker, engine)))
-            rounds.append(one)
-    return SlotsReport(num_slots, len(setup.jobs.measured), tuple(rounds))
+def _round(playing: Lineup, order: Sequence[str], number: int) -> Round:
+    played = []
+    for name in order:
+        played.append(playing.play(name, seed=number))
+        console.print(
+            f"{playing.num_slots} slots, round {number + 1}: {name} {played[-1].tokens_per_s:.1f} tokens/s, "
+            f"{played[-1].num_tokens} in {played[-1].seconds:.1f} s"
+        )
+    one = Round(tuple(played))
+    worker, engine = one.of(WORKER), one.of(ENGINE)
+    if worker is None or engine is None:
+        return one
+    return Round(one.played, tuple(playing.differences(worker, engine)))
 
 
 def _print_checks(report: SlotsReport) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,27 +56,26 @@ class Played:
         return self.num_tokens / self.seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What all contestants share."""
-
-    servers: Servers
-    jobs: Jobs
-    baseline: Path | None  #: folder of the other commit
-    vllm_python: str | None
-    folder: Path  #: for logs and data
-    timeout_s: float
-
-
 class Lineup:
     """Contestants with `num_slots` sequences at most. Engines stay loaded and idle; a worker runs while it plays."""
 
-    def __init__(self, setup: Setup, num_slots: int) -> None:
-        self._setup = setup
-        self._num_slots = num_slots
+    def __init__(
+        self,
+        servers: Servers,
+        jobs: Jobs,
+        *,
+        num_slots: int,
+        baseline: Path | None,
+        vllm_python: str | None,
+        folder: Path,
+        timeout_s: float,
+    ) -> None:
+        """`baseline`: a checkout of the other commit. `folder`: for logs and data. `timeout_s`: without any result."""
+        self._servers, self._drawn, self.num_slots = servers, jobs, num_slots
+        self._baseline, self._vllm_python, self._folder, self._timeout_s = baseline, vllm_python, folder, timeout_s
         self._decisions: dict[str, tuple[str, int] | None] = {}
         self._vllm: Contestant | None = None
-        self._jobs = [asdict(job) for job in setup.jobs.measured]
+        self._jobs = [asdict(job) for job in jobs.measured]
         settings = load_settings(CONFIGS, profile=PROFILE).models
         self._engine = Contestant(
             f"engine-{num_slots}", "benchmarks.contestants.our_engine", [settings.model_dump_json(), str(num_slots)]
@@ -85,16 +83,16 @@ class Lineup:
         self._engine.wait_until_ready()
         self._tokenized = self._engine.request({"what": "tokens", "jobs": self._jobs})
         self.engine_name = str(self._tokenized["engine"])
-        warm_up = {job.job_id: None for job in setup.jobs.warm_up}
-        jobs = [asdict(job) for job in setup.jobs.warm_up]
-        self._engine.request({"what": "decode", "jobs": jobs, "decisions": warm_up})
+        warm_up = {job.job_id: None for job in jobs.warm_up}
+        first = [asdict(job) for job in jobs.warm_up]
+        self._engine.request({"what": "decode", "jobs": first, "decisions": warm_up})
 
     def play(self, contestant: str, *, seed: int) -> Played:
         """One run. The engine's run needs one of the worker before it."""
         if contestant == WORKER:
             return self._play_worker(contestant, REPOSITORY, seed)
-        if contestant == BASELINE and self._setup.baseline is not None:
-            return self._play_worker(contestant, self._setup.baseline, seed)
+        if contestant == BASELINE and self._baseline is not None:
+            return self._play_worker(contestant, self._baseline, seed)
         if contestant == ENGINE:
             return self._play_engine(contestant, self._decisions)
         if contestant == ENGINE_VANILLA:
@@ -126,16 +124,16 @@ class Lineup:
 
     def _play_worker(self, name: str, checkout: Path, seed: int) -> Played:
         """Warm-up and history, then the measured jobs, timed from Kafka to Kafka; the worker drains and ends."""
-        setup, jobs = self._setup, self._setup.jobs
+        jobs = self._drawn
         with started_worker(
             checkout,
-            setup.servers,
+            self._servers,
             jobs.tasks,
-            num_slots=self._num_slots,
+            num_slots=self.num_slots,
             seed=seed,
-            folder=setup.folder,
+            folder=self._folder,
             name=name,
-            timeout_s=setup.timeout_s,
+            timeout_s=self._timeout_s,
         ) as worker:
             client = worker.client
             for unmeasured, decoding in ((jobs.warm_up, "vanilla"), (jobs.history, "auto")):
@@ -144,7 +142,7 @@ class Lineup:
             before = read_step_sums(worker.address)
             began = time.monotonic()
             client.send_all(jobs.measured)
-            client.wait(jobs.measured, num_left=self._num_slots - 1)
+            client.wait(jobs.measured, num_left=self.num_slots - 1)
             backlog_s = time.monotonic() - began
             under_backlog = read_step_sums(worker.address).since(before)
             client.wait(jobs.measured)
@@ -158,7 +156,7 @@ class Lineup:
             name,
             seconds,
             sum(result.num_tokens for result in results.values()),
-            under_backlog.occupied(self._num_slots),
+            under_backlog.occupied(self.num_slots),
             under_backlog.step_s / backlog_s,
             {job_id: result.text or "" for job_id, result in results.items()},
             faults={
@@ -175,7 +173,7 @@ class Lineup:
             name,
             answer["seconds"],
             sum(map(len, answer["token_ids"].values())),
-            answer["num_sequence_steps"] / (num_steps * self._num_slots) if num_steps else None,
+            answer["num_sequence_steps"] / (num_steps * self.num_slots) if num_steps else None,
             texts=answer["texts"],
             token_ids={job_id: tuple(tokens) for job_id, tokens in answer["token_ids"].items()},
             num_drafted=sum(decision is not None for decision in decisions.values()),
@@ -191,27 +189,17 @@ class Lineup:
         settings: dict[str, Any] = {
             "model": self._tokenized["folder"],
             "max_model_len": self._tokenized["context_length"],
-            "max_num_seqs": self._num_slots,
+            "max_num_seqs": self.num_slots,
             # Our engine copies beginnings that prompts share, so that the peer keeps its default.
             "enable_prefix_caching": True,
         }
-        python = self._setup.vllm_python
+        python = self._vllm_python
         if python is None:
             raise ValueError("vLLM needs --vllm-python")
         vllm = Contestant(
-            f"vllm-{self._num_slots}", "benchmarks.contestants.peers", ["vllm", json.dumps(settings)], python=python
+            f"vllm-{self.num_slots}", "benchmarks.contestants.peers", ["vllm", json.dumps(settings)], python=python
         )
         vllm.wait_until_ready()
-        warm = self._tokenized["prompts"][: self._num_slots]
+        warm = self._tokenized["prompts"][: self.num_slots]
         vllm.ask(warm, 8, "vanilla", stop_at_end=False)
         return vllm
-
-
-@contextmanager
-def lineup(setup: Setup, num_slots: int) -> Iterator[Lineup]:
-    """A Lineup whose engines end with the block."""
-    made = Lineup(setup, num_slots)
-    try:
-        yield made
-    finally:
-        made.close()
