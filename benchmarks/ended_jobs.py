@@ -25,11 +25,6 @@ _FILL: Final = """
     FROM generate_series(%(first)s::int, %(last)s::int) AS n,
         LATERAL (SELECT now() - %(span)s::interval * (1 - n / %(all)s::float8) AS at) AS moments
 """
-_BEFORE: Final = (
-    "DROP INDEX ix_jobs_created_at",
-    "DROP INDEX ix_jobs_finished_at",
-    "CREATE INDEX ix_jobs_task_created_at ON jobs (task, created_at)",
-)
 
 
 def fill(connection: psycopg.Connection, num_jobs: int, tell: Callable[[int], None]) -> None:
@@ -55,20 +50,3 @@ def filled_densely(connection: psycopg.Connection) -> Iterator[None]:
     connection.execute("ALTER TABLE jobs ADD CONSTRAINT pk_jobs PRIMARY KEY (job_id)")
     connection.execute("ALTER TABLE jobs SET (fillfactor = 15)")
     connection.execute("ALTER TABLE jobs RESET (autovacuum_enabled)")
-
-
-def use_indexes_of_before(connection: psycopg.Connection) -> None:
-    """What the table had before retention was built."""
-    for statement in _BEFORE:
-        connection.execute(statement)
-    connection.execute("ANALYZE jobs")
-
-
-def sizes(connection: psycopg.Connection) -> dict[str, int]:
-    """Bytes of the table's rows and of each index."""
-    found = connection.execute("""
-        SELECT relname, pg_relation_size(oid) FROM pg_class WHERE oid = 'jobs'::regclass
-        UNION ALL SELECT indexrelid::regclass::text, pg_relation_size(indexrelid) FROM pg_index
-        WHERE indrelid = 'jobs'::regclass ORDER BY 1
-    """).fetchall()
-    return {str(name): int(size) for name, size in found}

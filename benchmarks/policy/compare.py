@@ -28,7 +28,6 @@ class Score:
     of_vanilla: float
     budget_share: float  #: tokens decoded for control and exploration
     budget_loss: float  #: time that those lost to the oracle, over its whole time
-    flaps: float  #: changes of a cell's choice a hundred jobs
     cold: float | None  #: share of new tasks whose choice was near the best after `COLD_JOBS` jobs; None: not judged
     #: By task and sampling bucket with an interval: measured, low, high and true speed-up. With slots, ours only.
     speedups: tuple[tuple[float, float, float, float], ...] = ()
@@ -92,10 +91,7 @@ class _Judge:
         self._tokens = np.concatenate([block.needed.sum(axis=1) for block in blocks])
         self._jobs = np.concatenate([np.full(len(block.cell_of), block.shape[1]) for block in blocks])
         self._over_best = np.concatenate([oracle.over_best(block.step)[block.cell_of] for block in blocks])
-        numbers: dict[object, int] = {}
-        keys = [(block.cells[c], block.shape[1]) for block in blocks for c in block.cell_of.tolist()]
-        self._cells = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
-        self._tasks = np.array([cell.task for cell, _ in keys])
+        self._tasks = np.array([block.cells[c].task for block in blocks for c in block.cell_of.tolist()])
 
     def score(self, trace: Trace) -> Score:
         excess = trace.ms - self._best
@@ -112,16 +108,8 @@ class _Judge:
             self._vanilla / total,
             share,
             lost / best,
-            self._flaps(trace),
             self._cold(trace),
         )
-
-    def _flaps(self, trace: Trace) -> float:
-        flaps = 0
-        for cell in np.unique(self._cells):
-            chosen = trace.actions[(self._cells == cell) & (trace.is_budget == 0)]
-            flaps += int((chosen[1:] != chosen[:-1]).sum())
-        return 100 * flaps / float(self._jobs.sum())
 
     def _cold(self, trace: Trace) -> float | None:
         """By expected time, the first choice outside the budget after a new task's first jobs.

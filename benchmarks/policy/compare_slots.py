@@ -85,9 +85,8 @@ def _ours(stream: SlotStream, known: Known, oracle: SlotTrace, vanilla: SlotTrac
         found = measured_speedup(one for one in rule.measured.slices if one.task == subject).speedup
         if found is not None:
             speedups.append((found.mean, found.low, found.high, truth.speedup))
-    flaps = _flaps(stream, rule.choices)
     back = jobs_until_back(scenario, rule.choices)
-    return _score(trace, oracle, vanilla, stream, flaps=flaps, speedups=tuple(speedups), jobs_until_back=back)
+    return _score(trace, oracle, vanilla, stream, speedups=tuple(speedups), jobs_until_back=back)
 
 
 def jobs_until_back(scenario: Scenario, choices: Sequence[tuple[int, DraftSetting, Reason]]) -> int | None:
@@ -108,25 +107,12 @@ def jobs_until_back(scenario: Scenario, choices: Sequence[tuple[int, DraftSettin
     return longest
 
 
-def _flaps(stream: SlotStream, choices: Sequence[tuple[int, DraftSetting, Reason]]) -> float:
-    """Changes of a cell's drafter a hundred jobs: draft lengths follow the load."""
-    last: dict[object, str | None] = {}
-    flaps = 0
-    for number, setting, reason in choices:
-        cell = stream.jobs[number].cell
-        if reason is not Reason.EXPLORING:
-            flaps += last.get(cell, setting.drafter) != setting.drafter
-            last[cell] = setting.drafter
-    return 100 * flaps / len(stream.jobs)
-
-
 def _score(
     trace: SlotTrace,
     oracle: SlotTrace,
     vanilla: SlotTrace,
     stream: SlotStream,
     *,
-    flaps: float = 0.0,
     speedups: tuple[tuple[float, float, float, float], ...] = (),
     jobs_until_back: int | None = None,
 ) -> Score:
@@ -141,7 +127,6 @@ def _score(
         of_vanilla=vanilla.ms / trace.ms,
         budget_share=float(trace.budget_tokens.sum() / tokens.sum()),
         budget_loss=lost / oracle.ms,
-        flaps=flaps,
         cold=None,
         speedups=speedups,
         jobs_until_back=jobs_until_back,

@@ -114,7 +114,6 @@ def _print_ours(console: Console, scenarios: Sequence[Scenario], scores: Mapping
         "least of vanilla",
         "budget: tokens",
         "loss",
-        "flaps/100",
         "cold",
     )
     for scenario in scenarios:
@@ -129,7 +128,6 @@ def _print_ours(console: Console, scenarios: Sequence[Scenario], scores: Mapping
             f"{_least_of_vanilla(found):.3f}",
             f"{over_seeds(found, 'ours', lambda s: s.budget_share).mean:.1%}",
             f"{over_seeds(found, 'ours', lambda s: s.budget_loss).mean:.1%}",
-            f"{over_seeds(found, 'ours', lambda s: s.flaps).mean:.2f}",
             "" if cold is None else f"{cold:.0%}",
         )
     console.print(table)
@@ -203,7 +201,6 @@ def as_json(scenarios: Sequence[Scenario], scores: Mapping[str, Scores], seeds: 
                 "of_vanilla": round(over_seeds(of_it, rule, lambda s: s.of_vanilla).mean, 4),
                 "budget_share": round(over_seeds(of_it, rule, lambda s: s.budget_share).mean, 4),
                 "budget_loss": round(over_seeds(of_it, rule, lambda s: s.budget_loss).mean, 4),
-                "flaps": round(over_seeds(of_it, rule, lambda s: s.flaps).mean, 3),
                 "cold": cold_share(of_it, rule),
             }
         found["scenarios"][scenario.name] = {"kind": scenario.kind, "seeds": len(of_it), "rules": rules}

@@ -27,7 +27,7 @@ from benchmarks.policy.report import (
 )
 from benchmarks.policy.scenario import Scenario, read_scenarios
 
-NOTHING = Score(1.0, 1.0, 1.0, 0.0, 0.0, 0.0, None)
+NOTHING = Score(1.0, 1.0, 1.0, 0.0, 0.0, None)
 
 
 def score(rng: random.Random, of_oracle: float) -> Score:
