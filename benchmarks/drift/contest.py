@@ -12,11 +12,13 @@ from itertools import product
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from benchmarks.drift.contestants import Alarms
 from benchmarks.drift.world import WITHIN_JOB, Condition, Nature, Shift, decoded, draw, nature
 from scheduler.drift.memory import Floats
 from scheduler.drift.phases import Jobs
+
+Alarms = NDArray[np.int64]  #: the jobs with which alarms are raised
 
 ALPHAS: Final = (0.7, 0.45)
 DRAFT_LENGTHS: Final = (1, 3, 5, 12)

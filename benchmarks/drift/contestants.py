@@ -15,11 +15,10 @@ from typing import Any, Final, NamedTuple
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 from river import drift
 
 from alphaloop.settings import SchedulerSettings
-from benchmarks.drift.contest import LONGEST_DELAY, Fork
+from benchmarks.drift.contest import LONGEST_DELAY, Alarms, Fork
 from scheduler.drift.memory import Floats, JobTally, Memory, empty_memory
 from scheduler.drift.phases import DriftRules, Jobs
 
@@ -91,8 +90,6 @@ MARGIN: Final = SchedulerSettings().alpha_margin
 MOST_ALARMS: Final = 10_000
 MOST_STREAMS: Final = 1_000_000
 FEW_STREAMS: Final = 8
-
-Alarms = NDArray[np.int64]
 
 
 class Detector(NamedTuple):
