@@ -131,6 +131,7 @@ class EmaTiers:
             size: _Slot(tuple(t for t in tiers if t <= self._most), DOWN_HYSTERESIS[size])
             for size, tiers in SLOTS.items()
         }
+        self.at_load(1)
 
     def at_load(self, num_running: int) -> None:
         """So many sequences share the next step; the slot nearest to the load is used."""
