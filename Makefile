@@ -91,14 +91,14 @@ bench-decode: $(INSTALLED) $(VLLM)/.installed ## decoding beside transformers an
 	@$(BIN)/python -m benchmarks.decode --prompts "$(PROMPTS)" --vllm-python "$(CURDIR)/$(VLLM)/bin/python" \
 		--suite batches --suite tasks $(ARGS)
 
-bench-policy: $(INSTALLED) ## deciding beside other rules and an oracle, simulated, with pictures (about 90 minutes; 10 with ARGS='--seeds 20'; Ctrl-C shows what was played)
+bench-policy: $(INSTALLED) ## deciding beside other rules and an oracle, simulated, with a picture (about two hours; 10 minutes with ARGS='--seeds 20'; Ctrl-C shows what was played)
 	@$(BIN)/python -m benchmarks.policy --plots docs/concepts $(ARGS)
 
 bench-truth: $(INSTALLED) ## how often shown intervals hold the truth, simulated: alpha, measure, the speed-up (10 minutes)
 	@$(BIN)/python -m benchmarks.truth $(ARGS)
 
-bench-drift: $(VENV)/.river ## the drift test beside river's detectors, at the same measured rate of false alarms, with pictures (hours)
-	@$(BIN)/python -m benchmarks.drift --plots docs/concepts $(ARGS)
+bench-drift: $(VENV)/.river ## the drift test beside river's detectors, at the same measured rate of false alarms (hours)
+	@$(BIN)/python -m benchmarks.drift $(ARGS)
 
 bench-pipeline: $(INSTALLED) ## Kafka to Kafka with an instant engine, beside three peers: make bench-pipeline PEERS=folder (10 minutes)
 	@$(BIN)/python -m benchmarks.pipeline --peers "$(PEERS)" $(ARGS)

@@ -13,7 +13,6 @@ near-tie, and counts as exact. Last line: JSON. Exit status 1 where one is diffe
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import random
@@ -28,14 +27,12 @@ from typing import Any, Final
 
 import torch
 import transformers
-from rich.console import Console
-from rich.table import Table
 
 from alphaloop.errors import AlphaloopError
-from alphaloop.messages import Origin, parse_job
-from alphaloop.messages.job import Job
 from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
-from benchmarks.exactness import NEAR_TIE, VANILLA, lookup
+from benchmarks.exactness import first_difference
+from benchmarks.jobs import PromptJob, forced
+from benchmarks.reporting import console, parser_of, table_of
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
 from worker.decoding.engine import TransformersEngine, load_engine
 from worker.engine import Generation, PreparedJob, Sampling
@@ -231,14 +228,12 @@ def check(architecture: Architecture, folder: Path) -> Outcome:
     num_near_ties = 0
     for one, generation in zip(prepared, generations, strict=True):
         expected = _generate(reference, one.token_ids)
-        if expected == list(generation.token_ids):
+        found = first_difference(reference, one.token_ids, expected, generation.token_ids)
+        if found is None:
             continue
-        gap = _gap(reference, one.token_ids, expected, generation.token_ids)
-        if gap > NEAR_TIE:
-            place = next(
-                (i for i, (a, b) in enumerate(zip(expected, generation.token_ids, strict=False)) if a != b), -1
-            )
-            reason = f"a prompt of {len(one.token_ids)} tokens: token {place} differs, {gap:.2g} below the best"
+        if not found.is_near_tie:
+            where = f"token {found.place} differs, {found.below_best:.2g} below the best"
+            reason = f"a prompt of {len(one.token_ids)} tokens: {where}"
             return Outcome(name, "different", engine.identity.engine, reason=reason)
         num_near_ties += 1
     return Outcome(name, "exact", engine.identity.engine, num_near_ties)
@@ -286,18 +281,16 @@ def _decode(engine: TransformersEngine) -> tuple[list[PreparedJob], list[Generat
     rng = random.Random(SEED)
     sampling = Sampling(max_tokens=NUM_TOKENS, temperature=0.0)
     texts = ["".join(rng.choice("ab cd\n") for _ in range(length)) for length in PROMPT_LENGTHS]
-    prepared = [engine.prepare(_job(text, number), sampling) for number, text in enumerate(texts)]
+    prepared = [
+        engine.prepare(PromptJob(str(number), "code", text, NUM_TOKENS).as_job(), sampling)
+        for number, text in enumerate(texts)
+    ]
     for number, one in enumerate(prepared):
-        engine.admit(one, lookup(4) if number % 2 else VANILLA)
+        engine.admit(one, forced("lookup", 4) if number % 2 else forced())
     found: dict[str, Generation] = {}
     while engine.load().num_running:
         found |= {generation.job_id: generation for generation in engine.step().finished}
     return prepared, [found[one.job.job_id] for one in prepared]
-
-
-def _job(prompt: str, number: int) -> Job:
-    value = json.dumps({"task": "code", "job_id": str(number), "prompt": prompt}).encode()
-    return parse_job(value, Origin("architectures", "jobs.code", 0, number), task="code")
 
 
 @torch.inference_mode()
@@ -314,17 +307,6 @@ def _generate(reference: Any, prompt: Sequence[int]) -> list[int]:
     return [int(token) for token in output[0, len(prompt) :]]
 
 
-@torch.inference_mode()
-def _gap(reference: Any, prompt: Sequence[int], expected: Sequence[int], found: Sequence[int]) -> float:
-    """How far below the best logit the worse of the two tokens lies where the texts part."""
-    for place, pair in enumerate(zip(expected, found, strict=False)):
-        if len(set(pair)) > 1:
-            shared = torch.tensor([[*prompt, *expected[:place]]])
-            logits = reference(input_ids=shared, use_cache=False).logits[0, -1]
-            return float(logits.max() - logits[list(pair)].min())
-    return float("inf")
-
-
 def _outcomes(chosen: Sequence[Architecture]) -> Iterator[Outcome]:
     for architecture in chosen:
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as quiet:
@@ -335,19 +317,22 @@ def _outcomes(chosen: Sequence[Architecture]) -> Iterator[Outcome]:
 
 def main() -> None:
     """Print a table of outcomes, and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--only", action="append", help="a name of the table")
     options = parser.parse_args()
     chosen = [one for one in ARCHITECTURES if not options.only or one.name in options.only]
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    console = Console(stderr=True)
     outcomes = []
     for outcome in _outcomes(chosen):
         outcomes.append(outcome)
         console.print(f"{outcome.name}: {outcome.verdict} {outcome.reason}", markup=False, highlight=False)
-    table = Table(title=f"{len(outcomes)} architectures, transformers {transformers.__version__}")
-    for column in ("architecture", "verdict", "near-ties", "engine or reason"):
-        table.add_column(column)
+    table = table_of(
+        f"{len(outcomes)} architectures, transformers {transformers.__version__}",
+        "architecture",
+        "verdict",
+        "near-ties",
+        "engine or reason",
+    )
     for one in outcomes:
         table.add_row(one.name, one.verdict, str(one.num_near_ties or ""), one.reason or one.engine)
     console.print(table)

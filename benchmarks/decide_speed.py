@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import cycle
+from uuid import uuid4
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.cost import CostKind, CostPoint, CostTable
@@ -25,6 +26,7 @@ from alphaloop.deciding.inference import Posteriors
 from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, Subject, TaskRules
 from alphaloop.deciding.policy import decide
 from alphaloop.deciding.session import DecisionSession
+from alphaloop.deciding.snapshot import SessionFacts, Snapshot, SnapshotEncoder
 
 NOW = datetime(2026, 1, 5, tzinfo=UTC)
 HALF_LIFE = timedelta(days=3)
@@ -40,7 +42,8 @@ def main() -> None:
     """Time decisions of a warm task with 1 and 8 running sequences, and the posteriors they rest on.
 
     `session_us` is a whole decision of a session whose posteriors and settings by running sequences are known;
-    `session_new_costs_us` is one after the costs changed, as they do when a round was timed in between.
+    `session_new_costs_us` is one after the costs changed, as they do when a round was timed in between; `snapshot_us`
+    is the writing of what it was taken from, which a worker does in the background (bar: 200).
     """
     snapshot, limits, points = EvidenceSnapshot(HALF_LIFE, _evidence(random.Random(1))), PolicyLimits(), _points()
     wanted = EvidenceKey("code", "target", "engine", "greedy", "<=256")
@@ -65,12 +68,18 @@ def main() -> None:
         found[f"decide_us_running_{num_running}"] = _median_us(once, REPEATS)
         for name, tables in (("session", [table]), ("session_new_costs", [table, CostTable(points)])):
             found[f"{name}_us_running_{num_running}"] = _median_us(_in_session(snapshot, tables, num_running), REPEATS)
+    found |= _snapshot(snapshot, points)
     for name, value in found.items():
         print(f"{name:32} {value:8.1f}")
     print(json.dumps(found))
 
 
-def _in_session(snapshot: EvidenceSnapshot, tables: list[CostTable], num_running: int) -> Callable[[], object]:
+def _in_session(
+    snapshot: EvidenceSnapshot,
+    tables: list[CostTable],
+    num_running: int,
+    note: Callable[[Snapshot], None] | None = None,
+) -> Callable[[], object]:
     """A session's decision for one job; the cost tables take turns."""
     turns = cycle(tables)
     limits = PolicyLimits()
@@ -83,9 +92,27 @@ def _in_session(snapshot: EvidenceSnapshot, tables: list[CostTable], num_running
         costs=lambda: next(turns),
         drafters=lambda: DRAFTERS,
         num_slots=NUM_SLOTS,
+        note=note,
     )
     subject, jobs, rules = Subject("code", "greedy"), [JobFacts(300, 120)], TaskRules()
-    return lambda: session.decide(subject, jobs, rules, num_running=num_running, now=NOW)
+    return lambda: session.decide(subject, jobs, rules, num_running=num_running, now=NOW, decision_id=uuid4())
+
+
+def _snapshot(evidence: EvidenceSnapshot, points: list[CostPoint]) -> dict[str, float]:
+    """What it takes to write down what a decision was taken from, and how long the document is.
+
+    Posteriors stay for about a second and are written once; costs change with each round, so each decision has others.
+    """
+    noted: list[Snapshot] = []
+    decide_one = _in_session(evidence, [CostTable(points) for _ in range(8)], 8, note=noted.append)
+    for _ in range(REPEATS):
+        decide_one()
+    facts = SessionFacts("worker-1", "host", "device", "engine", "target", NUM_SLOTS, HALF_LIFE, PolicyLimits())
+    encoder, turns = SnapshotEncoder(facts), cycle(noted)
+    return {
+        "snapshot_us": _median_us(lambda: encoder.encode(next(turns)), REPEATS),
+        "snapshot_bytes": max(len(encoder.encode(one)) for one in noted[:50]),
+    }
 
 
 def _median_us(call: Callable[[], object], repeats: int) -> float:

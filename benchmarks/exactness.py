@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from rich.console import Console
 from rich.progress import Progress
 
-from alphaloop.deciding.policy import Decision, Reason
-from alphaloop.messages import Mode, Origin, parse_job
+from alphaloop.deciding.policy import Decision
 from alphaloop.messages.job import Job
 from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
-from benchmarks.suites import read_prompts
+from benchmarks.jobs import PromptJob, forced, prompts_of, sample
+from benchmarks.reporting import console, parser_of
 from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
 from worker.decoding.engine import TransformersEngine, load_engine
 from worker.decoding.models import load_weights
@@ -37,7 +36,6 @@ BATCH: Final = 8
 #: Logits that a pass of another shape may swap: rounding in float32 over 30 layers moves a logit by some 1e-5 of its
 #: size, which is about 20.
 NEAR_TIE: Final = 1e-3
-VANILLA: Final = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "exactness")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,25 +53,22 @@ class Difference:
         return self.below_best < NEAR_TIE
 
 
-def first_difference(reference: Any, prompt: Sequence[int], one: Generation, two: Generation) -> Difference | None:
+def first_difference(
+    reference: Any, prompt: Sequence[int], one: Sequence[int], two: Sequence[int], job_id: str = ""
+) -> Difference | None:
     """None where the texts are equal. `reference`: the transformers model, as it was loaded."""
-    if one.token_ids == two.token_ids:
+    if list(one) == list(two):
         return None
-    pairs = zip(one.token_ids, two.token_ids, strict=False)
+    pairs = zip(one, two, strict=False)
     place = next((i for i, pair in enumerate(pairs) if len(set(pair)) > 1), None)
     if place is None:
         # One goes on behind the end of the other: the same tokens ended one text and not the other.
-        return Difference(one.job_id, min(len(one.token_ids), len(two.token_ids)), float("inf"), float("inf"))
-    shared = torch.tensor([[*prompt, *one.token_ids[:place]]])
+        return Difference(job_id, min(len(one), len(two)), float("inf"), float("inf"))
+    shared = torch.tensor([[*prompt, *one[:place]]])
     with torch.inference_mode():
         logits = reference(input_ids=shared, use_cache=False, logits_to_keep=1).logits[0, 0]
-    found = [float(logits[text.token_ids[place]]) for text in (one, two)]
-    return Difference(one.job_id, place, abs(found[0] - found[1]), float(logits.max()) - min(found))
-
-
-def lookup(num_draft_tokens: int) -> Decision:
-    """Speculative with the look-up drafter."""
-    return Decision(Mode.SPECULATIVE, "lookup", "", num_draft_tokens, Reason.FORCED, "exactness")
+    found = [float(logits[text[place]]) for text in (one, two)]
+    return Difference(job_id, place, abs(found[0] - found[1]), float(logits.max()) - min(found))
 
 
 def decode(
@@ -90,7 +85,6 @@ def decode(
 def main() -> None:
     """Decode, compare, list, and print the JSON line."""
     options = _options()
-    console = Console(stderr=True)
     target = TargetSettings(source=options.source, dtype="float32", device="cpu")
     engine = load_engine(ModelSettings(target=target, drafters={"lookup": LookupDrafterSettings()}), num_slots=BATCH)
     reference = load_weights(options.source, None, "float32", torch.device("cpu")).model
@@ -98,7 +92,10 @@ def main() -> None:
     sampling = Sampling(max_tokens=options.max_tokens, temperature=0.0)
     texts: list[dict[str, Generation]] = []
     with Progress(console=console) as progress:
-        for name, decision, batch in (("vanilla, alone", VANILLA, 1), (f"look-up, {BATCH}", lookup(options.k), BATCH)):
+        for name, decision, batch in (
+            ("vanilla, alone", forced(), 1),
+            (f"look-up, {BATCH}", forced("lookup", options.k), BATCH),
+        ):
             bar = progress.add_task(name, total=len(jobs))
             texts.append({})
             for generation in decode(engine, jobs, sampling, decision, batch=batch):
@@ -107,7 +104,8 @@ def main() -> None:
     differences = []
     for job in jobs:
         prompt = engine.prepare(job, sampling).token_ids
-        if (found := first_difference(reference, prompt, *(side[job.job_id] for side in texts))) is not None:
+        one, two = (side[job.job_id].token_ids for side in texts)
+        if (found := first_difference(reference, prompt, one, two, job.job_id)) is not None:
             differences.append(found)
             console.print(
                 f"{found.job_id}: differs at token {found.place}, gap {found.gap:.1e}, {found.below_best:.1e} below "
@@ -138,30 +136,19 @@ def main() -> None:
 
 def _jobs(options: argparse.Namespace) -> list[Job]:
     """`num` prompts, as many of every task as of any other, as far as they go."""
-    tasks = sorted(file.stem for file in options.prompts.glob("*.jsonl"))
-    if not tasks:
-        sys.exit(f"{options.prompts}: expected TASK.jsonl files, found none")
-    share = -(-options.num // len(tasks))
+    prompts = prompts_of(options.prompts, seed=options.seed, max_characters=options.max_characters)
+    share = -(-options.num // len(prompts))
     chosen = [
-        (task, number, prompt)
-        for task in tasks
-        for number, prompt in enumerate(
-            read_prompts(options.prompts, task, share, seed=options.seed, max_characters=options.max_characters)
-        )
+        PromptJob(f"{task}-{number}", task, prompt, options.max_tokens)
+        for task, found in sorted(prompts.items())
+        for number, prompt in enumerate(sample(found, share, seed=options.seed))
     ]
     random.Random(options.seed).shuffle(chosen)
-    return [
-        parse_job(
-            json.dumps({"job_id": f"{task}-{number}", "task": task, "prompt": prompt}).encode(),
-            Origin("exactness", f"jobs.{task}", 0, number),
-            task=task,
-        )
-        for task, number, prompt in chosen[: options.num]
-    ]
+    return [job.as_job() for job in chosen[: options.num]]
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--prompts", type=Path, required=True, help="folder of TASK.jsonl files")
     parser.add_argument("--num", type=int, default=200, help="prompts, spread over the tasks")
     parser.add_argument("--source", default=TargetSettings().source)

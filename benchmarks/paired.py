@@ -1,13 +1,16 @@
-"""Ratios of paired measurements: their median, and how sure it is."""
+"""Ratios of paired measurements: their median, and how sure it is; any figure's bounds; and shares of many values."""
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final, TypeVar
 
-NUM_RESAMPLES = 4000
+NUM_RESAMPLES: Final = 4000
+One = TypeVar("One")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,15 +27,24 @@ class Ratio:
         return f"{self.median:.2f} [{bounds}]"
 
 
-def paired_ratio(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> Ratio:
+def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     """`ours[i] / theirs[i]`, measured one right behind the other, so that a machine's drift falls out.
 
-    Bounds: percentile bootstrap of the median over pairs (Efron 1979). Fewer than three pairs bound nothing.
+    Fewer than three pairs bound nothing.
     """
     ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
     median = statistics.median(ratios)
-    if len(ratios) < 3:
-        return Ratio(median, None, None, len(ratios))
-    rng = random.Random(seed)
-    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(NUM_RESAMPLES))
-    return Ratio(median, medians[int(0.025 * NUM_RESAMPLES)], medians[int(0.975 * NUM_RESAMPLES) - 1], len(ratios))
+    low, high = bootstrap(ratios, statistics.median) if len(ratios) >= 3 else (None, None)
+    return Ratio(median, low, high, len(ratios))
+
+
+def bootstrap(measured: Sequence[One], figure: Callable[[Sequence[One]], float]) -> tuple[float, float]:
+    """95 % bounds of a figure of independent measurements: percentile bootstrap over them (Efron 1979)."""
+    rng = random.Random(0)
+    found = sorted(figure(rng.choices(measured, k=len(measured))) for _ in range(NUM_RESAMPLES))
+    return found[int(0.025 * NUM_RESAMPLES)], found[int(0.975 * NUM_RESAMPLES) - 1]
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least `share` of all do not exceed (nearest rank)."""
+    return sorted(values)[max(1, math.ceil(share * len(values))) - 1]

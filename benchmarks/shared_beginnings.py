@@ -11,7 +11,6 @@ time for a prompt is measured first. Last line: JSON.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import time
@@ -22,17 +21,15 @@ from pathlib import Path
 from typing import Final
 
 from alphaloop.cost import CostKind, CostPoint, CostTable
-from alphaloop.deciding.policy import Decision, Reason
-from alphaloop.messages import Mode
 from alphaloop.settings import load_settings
+from benchmarks.jobs import PromptJob, draw_jobs, forced, read_folder
 from benchmarks.paired import paired_ratio
-from benchmarks.whole.jobs import PromptJob, draw_jobs, read_folder
+from benchmarks.reporting import parser_of
 from worker.admission import AdmissionQueue, beginnings_of
 from worker.decoding.engine import TransformersEngine, load_engine
 from worker.engine import PreparedJob, Sampling
 from worker.lanes import lane_of
 
-VANILLA: Final = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "benchmark")
 SLACKS_S: Final = (0.0, 10.0)
 PROMPT_LENGTHS: Final = (64, 256, 1024)
 
@@ -49,7 +46,7 @@ class Decoded:
 
 def main() -> None:
     """Decode the jobs in both orders, round by round, and compare."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--num", type=int, default=130)
     parser.add_argument("--slots", type=int, default=8)
@@ -108,7 +105,7 @@ def _decode(
     longest_wait_s = dict.fromkeys(admitted_at, 0.0)
     while len(queue) or running:
         for lane, job in queue.next(num_slots - len(running), running=Counter(lanes[name] for name in running)):
-            engine.admit(job, VANILLA)
+            engine.admit(job, forced())
             running[job.job.job_id] = job
             now = time.perf_counter()
             longest_wait_s[lane.task] = max(longest_wait_s[lane.task], now - admitted_at[lane.task])

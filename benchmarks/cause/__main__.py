@@ -12,13 +12,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.cause.scenarios import KINDS, Scenario, scenarios
+from benchmarks.cause.histories import KINDS, Scenario, scenarios
+from benchmarks.reporting import console, parser_of, table_of
 from scheduler.causes import Cause, explain
 
-console = Console(stderr=True, width=150)
 _NOTHING: Final = "none"
 WITH_CAUSE: Final = [kind for kind, (expected, _) in KINDS.items() if expected]
 WITHOUT: Final = [kind for kind, (expected, _) in KINDS.items() if not expected]
@@ -83,10 +80,8 @@ def show(counted: Counter[Outcome]) -> None:
     """The confusion table, on standard error."""
     rows = sorted({expected for _, expected, _ in counted})
     columns = sorted({found for _, _, found in counted} | set(rows))
-    table = Table(title="true cause (rows) and cause named (columns)")
-    table.add_column("")
-    for column in columns:
-        table.add_column(column.replace("_", " ").replace("+", " + "), justify="right")
+    headings = (column.replace("_", " ").replace("+", " + ") for column in columns)
+    table = table_of("true cause (rows) and cause named (columns)", "", *headings)
     for row in rows:
         cells = (sum(n for (_, e, f), n in counted.items() if (e, f) == (row, column)) for column in columns)
         table.add_row(row.replace("_", " ").replace("+", " + "), *(str(cell or "") for cell in cells))
@@ -94,7 +89,7 @@ def show(counted: Counter[Outcome]) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--scenarios", type=int, default=500, help="histories with a cause")
     parser.add_argument("--quiet", type=int, default=100, help="histories in which nothing is wrong")
     parser.add_argument(

@@ -11,7 +11,6 @@ word. Last line: JSON.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import secrets
@@ -28,7 +27,6 @@ from typing import Any, Final
 import psycopg
 from playwright.sync_api import Browser
 from pydantic import SecretStr
-from rich.console import Console
 from rich.table import Table
 
 from alphaloop.batches.lines import KeptBatches
@@ -41,12 +39,10 @@ from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.known_jobs import JobPages
 from alphaloop.store.workers import WorkerStore
-from benchmarks.console.filling import fill
-from benchmarks.console.findings import find
-from benchmarks.console.messages import RUNNING_JOB, send_messages
+from benchmarks import ended_jobs as ended_jobs
+from benchmarks.console.filling import RUNNING_JOB, fill, find, plans, send_messages
 from benchmarks.console.pictures import chromium, settle, take
-from benchmarks.console.plans import plans
-from benchmarks.ended_jobs import filling as ended_jobs
+from benchmarks.reporting import console, parser_of
 
 PATHS: Final = (
     *("/", "/tasks", "/tasks?behind=customer-0500", "/tasks/code", "/batches", "/dead-letters", "/drift"),
@@ -63,12 +59,11 @@ PATHS: Final = (
 )
 #: What the browser itself takes on this machine at this moment.
 _ONE_WORD: Final = "data:text/html,<p>word</p>"
-console = Console(stderr=True)
 
 
 def main() -> None:
     """Print a table, and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--tasks", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=100_000, help="ended jobs beside those of the tasks")
     parser.add_argument("--repeats", type=int, default=7)

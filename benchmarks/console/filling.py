@@ -1,40 +1,247 @@
-"""A day of a busy system, written by the store's own functions: what the pages show."""
+"""A made-up system, written by the store's own functions and into Kafka: what the console's pages show.
+
+A day of jobs, those that workers hold, what a scheduler has found, dead letters, and an uploaded batch.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
 import random
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
+from alphaloop.batches.lines import BatchReader, BatchRequest, KeptBatches
+from alphaloop.batches.progress import send
 from alphaloop.cost import CostPoint
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
-from alphaloop.messages import Mode
+from alphaloop.errors import InvalidField, MalformedMessage, MessageError, UnknownTask
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import TOKENS, ensure_topics
+from alphaloop.measurements import DriftSubject
+from alphaloop.messages import Chunk, Mode, Origin, Result, Status, chunk_headers, dead_letter, text_chunk
+from alphaloop.messages.headers import encoded
+from alphaloop.messages.result import DecodingReport, Failure, Timings, Usage
+from alphaloop.settings import Settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.decode_runs import JobCounts
+from alphaloop.store.decode_runs import DecodeRun, JobCounts
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.outcomes import record_counts
+from alphaloop.store.drift import DriftEventStore, EventChange, EventContent, EventState
+from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
+from alphaloop.store.jobs import ClaimRequest, JobStore
+from alphaloop.store.outcomes import Outcome, OutcomeStore, record_counts
 from alphaloop.store.switchback import SliceRow, SwitchbackStore
-from alphaloop.store.workers import WorkerLoad
+from alphaloop.store.workers import WorkerLoad, WorkerStore
 from alphaloop.switchback.slices import Phase, Slice, Treatment
 from alphaloop.switchback.task_speedup import Subject
-from benchmarks.console.findings import find
-from benchmarks.console.jobs import hold_jobs, run_of
-from benchmarks.console.plans import (
-    DEVICE,
-    DRAFT,
-    DRAFTER,
-    ENGINE,
-    HOST,
-    ROUND_S,
-    RUNNING,
-    TARGET,
-    WORKERS,
-    TaskPlan,
-)
+
+HOST, DEVICE, ENGINE = "gpu-node-1", "NVIDIA H100 80GB HBM3", "transformers-5.23.0/bfloat16"
+TARGET_NAME: Final = "SmolLM2-1.7B-Instruct"
+DRAFTER: Final = "lookup"
+TARGET, DRAFT = (hashlib.sha256(name).hexdigest()[:40] for name in (b"target", b"draft"))
+WORKERS: Final = ("gpu-node-1-4711-9f1c22ab", "gpu-node-2-4712-03be91d0")
+RUNNING: Final = 6
+#: Of one sequence, without speculation.
+ROUND_S: Final = 0.02
+#: How long ago the acceptance of a task fell.
+FALLEN_FOR: Final = timedelta(hours=2, minutes=40)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlan:
+    """A task: its acceptance, whether it speculates, and how many times faster that is."""
+
+    task: str
+    alpha: float
+    speculates: bool
+    tokens_per_round: float
+    alpha_lately: float | None = None  #: since the drift that findings.py tells of
+
+    def alpha_at(self, age: timedelta) -> float:
+        """Of jobs that were decoded so long ago."""
+        return self.alpha_lately if self.alpha_lately is not None and age < FALLEN_FOR else self.alpha
+
+
+def plans(num_tasks: int) -> list[TaskPlan]:
+    """The tasks of the pictures, and as many others as are asked for."""
+    named = [
+        TaskPlan("code", 0.74, True, 2.6, 0.63),
+        TaskPlan("summarization", 0.62, True, 2.1),
+        TaskPlan("sql", 0.81, True, 3.1),
+        TaskPlan("translation", 0.31, False, 1.3),
+        TaskPlan("question_answering", 0.44, True, 1.55),
+        TaskPlan("creative_writing", 0.18, False, 1.2),
+    ]
+    rng = random.Random(num_tasks)
+    others = [
+        TaskPlan(f"customer-{number:04d}", alpha := rng.uniform(0.1, 0.9), alpha > 0.4, 1 + 2 * alpha)
+        for number in range(num_tasks - len(named))
+    ]
+    return (named + others)[:num_tasks]
+
+
+_BATCH: Final = "batch-of-monday"
+
+
+def run_of(plan: TaskPlan, at: datetime, now: datetime, rng: random.Random, k: int = 5) -> DecodeRun:
+    """The counts of a job that was decoded at `at`."""
+    is_spoken = plan.speculates or rng.random() < 0.3
+    counts, alpha = (
+        AcceptanceCounts().with_round(0, 0, num_emitted=1),
+        plan.alpha_at(now - at) + 0.06 * rng.uniform(-1, 1),
+    )
+    while counts.num_tokens < 160:
+        accepted = 0
+        while is_spoken and accepted < k and rng.random() < alpha - 0.02 * accepted:
+            accepted += 1
+        counts = counts.with_round(k if is_spoken else 0, accepted, num_emitted=accepted + 1)
+    wall_s = counts.rounds * ROUND_S * (1.1 if is_spoken else 1.0)
+    return DecodeRun(
+        key=EvidenceKey(
+            task=plan.task,
+            target_revision=TARGET,
+            engine=ENGINE,
+            sampling_bucket="greedy",
+            prompt_bucket="<=256",
+            drafter=DRAFTER if is_spoken else "",
+            draft_revision=DRAFT if is_spoken else "",
+        ),
+        purpose="traffic",
+        mode=Mode.SPECULATIVE if is_spoken else Mode.VANILLA,
+        num_draft_tokens=k if is_spoken else 0,
+        reason=Reason.FASTER if plan.speculates else Reason.EXPLORING if is_spoken else Reason.NOT_FASTER,
+        device=DEVICE,
+        counts=counts,
+        num_prompt_tokens=rng.randint(80, 240),
+        num_tokens=counts.num_tokens,
+        batch_size=RUNNING,
+        queue_s=rng.uniform(0.05, 0.8),
+        time_to_first_token_s=0.05,
+        wall_s=wall_s,
+        device_s=wall_s / RUNNING,
+        decoded_at=at,
+    )
+
+
+def hold_jobs(database: Database, tasks: Sequence[TaskPlan], now: datetime, rng: random.Random) -> list[WorkerLoad]:
+    """Seventy claimed jobs of two workers; all but fifteen have ended. Returns what the workers say of themselves."""
+    store, outcomes, loads = JobStore(database), OutcomeStore(database), list[WorkerLoad]()
+    for owner in WORKERS:
+        names = [(f"{rng.choice(tasks).task}-{rng.randrange(16**6):06x}", rng.choice(tasks)) for _ in range(35)]
+        requests = [
+            ClaimRequest(name, hashlib.sha256(name.encode()).digest(), plan.task, "", f"row-{i}", _BATCH, "traffic")
+            for i, (name, plan) in enumerate(names)
+        ]
+        claims = {claim.job_id: claim for claim in store.claim(requests, owner=owner, lease_s=3600, max_attempts=3)}
+        done = names[: 35 - rng.randint(5, 10)]
+        ended = [ended_job(name, plan, claims[name].attempt, now, rng) for name, plan in done]
+        outcomes.record(ended, owner=owner)
+        running = [name for name, _ in names[len(done) :]][:RUNNING]
+        tokens = {name: rng.randint(5, 150) for name in running}
+        load = WorkerLoad(owner, DEVICE, TARGET_NAME, 8, 12, 35 - len(done), tokens, rng.uniform(600, 900))
+        WorkerStore(database).say(load)
+        loads.append(load)
+    return loads
+
+
+def ended_job(
+    job_id: str, plan: TaskPlan, attempt: int, now: datetime, rng: random.Random, batch_id: str = _BATCH
+) -> Outcome:
+    """What a worker records of a job; a few have failed."""
+    run = run_of(plan, now - timedelta(seconds=rng.uniform(0, 50)), now, rng)
+    has_failed = rng.random() < 0.08
+    counts = run.counts
+    result = Result(
+        job_id=job_id,
+        status=Status.FAILED if has_failed else Status.SUCCEEDED,
+        task=plan.task,
+        batch_id=batch_id,
+        text=None if has_failed else "The river keeps its own slow time.",
+        finish_reason=None if has_failed else "stop",
+        usage=Usage(
+            prompt_tokens=run.num_prompt_tokens,
+            completion_tokens=run.num_tokens,
+            total_tokens=run.num_prompt_tokens + run.num_tokens,
+        ),
+        timings=Timings(queue_s=run.queue_s, time_to_first_token_s=0.05, wall_s=run.wall_s, device_s=run.device_s),
+        decoding=DecodingReport(
+            mode=Mode(run.mode),
+            drafter=run.key.drafter or None,
+            draft_revision=run.key.draft_revision or None,
+            target_revision=TARGET,
+            engine=ENGINE,
+            num_draft_tokens=run.num_draft_tokens,
+            reason=run.reason,
+            explanation="lookup, k=5 is expected to be faster" if run.key.drafter else "vanilla is not slower",
+            rounds=counts.rounds,
+            num_empty_rounds=counts.num_empty_rounds,
+            proposed=counts.proposed,
+            trials=counts.trials,
+            accepts=counts.accepts,
+            num_cropped=counts.num_cropped,
+            batch_size=RUNNING,
+        ),
+        error=Failure(code="decode_failed", message="a step of the engine failed three times") if has_failed else None,
+        attempt=attempt,
+        recorded_at=now,
+    )
+    return Outcome(job_id, attempt, result.status, result.encode(), "results", {}, run)
+
+
+def find(database: Database, now: datetime) -> None:
+    """Write all three."""
+    store = DriftEventStore(database)
+    fallen = EventContent(
+        DriftSubject("code", DRAFTER, DRAFT, TARGET),
+        "traffic_changed",
+        "α₁ of code with lookup fell by .11 [.08 .14], from .74 to .63; its probes are steady (.75, within ±.05).",
+        "The jobs have changed, not the draft: look at what new producers send, or let the policy choose a smaller k.",
+        {"flagged_by": "traffic"},
+        41.5,
+        now - timedelta(hours=3),
+        now - timedelta(hours=2, minutes=20),
+    )
+    over = EventContent(
+        DriftSubject("summarization", DRAFTER, DRAFT, TARGET),
+        "setup_changed",
+        "α₁ of summarization with lookup fell by .07 [.04 .10] when the engine's dtype changed.",
+        "Nothing, if the change was meant.",
+        {"flagged_by": "probes"},
+        0.0,
+        None,
+        None,
+    )
+    store.write([EventChange(None, EventState.OPENED, fallen, fallen.verdict)], now - timedelta(hours=2))
+    (first,) = store.open_events()
+    store.write(
+        [EventChange(first.id, EventState.CONFIRMED, fallen, "Later jobs agree: .63 [.61 .66].")],
+        now - timedelta(hours=1),
+    )
+    store.write([EventChange(None, EventState.OPENED, over, over.verdict)], now - timedelta(days=2))
+    second = max(event.id for event in store.open_events())
+    closed = "Back within ±.05 of .62 for 64 jobs: an equivalence test says so."
+    store.write([EventChange(second, EventState.CLOSED, over, closed)], now - timedelta(days=1))
+    wrong = Incident(
+        IncidentKind.WRONG_TEXT,
+        "sql",
+        DRAFTER,
+        DRAFT,
+        TARGET,
+        ENGINE,
+        ("probe-5f0c6f9d", "control-5f0c6f9d"),
+        "A probe's text differs from its control's at token 17, by 3.1 nats: more than a near-tie.",
+        {},
+    )
+    IncidentStore(database).open([wrong], now - timedelta(minutes=40))
+
 
 _HALF_LIFE: Final = timedelta(days=3)
 
@@ -135,3 +342,87 @@ def _choices(database: Database, tasks: Sequence[TaskPlan], now: datetime) -> No
             told = f"lookup, k=5 is expected at {gain:.2f}x vanilla, which is not faster beyond noise"
             second = Decision(Mode.VANILLA, None, None, 0, Reason.NOT_FASTER, told, (vanilla, drafted))
         log.record_change(plan.task, TARGET, DEVICE, "greedy", RUNNING, second, WORKERS[0])
+
+
+RUNNING_JOB: Final = "order-4711"
+_FLUSH_S: Final = 60.0
+_TEXT: Final = (
+    "def median(values: list[float]) -> float:\n",
+    '    """The middle value, or the mean of the two in the middle."""\n',
+    "    ordered = sorted(values)\n",
+    "    middle = len(ordered) // 2\n",
+    "    if len(ordered) % 2:\n",
+)
+_LETTERS: Final[tuple[tuple[str, MessageError | Failure, str | None], ...]] = (
+    ("code", InvalidField("expected at most 2, found 9", field="body.temperature"), "order-4702"),
+    ("sql", Failure(code="decode_failed", message="a step of the engine failed three times"), "query-88"),
+    ("code", MalformedMessage("expected a JSON object, found something else"), None),
+    ("summarization", UnknownTask("no task 'summarisation'", hint="expected one of code, sql"), "mail-17"),
+    ("code", InvalidField("no such field", field="body.tempreature", hint="did you mean temperature?"), "order-4705"),
+)
+
+
+def send_messages(settings: Settings, database: Database, plan: TaskPlan) -> None:
+    """Write all of it; `plan` is the task of the batch and of the running job."""
+    ensure_topics(settings.kafka, {*settings.tasks, *(task for task, *_ in _LETTERS)})
+    _letters(settings)
+    _stream(settings, database, plan)
+    _batch(settings, database, plan)
+
+
+def _letters(settings: Settings) -> None:
+    with closing(Producer(settings.kafka, client_id="benchmark")) as producer:
+        for offset, (task, reason, job_id) in enumerate(_LETTERS):
+            fields = {"prompt": "Write a haiku about rivers.", **({"job_id": job_id} if job_id else {})}
+            letter = dead_letter(
+                reason,
+                Origin("cluster", f"jobs.{task}", 0, 400 + offset),
+                group="alphaloop-workers",
+                num_deliveries=1,
+                key=job_id.encode() if job_id else None,
+                value=json.dumps(fields).encode(),
+                headers=(("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),),
+                job_id=job_id if isinstance(reason, Failure) else None,
+            )
+            producer.send(letter.topic, key=letter.key, value=letter.value, headers=letter.headers)
+            producer.flush(_FLUSH_S)
+
+
+def _stream(settings: Settings, database: Database, plan: TaskPlan) -> None:
+    """A job that is being decoded, and the chunks of its text so far."""
+    JobStore(database).claim([_claim(RUNNING_JOB, plan)], owner=WORKERS[0], lease_s=3600, max_attempts=3)
+    with closing(Producer(settings.kafka, client_id="benchmark")) as producer:
+        for seq, text in enumerate(_TEXT):
+            chunk = Chunk(RUNNING_JOB, 1, seq, text)
+            value = text_chunk(chunk, created=int(datetime.now(UTC).timestamp()), model=TARGET_NAME)
+            producer.send(TOKENS, key=RUNNING_JOB.encode(), value=value, headers=encoded(chunk_headers(chunk, {})))
+        producer.flush(_FLUSH_S)
+
+
+def _batch(settings: Settings, database: Database, plan: TaskPlan) -> None:
+    """Sixty lines: two are wrong, and half of the others have ended."""
+    chat = {"messages": [{"role": "user", "content": "Write a haiku about rivers."}], "max_tokens": 64}
+    lines = [_line(f"row-{number:02d}", chat) for number in range(58)]
+    lines += [_line("row-hot", {**chat, "temperature": 9}), "{half a line"]
+    content, now = io.BytesIO("\n".join(lines).encode()), datetime.now(UTC)
+    kept = KeptBatches(settings.console_batches).add(
+        content, name="haiku.jsonl", task=plan.task, by="alphaloop", at=now
+    )
+    content.seek(0)
+    found = list(BatchReader(settings, kept.batch_id, task=plan.task).read(content))
+    send(iter(found), settings, database)
+    jobs = [line.job for line in found if isinstance(line, BatchRequest)]
+    claims = [_claim(job.job_id, plan, job.custom_id, kept.batch_id) for job in jobs[:34]]
+    claimed = JobStore(database).claim(claims, owner=WORKERS[0], lease_s=3600, max_attempts=3)
+    rng = random.Random(3)
+    ended = [ended_job(one.job_id, plan, one.attempt, now, rng, kept.batch_id) for one in claimed[:29]]
+    OutcomeStore(database).record(ended, owner=WORKERS[0])
+
+
+def _claim(job_id: str, plan: TaskPlan, custom_id: str | None = None, batch_id: str | None = None) -> ClaimRequest:
+    payload = hashlib.sha256(job_id.encode()).digest()
+    return ClaimRequest(job_id, payload, plan.task, "", custom_id, batch_id, "traffic")
+
+
+def _line(custom_id: str, body: dict[str, object]) -> str:
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body})

@@ -15,47 +15,49 @@ from typing import Any
 import numpy as np
 
 from benchmarks.drift.compiled import compiled_alarms
-from benchmarks.drift.contest import RUN_LENGTHS, Counts, Delays, count, run_length_of
+from benchmarks.drift.contest import (
+    CHANGES,
+    NULL_SEED,
+    RUN_LENGTHS,
+    SHIFT_SEED,
+    WARM_UP_JOBS,
+    Counts,
+    Delays,
+    changing_streams,
+    count,
+    information,
+    least_delay,
+    null_streams,
+    run_length_of,
+)
 from benchmarks.drift.contestants import OURS, Detector, Ours, rates_of, rivals
-from benchmarks.drift.optimum import information, least_delay
-from benchmarks.drift.plots import draw
-from benchmarks.drift.streams import CHANGES, NULL_SEED, SHIFT_SEED, WARM_UP_JOBS, changing_streams, null_streams
 from benchmarks.drift.table import lost, run_lengths, table
 from benchmarks.drift.world import CONDITIONS, Condition
+from benchmarks.reporting import parser_of
 from scheduler.drift.memory import Floats
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0 where alphaloop is the first to find every change, and 1 where a rival is."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--null-streams", type=int, default=80)
     parser.add_argument("--null-jobs", type=int, default=106_000)
     parser.add_argument("--changes", type=int, default=400, help="streams with a change, for each size and speed")
     parser.add_argument("--conditions", nargs="*", default=[condition.name for condition in CONDITIONS])
     parser.add_argument("--only", nargs="*", help="beginnings of rivals' names")
-    parser.add_argument("--plots", type=Path)
-    parser.add_argument("--again", type=Path, help="results of runs, a file of JSON a condition, to draw and tabulate")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench-drift"))
     given = parser.parse_args(arguments)
     print(f"seeds {NULL_SEED} and {SHIFT_SEED}; {given.null_streams} steady streams of {given.null_jobs} jobs, "
           f"{given.changes} streams with each change", flush=True)  # fmt: skip
-    results = _read(given.again) if given.again else _run(given)
+    results = _run(given)
     print(run_lengths(results))
     for with_hindsight in (True, False):
         print("\nsettings chosen for each change" if with_hindsight else "\none setting for each condition")
         print(table(results, with_hindsight=with_hindsight))
-    if given.plots:
-        draw(results, given.plots)
     sooner, sooner_with_one = (lost(results, with_hindsight=with_hindsight) for with_hindsight in (True, False))
     summary = {"run_length": RUN_LENGTHS[-1], "sooner_rivals": sooner, "sooner_with_one_setting": sooner_with_one}
     print(json.dumps(summary | {"results": results}))
     return int(bool(sooner))
-
-
-def _read(folder: Path) -> list[dict[str, Any]]:
-    found = [json.loads(path.read_text().splitlines()[-1])["results"] for path in sorted(folder.glob("*.log"))]
-    names = [condition.name for condition in CONDITIONS]
-    return sorted((one for its in found for one in its), key=lambda one: names.index(one["condition"]))
 
 
 def _run(given: argparse.Namespace) -> list[dict[str, Any]]:

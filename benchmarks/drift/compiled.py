@@ -15,10 +15,9 @@ from numba.core import config
 
 #: In the order in which they use each other. The last one is no part of the product: it notes when alarms are raised.
 _MODULES: Final = (
-    *(
-        f"scheduler.drift.{name}"
-        for name in ("memory", "scales", "windows", "rhythm", "reference", "precision", "shifts", "events", "phases")
-    ),
+    "scheduler.drift.memory",
+    "scheduler.drift.statistics",
+    "scheduler.drift.phases",
     "benchmarks.drift.raising",
 )
 

@@ -1,26 +1,91 @@
-"""Run lengths and delays: every contestant is set to the same measured run length, and then meets the same changes.
+"""The contest: steady streams count false alarms, streams with a fall count the jobs until it is found.
 
-The rule for all of them:
-
-* A detector goes on after an alarm as its makers built it. Every alarm of a steady stream after the first three days is
-  a false one, whether or not a person would see it.
-* The first alarm at or after the beginning of a change is its detection, whatever was raised before. No stream is left
-  out.
-* A change without an alarm in 4,000 jobs counts as found then.
+Beside it stands how soon any test could find the fall: the delay of the best pair of CUSUMs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import product
+from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from benchmarks.drift.contestants import Alarms
-from benchmarks.drift.streams import LONGEST_DELAY, WARM_UP_JOBS
+from benchmarks.drift.world import WITHIN_JOB, Condition, Nature, Shift, decoded, draw, nature
 from scheduler.drift.memory import Floats
+from scheduler.drift.phases import Jobs
+
+Alarms = NDArray[np.int64]  #: the jobs with which alarms are raised
+
+ALPHAS: Final = (0.7, 0.45)
+DRAFT_LENGTHS: Final = (1, 3, 5, 12)
+KINDS: Final = tuple(product(ALPHAS, DRAFT_LENGTHS))
+WARM_UP_JOBS: Final = 6_000  # three days
+LONGEST_DELAY: Final = 4_000  # jobs; a change that is not found counts as found then
+GRADUAL_JOBS: Final = 500
+SIZES: Final = (0.05, 0.10, 0.20)
+BETWEEN_SIZES: Final = (0.07, 0.14)
+#: Over how many jobs, and size. The last ones lie between the sizes that the product's test is built on.
+CHANGES: Final = (*product((0, GRADUAL_JOBS), SIZES), *((0, size) for size in BETWEEN_SIZES))
+NULL_SEED, SHIFT_SEED = 20_261_123, 20_261_124
+
+
+def kind_of(number: int) -> tuple[float, int]:
+    """α_1 and draft length of a stream."""
+    return KINDS[number % len(KINDS)]
+
+
+def null_streams(condition: Condition, num_streams: int, num_jobs: int) -> Iterator[Jobs]:
+    """Steady streams."""
+    for number in range(num_streams):
+        yield draw(condition, *kind_of(number), num_jobs, np.random.default_rng((NULL_SEED, number)))
+
+
+class Fork(NamedTuple):
+    """A stream up to the beginning of a fall, at any hour of the fourth day, and one way on for each change."""
+
+    before: Jobs
+    later: list[Jobs]
+
+
+def changing_streams(condition: Condition, num_streams: int) -> Iterator[Fork]:
+    """Streams with every change."""
+    for number in range(num_streams):
+        rng = np.random.default_rng((SHIFT_SEED, number))
+        alpha, k = kind_of(number)
+        after = WARM_UP_JOBS + int(rng.integers(2_000))
+        its = nature(condition, alpha, after + LONGEST_DELAY, rng)
+        before, later = (Nature._make(part[side] for part in its) for side in (slice(after), slice(after, None)))
+        yield Fork(
+            decoded(before, np.zeros(after), k, rng),
+            [decoded(later, Shift(size, 0, over).at(LONGEST_DELAY), k, rng) for over, size in CHANGES],
+        )
+
+
+def information(stream: Jobs) -> float:
+    """What a job of an independent stream says: the mean of one over the variance of its rate."""
+    trials = np.maximum(stream.trials.sum(axis=1), 1)
+    alpha = stream.accepts.sum() / stream.trials.sum()
+    return float(np.mean(1 / (alpha * (1 - alpha) * (WITHIN_JOB + (1 - WITHIN_JOB) / trials))))
+
+
+def least_delay(size: float, a_job: float, run_length: float) -> float:
+    """Jobs to the alarm of two one-sided CUSUMs, for information `a_job`; each has half of the false alarms.
+
+    Let x be the threshold as a log likelihood ratio with both overshoots, and r = size² · information / 2. The run
+    length of one side is (e^x - x - 1) / r. From the height y the delay is (x - y + e^-x - e^-y) / r; in the steady
+    state y is exponential with mean 1, which gives (x - 3/2 + e^-x) / r.
+    """
+    rate = size**2 * a_job / 2
+    low, high = 0.0, 60.0
+    while high - low > 1e-9:
+        middle = (low + high) / 2
+        low, high = (middle, high) if (math.exp(middle) - middle - 1) / rate < 2 * run_length else (low, middle)
+    return max(1.0, (high - 1.5 + math.exp(-high)) / rate)
+
 
 RUN_LENGTHS: Final = (10_000, 20_000, 50_000)  # jobs between two false alarms; the last one decides
 

@@ -76,7 +76,7 @@ def table(results: list[Result], *, with_hindsight: bool) -> str:
 
 def shown(result: Result) -> str:
     """Mean delay, how many were missed, and which setting."""
-    setting = result["contestant"].partition(" ")[2].removeprefix("means of ")
+    setting = result["contestant"].partition(" ")[2]
     missed = f", {result['num_missed']} missed" if result["num_missed"] else ""
     return f"{result['mean_delay']:.0f} ± {1.96 * result['error']:.0f}{missed}" + (f" ({setting})" if setting else "")
 

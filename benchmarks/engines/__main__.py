@@ -2,7 +2,7 @@
 
     python -m benchmarks.engines
     python -m benchmarks.engines --prompts FOLDER --model TARGET --draft DRAFT
-    python -m benchmarks.engines --blocks 4 --jobs 2 8 --rounds 1 --cores 2,3
+    python -m benchmarks.engines --blocks 4 --jobs 2 8 --cores 2,3
 
 One worker, one Kafka, one PostgreSQL. Each block of one task and one load is played three times, in an order that is
 drawn: all jobs to the vanilla server, all to the speculative one (both by `decoding` of the job), and routed by the
@@ -17,52 +17,132 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import random
-import statistics
 import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks.contestants.process import REPOSITORY
-from benchmarks.cores import on_cores
-from benchmarks.engines.cpu_seconds import wait_until_idle
-from benchmarks.engines.in_front import InFront, offline_engine, play
-from benchmarks.engines.options import add_pair, add_prompts, add_run, add_vllm
-from benchmarks.engines.printing import print_found
-from benchmarks.engines.scoring import (
-    POLICIES,
-    ROUTED,
-    SPECULATIVE,
-    VANILLA,
-    PlayedBlock,
-    by_task,
-    quantile,
-    summary,
-)
-from benchmarks.engines.server import with_threads
-from benchmarks.engines.setting_up import FOLDER, Running, Wanted, environment, set_up
-from benchmarks.engines.weights import dense_folder
-from benchmarks.engines.workload import LOADS, Block, draw_blocks, read_prompts
-from benchmarks.whole.checkout import commit_of, is_changed
-from benchmarks.whole.jobs import PromptJob
+from benchmarks.engines.serve import FOLDER, add_pair, add_prompts, add_run, add_vllm
+from benchmarks.engines.setting_up import Running, set_up
+from benchmarks.jobs import PromptJob, prompts_of
+from benchmarks.paired import bootstrap, percentile
+from benchmarks.reporting import checkout, console, machine, parser_of, print_found
+from benchmarks.servers import wait_until_idle
+from benchmarks.workers import Sent
+
+LOADS: Final = (1, 8, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Jobs of one task that are sent one behind the other, `load` of them under way at a time."""
+
+    number: int
+    task: str
+    load: int
+    prompts: tuple[str, ...]
+
+    def jobs(self, played_as: str, *, max_tokens: int) -> list[PromptJob]:
+        """The same prompts for every policy, under names of its own."""
+        return [
+            PromptJob(f"{played_as}-{self.number:04d}-{place:03d}", self.task, prompt, max_tokens)
+            for place, prompt in enumerate(self.prompts)
+        ]
+
+
+def draw_blocks(
+    prompts: Mapping[str, Sequence[str]], *, num_blocks: int, jobs_each: Mapping[int, int], seed: int
+) -> list[Block]:
+    """`num_blocks` of each phase. A prompt comes again when all of its task were used."""
+    rng = random.Random(seed)
+    sources = {task: cycle(rng.sample(list(found), len(found))) for task, found in sorted(prompts.items())}
+    tasks = cycle(sorted(sources))
+    blocks: list[Block] = []
+    for load in LOADS:
+        for _ in range(num_blocks):
+            task = next(tasks)
+            taken = tuple(next(sources[task]) for _ in range(jobs_each[load]))
+            blocks.append(Block(len(blocks), task, load, taken))
+    return blocks
+
+
+VANILLA, SPECULATIVE, ROUTED = "vanilla", "speculative", "routed"
+POLICIES: Final = (VANILLA, SPECULATIVE, ROUTED)
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedBlock:
+    """One block, played by every policy, one behind the other."""
+
+    block: Block
+    played: Mapping[str, Sent]
+
+
+def goodput(blocks: Sequence[PlayedBlock], policy: str) -> float:
+    """Tokens a second over all blocks."""
+    seconds = sum(one.played[policy].seconds for one in blocks)
+    return sum(one.played[policy].num_tokens for one in blocks) / seconds
+
+
+def over_better_static(blocks: Sequence[PlayedBlock]) -> float:
+    """Goodput of the routed blocks over that of the static policy that is better on these very blocks."""
+    return goodput(blocks, ROUTED) / max(goodput(blocks, VANILLA), goodput(blocks, SPECULATIVE))
+
+
+def routes(blocks: Sequence[PlayedBlock]) -> Counter[str]:
+    """Jobs that were routed, by what drafted."""
+    return Counter(result.drafter or VANILLA for one in blocks for result in one.played[ROUTED].results)
+
+
+def reasons(blocks: Sequence[PlayedBlock]) -> Counter[str]:
+    """Jobs that were routed, by what drafted and why."""
+    return Counter(
+        f"{result.drafter or VANILLA}: {result.decoding.reason if result.decoding else 'not told'}"
+        for one in blocks
+        for result in one.played[ROUTED].results
+    )
+
+
+def summary(blocks: Sequence[PlayedBlock]) -> dict[str, Any]:
+    """For the table and the JSON line."""
+    low, high = bootstrap(blocks, over_better_static)
+    return {
+        "num_blocks": len(blocks),
+        "tokens_per_s": {policy: round(goodput(blocks, policy), 2) for policy in POLICIES},
+        "routed_over_better_static": round(over_better_static(blocks), 4),
+        "low": round(low, 4),
+        "high": round(high, 4),
+        "routes": dict(routes(blocks)),
+        "reasons": dict(reasons(blocks).most_common()),
+    }
+
+
+def by_task(blocks: Sequence[PlayedBlock]) -> dict[str, dict[str, Any]]:
+    """Of each task, tokens a second of each policy and where its jobs were routed."""
+    found: dict[str, dict[str, Any]] = {}
+    for task in sorted({one.block.task for one in blocks}):
+        own = [one for one in blocks if one.block.task == task]
+        found[task] = {policy: round(goodput(own, policy), 2) for policy in POLICIES} | {"routes": dict(routes(own))}
+    return found
+
 
 _DECODING: Final = {VANILLA: "vanilla", SPECULATIVE: "speculative", ROUTED: "auto"}
-
-console = Console(stderr=True, width=None if sys.stderr.isatty() else 130)
 
 
 def main() -> int:
     """Set up, play, print."""
     options = _options()
-    return print_found(lambda: _measure(options), lambda found: bool(found["jobs_with_two_different_results"]), console)
+    return print_found(lambda: _measure(options), lambda found: bool(found["jobs_with_two_different_results"]))
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    prompts = read_prompts(options.prompts, seed=options.seed, max_characters=options.max_characters)
+    prompts = prompts_of(options.prompts, seed=options.seed, max_characters=options.max_characters)
     if options.tasks:
         if absent := set(options.tasks) - set(prompts):
             short = f"no prompt of at most {options.max_characters} characters: {', '.join(sorted(absent))}"
@@ -70,30 +150,24 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         prompts = {task: prompts[task] for task in options.tasks}
     few, many = options.jobs
     blocks = draw_blocks(prompts, num_blocks=options.blocks, jobs_each={1: few, 8: many}, seed=options.seed)
-    wanted = Wanted(
-        str(options.vllm_python),
-        options.model or str(dense_folder(options.dtype)),
-        options.draft,
-        options.dtype,
-        max(LOADS),
-        options.ahead,
-        tuple(options.cores),
-        options.timeout_s,
-        options.seed,
-        worker=dict(given.split("=", 1) for given in options.worker),
-        num_threads=options.threads,
-    )
-    conditions = _conditions(options, wanted)
+    conditions = _conditions(options)
     console.print(conditions)
     rng = random.Random(options.seed)
-    with set_up(wanted, sorted(prompts), FOLDER / "routing") as running:
+    with set_up(
+        options,
+        sorted(prompts),
+        FOLDER / "routing",
+        dtype=options.dtype,
+        num_requests=max(LOADS),
+        ahead=options.ahead,
+        worker=dict(given.split("=", 1) for given in options.worker),
+    ) as running:
         _history(running, prompts, options)
         played = [_play(running, block, options.max_tokens, rng) for block in blocks]
         alone = [one for one in played if one.block.load == 1]
         beside = {policy: [seconds for one in alone for seconds in one.played[policy].beside_s] for policy in POLICIES}
         alpha = running.alpha_by_task()
-        rounds = _in_front(running, wanted, prompts, options) if options.rounds else []
-        contradicted = len(running.loop.contradicted)
+        contradicted = len(running.client.contradicted)
     found = {
         "conditions": conditions,
         "routing": summary(played),
@@ -103,7 +177,6 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         "by_task": {task: told | {"alpha": alpha.get(task)} for task, told in by_task(played).items()},
         "beside_the_request_ms": _quantiles_ms([seconds for its in beside.values() for seconds in its])
         | {"by_policy": {policy: _quantiles_ms(its) for policy, its in beside.items()}},
-        "in_front_of_vllm": _ratios(rounds),
         "jobs_with_two_different_results": contradicted,
     }
     _show(found)
@@ -114,7 +187,7 @@ _SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
 def _quantiles_ms(seconds: list[float]) -> dict[str, float]:
-    found = {name: round(1000 * quantile(seconds, share), 2) for name, share in _SHARES.items()}
+    found = {name: round(1000 * percentile(seconds, share), 2) for name, share in _SHARES.items()}
     return {"num_jobs": len(seconds)} | found
 
 
@@ -126,7 +199,7 @@ def _history(running: Running, prompts: dict[str, list[str]], options: argparse.
             for policy in POLICIES:
                 jobs = block.jobs(f"history-{policy}-{load}", max_tokens=options.max_tokens)
                 wait_until_idle(running.processes.values())
-                running.loop.play(jobs, decoding=_DECODING[policy], load=load)
+                running.client.play(jobs, decoding=_DECODING[policy], load=load)
 
 
 def _play(running: Running, block: Block, max_tokens: int, rng: random.Random) -> PlayedBlock:
@@ -134,45 +207,10 @@ def _play(running: Running, block: Block, max_tokens: int, rng: random.Random) -
     for policy in rng.sample(POLICIES, len(POLICIES)):
         jobs = block.jobs(policy, max_tokens=max_tokens)
         wait_until_idle(running.processes.values())
-        played[policy] = running.loop.play(jobs, decoding=_DECODING[policy], load=block.load)
+        played[policy] = running.client.play(jobs, decoding=_DECODING[policy], load=block.load)
     told = ", ".join(f"{name} {one.num_tokens / one.seconds:.1f}" for name, one in sorted(played.items()))
     console.print(f"block {block.number}: {block.task}, load {block.load}: {told} tokens/s")
     return PlayedBlock(block, played)
-
-
-def _in_front(
-    running: Running, wanted: Wanted, prompts: dict[str, list[str]], options: argparse.Namespace
-) -> list[InFront]:
-    rng = random.Random(options.seed + 1)
-    every = sorted((task, prompt) for task, found in prompts.items() for prompt in found)
-    with environment(with_threads(wanted.num_threads)), on_cores(wanted.cores):
-        offline = offline_engine(running.plain, wanted.vllm_python, wanted.model, wanted.dtype)
-    try:
-        offline.wait_until_ready()
-        rounds = []
-        for number in range(options.rounds):
-            drawn = rng.sample(every, min(options.round_jobs, len(every)))
-            jobs = [
-                PromptJob(f"front-{number}-{place:03d}", task, prompt, options.max_tokens)
-                for place, (task, prompt) in enumerate(drawn)
-            ]
-            rounds.append(play(running.loop, offline, running.plain, jobs, first=number % 2 == 0))
-            console.print(f"round {number}: worker in front {rounds[-1].ratio:.3f} of vLLM's offline engine")
-        return rounds
-    finally:
-        offline.close()
-
-
-def _ratios(rounds: list[InFront]) -> dict[str, Any] | None:
-    if not rounds:
-        return None
-    ratios = [one.ratio for one in rounds]
-    return {
-        "median": round(statistics.median(ratios), 4),
-        "ratios": [round(one, 4) for one in ratios],
-        "worker_tokens_per_s": round(statistics.median(one.worker_tokens_per_s for one in rounds), 1),
-        "offline_tokens_per_s": round(statistics.median(one.offline_tokens_per_s for one in rounds), 1),
-    }
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -189,25 +227,18 @@ def _show(found: dict[str, Any]) -> None:
             f"[{told['low']:.3f}, {told['high']:.3f}], {told['num_blocks']} blocks"
         )
     console.print(f"beside the request, load 1, ms: {found['beside_the_request_ms']}")
-    console.print(f"in front of vLLM: {found['in_front_of_vllm']}")
 
 
-def _conditions(options: argparse.Namespace, wanted: Wanted) -> dict[str, Any]:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+def _conditions(options: argparse.Namespace) -> dict[str, Any]:
     return {
-        "processor": models[0] if models else platform.processor(),
-        "cores": os.cpu_count(),
+        **machine(),
+        **checkout(),
         "cores_of_the_servers": options.cores or "all",
         "cores_of_the_rest": sorted(os.sched_getaffinity(0)),
-        "load_average": os.getloadavg()[0],
-        "commit": commit_of(REPOSITORY, "HEAD"),
-        "has_changes": is_changed(REPOSITORY),
         "servers": f"vLLM 0.32 CPU, eager, one process and {options.threads} thread(s) each, no prefix cache",
-        "model": Path(wanted.model).name,
-        "drafts": f"draft model {Path(wanted.draft).name}" if wanted.draft else "look-up, k = 4",
-        "dtype": wanted.dtype,
+        "model": Path(options.model).name if options.model else "SmolLM2",
+        "drafts": f"draft model {Path(options.draft).name}" if options.draft else "look-up, k = 4",
+        "dtype": options.dtype,
         "prompts": "a folder" if options.prompts else "Python's own sources",
         "blocks": len(LOADS) * options.blocks,
         "jobs_a_block": options.jobs,
@@ -219,9 +250,7 @@ def _conditions(options: argparse.Namespace, wanted: Wanted) -> dict[str, Any]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.engines", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--tasks", nargs="+", default=[], help="only these")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--blocks", type=int, default=26, help="of each of the three loads")
@@ -229,8 +258,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--history", type=int, nargs=2, default=[4, 16], help="jobs of every task by each policy before, by load"
     )
-    parser.add_argument("--rounds", type=int, default=6, help="beside vLLM's offline engine; 0 leaves it out")
-    parser.add_argument("--round-jobs", type=int, default=64)
     parser.add_argument("--ahead", type=int, default=2, help="requests that may wait in a server's own queue")
     parser.add_argument("--worker", nargs="+", default=[], metavar="NAME=VALUE", help="CALIBRATION_SAMPLES=1")
     add_prompts(parser, max_tokens=96, max_characters=3000)

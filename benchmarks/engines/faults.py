@@ -20,25 +20,30 @@ import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import psycopg
-from rich.console import Console
 
 from alphaloop.embedded.process import ChildProcess
-from benchmarks.cores import on_cores
-from benchmarks.engines.options import add_prompts, add_run, add_vllm
-from benchmarks.engines.printing import print_found
-from benchmarks.engines.server import Server, running, wait_until_ready
-from benchmarks.engines.setting_up import DRAFTING, FOLDER, PLAIN, SHORT_CALIBRATION, Running, Wanted, set_up
-from benchmarks.engines.weights import dense_folder, with_other_weights
-from benchmarks.engines.workload import read_prompts
-from benchmarks.whole.jobs import PromptJob
-
-console = Console(stderr=True, width=None if sys.stderr.isatty() else 130)
+from benchmarks.engines.serve import (
+    FOLDER,
+    Server,
+    add_prompts,
+    add_run,
+    add_vllm,
+    dense_folder,
+    running,
+    wait_until_ready,
+    with_other_weights,
+)
+from benchmarks.engines.setting_up import DRAFTING, PLAIN, Running, set_up
+from benchmarks.jobs import PromptJob, prompts_of
+from benchmarks.reporting import console, parser_of, print_found
+from benchmarks.servers import on_cores
 
 _JOBS: Final = """
     SELECT status, count(*) FROM jobs WHERE job_id LIKE 'fault-%' GROUP BY status
@@ -52,38 +57,25 @@ _LIVES: Final = """
 def main() -> int:
     """Set up, break, count."""
     options = _options()
-    return print_found(lambda: _measure(options), lambda found: not found["is_sound"], console)
+    return print_found(lambda: _measure(options), lambda found: not found["is_sound"])
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    prompts = read_prompts(options.prompts, seed=options.seed, max_characters=options.max_characters)
+    prompts = prompts_of(options.prompts, seed=options.seed, max_characters=options.max_characters)
     every = [(task, prompt) for task, found in sorted(prompts.items()) for prompt in found]
     jobs = [
         PromptJob(f"fault-{number:04d}", *every[number % len(every)], options.max_tokens)
         for number in range(options.jobs)
     ]
-    model = str(dense_folder("bfloat16"))
-    other = str(with_other_weights(Path(model), FOLDER / "other-weights"))
-    wanted = Wanted(
-        str(options.vllm_python),
-        model,
-        None,
-        "bfloat16",
-        8,
-        2,
-        tuple(options.cores),
-        options.timeout_s,
-        options.seed,
-        {"ANSWER_S": str(options.answer_s), "SILENCE_S": str(options.answer_s)},
-        SHORT_CALIBRATION,
-    )
+    other = str(with_other_weights(dense_folder("bfloat16"), FOLDER / "other-weights"))
+    endpoint = {"ANSWER_S": str(options.answer_s), "SILENCE_S": str(options.answer_s)}
     with ExitStack() as stack:
-        up = stack.enter_context(set_up(wanted, sorted(prompts), FOLDER / "faults"))
+        up = stack.enter_context(set_up(options, sorted(prompts), FOLDER / "faults", endpoint=endpoint))
         first, second, third, last = (jobs[place::4] for place in range(4))
         _send(up, first)
         console.print("the drafting server is killed and started again")
         _kill(up.processes[DRAFTING])
-        _start(up.processes[DRAFTING], up.drafting, wanted)
+        _start(up.processes[DRAFTING], up.drafting, options.cores)
         _wait(up, first)
         _send(up, second)
         console.print(f"the plain server hangs for {options.hang_s:g} s")
@@ -94,7 +86,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         for name in (PLAIN, DRAFTING):
             _kill(up.processes[name])
         again = [_with_model(server, other) for server in (up.plain, up.drafting)]
-        stack.enter_context(running(again, FOLDER / "faults" / "other", wanted.cores))
+        stack.enter_context(running(again, FOLDER / "faults" / "other", options.cores))
         up.restart_worker()
         _wait(up, third)
         _send(up, last)
@@ -104,7 +96,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def _send(up: Running, jobs: list[PromptJob]) -> None:
     """Send them, and wait until a tenth has a result: the others are in flight or in line when the fault comes."""
-    up.loop.send_all(jobs, decoding="auto")
+    up.client.send_all(jobs, decoding="auto")
     _wait(up, jobs, share=0.1)
 
 
@@ -113,15 +105,15 @@ def _wait(up: Running, jobs: list[PromptJob], *, share: float = 1.0) -> None:
     began, enough = time.monotonic(), math.ceil(share * len(jobs))
 
     def num_ended() -> int:
-        return sum(job.job_id in up.loop.num_results for job in jobs)
+        return sum(job.job_id in up.client.num_results for job in jobs)
 
-    up.loop.read(lambda: num_ended() >= enough)
+    up.client.read(lambda: num_ended() >= enough)
     console.print(f"{num_ended()} of {len(jobs)} results after {time.monotonic() - began:.0f} s")
 
 
 def _counted(up: Running, jobs: list[PromptJob]) -> dict[str, Any]:
-    again = [job_id for job_id, count in up.loop.num_results.items() if count > 1]
-    missing = [job.job_id for job in jobs if job.job_id not in up.loop.num_results]
+    again = [job_id for job_id, count in up.client.num_results.items() if count > 1]
+    missing = [job.job_id for job in jobs if job.job_id not in up.client.num_results]
     with psycopg.connect(up.database_url) as connection:
         statuses: dict[str, int] = dict(connection.execute(_JOBS).fetchall())
         num_runs, num_decoded = connection.execute(_RUNS).fetchone() or (0, 0)
@@ -129,7 +121,7 @@ def _counted(up: Running, jobs: list[PromptJob]) -> dict[str, Any]:
     changed = [changed for _, _, _, changed in lives if changed]
     is_sound = (
         not missing
-        and not up.loop.contradicted
+        and not up.client.contradicted
         and statuses == {"succeeded": len(jobs)}
         and num_runs == num_decoded == len(jobs)
         and bool(changed)
@@ -137,12 +129,12 @@ def _counted(up: Running, jobs: list[PromptJob]) -> dict[str, Any]:
     return {
         "jobs": len(jobs),
         "without_a_result": len(missing),
-        "with_two_different_results": len(up.loop.contradicted),
+        "with_two_different_results": len(up.client.contradicted),
         "with_the_same_result_again": len(again),
         "status": statuses,
         "decode_runs": num_runs,
         "jobs_with_a_run": num_decoded,
-        "results_by_count": dict(Counter(up.loop.num_results.values())),
+        "results_by_count": dict(Counter(up.client.num_results.values())),
         "servers": [list(life) for life in lives],
         "is_sound": is_sound,
     }
@@ -162,8 +154,8 @@ def _kill(process: ChildProcess) -> None:
     process.kill()
 
 
-def _start(process: ChildProcess, server: Server, wanted: Wanted) -> None:
-    with on_cores(wanted.cores):
+def _start(process: ChildProcess, server: Server, cores: Sequence[int]) -> None:
+    with on_cores(cores):
         process.start()
     wait_until_ready(server, process)
 
@@ -186,16 +178,13 @@ def _tree(pid: int | None) -> list[int]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.engines.faults",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--hang-s", type=float, default=40.0)
     parser.add_argument("--answer-s", type=float, default=20.0, help="after which a silent server counts as away")
     add_prompts(parser, max_tokens=24, max_characters=800)
     add_vllm(parser)
+    parser.set_defaults(model=None, draft=None, threads=1)
     add_run(parser, timeout_s=600.0)
     return parser.parse_args()
 

@@ -1,10 +1,9 @@
 """Look-up of ours inside vLLM beside vLLM's own n-grams and beside no drafts, one server at a time.
 
-    python -m benchmarks.engines.lookup --prompts FOLDER --out texts.jsonl [--dtype float32] [--load 8] [--cores 2,3]
+    python -m benchmarks.engines.lookup --prompts FOLDER [--dtype float32] [--load 8] [--cores 2,3]
 
 Every server decodes the same prompts greedily, task by task. Reported by task: tokens a round, a second and a second of
-the processor; then in how many texts a server differs from the one without drafts. `--out` keeps a line a text with its
-token ids and rounds, from which `benchmarks.engines.replayed_proposers` times the two drafters. Last line: JSON.
+the processor; then in how many texts a server differs from the one without drafts. Last line: JSON.
 """
 
 from __future__ import annotations
@@ -15,19 +14,26 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
-from alphaloop.embedded.process import ChildProcess
 from alphaloop.inside_vllm.proposer import TASK
-from benchmarks.engines.cpu_seconds import cpu_seconds
-from benchmarks.engines.options import add_prompts, add_vllm
-from benchmarks.engines.serve import FOLDER, NGRAM
-from benchmarks.engines.server import MODEL_NAME, Server, read_json, running, vllm
-from benchmarks.engines.vllm_lookup import vllm_lookup
-from benchmarks.engines.weights import dense_folder
-from benchmarks.engines.workload import read_prompts
+from benchmarks.engines.serve import (
+    FOLDER,
+    MODEL_NAME,
+    NGRAM,
+    Server,
+    add_prompts,
+    add_vllm,
+    dense_folder,
+    read_json,
+    running,
+    vllm,
+    vllm_lookup,
+)
+from benchmarks.jobs import prompts_of
+from benchmarks.reporting import parser_of
+from benchmarks.servers import cpu_seconds
 
 _ANSWER_S: Final = 900.0
 _NAMES: Final = ("plain", "ngram", "lookup", "lookup_memory")
@@ -43,7 +49,6 @@ class Text:
     token_ids: tuple[int, ...]
     drafted: tuple[int, ...]  #: of each round that drafted
     accepted: tuple[int, ...]
-    gaps: tuple[float, ...]  #: between the two likeliest tokens at each place; empty: not asked for
 
     @property
     def num_rounds(self) -> int:
@@ -56,48 +61,33 @@ class Text:
         return next((place for place, (one, two) in enumerate(pairs) if one != two), None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Moment:
-    """A moment, or the time between two, in seconds."""
-
+class _Took(NamedTuple):
     wall_s: float
     cpu_s: float
-
-    @classmethod
-    def now(cls, server: ChildProcess) -> _Moment:
-        return cls(time.perf_counter(), 0.0 if server.pid is None else cpu_seconds(server.pid))
-
-    def since(self, other: _Moment) -> _Moment:
-        return _Moment(self.wall_s - other.wall_s, self.cpu_s - other.cpu_s)
 
 
 def main() -> int:
     """Play every server, print a table and the line of JSON."""
     options = _options()
-    prompts = read_prompts(options.prompts, seed=0, max_characters=options.max_characters)
+    prompts = prompts_of(options.prompts, seed=0, max_characters=options.max_characters)
     chosen = {task: found[: options.jobs] for task, found in sorted(prompts.items())}
     folder = FOLDER / "lookup"
     folder.mkdir(parents=True, exist_ok=True)
     texts: list[Text] = []
-    seconds: dict[str, dict[str, _Moment]] = {}
+    seconds: dict[str, dict[str, _Took]] = {}
     for server in _servers(options, list(chosen)):
         with running([server], folder, options.cores) as (process,):
             _ask(server, next(iter(chosen.values()))[0], "", options)  # the first pass compiles
             for task, found in chosen.items():
-                begin = _Moment.now(process)
+                wall_s, cpu_s = time.perf_counter(), cpu_seconds(process.pid or 0)
                 with ThreadPoolExecutor(options.load) as pool:
                     written = list(pool.map(lambda prompt, s=server, t=task: _ask(s, prompt, t, options), found))
-                _keep(options.out, written)
                 texts += written
-                seconds.setdefault(server.name, {})[task] = _Moment.now(process).since(begin)
+                seconds.setdefault(server.name, {})[task] = _Took(
+                    time.perf_counter() - wall_s, cpu_seconds(process.pid or 0) - cpu_s
+                )
     _report(texts, seconds, list(chosen))
     return 0
-
-
-def _keep(out: Path | None, texts: Sequence[Text]) -> None:
-    if out is not None:
-        with out.open("a", encoding="utf-8") as lines:
-            lines.writelines(json.dumps(asdict(text)) + "\n" for text in texts)
 
 
 def _servers(options: argparse.Namespace, tasks: Sequence[str]) -> list[Server]:
@@ -126,12 +116,9 @@ def _ask(server: Server, prompt: str, task: str, options: argparse.Namespace) ->
     }
     if task:
         body["vllm_xargs"] = {TASK: task}
-    if options.gaps and server.drafter is None:
-        body |= {"logprobs": True, "top_logprobs": 2}
     reply = read_json(f"{server.url}/chat/completions", body, timeout_s=_ANSWER_S)
     choice = reply["choices"][0]
     told = (reply.get("metrics") or {}).get("speculative_decoding") or {}
-    tops = [place["top_logprobs"] for place in (choice.get("logprobs") or {}).get("content") or []]
     return Text(
         server.name,
         task,
@@ -139,11 +126,10 @@ def _ask(server: Server, prompt: str, task: str, options: argparse.Namespace) ->
         tuple(choice["token_ids"]),
         tuple(told.get("per_step_drafted") or ()),  # null where no round drafted
         tuple(told.get("per_step_accepted") or ()),
-        tuple(abs(top[0]["logprob"] - top[1]["logprob"]) for top in tops),
     )
 
 
-def _report(texts: Sequence[Text], seconds: dict[str, dict[str, _Moment]], tasks: Sequence[str]) -> None:
+def _report(texts: Sequence[Text], seconds: dict[str, dict[str, _Took]], tasks: Sequence[str]) -> None:
     names = list(seconds)
     figures: dict[str, Any] = {}
     print(f"{'task':18}" + "".join(f"{name:>32}" for name in names))
@@ -164,26 +150,18 @@ def _report(texts: Sequence[Text], seconds: dict[str, dict[str, _Moment]], tasks
     plain = {one.prompt_ids: one for one in texts if one.server == "plain"}
     for name in names if plain else []:
         found = [one for one in texts if one.server == name]
-        places = [(plain[one.prompt_ids], one.parts_from(plain[one.prompt_ids])) for one in found]
-        apart = [(one, place) for one, place in places if place is not None]
-        gaps = sorted(one.gaps[place] for one, place in apart if one.gaps)
-        figures[name] |= {"texts": len(found), "other": len(apart), "gaps_there": gaps}
-        print(f"{name}: {len(apart)} of {len(found)} texts are other than without drafts; gaps there {gaps}")
+        num_apart = sum(one.parts_from(plain[one.prompt_ids]) is not None for one in found)
+        figures[name] |= {"texts": len(found), "other": num_apart}
+        print(f"{name}: {num_apart} of {len(found)} texts are other than without drafts")
     print(json.dumps(figures))
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.engines.lookup",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--servers", type=lambda text: text.split(","), default=list(_NAMES))
     parser.add_argument("--jobs", type=int, default=8, help="prompts a task")
     parser.add_argument("--load", type=int, default=1, help="requests at once")
     parser.add_argument("--k", type=int, default=4)
-    parser.add_argument("--gaps", action="store_true", help="ask the server without drafts for log-probabilities too")
-    parser.add_argument("--out", type=Path, default=None, help="lines are added to it")
     parser.add_argument("--model", default=None)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--port", type=int, default=8011)

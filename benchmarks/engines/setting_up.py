@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import os
+import argparse
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import psycopg
 
 from alphaloop.embedded.process import ChildProcess, free_ports
-from benchmarks.contestants.process import REPOSITORY
-from benchmarks.engines.closed_loop import ClosedLoop
-from benchmarks.engines.serve import NGRAM, draft_model
-from benchmarks.engines.server import Server, running, vllm
-from benchmarks.whole.servers import running_servers
-from benchmarks.whole.started_worker import started_worker
+from benchmarks.engines.serve import NGRAM, Server, dense_folder, draft_model, running, vllm
+from benchmarks.reporting import REPOSITORY
+from benchmarks.servers import running_servers
+from benchmarks.workers import Client, started_worker
 
-FOLDER: Final = REPOSITORY / ".alphaloop" / "benchmarks" / "engines"
 PLAIN, DRAFTING = "plain", "drafting"
 #: Settings of a worker whose costs do not matter: they are measured as shortly as possible.
 SHORT_CALIBRATION: Final = {"CALIBRATION_SAMPLES": "1", "CALIBRATION_CONTEXTS": "[64]", "CALIBRATION_BUDGET_S": "0"}
@@ -31,31 +29,13 @@ _ALPHA: Final = """
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What is to be set up."""
-
-    vllm_python: str
-    model: str
-    draft: str | None  #: folder of a draft model; None: look-up
-    dtype: str
-    requests: int  #: that each server decodes at once
-    ahead: int
-    cores: tuple[int, ...]  #: of the inference servers
-    timeout_s: float
-    seed: int
-    endpoint: Mapping[str, str] = field(default_factory=dict)  #: further settings of both endpoints
-    worker: Mapping[str, str] = field(default_factory=dict)  #: further settings of the worker
-    num_threads: int = 1  #: of each inference server
-
-
-@dataclass(frozen=True, slots=True)
 class Running:
     """It runs."""
 
     plain: Server
     drafting: Server
     processes: Mapping[str, ChildProcess]  #: of the inference servers, by name
-    loop: ClosedLoop
+    client: Client
     database_url: str
     restart_worker: Callable[[], None]  #: drain, end, start; does not wait until it is ready
 
@@ -66,68 +46,65 @@ class Running:
         return {task: {"num_jobs": num_jobs, "alpha": round(alpha, 4)} for task, num_jobs, alpha in found}
 
 
-def two_servers(wanted: Wanted) -> tuple[Server, Server]:
-    """The same model without and with drafts."""
-    ports = free_ports(2)
-    speculative = draft_model(wanted.draft) if wanted.draft else NGRAM
+def two_servers(options: argparse.Namespace, *, dtype: str, num_requests: int) -> tuple[Server, Server]:
+    """The same model without and with drafts: look-up, or the draft model of the options."""
+    model = options.model or str(dense_folder(dtype))
+    speculative = draft_model(options.draft) if options.draft else NGRAM
     plain, drafting = (
         vllm(
             name,
-            wanted.vllm_python,
-            wanted.model,
+            str(options.vllm_python),
+            model,
             port,
             speculative=given,
-            dtype=wanted.dtype,
-            max_requests=wanted.requests,
-            num_threads=wanted.num_threads,
+            dtype=dtype,
+            max_requests=num_requests,
+            num_threads=options.threads,
         )
-        for name, port, given in ((PLAIN, ports[0], None), (DRAFTING, ports[1], speculative))
+        for name, port, given in zip((PLAIN, DRAFTING), free_ports(2), (None, speculative), strict=True)
     )
     return plain, drafting
 
 
 @contextmanager
-def set_up(wanted: Wanted, tasks: Sequence[str], folder: Path) -> Iterator[Running]:
-    """Start everything; it ends with the block. `folder` is emptied first. Raises StartFailed."""
+def set_up(
+    options: argparse.Namespace,
+    tasks: Sequence[str],
+    folder: Path,
+    *,
+    dtype: str = "bfloat16",
+    num_requests: int = 8,
+    ahead: int = 2,
+    endpoint: Mapping[str, str] = MappingProxyType({}),
+    worker: Mapping[str, str] = SHORT_CALIBRATION,
+) -> Iterator[Running]:
+    """Start everything; it ends with the block. `folder` is emptied first. Raises StartFailed.
+
+    `options` are those of `add_vllm`, `add_pair` and `add_run`. Each server decodes `num_requests` at once, and so many
+    `ahead` may wait in its queue; `endpoint` and `worker` are further settings of both endpoints and of the worker.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    plain, drafting = two_servers(wanted)
+    plain, drafting = two_servers(options, dtype=dtype, num_requests=num_requests)
     with ExitStack() as stack:
-        started = stack.enter_context(running([plain, drafting], folder, wanted.cores))
-        processes = {process.name: process for process in started}
-        servers = stack.enter_context(running_servers(folder, REPOSITORY / "configs"))
+        children = stack.enter_context(running([plain, drafting], folder, options.cores))
+        processes = {process.name: process for process in children}
+        servers = stack.enter_context(running_servers(folder))
         settings = {"ALPHALOOP_MODELS__TARGET__ENGINE": "server", "ALPHALOOP_MODELS__TARGET__NAME": "model"}
-        settings |= {f"ALPHALOOP_WORKER__{name}": value for name, value in wanted.worker.items()}
+        settings |= {f"ALPHALOOP_WORKER__{name}": value for name, value in worker.items()}
         for one in (plain, drafting):
-            settings |= one.settings(ahead=wanted.ahead, more=wanted.endpoint)
-        worker = stack.enter_context(
+            settings |= one.settings(ahead=ahead, more=endpoint)
+        started = stack.enter_context(
             started_worker(
                 REPOSITORY,
                 servers,
                 tasks,
-                num_slots=wanted.requests,
-                seed=wanted.seed,
+                num_slots=num_requests,
+                seed=options.seed,
                 folder=folder,
                 name="worker",
-                timeout_s=wanted.timeout_s,
+                timeout_s=options.timeout_s,
                 settings=settings,
             )
         )
-        loop = ClosedLoop(servers.kafka, worker.check_alive, wanted.timeout_s)
-        stack.callback(loop.close)
-        yield Running(plain, drafting, processes, loop, worker.database_url, worker.restart)
-
-
-@contextmanager
-def environment(given: Mapping[str, str]) -> Iterator[None]:
-    """Processes that are started in the block inherit these."""
-    before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        yield Running(plain, drafting, processes, started.client, started.database_url, started.restart)

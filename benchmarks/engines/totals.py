@@ -19,21 +19,15 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import psycopg
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engines.closed_loop import Played
-from benchmarks.engines.cpu_seconds import wait_until_idle
-from benchmarks.engines.options import add_pair, add_prompts, add_run, add_vllm
-from benchmarks.engines.printing import print_found
-from benchmarks.engines.server import HOST, Server
-from benchmarks.engines.setting_up import DRAFTING, FOLDER, PLAIN, SHORT_CALIBRATION, Wanted, set_up
-from benchmarks.engines.weights import dense_folder
-from benchmarks.engines.workload import read_prompts
-from benchmarks.whole.jobs import PromptJob
+from benchmarks.engines.serve import FOLDER, HOST, Server, add_pair, add_prompts, add_run, add_vllm
+from benchmarks.engines.setting_up import DRAFTING, PLAIN, set_up
+from benchmarks.jobs import PromptJob, prompts_of
+from benchmarks.reporting import console, parser_of, print_found
+from benchmarks.servers import wait_until_idle
+from benchmarks.workers import Sent
 from worker.servers.counters import values
-
-console = Console(stderr=True, width=None if sys.stderr.isatty() else 130)
 
 _TOKENS: Final = "vllm:generation_tokens_total"
 _DRAFTS: Final = "vllm:spec_decode_num_drafts_total"
@@ -56,35 +50,22 @@ _ACCEPTS: Final = """
 def main() -> int:
     """Set up, send, add up."""
     options = _options()
-    return print_found(lambda: _measure(options), lambda found: not found["adds_up"], console)
+    return print_found(lambda: _measure(options), lambda found: not found["adds_up"])
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    prompts = read_prompts(options.prompts, seed=options.seed, max_characters=options.max_characters)
+    prompts = prompts_of(options.prompts, seed=options.seed, max_characters=options.max_characters)
     jobs = [
         PromptJob(f"total-{task}-{place}", task, prompt, options.max_tokens)
         for place in range(options.jobs)
         for task, found in sorted(prompts.items())
         for prompt in found[place : place + 1]
     ]
-    wanted = Wanted(
-        str(options.vllm_python),
-        options.model or str(dense_folder("bfloat16")),
-        options.draft,
-        "bfloat16",
-        8,
-        2,
-        tuple(options.cores),
-        options.timeout_s,
-        options.seed,
-        worker=SHORT_CALIBRATION,
-        num_threads=options.threads,
-    )
-    with set_up(wanted, sorted(prompts), FOLDER / "totals") as running:
+    with set_up(options, sorted(prompts), FOLDER / "totals") as running:
         servers = {PLAIN: running.plain, DRAFTING: running.drafting}
         wait_until_idle(running.processes.values())
         before = {name: _counted(server) for name, server in servers.items()}
-        played = running.loop.play(jobs, decoding="auto", load=8)
+        played = running.client.play(jobs, decoding="auto", load=8)
         wait_until_idle(running.processes.values())
         counted = {name: _counted(server) - before[name] for name, server in servers.items()}
         recorded, num_cut = _recorded(running.database_url, len(counted[DRAFTING].accepted))
@@ -153,7 +134,7 @@ def _recorded(database_url: str, num_positions: int) -> tuple[dict[str, Sums], i
     return {PLAIN: Sums(plain), DRAFTING: Sums(tokens, drafts, drafted, accepted)}, num_cut
 
 
-def _routes(played: Played) -> dict[str, Counter[str]]:
+def _routes(played: Sent) -> dict[str, Counter[str]]:
     found: dict[str, Counter[str]] = {}
     for result in played.results:
         reason = result.decoding.reason if result.decoding else ""
@@ -182,11 +163,7 @@ def _show(found: dict[str, Any]) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.engines.totals",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--jobs", type=int, default=6, help="of each task")
     add_prompts(parser, max_tokens=48, max_characters=1500)
     add_pair(parser)

@@ -7,17 +7,20 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
 
+from alphaloop.embedded.install import find_java
 from alphaloop.settings.load import ENV_PREFIX, PLAIN_ENV
+from benchmarks.contestants.process import Contestant as Process
 from benchmarks.pipeline.our_worker import WorkerOrder
-from benchmarks.pipeline.parallel_consumer import ParallelConsumer
 from benchmarks.pipeline.topics import NUM_PARTITIONS, Topics
+from benchmarks.reporting import REPOSITORY
 
-REPOSITORY: Final = Path(__file__).resolve().parents[2]
 RESULTS: Final = "results"
 RUN_S: Final = 1800.0
 _POLL_S: Final = 0.1
@@ -61,15 +64,14 @@ class OurWorker:
     outcomes = "jobs"
     is_migrated = True
 
-    def __init__(self, num_slots: int, *, is_sampled: bool = False) -> None:
-        self.name = f"ours, {num_slots} slots" + (", sampled" if is_sampled else "")
+    def __init__(self, num_slots: int) -> None:
+        self.name = f"ours, {num_slots} slots"
         self.num_slots = num_slots
-        self._is_sampled = is_sampled
 
     def run(self, race: Race) -> dict[str, Any]:
         """Until the results topic has grown by the number of jobs."""
         begin = sum(race.topics.ends(RESULTS).values())
-        with RunningWorker(race, self.num_slots, is_sampled=self._is_sampled) as worker:
+        with running_worker(race, self.num_slots) as worker:
             deadline = time.monotonic() + RUN_S
             while sum(race.topics.ends(RESULTS).values()) - begin < race.num_jobs:
                 worker.check()
@@ -79,82 +81,23 @@ class OurWorker:
             return worker.finish()
 
 
-class RunningWorker:
-    """The process of benchmarks/pipeline/our_worker.py; entered when it consumes."""
-
-    def __init__(self, race: Race, num_slots: int, *, is_sampled: bool = False) -> None:
-        self._log = race.log
-        self._order = WorkerOrder(
-            bootstrap_servers=race.topics.servers,
-            database_url=race.database_url,
-            group_id=race.group_id,
-            task=race.task,
-            num_partitions=NUM_PARTITIONS,
-            num_slots=num_slots,
-            num_jobs=race.num_jobs,
-            is_sampled=is_sampled,
-        )
-
-    def __enter__(self) -> RunningWorker:
-        command = [sys.executable, "-m", "benchmarks.pipeline.our_worker"]
-        with self._log.open("a") as log:
-            self._process = subprocess.Popen(
-                command,
-                cwd=REPOSITORY,
-                env=_plain_environment(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        assert self._process.stdin is not None
-        self._process.stdin.write(self._order.model_dump_json() + "\n")
-        self._process.stdin.flush()
-        self._answer()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def check(self) -> None:
-        """Raises RuntimeError when the process has ended by itself."""
-        if self._process.poll() is not None:
-            raise RuntimeError(f"our worker ended with {self._process.returncode}; its words are in {self._log}")
-
-    def finish(self) -> dict[str, Any]:
-        """Let it drain and end; its report."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        report = self._answer()
-        self._process.wait(RUN_S)
-        return report
-
-    def _answer(self) -> dict[str, Any]:
-        line = self._process.stdout.readline() if self._process.stdout else ""
-        if not line:
-            raise RuntimeError(f"our worker ended with {self._process.wait()}; its words are in {self._log}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-
-class ParallelConsumerPeer:
-    """One row and one result a job, so many jobs at once."""
-
-    outcomes = "outcomes"
-    is_migrated = False
-
-    def __init__(self, peer: ParallelConsumer, num_at_once: int) -> None:
-        self.name = f"parallel consumer, {num_at_once} at once"
-        self._peer = peer
-        self._num_at_once = num_at_once
-
-    def run(self, race: Race) -> dict[str, Any]:
-        """The program ends by itself."""
-        command = self._peer.command(
-            race.topics.servers, race.topic, race.num_jobs, self._num_at_once, race.database_url
-        )
-        return _run(self.name, command, "", race.log)
+@contextmanager
+def running_worker(race: Race, num_slots: int) -> Iterator[Process]:
+    """The process of benchmarks/pipeline/our_worker.py, once it consumes; it drains when its input is ended."""
+    process = Process("our worker", "benchmarks.pipeline.our_worker", log=race.log, environment=_plain_environment())
+    order = WorkerOrder(
+        bootstrap_servers=race.topics.servers,
+        database_url=race.database_url,
+        group_id=race.group_id,
+        task=race.task,
+        num_partitions=NUM_PARTITIONS,
+        num_slots=num_slots,
+    )
+    try:
+        process.request(order.model_dump())
+        yield process
+    finally:
+        process.close()
 
 
 class Loop:
@@ -197,3 +140,47 @@ def _run(name: str, command: Sequence[str], given: str, log: Path) -> dict[str, 
         raise RuntimeError(f"{name} ended with {ended.returncode}; its words are in {log}")
     answer: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
     return answer
+
+
+PROGRAM = "PCBench.java"
+
+
+class MissingPeer(Exception):
+    """The peer cannot be run here; the text says why."""
+
+
+class ParallelConsumer:
+    """Confluent's, with one committed row and one result a job: a program that is compiled when it is run."""
+
+    outcomes = "outcomes"
+    is_migrated = False
+
+    def __init__(self, folder: Path, kafka_home: Path, num_at_once: int) -> None:
+        """Raises MissingPeer, in words, when anything lacks."""
+        self.name = f"parallel consumer, {num_at_once} at once"
+        self._folder, self._kafka_home, self._num_at_once = folder.resolve(), kafka_home, num_at_once
+        if not (self._folder / PROGRAM).is_file() or not any(self._folder.glob("libs/parallel-consumer-core-*.jar")):
+            raise MissingPeer(f"expected {PROGRAM} and libs/parallel-consumer-core-*.jar in {self._folder}, found none")
+        java = find_java()
+        if java is None:
+            raise MissingPeer("expected Java 17 or newer, found none (set JAVA_HOME)")
+        modules = subprocess.run([java, "--list-modules"], capture_output=True, text=True, check=False).stdout
+        if "jdk.compiler" not in modules:
+            raise MissingPeer(f"expected a Java with a compiler, found a bare runtime at {java} (set JAVA_HOME)")
+        self._java = java
+
+    def run(self, race: Race) -> dict[str, Any]:
+        """The program ends by itself."""
+        classes = f"{self._folder / 'libs'}/*:{self._kafka_home / 'libs'}/*"
+        numbers = (str(race.num_jobs), str(self._num_at_once))
+        database = ("pg", jdbc_url(race.database_url))
+        program = (str(self._folder / PROGRAM), race.topics.servers, race.topic, *numbers, *database)
+        return _run(self.name, [str(self._java), "-Xmx1g", "-cp", classes, *program], "", race.log)
+
+
+def jdbc_url(database_url: str) -> str:
+    """`postgresql://user:password@host:port/name` as the JDBC driver wants it."""
+    parts = urlsplit(database_url)
+    return (
+        f"jdbc:postgresql://{parts.hostname}:{parts.port}{parts.path}?user={parts.username}&password={parts.password}"
+    )

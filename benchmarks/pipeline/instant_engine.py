@@ -31,7 +31,6 @@ class InstantEngine:
     def __init__(self, num_slots: int) -> None:
         self.identity = EngineIdentity("instant-1", "instant", "000000000000", "float32", "no-device", 4096, "no-host")
         self.drafters: tuple[DrafterState, ...] = (DrafterState("lookup", "instant-1", 8),)
-        self.num_prepared = 0
         self.moments: dict[str, tuple[float, float]] = {}
         self._num_slots = num_slots
         self._running: list[PreparedJob] = []
@@ -48,7 +47,6 @@ class InstantEngine:
 
     def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
         """The same tokens for every prompt."""
-        self.num_prepared += 1
         return PreparedJob(job, _PROMPT, sampling)
 
     def has_room(self, prepared: PreparedJob) -> bool:

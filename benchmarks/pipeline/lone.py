@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from confluent_kafka import Producer, TopicPartition
 
-from benchmarks.pipeline.contestants import RESULTS, Race, RunningWorker
-from benchmarks.pipeline.figures import Overhead
-from benchmarks.pipeline.messages import jobs
+from benchmarks.pipeline.contestants import RESULTS, Race, running_worker
+from benchmarks.pipeline.report import Overhead
+from benchmarks.pipeline.topics import jobs
 
 #: Jobs that are sent first and not counted: connections, statements and first decisions.
 NUM_WARM_UP: Final = 20
@@ -46,7 +46,7 @@ def run_alone(race: Race, num_slots: int, *, seed: int) -> tuple[dict[str, Overh
     ends = race.topics.ends(RESULTS)
     reader.assign([TopicPartition(RESULTS, partition, offset) for partition, offset in ends.items()])
     producer = Producer({"bootstrap.servers": race.topics.servers, "linger.ms": 0, "acks": "all"})
-    with RunningWorker(race, num_slots) as worker:
+    with running_worker(race, num_slots) as worker:
         for number, (job_id, value) in enumerate(jobs(race.num_jobs, prefix=race.task, seed=seed)):
             time.sleep(rng.uniform(0.005, 0.055))
             appended_s = _send(producer, race.topic, job_id, value)

@@ -6,14 +6,12 @@ one is its report. This is the only file here that knows how a worker is put tog
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import random
 import sys
 import threading
 import time
-from typing import Final, TextIO
+from typing import Final
 
 from pydantic import BaseModel, ConfigDict, SecretStr
 
@@ -21,13 +19,12 @@ from alphaloop import logs
 from alphaloop.kafka.producer import Producer
 from alphaloop.settings import KafkaSettings, PostgresSettings, Settings, TaskSettings, WorkerSettings
 from alphaloop.store.database import Database
+from benchmarks.contestants.process import open_answers
 from benchmarks.pipeline.instant_engine import InstantEngine
-from benchmarks.pipeline.sampling import Sampler
 from worker.assembly import assemble, owner_name
 from worker.threads import set_up_interpreter
 
 CLOSE_S: Final = 30.0
-NUM_FUNCTIONS: Final = 60  #: reported of a sampled run
 
 
 class WorkerOrder(BaseModel):
@@ -41,8 +38,6 @@ class WorkerOrder(BaseModel):
     task: str
     num_partitions: int
     num_slots: int
-    num_jobs: int  #: sampling ends when so many have their token
-    is_sampled: bool = False
 
 
 def settings_of(order: WorkerOrder) -> Settings:
@@ -59,14 +54,12 @@ def settings_of(order: WorkerOrder) -> Settings:
 
 def main() -> None:
     """Consume until standard input ends, drain, report."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    say = open_answers()
     order = WorkerOrder.model_validate_json(sys.stdin.readline())
     logs.configure("WARNING", "text")
     logging.getLogger("alphaloop.kafka.librdkafka").setLevel(logging.ERROR)
     settings = settings_of(order)
     engine = InstantEngine(order.num_slots)
-    sampler = Sampler(lambda: engine.num_prepared > 0 and len(engine.moments) < order.num_jobs, left_out=["input"])
     stop, hurry = threading.Event(), threading.Event()
     threading.Thread(target=_stop_at_end_of_input, args=(stop,), name="input", daemon=True).start()
     database = Database(SecretStr(order.database_url), pool_size=settings.postgres.pool_size)
@@ -76,28 +69,18 @@ def main() -> None:
     )
     set_up_interpreter()
     try:
-        if order.is_sampled:
-            sampler.start()
-        _say(answers, {"ready": True})
+        say({"ready": True})
         worker.run()
     finally:
         worker.close(CLOSE_S)
         producer.close()
         database.close()
-    report: dict[str, object] = {"num_prepared": engine.num_prepared, "moments": engine.moments}
-    if order.is_sampled:
-        sampler.close()
-        report["sampled"] = sampler.sampled.as_json(num_functions=NUM_FUNCTIONS)
-    _say(answers, report | {"process_cpu_s": time.process_time()})
+    say({"moments": engine.moments, "process_cpu_s": time.process_time()})
 
 
 def _stop_at_end_of_input(stop: threading.Event) -> None:
     sys.stdin.read()
     stop.set()
-
-
-def _say(stream: TextIO, value: dict[str, object]) -> None:
-    print(json.dumps(value), file=stream, flush=True)
 
 
 if __name__ == "__main__":

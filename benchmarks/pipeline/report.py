@@ -1,17 +1,78 @@
-"""The tables and the JSON line."""
+"""The figures of all contestants, their tables, and the JSON line."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.paired import Ratio
-from benchmarks.pipeline.figures import Overhead, Spread, stage_figures
-from benchmarks.pipeline.stages import STAGES
+from benchmarks.paired import Ratio, paired_ratio, percentile
+from benchmarks.reporting import table_of
+
+#: Share of the time between first and last result that is left out at the beginning: compilers warm up there.
+WARM_UP: Final = 0.1
+
+
+def jobs_per_s(appended_ms: Sequence[int], *, warm_up: float = WARM_UP) -> float:
+    """Results a second by the broker's clock, from the end of the warm-up to the last result.
+
+    The window begins at a moment that no result chose, so a contestant that answers in bursts wins nothing by it.
+    Raises ValueError when all results were appended in the same millisecond.
+    """
+    first, last = min(appended_ms), max(appended_ms)
+    begin = first + warm_up * (last - first)
+    if last <= begin:
+        raise ValueError(f"{len(appended_ms)} results in one millisecond: too few to tell a rate")
+    return 1000 * sum(at > begin for at in appended_ms) / (last - begin)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Of several rounds."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """At least one value."""
+        return cls(min(values), statistics.median(values), max(values))
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Milliseconds of lone jobs."""
+
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    num_jobs: int
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Overhead:
+        """At least one job."""
+        return cls(1000 * percentile(seconds, 0.5), 1000 * percentile(seconds, 0.99), 1000 * max(seconds), len(seconds))
+
+
+def ratios(
+    rates: Mapping[str, Sequence[float]], ours: Sequence[str], peers: Sequence[str]
+) -> dict[str, tuple[list[float], Ratio]]:
+    """`OURS / PEER` to the ratio of each round and their median; also against the best peer of each round."""
+    against = {peer: list(rates[peer]) for peer in peers}
+    if len(peers) > 1:
+        against["best parallel consumer"] = [max(each) for each in zip(*against.values(), strict=True)]
+    return {
+        f"{name} / {peer}": (
+            [a / b for a, b in zip(rates[name], theirs, strict=True)],
+            paired_ratio(rates[name], theirs),
+        )
+        for name in ours
+        for peer, theirs in against.items()
+    }
 
 
 @dataclass(slots=True)
@@ -33,7 +94,6 @@ class Findings:
     missing: list[str]  #: peers that could not be run, in words
     entries: dict[str, Entry]
     ratios: dict[str, tuple[list[float], Ratio]] = field(default_factory=dict)
-    sampled: dict[str, dict[str, Any]] = field(default_factory=dict)
     lone: dict[str, Overhead] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -48,31 +108,30 @@ class Findings:
                 for name, entry in self.entries.items()
             },
             "ratios": {name: {"rounds": rounds, **asdict(ratio)} for name, (rounds, ratio) in self.ratios.items()},
-            "stages": {
-                name: {"by_stage": stage_figures(one, self.num_jobs), **one} for name, one in self.sampled.items()
-            },
             "lone": {name: asdict(overhead) for name, overhead in self.lone.items()},
         }
 
 
-def print_findings(console: Console, findings: Findings, *, num_functions: int) -> None:
+def print_findings(console: Console, findings: Findings) -> None:
     """All tables."""
     console.print(f"{findings.num_jobs} jobs; " + ", ".join(f"{k} {v}" for k, v in findings.conditions.items()))
     for words in findings.missing:
         console.print(f"[yellow]left out:[/] {words}")
     _print_rates(console, findings.entries)
     _print_ratios(console, findings.ratios)
-    for name, sampled in findings.sampled.items():
-        _print_stages(console, name, stage_figures(sampled, findings.num_jobs))
-        if num_functions:
-            _print_functions(console, name, sampled, findings.num_jobs, num_functions)
     _print_lone(console, findings.lone)
 
 
 def _print_rates(console: Console, entries: Mapping[str, Entry]) -> None:
     cpu_of = sorted({who for entry in entries.values() for each in entry.cpu_us_per_job for who in each})
-    columns = ("contestant", "min", "median", "max", *(f"{who}, CPU µs a job" for who in cpu_of))
-    table = _table("Jobs a second, by the broker's clock", columns)
+    table = table_of(
+        "Jobs a second, by the broker's clock",
+        "contestant",
+        "min",
+        "median",
+        "max",
+        *(f"{who}, CPU µs a job" for who in cpu_of),
+    )
     for name, entry in entries.items():
         spread = Spread.of(entry.jobs_per_s)
         cpu = [
@@ -86,45 +145,16 @@ def _print_rates(console: Console, entries: Mapping[str, Entry]) -> None:
 def _print_ratios(console: Console, ratios: Mapping[str, tuple[list[float], Ratio]]) -> None:
     if not ratios:
         return
-    table = _table("Ours over the Parallel Consumer, round by round", ("pair", "rounds", "median [95 %]"))
+    table = table_of("Ours over the Parallel Consumer, round by round", "pair", "rounds", "median [95 %]")
     for name, (rounds, ratio) in ratios.items():
         table.add_row(name, " ".join(f"{each:.2f}" for each in rounds), str(ratio))
     console.print(table)
 
 
-def _print_stages(console: Console, name: str, figures: Mapping[str, Mapping[str, float]]) -> None:
-    title = f"{name}: stages (stacks of all threads, every 2 ms, in a run of its own; shares add up over threads)"
-    columns = ("stage", "share of the time", "of it without the processor", "CPU µs a job")
-    table = _table(title, columns)
-    others = [name for name in figures if name not in STAGES]
-    for stage in (*STAGES, *others):
-        if its := figures.get(stage):
-            words = f"{its['share']:.1%}", f"{its['blocked_share']:.1%}", f"{its['cpu_us_per_job']:.0f}"
-            table.add_row(stage, *words)
-    console.print(table)
-
-
-def _print_functions(
-    console: Console, name: str, sampled: Mapping[str, Any], num_jobs: int, num_functions: int
-) -> None:
-    for what, words in (("cumulative_cpu_s", "with all they call"), ("own_cpu_s", "alone")):
-        table = _table(f"{name}: functions {words} (sampled)", ("function", "CPU µs a job"))
-        for label, seconds in list(sampled[what].items())[:num_functions]:
-            table.add_row(label, f"{1e6 * seconds / num_jobs:.1f}")
-        console.print(table)
-
-
 def _print_lone(console: Console, lone: Mapping[str, Overhead]) -> None:
     if not lone:
         return
-    table = _table("A lone job", ("overhead", "p50 ms", "p99 ms", "max ms", "jobs"))
+    table = table_of("A lone job", "overhead", "p50 ms", "p99 ms", "max ms", "jobs")
     for name, its in lone.items():
         table.add_row(name, f"{its.p50_ms:.1f}", f"{its.p99_ms:.1f}", f"{its.max_ms:.1f}", str(its.num_jobs))
     console.print(table)
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left")
-    return table

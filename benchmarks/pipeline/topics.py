@@ -1,15 +1,46 @@
-"""The benchmark's topics: made, filled, and read back with the broker's own clock."""
+"""The benchmark's topics: filled with jobs that are all alike, read back with the broker's own clock, and checked.
+
+A run that did not do what it was timed for counts for nothing and ends the benchmark.
+"""
 
 from __future__ import annotations
 
+import json
+import random
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import psycopg
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from psycopg import sql
+
+NUM_BYTES: Final = 400
+_WORDS: Final = (
+    *("order", "parcel", "invoice", "shipping", "refund", "customer", "harbour", "station", "number", "morning"),
+    *("evening", "window", "letter", "answer", "question", "address"),
+)
+
+
+def jobs(num_jobs: int, *, prefix: str, seed: int = 0) -> Iterator[tuple[str, bytes]]:
+    """(job_id, message), each message of NUM_BYTES bytes or a few more."""
+    rng = random.Random(seed)
+    for number in range(num_jobs):
+        job_id = f"{prefix}-{number:07d}"
+        yield job_id, _message(job_id, rng)
+
+
+def _message(job_id: str, rng: random.Random) -> bytes:
+    text = "Summarize in one word:"
+    while True:
+        value = json.dumps({"job_id": job_id, "prompt": text, "max_tokens": 1}).encode()
+        if len(value) >= NUM_BYTES:
+            return value
+        text += " " + rng.choice(_WORDS)
+
 
 NUM_PARTITIONS: Final = 8
 WAIT_S: Final = 60.0
@@ -37,16 +68,6 @@ class Topics:
         wanted = [NewTopic(name, num_partitions=NUM_PARTITIONS, replication_factor=1, config=config) for name in names]
         for answer in self._admin.create_topics(wanted).values():
             answer.result(WAIT_S)
-
-    def delete(self, name: str) -> None:
-        """Delete a topic, and wait until nobody is told of it any more."""
-        for answer in self._admin.delete_topics([name]).values():
-            answer.result(WAIT_S)
-        deadline = time.monotonic() + WAIT_S
-        while name in self._admin.list_topics(timeout=WAIT_S).topics:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the topic {name} is still there after {WAIT_S:.0f} s")
-            time.sleep(0.1)
 
     def fill(self, topic: str, messages: Iterable[tuple[str, bytes]]) -> None:
         """Send keyed messages, and wait until the broker has all of them."""
@@ -98,3 +119,35 @@ class Topics:
             tuple((message.key() or b"").decode() for message in found),
             tuple(message.timestamp()[1] for message in found),
         )
+
+
+class NotDone(RuntimeError):
+    """Results or rows are missing, or there are too many."""
+
+
+def check_results(name: str, wanted: Collection[str], found: Sequence[str]) -> int:
+    """Every job's result arrived; returns how many arrived more than once. Raises NotDone."""
+    keys, wanted = set(found), set(wanted)
+    if keys != wanted:
+        raise NotDone(
+            f"{name}: {len(wanted - keys)} of {len(wanted)} results are missing, {len(keys - wanted)} belong to no job"
+        )
+    return len(found) - len(keys)
+
+
+def check_rows(name: str, database_url: str, table: str, wanted: Collection[str]) -> None:
+    """Every job has exactly one row that says it succeeded. Raises NotDone."""
+    query = sql.SQL("SELECT job_id FROM {} WHERE status = 'succeeded'").format(sql.Identifier(table))
+    with psycopg.connect(database_url) as connection:
+        rows = [row[0] for row in connection.execute(query)]
+    missing = set(wanted) - set(rows)
+    if missing or len(rows) != len(set(wanted)):
+        raise NotDone(f"{name}: {len(rows)} rows for {len(set(wanted))} jobs, {len(missing)} jobs without one")
+
+
+def check_outbox(name: str, database_url: str) -> None:
+    """Nothing that was recorded waits to be published. Raises NotDone."""
+    with psycopg.connect(database_url) as connection:
+        row = connection.execute("SELECT count(*) FROM outbox").fetchone()
+    if row is None or row[0] != 0:
+        raise NotDone(f"{name}: {row and row[0]} results are still in the outbox")

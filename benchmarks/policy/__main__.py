@@ -1,10 +1,9 @@
 """Ours, its peers and an oracle on simulated streams whose acceptance is known.
 
-    python -m benchmarks.policy --plots docs/concepts                # everything: about 90 minutes on two cores
+    python -m benchmarks.policy --plots docs/concepts                # everything: about two hours on two cores
     python -m benchmarks.policy --scenario steady_mix --seeds 10 --rule ours --rule vanilla
 
-With --scores FILE what was played is kept there and not played again: delete it when a rule or a scenario changes.
-Ctrl-C or SIGTERM ends it early; tables, pictures and JSON are then of the seeds that were played. Last line: JSON.
+Ctrl-C or SIGTERM ends it early; tables, picture and JSON are then of the seeds that were played. Last line: JSON.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from benchmarks.policy.compare import SLOW, compare, rule_names
+from benchmarks.policy.compare import compare, rule_names
 from benchmarks.policy.compare_slots import compare_on_slots, slot_rule_names
-from benchmarks.policy.oracle import Oracle, know
-from benchmarks.policy.plots import write_plots
-from benchmarks.policy.report import as_json, print_tables
+from benchmarks.policy.play import Oracle, know
+from benchmarks.policy.plots import write_plot
+from benchmarks.policy.report import Seed, as_json, print_tables
 from benchmarks.policy.scenario import FILE, Device, Scenario, read_scenarios
-from benchmarks.policy.scores import Seed, append, read_scores
 from benchmarks.policy.slot_oracle import Known, know_slots
+from benchmarks.reporting import parser_of
 
 #: A scenario with its oracle; worker processes inherit it.
 _KNOWN: dict[str, tuple[Scenario, Device, Oracle | Known]] = {}
@@ -35,32 +34,26 @@ _Work = tuple[str, int, tuple[str, ...]]
 
 def main() -> None:
     """Play, print tables, write plots, print the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--file", type=Path, default=FILE, help="scenarios")
     parser.add_argument("--scenario", action="append", help="only these")
     parser.add_argument("--rule", action="append", help="only these (ours, vanilla, lookup:4 …)")
     parser.add_argument("--seeds", type=int, default=200)
-    parser.add_argument("--slow-seeds", type=int, default=50, help=f"of them, for {' and '.join(SLOW)}")
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--plots", type=Path, help="folder for the pictures")
-    parser.add_argument("--scores", type=Path, help="file that keeps what was played")
+    parser.add_argument("--plots", type=Path, help="folder for the picture")
     options = parser.parse_args()
     console = Console(stderr=True)
     console.width = max(console.width, 118)
     read = read_scenarios(options.file)
     scenarios = [read.named(name) for name in options.scenario] if options.scenario else list(read.scenarios)
     seeds = range(options.first_seed, options.first_seed + options.seeds)
-    slow = seeds[: options.slow_seeds]
-    kept = read_scores(options.scores) if options.scores and options.scores.exists() else {}
+    kept: dict[tuple[str, int], Seed] = {}
     work = []
     for scenario in scenarios:
         names = [name for name in names_of(scenario) if not options.rule or name in options.rule]
         for seed in seeds:
-            has = kept.setdefault((scenario.name, seed), {})
-            lacking = tuple(n for n in names if n not in has and (seed in slow or n not in SLOW))
-            if lacking:
-                work.append((scenario.name, seed, lacking))
+            work.append((scenario.name, seed, tuple(names)))
     # Seed by seed, so that what is there after an interruption is of all scenarios.
     work.sort(key=lambda one: one[1])
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -68,14 +61,14 @@ def main() -> None:
         for name, seed, found in _play(
             console, work, {s.name: (s, read.devices[s.device]) for s in scenarios}, options
         ):
-            kept[name, seed].update(found)
+            kept[name, seed] = found
     except KeyboardInterrupt:
         console.print("interrupted: what follows is of the seeds that were played")
     scores = played(scenarios, seeds, kept)
     shown = [scenario for scenario in scenarios if scores[scenario.name]]
     print_tables(console, shown, scores)
-    for path in write_plots(options.plots, shown, scores) if options.plots and shown else ():
-        console.print(f"written: {path}")
+    if options.plots and shown:
+        console.print(f"written: {write_plot(options.plots, shown, scores)}")
     print(json.dumps(as_json(shown, scores, seeds)))
 
 
@@ -105,8 +98,6 @@ def _play(
         bar = progress.add_task("seeds", total=len(work))
         with get_context("fork").Pool(options.processes, _ignore_interrupts) as pool:
             for name, seed, scores in pool.imap_unordered(_compare, work):
-                if options.scores:
-                    append(options.scores, name, seed, scores)
                 progress.advance(bar)
                 yield name, seed, scores
 

@@ -10,19 +10,13 @@ import numpy as np
 from alphaloop.deciding.decision import DraftSetting, Reason
 from alphaloop.switchback.speedup import measured_speedup
 from benchmarks.policy.compare import BUDGET_SHARE, Score, action_name
-from benchmarks.policy.rules.by_job import ByJob, Tiers
-from benchmarks.policy.rules.ema_tiers import EmaTiers
-from benchmarks.policy.rules.epsilon_greedy import EpsilonGreedy
-from benchmarks.policy.rules.ours_on_slots import OursOnSlots
-from benchmarks.policy.rules.thresholds import AlphaThresholds
+from benchmarks.policy.ours_on_slots import OursOnSlots
+from benchmarks.policy.peers import AlphaThresholds, ByJob, EmaTiers, EpsilonGreedy, Tiers
 from benchmarks.policy.scenario import Device, Scenario
-from benchmarks.policy.slot_device import SlotTrace, play_slots
-from benchmarks.policy.slot_jobs import SlotStream, draw_slot_stream
-from benchmarks.policy.slot_oracle import Known, SlotOracle
-from benchmarks.policy.slot_round import SlotRule
-from benchmarks.policy.slot_static import play_static
+from benchmarks.policy.slot_oracle import Known, SlotOracle, StaticSetting
+from benchmarks.policy.slots import SlotRule, SlotStream, SlotTrace, draw_slot_stream, play_slots
 
-#: Rules that play on slots, beside the single settings. The survival rule asks for a whole batch's confidence.
+#: Rules that play on slots, beside the single settings.
 RULES = ("ours", "blind_oracle", "epsilon_greedy", "alpha_thresholds", "ema_tiers")
 #: Draft lengths that play as single settings: all of them would take most of the time.
 STATIC_LENGTHS = (1, 2, 3, 4, 6, 8, 12)
@@ -46,7 +40,7 @@ def compare_on_slots(
     def static(name: str) -> SlotTrace:
         if name not in statics:
             setting = DraftSetting(*next(a for a in scenario.actions if action_name(*a) == name))
-            statics[name] = play_static(stream, known.table, setting)
+            statics[name] = play_slots(stream, known.table, StaticSetting(setting))
         return statics[name]
 
     vanilla = static("vanilla")
@@ -91,9 +85,8 @@ def _ours(stream: SlotStream, known: Known, oracle: SlotTrace, vanilla: SlotTrac
         found = measured_speedup(one for one in rule.measured.slices if one.task == subject).speedup
         if found is not None:
             speedups.append((found.mean, found.low, found.high, truth.speedup))
-    flaps = _flaps(stream, rule.choices)
     back = jobs_until_back(scenario, rule.choices)
-    return _score(trace, oracle, vanilla, stream, flaps=flaps, speedups=tuple(speedups), jobs_until_back=back)
+    return _score(trace, oracle, vanilla, stream, speedups=tuple(speedups), jobs_until_back=back)
 
 
 def jobs_until_back(scenario: Scenario, choices: Sequence[tuple[int, DraftSetting, Reason]]) -> int | None:
@@ -114,25 +107,12 @@ def jobs_until_back(scenario: Scenario, choices: Sequence[tuple[int, DraftSettin
     return longest
 
 
-def _flaps(stream: SlotStream, choices: Sequence[tuple[int, DraftSetting, Reason]]) -> float:
-    """Changes of a cell's drafter a hundred jobs: draft lengths follow the load."""
-    last: dict[object, str | None] = {}
-    flaps = 0
-    for number, setting, reason in choices:
-        cell = stream.jobs[number].cell
-        if reason is not Reason.EXPLORING:
-            flaps += last.get(cell, setting.drafter) != setting.drafter
-            last[cell] = setting.drafter
-    return 100 * flaps / len(stream.jobs)
-
-
 def _score(
     trace: SlotTrace,
     oracle: SlotTrace,
     vanilla: SlotTrace,
     stream: SlotStream,
     *,
-    flaps: float = 0.0,
     speedups: tuple[tuple[float, float, float, float], ...] = (),
     jobs_until_back: int | None = None,
 ) -> Score:
@@ -147,9 +127,7 @@ def _score(
         of_vanilla=vanilla.ms / trace.ms,
         budget_share=float(trace.budget_tokens.sum() / tokens.sum()),
         budget_loss=lost / oracle.ms,
-        flaps=flaps,
         cold=None,
-        regret=tuple(((trace.moments - oracle.moments) / oracle.ms).tolist()),
         speedups=speedups,
         jobs_until_back=jobs_until_back,
     )

@@ -1,21 +1,147 @@
-"""One rule on one stream, batch after batch, and what is kept of it."""
+"""One rule on one stream, batch after batch, what is kept of it, and the clairvoyant that it is compared with.
+
+The oracle knows every α, every reach and every true cost of the moment, but not the luck of a round.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.evidence import EvidenceSums
-from benchmarks.policy.evidence import BlockEvidence
-from benchmarks.policy.oracle import Oracle
-from benchmarks.policy.rounds import Costs, Outcomes, Round, play_rounds, read_ms, real_costs, replay
-from benchmarks.policy.stream import Block, Cell, Drafts, Floats, Ints, Stream
+from benchmarks.policy.scenario import Device, Phase, Scenario, Task
+from benchmarks.policy.stream import (
+    Block,
+    Cell,
+    Costs,
+    Counts,
+    Floats,
+    Ints,
+    Outcomes,
+    Stream,
+    cells_of,
+    conditions,
+    draw_rounds,
+    read_ms,
+    real_costs,
+    replay,
+)
+
+#: Jobs that an expected time rests on. All alternatives decode the same ones, so differences are known far better.
+NUM_JOBS = 960
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Expected milliseconds of a batch, and which action takes least."""
+
+    scenario: Scenario
+    expected_ms: tuple[Floats, ...]  #: a block each: [cells, actions]
+
+    def best(self, step: int) -> Ints:
+        """Of each cell in this block, the number of the best action."""
+        return np.asarray(self.expected_ms[step].argmin(axis=1), dtype=np.int64)
+
+    def over_best(self, step: int) -> Floats:
+        """Expected time over the best action's, [cells, actions]."""
+        expected = self.expected_ms[step]
+        return np.asarray(expected / expected.min(axis=1, keepdims=True), dtype=np.float64)
+
+
+def know(scenario: Scenario, device: Device, *, seed: int = 0, num_jobs: int = NUM_JOBS) -> Oracle:
+    """Expected times of all actions in every block, from jobs that no rule ever meets."""
+    known: dict[str, Floats] = {}
+    blocks = []
+    for phase, _, tasks, _, _ in conditions(scenario):
+        key = repr((phase.batch, sorted(phase.slower.items()), tasks))
+        if key not in known:
+            known[key] = _expected(scenario, device, phase, tasks, seed, num_jobs)
+        blocks.append(known[key])
+    return Oracle(scenario, tuple(blocks))
+
+
+def _expected(
+    scenario: Scenario, device: Device, phase: Phase, tasks: dict[str, Task], seed: int, num_jobs: int
+) -> Floats:
+    rng = np.random.default_rng([seed, 1, *scenario.name.encode()])
+    cells = cells_of(tasks)
+    num_batches = max(1, num_jobs // phase.batch)
+    rows = []
+    for number in range(len(cells)):
+        cell_of = np.full(num_batches, number)
+        needed, drafts, noise = draw_rounds(scenario, tasks, cell_of, phase.batch, rng)
+        block = Block(
+            0,
+            phase,
+            True,
+            tasks,
+            tuple(cell for cell, _, _ in cells),
+            cell_of,
+            needed,
+            drafts,
+            noise,
+            np.zeros(num_batches),
+        )
+        rows.append([replay(block, device, scenario.draft_tokens, *action).ms.mean() for action in scenario.actions])
+    return np.array(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEvidence:
+    """Sums by batch, by name: all rules that ask share them."""
+
+    num_jobs: int
+    numbers: dict[str, list[float]]
+    by_position: dict[str, list[list[float]]]
+
+    @classmethod
+    def of(cls, block: Block, counts: Counts, num_draft_tokens: int) -> BlockEvidence:
+        """The evidence of every batch at this draft length."""
+        tokens = block.needed.astype(np.float64)
+        prompts = np.array([cell.prompt_tokens for cell in block.cells], dtype=np.float64)[block.cell_of]
+        rounds, accepts, trials = (x.astype(np.float64) for x in (counts.rounds, counts.accepts, counts.trials))
+        # Rounds accepted through the position before; a run of k has that chance at each of its positions.
+        chances = np.concatenate([rounds[..., None], accepts], axis=-1)[..., :num_draft_tokens]
+        chances = np.maximum(chances, trials)
+        numbers = {
+            "rounds": rounds,
+            "offered": rounds - counts.empty,
+            "tokens": tokens - 1,
+            "output_tokens": tokens,
+            "output_tokens_sq": tokens**2,
+            "prompt_tokens": np.broadcast_to(prompts[:, None], tokens.shape),
+            "texts": np.ones_like(tokens),
+            "ends": np.ones_like(tokens),
+        }
+        by_position = {
+            "proposed": counts.proposed,
+            "chances": chances,
+            "trials": trials,
+            "accepts": accepts,
+            "trials_w2": trials**2,
+            "accepts_w2": accepts**2,
+            "accepts_trials_w2": accepts * trials,
+            "chances_w2": chances**2,
+            "accepts_chances_w2": accepts * chances,
+        }
+        return cls(
+            block.shape[1],
+            {name: values.sum(axis=1).tolist() for name, values in numbers.items()},
+            {name: values.sum(axis=1).astype(np.float64).tolist() for name, values in by_position.items()},
+        )
+
+    def batch(self, index: int, now: datetime) -> EvidenceSums:
+        """Of one batch, decoded now."""
+        sums: dict[str, Any] = {name: values[index] for name, values in self.numbers.items()}
+        sums |= {name: tuple(values[index]) for name, values in self.by_position.items()}
+        return EvidenceSums(now, jobs=float(self.num_jobs), jobs_w2=float(self.num_jobs), **sums)
+
 
 BEGINNING = datetime(2026, 1, 5, tzinfo=UTC)
 
@@ -103,18 +229,19 @@ class Rule(Protocol):
 
 @runtime_checkable
 class RoundRule(Protocol):
-    """Decides round by round, with one drafter."""
+    """Decides round by round, with one drafter and one length for all that run."""
 
     drafter: str
 
-    def begin(self, batch: Batch, drafts: Drafts, index: int) -> None:
-        """A batch begins: what the draft will offer of each round, and how sure it will be, is at `index`."""
+    def at_load(self, num_running: int) -> None:
+        """A batch of so many begins."""
 
-    def lengths(self, jobs: Sequence[int], numbers: Sequence[int]) -> tuple[int, Sequence[int]]:
-        """Tokens to draft, and of them into the pass, by running job."""
+    @property
+    def steps(self) -> int:
+        """Tokens to draft in the next round."""
 
-    def follow(self, done: Round) -> None:
-        """What a round came to."""
+    def accepted(self, mean: float) -> None:
+        """The round's mean of accepted tokens a sequence."""
 
     def restart(self) -> None:
         """As `Rule.restart`."""
@@ -203,11 +330,41 @@ def _play_rounds(played: Played, rule: RoundRule) -> Trace:
         if block.step not in read:
             table, costs[block.step] = real_costs(stream.device, block, stream.scenario.draft_tokens)
             read[block.step] = read_ms(block, table, rule.drafter)
-        rule.begin(batch, block.drafts[rule.drafter], index)
-        took = play_rounds(block, costs[block.step], index, rule.drafter, lengths=rule.lengths, observe=rule.follow)
+        rule.at_load(batch.num_jobs)
+        took = play_rounds(block, costs[block.step], index, rule)
         ms.append(took + float(read[block.step][index]))
     none = np.zeros(len(ms), dtype=np.int64)
     return Trace(np.array(ms), none, none - 1)
+
+
+def play_rounds(block: Block, costs: Costs, index: int, rule: RoundRule) -> float:
+    """Decode one batch round by round; milliseconds without its prompts."""
+    num_jobs = block.shape[1]
+    drafts = block.drafts[rule.drafter]
+    accepted, offered = drafts.accepted[index].tolist(), drafts.offered[index].tolist()
+    noise = block.noise[index].tolist()
+    left = [n - 1 for n in block.needed[index].tolist()]
+    numbers = [0] * num_jobs
+    running = [j for j in range(num_jobs) if left[j] > 0]
+    total, step = 0.0, 0
+    passes, draft_ms = costs.passes[num_jobs].tolist(), costs.drafts[rule.drafter][num_jobs].tolist()
+    while running:
+        steps, num_running = rule.steps, len(running)
+        verified = [min(steps, offered[j][numbers[j]]) for j in running]
+        got = [min(v, accepted[j][numbers[j]]) for j, v in zip(running, verified, strict=True)]
+        mean = sum(verified) / num_running
+        below = int(mean)
+        ms = passes[below]
+        if mean > below:
+            ms += (mean - below) * (passes[below + 1] - passes[below])
+        total += (ms + draft_ms[steps]) * noise[step] * num_running / num_jobs
+        step += 1
+        rule.accepted(sum(got) / num_running)
+        for j, a in zip(running, got, strict=True):
+            left[j] -= a + 1
+            numbers[j] += 1
+        running = [j for j in running if left[j] > 0]
+    return total
 
 
 def _batches(stream: Stream, rule: Rule | RoundRule) -> Iterator[tuple[Block, int, Batch]]:

@@ -1,4 +1,4 @@
-"""Two pictures as SVG: goodput beside the oracle's, and the time lost to it as jobs go by."""
+"""A picture as SVG: the goodput of every rule beside the oracle's."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from benchmarks.policy.report import best_static, over_seeds
+from benchmarks.policy.report import Scores, best_static, over_seeds
 from benchmarks.policy.scenario import Scenario
-from benchmarks.policy.scores import Scores
 
 INK: Final = "#1f2933"
 MUTED: Final = "#66727f"
@@ -23,23 +21,20 @@ GRID: Final = "#e3e8ed"
 #: Colours that remain apart for most colour-blind readers; ours is the only dark one.
 COLOURS: Final = {
     "ours": "#1b3a8c",
-    "epsilon_posteriors": "#5aa9e6",
     "epsilon_greedy": "#e08a1e",
     "alpha_thresholds": "#b0457b",
     "ema_tiers": "#2a9d8f",
-    "survival": "#8b6fc9",
     "blind_oracle": "#8a8a2b",
     "best static": "#8a97a5",
     "vanilla": "#c9d1d9",
 }
 LABELS: Final = {
-    "epsilon_posteriors": "ε over our posteriors",
     "epsilon_greedy": "ε-greedy",
     "alpha_thresholds": "α thresholds",
     "ema_tiers": "moving-average tiers",
     "blind_oracle": "blind oracle",
 }
-MARKERS: Final = dict(zip(COLOURS, "opDs^vXP|", strict=True))
+MARKERS: Final = dict(zip(COLOURS, "oDs^XP|", strict=True))
 STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "policy",
@@ -53,16 +48,14 @@ STYLE: Final[dict[Any, Any]] = {
     "ytick.color": INK,
     "axes.unicode_minus": False,
 }
-COLUMNS: Final = 3
 
 
-def write_plots(folder: Path, scenarios: Sequence[Scenario], scores: Mapping[str, Scores]) -> tuple[Path, ...]:
-    """Write both; the same scores give the same bytes."""
-    drawn = {"policy-goodput.svg": goodput_plot(scenarios, scores), "policy-regret.svg": regret_plot(scenarios, scores)}
+def write_plot(folder: Path, scenarios: Sequence[Scenario], scores: Mapping[str, Scores]) -> Path:
+    """Write it; the same scores give the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, svg in drawn.items():
-        (folder / name).write_text(svg, encoding="utf-8")
-    return tuple(folder / name for name in drawn)
+    path = folder / "policy-goodput.svg"
+    path.write_text(goodput_plot(scenarios, scores), encoding="utf-8")
+    return path
 
 
 def goodput_plot(scenarios: Sequence[Scenario], scores: Mapping[str, Scores]) -> str:
@@ -91,59 +84,9 @@ def goodput_plot(scenarios: Sequence[Scenario], scores: Mapping[str, Scores]) ->
         axes.set_ylim(-0.6, len(rows) - 0.4)
         axes.axvline(1.0, color=MUTED, linewidth=0.8)
         axes.set_xlabel("goodput over the oracle's, less the stated budget; mean over seeds with 95 % bounds")
-        _bare(axes, "both")
+        _bare(axes)
         figure.legend(loc="outside upper center", ncols=4, frameon=False)
         return _svg(figure, "Goodput of each rule over the oracle's, by scenario")
-
-
-def regret_plot(scenarios: Sequence[Scenario], scores: Mapping[str, Scores]) -> str:
-    """A panel a scenario: time lost to the oracle so far, in per cent of the oracle's whole time."""
-    rows = -(-len(scenarios) // COLUMNS)
-    with rc_context(STYLE):
-        figure = Figure(figsize=(7.2, 0.6 + 1.55 * rows), layout="constrained")
-        panels = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
-        for axes in panels[len(scenarios) :]:
-            axes.set_visible(False)
-        for axes, scenario in zip(panels, scenarios, strict=False):
-            _panel(axes, scenario, scores[scenario.name])
-        # Not every rule plays in every panel.
-        named = {
-            label: handle for axes in panels for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-        }
-        figure.legend(list(named.values()), list(named), loc="outside upper center", ncols=4, frameon=False)
-        figure.supxlabel("share of the stream: of its batches, or with slots of its tokens", fontsize=8.5, color=MUTED)
-        figure.supylabel("time lost to the oracle, % of its whole time", fontsize=8.5, color=MUTED)
-        return _svg(figure, "Time lost to the oracle as a stream goes by, by scenario and rule")
-
-
-def _panel(axes: Axes, scenario: Scenario, scores: Scores) -> None:
-    highest = 0.0
-    for name, rule in _lines(scores).items():
-        # Every third moment: the file is a quarter of a megabyte as it is.
-        lost = 100 * np.array([seed[rule].regret[2::3] for seed in scores if rule in seed])
-        mean = lost.mean(axis=0)
-        x = np.linspace(0, 1, len(mean) + 1)
-        width = 2.0 if name == "ours" else 1.1
-        axes.plot(
-            x,
-            [0, *mean],
-            color=COLOURS[name],
-            linewidth=width,
-            label=LABELS.get(name, name),
-            zorder=3 + (name == "ours"),
-            linestyle=":" if name == "vanilla" else "-",
-        )
-        if name == "ours":
-            low, high = np.percentile(lost, [2.5, 97.5], axis=0)
-            axes.fill_between(x, [0, *low], [0, *high], color=COLOURS[name], alpha=0.15, linewidth=0)
-        if name != "vanilla":
-            highest = max(highest, float(mean[-1]))
-    axes.set_title(scenario.name, loc="left", pad=3)
-    # Vanilla may leave its panel: what lies between the others would not be seen otherwise.
-    axes.set_ylim(min(-0.5, -0.04 * highest), 1.12 * highest)
-    axes.set_xlim(0, 1)
-    axes.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
-    _bare(axes, "y")
 
 
 def _lines(scores: Scores) -> dict[str, str]:
@@ -154,11 +97,11 @@ def _lines(scores: Scores) -> dict[str, str]:
     return {name: found[name] for name in COLOURS if name in found}
 
 
-def _bare(axes: Axes, grid: str) -> None:
+def _bare(axes: Axes) -> None:
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.tick_params(length=0)
-    axes.grid(axis=grid, color=GRID, linewidth=0.7)  # type: ignore[arg-type]
+    axes.grid(axis="both", color=GRID, linewidth=0.7)
     axes.set_axisbelow(True)
 
 

@@ -1,4 +1,4 @@
-"""Tables and the JSON line."""
+"""The scores that were played: tables, and the JSON line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from rich.console import Console
 from rich.table import Table
@@ -14,7 +14,12 @@ from rich.table import Table
 from alphaloop.acceptance import Z95
 from benchmarks.policy.compare import Score
 from benchmarks.policy.scenario import Scenario
-from benchmarks.policy.scores import Scores
+from benchmarks.reporting import table_of
+
+#: Rule → score.
+Seed: TypeAlias = dict[str, Score]
+Scores: TypeAlias = Sequence[Seed]
+
 
 #: The least goodput over the oracle's, less the stated budget, by kind of scenario; and the least of vanilla's.
 BARS: Final = {"stationary": 0.98, "changing": 0.95}
@@ -99,8 +104,8 @@ def print_tables(console: Console, scenarios: Sequence[Scenario], scores: Mappin
 
 
 def _print_ours(console: Console, scenarios: Sequence[Scenario], scores: Mapping[str, Scores]) -> None:
-    table = Table(title="Ours: what it spent and how steady it was")
-    for column in (
+    table = table_of(
+        "Ours: what it spent and how steady it was",
         "scenario",
         "seeds",
         "bar",
@@ -109,10 +114,8 @@ def _print_ours(console: Console, scenarios: Sequence[Scenario], scores: Mapping
         "least of vanilla",
         "budget: tokens",
         "loss",
-        "flaps/100",
         "cold",
-    ):
-        table.add_column(column, justify="right")
+    )
     for scenario in scenarios:
         found = scores[scenario.name]
         cold = cold_share(found, "ours")
@@ -125,7 +128,6 @@ def _print_ours(console: Console, scenarios: Sequence[Scenario], scores: Mapping
             f"{_least_of_vanilla(found):.3f}",
             f"{over_seeds(found, 'ours', lambda s: s.budget_share).mean:.1%}",
             f"{over_seeds(found, 'ours', lambda s: s.budget_loss).mean:.1%}",
-            f"{over_seeds(found, 'ours', lambda s: s.flaps).mean:.2f}",
             "" if cold is None else f"{cold:.0%}",
         )
     console.print(table)
@@ -160,9 +162,15 @@ def print_measured(console: Console, scenarios: Sequence[Scenario], scores: Mapp
     """The switchback experiment on scenarios with slots, and how long a drafter that was slow once stayed out."""
     if not scenarios:
         return
-    table = Table(title="Ours on slots: the measured speed-up beside the simulated truth")
-    for column in ("scenario", "intervals", "covered", "half-width", "error", "jobs until back (most)"):
-        table.add_column(column, justify="right")
+    table = table_of(
+        "Ours on slots: the measured speed-up beside the simulated truth",
+        "scenario",
+        "intervals",
+        "covered",
+        "half-width",
+        "error",
+        "jobs until back (most)",
+    )
     for scenario in scenarios:
         its = Measured.of(scores[scenario.name])
         table.add_row(
@@ -193,7 +201,6 @@ def as_json(scenarios: Sequence[Scenario], scores: Mapping[str, Scores], seeds: 
                 "of_vanilla": round(over_seeds(of_it, rule, lambda s: s.of_vanilla).mean, 4),
                 "budget_share": round(over_seeds(of_it, rule, lambda s: s.budget_share).mean, 4),
                 "budget_loss": round(over_seeds(of_it, rule, lambda s: s.budget_loss).mean, 4),
-                "flaps": round(over_seeds(of_it, rule, lambda s: s.flaps).mean, 3),
                 "cold": cold_share(of_it, rule),
             }
         found["scenarios"][scenario.name] = {"kind": scenario.kind, "seeds": len(of_it), "rules": rules}

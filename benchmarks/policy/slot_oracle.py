@@ -1,4 +1,4 @@
-"""The clairvoyant of a scenario with slots: it knows producers, true costs and slow stretches, but not the luck."""
+"""What a rule on slots is compared with: the clairvoyant of every round, and every static setting."""
 
 from __future__ import annotations
 
@@ -10,12 +10,17 @@ from typing import Final, NamedTuple, TypeAlias
 import numpy as np
 
 from alphaloop.deciding.decision import DraftSetting
-from benchmarks.policy.load import Slower
-from benchmarks.policy.scenario import Device, Scenario
-from benchmarks.policy.slot_device import play_slots
-from benchmarks.policy.slot_jobs import SlotJob, SlotStream, draw_jobs, draw_slot_stream
-from benchmarks.policy.slot_round import Running, SlotRound
-from benchmarks.policy.slot_table import SlotTable
+from benchmarks.policy.scenario import Device, Scenario, Slower
+from benchmarks.policy.slots import (
+    Running,
+    SlotJob,
+    SlotRound,
+    SlotStream,
+    SlotTable,
+    draw_jobs,
+    draw_slot_stream,
+    play_slots,
+)
 
 #: Jobs that its expectations rest on, all kinds together. No rule ever meets them.
 NUM_JOBS: Final = 480
@@ -89,7 +94,7 @@ def know_slots(scenario: Scenario, device: Device, *, num_jobs: int = NUM_JOBS) 
     settings = [DraftSetting(*action) for action in scenario.actions]
     yields = tuple({setting: _yield_of(its, setting) for setting in settings} for its in of_kind)
     table = SlotTable(device, scenario.slots.num_slots, scenario.draft_tokens)
-    cells = tuple(its[0].cell if scenario.replayed is None else its[0].cell.task for its in of_kind)
+    cells = tuple(its[0].cell for its in of_kind)
     known = Known(scenario, table, yields, cells, tuple(map(len, of_kind)))
     # A stream that no rule meets either: their seeds begin with 1.
     stream = draw_slot_stream(scenario, device, 0)
@@ -235,3 +240,24 @@ class SlotOracle:
                     read_ms += factors.get(setting.drafter, 1.0) * num * took / its.num_rounds
         draft_ms = sum(factors.get(d, 1.0) * known.table.draft_ms(d, num, k) for d, (num, k) in drafting.items())
         return gained / (known.table.pass_ms(num_running, num_offered / num_running) + draft_ms + read_ms)
+
+
+class StaticSetting:
+    """One setting for all jobs."""
+
+    def __init__(self, setting: DraftSetting) -> None:
+        self._setting = setting
+
+    def start(self, jobs: Sequence[Running], num_running: int, now_ms: float) -> None:
+        """The setting."""
+        for one in jobs:
+            one.setting = self._setting
+
+    def steer(self, running: Sequence[Running], slower: Slower, now_ms: float) -> None:
+        """It stays."""
+
+    def observe(self, done: SlotRound) -> None:
+        """Nothing is learned."""
+
+    def end(self, ended: Running, now_ms: float) -> None:
+        """Nothing is learned."""

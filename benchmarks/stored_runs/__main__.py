@@ -11,7 +11,6 @@ processor time, which holds on a busy machine too; "-" took longer than a minute
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import time
@@ -22,31 +21,25 @@ from typing import Any, Final
 
 import psycopg
 from pydantic import SecretStr
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from alphaloop.embedded.postgres import EmbeddedPostgres
 from alphaloop.store.database import Database
 from alphaloop.store.hourly_sums import RollupStore
 from alphaloop.store.schema import current, upgrade
 from alphaloop.store.session_limits import UNLIMITED
-from benchmarks.ended_jobs.__main__ import conditions
-from benchmarks.stored_runs.asking import LIMIT_S, Asked, ask, plan
-from benchmarks.stored_runs.ledger import fill_ledger
-from benchmarks.stored_runs.probes import NUM_PROMPTS, fill_probes
-from benchmarks.stored_runs.questions import all_questions
+from benchmarks.reporting import console, machine, parser_of, table_of
+from benchmarks.stored_runs.filling import NUM_PROMPTS, fill_ledger, fill_probes, fill_surroundings
+from benchmarks.stored_runs.questions import LIMIT_S, Asked, all_questions, ask, plan
 from benchmarks.stored_runs.scheduler_run import Runs, run_scheduler
-from benchmarks.stored_runs.surroundings import fill_surroundings
 
-console = Console(stderr=True, width=140)
 #: No query may take longer, in milliseconds.
 BAR_MS: Final = 300
 
 
 def main() -> None:
     """Fill, ask, measure; print the tables and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--runs", type=int, default=20_000_000, help="decoded jobs of 60 days")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--plans", type=Path, default=None, help="write the plan of every statement to this file")
@@ -64,7 +57,7 @@ def main() -> None:
             if options.plans is not None:
                 options.plans.write_text("\n\n".join(plans(connection, runs)) + "\n", encoding="utf-8")
     show(asked, runs)
-    print(json.dumps(as_json(asked, runs) | {"bytes": size[0] if size else 0, "seconds": seconds, **conditions()}))
+    print(json.dumps(as_json(asked, runs) | {"bytes": size[0] if size else 0, "seconds": seconds, **machine()}))
 
 
 @contextmanager
@@ -126,13 +119,13 @@ def plans(connection: psycopg.Connection, runs: Runs) -> Iterator[str]:
 
 def show(asked: list[Asked], runs: Runs) -> None:
     """Two tables: queries, and statements of the scheduler."""
-    table = _table("the documents' queries", "query", "ms", "CPU ms", "rows")
+    table = table_of("the documents' queries", "query", "ms", "CPU ms", "rows")
     for number, one in enumerate(asked, 1):
         table.add_row(f"{number:>2} {one.name}", _ms(one.ms), _marked(one.cpu_ms), f"{one.num_rows or 0:,}")
     console.print(table)
     its = f"CPU {runs.run_cpu_s:.1f} s, server {runs.server_cpu_s:.1f} s, memory +{_mib(runs.grown):,.0f} MiB"
     title = f"a run of the scheduler: {runs.run_s:.1f} s, {its}"
-    table = _table(title, "sent from", "times", "ms", "CPU ms", "slowest CPU ms", "rows")
+    table = table_of(title, "sent from", "times", "ms", "CPU ms", "slowest CPU ms", "rows")
     for kind in sorted(runs.statements, key=lambda one: -one.together_cpu_ms):
         together = _ms(kind.together_ms), _ms(kind.together_cpu_ms)
         table.add_row(kind.name, str(kind.calls[-1]), *together, _marked(kind.slowest_ms), f"{kind.rows[-1]:,}")
@@ -152,13 +145,6 @@ def as_json(asked: list[Asked], runs: Runs) -> dict[str, Any]:
         "scheduler_run_server_cpu_s": round(runs.server_cpu_s, 2),
         "scheduler_memory_mib": round(_mib(runs.grown), 1),
     }
-
-
-def _table(title: str, *headings: str) -> Table:
-    table = Table(title=title)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left")
-    return table
 
 
 def _ms(ms: float | None) -> str:

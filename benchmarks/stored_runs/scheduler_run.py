@@ -21,8 +21,8 @@ from alphaloop.kafka.producer import Producer
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.database import Database
 from alphaloop.store.session_limits import UNLIMITED
-from benchmarks.stored_runs.asking import cpu_ms
-from benchmarks.stored_runs.keys import TASKS
+from benchmarks.stored_runs.filling import TASKS
+from benchmarks.stored_runs.questions import cpu_ms
 
 _STATUS: Final = Path("/proc/self/status")
 

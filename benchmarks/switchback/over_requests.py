@@ -10,12 +10,11 @@ With `--workers 2` two workers ask the same servers and switch each by itself. `
 
 from __future__ import annotations
 
-import argparse
 import math
 import random
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from statistics import median
@@ -26,10 +25,22 @@ from alphaloop.switchback.request_schedule import RequestSchedule
 from alphaloop.switchback.requests import RequestFacts
 from alphaloop.switchback.slices import Slice
 from alphaloop.switchback.speedup import measured_speedup
-from benchmarks.switchback.methods import Found
-from benchmarks.switchback.request_scenario import KnownLoad, RequestScenario
-from benchmarks.switchback.request_world import Experiment, RequestWorld
+from benchmarks.reporting import parser_of
+from benchmarks.switchback.request_world import Experiment, KnownLoad, RequestScenario, RequestWorld
 from benchmarks.switchback.world import Truth
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one run concluded."""
+
+    low: float  #: 0 and infinity where nothing was concluded
+    ratio: float
+    high: float
+    verdict: str
+    control_share: float  #: of the device's time, as it came out
+    truth: Truth
+
 
 _NULL: Final = RequestScenario("vanilla against vanilla")
 _DRAFT: Final = replace(_NULL, name="draft", num_draft_tokens=4, cost=1.9)
@@ -75,7 +86,7 @@ def play(scenario: RequestScenario, seed: int, design: RequestDesign, num_reques
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a row for each scenario."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--requests", type=int, default=4000, help="requests on trial of a run, of all workers")
     parser.add_argument("--share", type=float, default=0.15, help="of control")

@@ -1,4 +1,4 @@
-"""Two simulated inference servers, one that speculates and one that does not, and the requests of some workers."""
+"""Two simulated servers and the workers that ask them: what is simulated, what a worker sees of the load, and a run."""
 
 from __future__ import annotations
 
@@ -8,17 +8,92 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
 from alphaloop.switchback.requests import RequestFacts, Trial
 from alphaloop.switchback.slices import Treatment
-from benchmarks.switchback.request_scenario import RequestScenario
-from benchmarks.switchback.seen_load import SeenLoad
 from benchmarks.switchback.world import Truth
 from worker.engine import ServerLoad
+from worker.servers.fleet import Fleet
+from worker.servers.fleet_member import FleetEndpoint
 from worker.servers.load import Flight
+
+_NAMES: Final = ("vanilla", "speculative")  #: by whether a server speculates
+_MOST: Final = 100_000  #: requests at a server: never the limit here
+
+
+#: What a worker counts as load: the requests of everybody at every moment; its own alone; or its own at every moment,
+#: with those of others as the servers tell them now and then.
+KnownLoad: TypeAlias = Literal["all", "own", "read"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestScenario:
+    """One experiment over requests, to be repeated with many seeds."""
+
+    name: str
+    is_shared: bool = False  #: both servers on one device: a pass takes what the requests of both make it take
+    num_draft_tokens: int = 0  #: 0: the speculating server decodes vanilla too, the null experiment
+    mean_acceptance: float = 0.7
+    correlation: float = 0.2  #: of the trials of one text
+    cost: float = 1.0  #: of a pass that drafts, in vanilla passes
+    cost_per_request: float = 0.0  #: the same, for each request beside the first in the pass
+    num_workers: int = 1  #: that ask both servers, and switch by themselves
+    known_load: KnownLoad = "all"
+    read_every_s: float = 0.5  #: between two answers of a server about its load, where they are read
+    read_delay_s: float = 0.05  #: the number in such an answer is so old when it comes
+    num_slots: int = 8  #: requests on trial at once, at most, of each worker
+    jobs_per_s: float = math.inf  #: arrivals in a burst; infinite: a backlog
+    burst_s: float = 60.0  #: mean length of a burst, and of the quieter time behind it, with a quarter of the arrivals
+    num_others: int = 0  #: requests of other tasks, always at the vanilla server; of no worker's own
+    are_others_constant: bool = True  #: or their number wanders
+    spread: float = 1.2  #: of the logarithm of a text's length
+    slow_every_s: float = math.inf  #: mean time between slow spells of the host
+    slow_s: float = 60.0  #: mean length of one; the host is 1.5 to 4 times slower
+    noise: float = 0.04
+
+
+class SeenLoad:
+    """Counts a worker's requests, and reads now and then how many each server has.
+
+    `every_s` infinite: it never reads, and knows of its own requests alone. A number read is `delay_s` old.
+    """
+
+    def __init__(self, clock: Callable[[], float], rng: random.Random, every_s: float, delay_s: float) -> None:
+        endpoints = [FleetEndpoint(name, None, 0, _MOST) for name in _NAMES]
+        self._fleet = Fleet(endpoints, clock=clock, rng=random.Random(0))
+        self._clock, self._rng, self._every_s, self._delay_s = clock, rng, every_s, delay_s
+        self._asks_at_s = math.inf if math.isinf(every_s) else rng.uniform(0.0, every_s)
+        self._answered_at_s = math.inf
+        self._answer: tuple[tuple[int, int], ...] = ()  # present and our own, by server, when it was asked
+
+    @property
+    def next_s(self) -> float:
+        """When it asks the servers, or their answer comes."""
+        return min(self._asks_at_s, self._answered_at_s)
+
+    def look(self, num_at: Sequence[int]) -> None:
+        """Ask, or take the answer, if it is time; `num_at` are the requests at each server now."""
+        now_s = self._clock()
+        if now_s >= self._answered_at_s:
+            for name, (present, own) in zip(_NAMES, self._answer, strict=True):
+                self._fleet.told_load(name, present, (own + self._fleet.num_own(name)) / 2)
+            self._answered_at_s = math.inf
+        if now_s >= self._asks_at_s:
+            self._answer = tuple((num_at[index], self._fleet.num_own(name)) for index, name in enumerate(_NAMES))
+            self._answered_at_s = now_s + self._delay_s
+            self._asks_at_s = now_s + max(self._every_s * self._rng.uniform(0.9, 1.1), self._delay_s)
+
+    def began(self, speculates: bool) -> Flight:
+        """A request of the worker goes to a server."""
+        return self._fleet.began(_NAMES[speculates])
+
+    def ended(self, flight: Flight) -> ServerLoad:
+        """It ended: the load meanwhile, the means."""
+        return self._fleet.ended(flight).load
+
 
 TRIAL: Final = Trial("task greedy", Treatment("draft", 4))
 _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)

@@ -7,7 +7,6 @@ pairs. Last line: JSON.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -20,11 +19,10 @@ from rich.table import Table
 
 from alphaloop.switchback.block import SwitchbackDesign
 from alphaloop.switchback.expectation import ExpectationPair
-from benchmarks.policy.rules.ours_on_slots import OursOnSlots
+from benchmarks.policy.ours_on_slots import OursOnSlots
 from benchmarks.policy.scenario import read_scenarios
-from benchmarks.policy.slot_device import play_slots
-from benchmarks.policy.slot_jobs import draw_slot_stream
-from benchmarks.policy.slot_table import SlotTable
+from benchmarks.policy.slots import SlotTable, draw_slot_stream, play_slots
+from benchmarks.reporting import parser_of, table_of
 
 #: More than a worker's default, so that a short stream has enough blocks.
 CONTROL_SHARE: Final = 0.15
@@ -46,7 +44,7 @@ class Row:
 
 def main() -> None:
     """Play, print the table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--scenarios", nargs="+", default=["slow_host", "slow_draft", "bursts", "jobs_alike_inside"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=1)
@@ -105,9 +103,17 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    table = Table(title="expected 95 % intervals")
-    for column in ("scenario", "feedback", "pairs", "hold measured", "hold truth", "true/expected", "± ln", "tokens/s"):
-        table.add_column(column, justify="left" if column in ("scenario", "feedback") else "right")
+    table = table_of(
+        "expected 95 % intervals",
+        "scenario",
+        "feedback",
+        "pairs",
+        "hold measured",
+        "hold truth",
+        "true/expected",
+        "± ln",
+        "tokens/s",
+    )
     for row in rows:
         figures = (_percent(row.held_measured), _percent(row.held_truth), _shown(row.ratio), _shown(row.half_width))
         table.add_row(

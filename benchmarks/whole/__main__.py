@@ -4,67 +4,44 @@
     python -m benchmarks.whole --prompts FOLDER --num 26 --slots 4 --rounds 1 --without vllm
 
 FOLDER holds TASK.jsonl files with a `prompt` a line. docs/concepts/whole-benchmark.md says what is measured and how.
-A table for each number of slots goes to standard error. Last line: JSON. Exit status 1 where a job has no result,
-several, or one that did not succeed, and where a text differs from the engine's elsewhere than at a near-tie.
+A table for each number of slots goes to standard error. Last line: JSON. Exit status 1 where a job has several
+results, or one that did not succeed, and where a text differs from the engine's elsewhere than at a near-tie.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import platform
 import random
 import shutil
 import sys
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from alphaloop.errors import AlphaloopError
 from alphaloop.settings import read_tasks
-from benchmarks.contestants.process import REPOSITORY
-from benchmarks.cores import on_cores, split_cores
-from benchmarks.whole.checkout import commit_of, is_changed, worktree
-from benchmarks.whole.jobs import WARM_UP_TASK, Jobs, draw_jobs, read_folder
-from benchmarks.whole.lineup import Setup, lineup
+from benchmarks.jobs import WARM_UP_TASK, Jobs, draw_jobs, read_folder
+from benchmarks.reporting import FOLDER, REPOSITORY, checkout, commit_of, console, machine, parser_of, print_found
+from benchmarks.servers import CONFIGS, on_cores, running_servers, split_cores
+from benchmarks.whole.lineup import BASELINE, CONTESTANTS, ENGINE, VLLM, WORKER, Lineup, draw_order
 from benchmarks.whole.report import Round, SlotsReport, met
-from benchmarks.whole.rounds import BASELINE, CONTESTANTS, ENGINE, VLLM, WORKER, draw_order
-from benchmarks.whole.servers import running_servers
+from benchmarks.workers import worktree
 
 #: The last commit whose worker decodes one batch to its end before it takes the next.
 DEFAULT_BASELINE = "6a6cdd7"
-CONFIGS = REPOSITORY / "configs"
-
-#: A file or a pipe has no width of its own; the table needs this one.
-console = Console(stderr=True, width=None if sys.stderr.isatty() else 130)
 
 
 def main() -> int:
     """Play all rounds, print a table for each number of slots, and the JSON line."""
     options = _options()
-    try:
-        jobs = _jobs(options)
-        reports, conditions = _measure(options, jobs)
-    except (AlphaloopError, RuntimeError, ValueError) as error:
-        console.print(f"error: {error}", markup=False, soft_wrap=True)
-        return 2
-    found = {
-        "conditions": conditions,
-        "slots": {str(report.num_slots): report.as_json() for report in reports},
-        "bars": met(reports),
-        "is_sound": all(report.is_sound() for report in reports),
-    }
-    print(json.dumps(found))
-    return int(not found["is_sound"])
+    return print_found(lambda: _measure(options), lambda found: not found["is_sound"])
 
 
-def _measure(options: argparse.Namespace, jobs: Jobs) -> tuple[list[SlotsReport], dict[str, Any]]:
+def _measure(options: argparse.Namespace) -> dict[str, Any]:
+    jobs = _jobs(options)
     contestants = [name for name in CONTESTANTS if name not in options.without]
-    folder = REPOSITORY / ".alphaloop" / "benchmarks" / "whole"
+    folder = FOLDER / "whole"
     # Servers of a killed run may be there.
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -78,42 +55,45 @@ def _measure(options: argparse.Namespace, jobs: Jobs) -> tuple[list[SlotsReport]
             baseline = stack.enter_context(worktree(REPOSITORY, conditions["baseline"], folder / "baseline"))
         server_cores, other_cores = split_cores(options.server_cores)
         with on_cores(server_cores):
-            servers = stack.enter_context(running_servers(folder, CONFIGS))
+            servers = stack.enter_context(running_servers(folder))
         stack.enter_context(on_cores(other_cores))
-        setup = Setup(servers, jobs, baseline, options.vllm_python, folder / "runs", options.timeout_s)
         for num_slots in options.slots:
-            report = _play(setup, contestants, num_slots, options.rounds, rng, conditions)
-            console.print(report.table())
-            _print_checks(report)
-            reports.append(report)
-    return reports, conditions
+            playing = Lineup(
+                servers,
+                jobs,
+                num_slots=num_slots,
+                baseline=baseline,
+                vllm_python=options.vllm_python,
+                folder=folder / "runs",
+                timeout_s=options.timeout_s,
+            )
+            conditions["engine"] = playing.engine_name
+            with closing(playing):
+                rounds = [_round(playing, draw_order(contestants, rng), number) for number in range(options.rounds)]
+            reports.append(SlotsReport(num_slots, len(jobs.measured), tuple(rounds)))
+            console.print(reports[-1].table())
+            _print_checks(reports[-1])
+    return {
+        "conditions": conditions,
+        "slots": {str(report.num_slots): report.as_json() for report in reports},
+        "bars": met(reports),
+        "is_sound": all(report.is_sound() for report in reports),
+    }
 
 
-def _play(
-    setup: Setup,
-    contestants: list[str],
-    num_slots: int,
-    num_rounds: int,
-    rng: random.Random,
-    conditions: dict[str, Any],
-) -> SlotsReport:
-    rounds = []
-    with lineup(setup, num_slots) as playing:
-        conditions["engine"] = playing.engine_name
-        for number in range(num_rounds):
-            played = []
-            for name in draw_order(contestants, rng):
-                played.append(playing.play(name, seed=number))
-                console.print(
-                    f"{num_slots} slots, round {number + 1}: {name} {played[-1].tokens_per_s:.1f} tokens/s, "
-                    f"{played[-1].num_tokens} in {played[-1].seconds:.1f} s"
-                )
-            one = Round(tuple(played))
-            worker, engine = one.of(WORKER), one.of(ENGINE)
-            if worker is not None and engine is not None:
-                one = Round(one.played, tuple(playing.differences(worker, engine)))
-            rounds.append(one)
-    return SlotsReport(num_slots, len(setup.jobs.measured), tuple(rounds))
+def _round(playing: Lineup, order: Sequence[str], number: int) -> Round:
+    played = []
+    for name in order:
+        played.append(playing.play(name, seed=number))
+        console.print(
+            f"{playing.num_slots} slots, round {number + 1}: {name} {played[-1].tokens_per_s:.1f} tokens/s, "
+            f"{played[-1].num_tokens} in {played[-1].seconds:.1f} s"
+        )
+    one = Round(tuple(played))
+    worker, engine = one.of(WORKER), one.of(ENGINE)
+    if worker is None or engine is None:
+        return one
+    return Round(one.played, tuple(playing.differences(worker, engine)))
 
 
 def _print_checks(report: SlotsReport) -> None:
@@ -140,17 +120,10 @@ def _jobs(options: argparse.Namespace) -> Jobs:
 
 
 def _conditions(options: argparse.Namespace, jobs: Jobs) -> dict[str, Any]:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return {
-        "processor": models[0] if models else platform.processor(),
-        "cores": os.cpu_count(),
-        "load_average": os.getloadavg()[0],
-        "python": platform.python_version(),
+        **machine(),
         "torch": version("torch"),
-        "commit": commit_of(REPOSITORY, "HEAD"),
-        "has_changes": is_changed(REPOSITORY),
+        **checkout(),
         "baseline": None if BASELINE in options.without else commit_of(REPOSITORY, options.baseline),
         "without": options.without,
         "jobs": len(jobs.measured),
@@ -166,9 +139,7 @@ def _conditions(options: argparse.Namespace, jobs: Jobs) -> dict[str, Any]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.whole", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of(__doc__)
     parser.add_argument("--prompts", type=Path, required=True, help="folder with TASK.jsonl files")
     parser.add_argument("--num", type=int, default=480, help="jobs, spread over the tasks")
     parser.add_argument("--slots", type=int, nargs="+", default=[8, 32], help="sequences that decode together")
@@ -185,7 +156,7 @@ def _options() -> argparse.Namespace:
         metavar="CORE",
         help="cores for Kafka and PostgreSQL alone; all else runs on the others",
     )
-    parser.add_argument("--timeout-s", type=float, default=3600.0, help="for one run of a worker")
+    parser.add_argument("--timeout-s", type=float, default=900.0, help="without any result of a worker")
     parser.add_argument("--seed", type=int, default=0, help="of prompts, limits, orders and the workers' exploration")
     options = parser.parse_args()
     if VLLM not in options.without and options.vllm_python is None:

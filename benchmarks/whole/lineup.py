@@ -1,20 +1,39 @@
-"""The contestants of one number of slots: each plays all jobs once when it is asked to."""
+"""The contestants of one number of slots: who plays when, and each plays all jobs once when it is asked to."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import random
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contestants.process import REPOSITORY, Contestant
-from benchmarks.whole.jobs import Jobs
+from alphaloop.settings import load_settings
+from benchmarks.contestants.process import Contestant
+from benchmarks.jobs import Jobs
+from benchmarks.reporting import REPOSITORY
+from benchmarks.servers import CONFIGS, PROFILE, Servers
 from benchmarks.whole.near_ties import Difference
-from benchmarks.whole.rounds import BASELINE, ENGINE, ENGINE_VANILLA, VLLM, WORKER
-from benchmarks.whole.servers import Servers
-from benchmarks.whole.worker_run import WorkerRun, checked, run_worker
+from benchmarks.workers import read_step_sums, started_worker
+
+WORKER = "worker"  #: of this checkout
+ENGINE = "engine"  #: fed directly, each job with the drafter and k that the worker reported for it
+ENGINE_VANILLA = "engine, vanilla"
+BASELINE = "baseline"  #: the worker of another commit
+VLLM = "vllm"
+CONTESTANTS = (WORKER, ENGINE, ENGINE_VANILLA, BASELINE, VLLM)
+
+
+def draw_order(contestants: Collection[str], rng: random.Random) -> list[str]:
+    """A random order. The engine needs the worker's decisions of the same round, so that it plays behind the worker."""
+    order = sorted(contestants)
+    rng.shuffle(order)
+    if WORKER in order and ENGINE in order:
+        places = sorted((order.index(WORKER), order.index(ENGINE)))
+        order[places[0]], order[places[1]] = WORKER, ENGINE
+    return order
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +47,7 @@ class Played:
     stepping: float | None = None  #: share of that time that the engine spent in steps
     texts: Mapping[str, str] = field(default_factory=dict)
     token_ids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    faults: Mapping[str, int] = field(default_factory=dict)  #: jobs without a result, with several, not succeeded
+    faults: Mapping[str, int] = field(default_factory=dict)  #: jobs with several results, not succeeded
     num_drafted: int = 0  #: jobs that were decided speculative
 
     @property
@@ -37,41 +56,43 @@ class Played:
         return self.num_tokens / self.seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What all contestants share."""
-
-    servers: Servers
-    jobs: Jobs
-    baseline: Path | None  #: folder of the other commit
-    vllm_python: str | None
-    folder: Path  #: for logs and data
-    timeout_s: float
-
-
 class Lineup:
     """Contestants with `num_slots` sequences at most. Engines stay loaded and idle; a worker runs while it plays."""
 
-    def __init__(self, setup: Setup, num_slots: int) -> None:
-        self._setup = setup
-        self._num_slots = num_slots
+    def __init__(
+        self,
+        servers: Servers,
+        jobs: Jobs,
+        *,
+        num_slots: int,
+        baseline: Path | None,
+        vllm_python: str | None,
+        folder: Path,
+        timeout_s: float,
+    ) -> None:
+        """`baseline`: a checkout of the other commit. `folder`: for logs and data. `timeout_s`: without any result."""
+        self._servers, self._drawn, self.num_slots = servers, jobs, num_slots
+        self._baseline, self._vllm_python, self._folder, self._timeout_s = baseline, vllm_python, folder, timeout_s
         self._decisions: dict[str, tuple[str, int] | None] = {}
         self._vllm: Contestant | None = None
-        self._jobs = [asdict(job) for job in setup.jobs.measured]
-        self._engine = Contestant(f"engine-{num_slots}", "fed_engine", [str(REPOSITORY / "configs"), str(num_slots)])
+        self._jobs = [asdict(job) for job in jobs.measured]
+        settings = load_settings(CONFIGS, profile=PROFILE).models
+        self._engine = Contestant(
+            f"engine-{num_slots}", "benchmarks.contestants.our_engine", [settings.model_dump_json(), str(num_slots)]
+        )
         self._engine.wait_until_ready()
         self._tokenized = self._engine.request({"what": "tokens", "jobs": self._jobs})
         self.engine_name = str(self._tokenized["engine"])
-        warm_up = {job.job_id: None for job in setup.jobs.warm_up}
-        jobs = [asdict(job) for job in setup.jobs.warm_up]
-        self._engine.request({"what": "decode", "jobs": jobs, "decisions": warm_up})
+        warm_up = {job.job_id: None for job in jobs.warm_up}
+        first = [asdict(job) for job in jobs.warm_up]
+        self._engine.request({"what": "decode", "jobs": first, "decisions": warm_up})
 
     def play(self, contestant: str, *, seed: int) -> Played:
         """One run. The engine's run needs one of the worker before it."""
         if contestant == WORKER:
             return self._play_worker(contestant, REPOSITORY, seed)
-        if contestant == BASELINE and self._setup.baseline is not None:
-            return self._play_worker(contestant, self._setup.baseline, seed)
+        if contestant == BASELINE and self._baseline is not None:
+            return self._play_worker(contestant, self._baseline, seed)
         if contestant == ENGINE:
             return self._play_engine(contestant, self._decisions)
         if contestant == ENGINE_VANILLA:
@@ -102,28 +123,47 @@ class Lineup:
             self._vllm.close()
 
     def _play_worker(self, name: str, checkout: Path, seed: int) -> Played:
-        setup = self._setup
-        run = run_worker(
+        """Warm-up and history, then the measured jobs, timed from Kafka to Kafka; the worker drains and ends."""
+        jobs = self._drawn
+        with started_worker(
             checkout,
-            setup.servers,
-            setup.jobs,
-            num_slots=self._num_slots,
+            self._servers,
+            jobs.tasks,
+            num_slots=self.num_slots,
             seed=seed,
-            folder=setup.folder,
+            folder=self._folder,
             name=name,
-            timeout_s=setup.timeout_s,
-        )
+            timeout_s=self._timeout_s,
+        ) as worker:
+            client = worker.client
+            for unmeasured, decoding in ((jobs.warm_up, "vanilla"), (jobs.history, "auto")):
+                client.send_all(unmeasured, decoding=decoding)
+                client.wait(unmeasured)
+            before = read_step_sums(worker.address)
+            began = time.monotonic()
+            client.send_all(jobs.measured)
+            client.wait(jobs.measured, num_left=self.num_slots - 1)
+            backlog_s = time.monotonic() - began
+            under_backlog = read_step_sums(worker.address).since(before)
+            client.wait(jobs.measured)
+            seconds = time.monotonic() - began
+            worker.stop()
+            client.read_to_the_end()
+        results = {job.job_id: client.results[job.job_id] for job in jobs.measured}
         if name == WORKER:
-            self._decisions = {job_id: result.decided for job_id, result in run.results.items()}
+            self._decisions = {job_id: result.decided for job_id, result in results.items()}
         return Played(
             name,
-            run.seconds,
-            run.num_tokens,
-            run.under_backlog.occupied(self._num_slots),
-            run.under_backlog.step_s / run.backlog_s,
-            {job_id: result.text or "" for job_id, result in run.results.items()},
-            faults=checked(run, setup.jobs.measured),
-            num_drafted=_num_drafted(run),
+            seconds,
+            sum(result.num_tokens for result in results.values()),
+            under_backlog.occupied(self.num_slots),
+            under_backlog.step_s / backlog_s,
+            {job_id: result.text or "" for job_id, result in results.items()},
+            faults={
+                "several": sum(client.num_results[job_id] > 1 for job_id in results),
+                "not_succeeded": sum(result.status != "succeeded" for result in results.values()),
+            },
+            num_drafted=sum(result.decided is not None for result in results.values()),
         )
 
     def _play_engine(self, name: str, decisions: Mapping[str, tuple[str, int] | None]) -> Played:
@@ -133,7 +173,7 @@ class Lineup:
             name,
             answer["seconds"],
             sum(map(len, answer["token_ids"].values())),
-            answer["num_sequence_steps"] / (num_steps * self._num_slots) if num_steps else None,
+            answer["num_sequence_steps"] / (num_steps * self.num_slots) if num_steps else None,
             texts=answer["texts"],
             token_ids={job_id: tuple(tokens) for job_id, tokens in answer["token_ids"].items()},
             num_drafted=sum(decision is not None for decision in decisions.values()),
@@ -149,29 +189,17 @@ class Lineup:
         settings: dict[str, Any] = {
             "model": self._tokenized["folder"],
             "max_model_len": self._tokenized["context_length"],
-            "max_num_seqs": self._num_slots,
+            "max_num_seqs": self.num_slots,
             # Our engine copies beginnings that prompts share, so that the peer keeps its default.
             "enable_prefix_caching": True,
         }
-        python = self._setup.vllm_python
+        python = self._vllm_python
         if python is None:
             raise ValueError("vLLM needs --vllm-python")
-        vllm = Contestant(f"vllm-{self._num_slots}", "vllm_generate", [json.dumps(settings)], python=python)
+        vllm = Contestant(
+            f"vllm-{self.num_slots}", "benchmarks.contestants.peers", ["vllm", json.dumps(settings)], python=python
+        )
         vllm.wait_until_ready()
-        warm = self._tokenized["prompts"][: self._num_slots]
+        warm = self._tokenized["prompts"][: self.num_slots]
         vllm.ask(warm, 8, "vanilla", stop_at_end=False)
         return vllm
-
-
-@contextmanager
-def lineup(setup: Setup, num_slots: int) -> Iterator[Lineup]:
-    """A Lineup whose engines end with the block."""
-    made = Lineup(setup, num_slots)
-    try:
-        yield made
-    finally:
-        made.close()
-
-
-def _num_drafted(run: WorkerRun) -> int:
-    return sum(result.decided is not None for result in run.results.values())

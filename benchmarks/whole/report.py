@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from rich.table import Table
 
-from benchmarks.paired import paired_ratio
-from benchmarks.whole.lineup import Played
+from benchmarks.paired import Ratio, paired_ratio
+from benchmarks.reporting import table_of
+from benchmarks.whole.lineup import BASELINE, CONTESTANTS, ENGINE, VLLM, WORKER, Played
 from benchmarks.whole.near_ties import Difference
-from benchmarks.whole.rounds import BASELINE, CONTESTANTS, ENGINE, VLLM, WORKER
 
 #: The worker's speed over another's that the project asks for; the engine in vanilla mode is shown without a bar.
 BARS: Final = {ENGINE: 0.95, BASELINE: 1.15, VLLM: 1.3}
@@ -37,40 +37,21 @@ class Paired:
 
     other: str
     ratios: tuple[float, ...]
+    ratio: Ratio
     bar: float | None
-
-    @property
-    def median(self) -> float:
-        """Of the rounds."""
-        return statistics.median(self.ratios)
 
     @property
     def is_met(self) -> bool | None:
         """Whether the median reaches the bar; None without a bar."""
-        return None if self.bar is None else self.median >= self.bar
-
-    def bounds(self) -> tuple[float, float] | None:
-        """95 % bootstrap bounds of the median over rounds; None with fewer than three rounds."""
-        ratio = paired_ratio(self.ratios, [1.0] * len(self.ratios))
-        return None if ratio.low is None or ratio.high is None else (ratio.low, ratio.high)
+        return None if self.bar is None else self.ratio.median >= self.bar
 
     def as_json(self) -> dict[str, Any]:
         """For the last line."""
-        return {
-            "median": self.median,
-            "min": min(self.ratios),
-            "max": max(self.ratios),
-            "interval_95": self.bounds(),
-            "bar": self.bar,
-            "is_met": self.is_met,
-        }
+        least, most = min(self.ratios), max(self.ratios)
+        return {**asdict(self.ratio), "min": least, "max": most, "bar": self.bar, "is_met": self.is_met}
 
     def __str__(self) -> str:
-        bounds = self.bounds()
-        cell = f"{self.median:.2f} ({min(self.ratios):.2f} to {max(self.ratios):.2f})"
-        if bounds is not None:
-            cell += f", 95 % [{bounds[0]:.2f}, {bounds[1]:.2f}]"
-        return cell
+        return f"{self.ratio} ({min(self.ratios):.2f} to {max(self.ratios):.2f})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +73,9 @@ class SlotsReport:
         for other in CONTESTANTS:
             theirs = self.runs_of(other)
             if ours and theirs and other != WORKER:
-                ratios = tuple(a.tokens_per_s / b.tokens_per_s for a, b in zip(ours, theirs, strict=True))
-                found.append(Paired(other, ratios, BARS.get(other)))
+                speeds = [[one.tokens_per_s for one in runs] for runs in (ours, theirs)]
+                ratios = tuple(a / b for a, b in zip(*speeds, strict=True))
+                found.append(Paired(other, ratios, paired_ratio(*speeds), BARS.get(other)))
         return found
 
     def occupied(self) -> float | None:
@@ -125,8 +107,8 @@ class SlotsReport:
 
     def table(self) -> Table:
         """For people."""
-        table = Table(title=f"{self.num_slots} slots, {self.num_jobs} jobs, {len(self.rounds)} rounds")
-        for column in (
+        table = table_of(
+            f"{self.num_slots} slots, {self.num_jobs} jobs, {len(self.rounds)} rounds",
             "",
             "tokens/s min",
             "median",
@@ -135,8 +117,7 @@ class SlotsReport:
             "jobs drafted",
             "worker over it",
             "bar",
-        ):
-            table.add_column(column, justify="left" if not column else "right")
+        )
         paired = {one.other: one for one in self.paired()}
         for name in CONTESTANTS:
             if runs := self.runs_of(name):

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from pydantic import SecretStr
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
@@ -36,14 +35,23 @@ from alphaloop.settings import Settings, WorkerSettings
 from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
 from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.schema import upgrade
-from benchmarks.workload.blocks import FILE, blocks, read_phases
-from benchmarks.workload.contest import ADAPTIVE, Contest, Played, Setting
-from benchmarks.workload.rates import compare, hindsight, rates, timed_once
+from benchmarks.reporting import console, parser_of, table_of
+from benchmarks.workload.contest import (
+    ADAPTIVE,
+    FILE,
+    Contest,
+    Played,
+    Setting,
+    blocks,
+    compare,
+    rates,
+    read_phases,
+    timed_once,
+)
 from worker.deciding.decider import open_deciding
 from worker.decoding.engine import load_engine
 from worker.engine import Engine
 
-console = Console(stderr=True)
 #: Phases of one load, and those over which it changes.
 CONSTANT: Final = ("mixed", "changed")
 CHANGING: Final = ("changed", "busy", "quiet")
@@ -52,7 +60,7 @@ CHANGING: Final = ("changed", "busy", "quiet")
 def main() -> None:
     """Play the workload, print what it came to, and the JSON line."""
     options = _options()
-    phases = read_phases(options.workload, times=options.times)
+    phases = read_phases(options.workload)
     statics = [Setting.parse(text) for text in options.static or _statics(options)]
     every = list(blocks(phases, options.prompts, seed=options.seed, max_characters=options.max_characters))
     before = [phase.model_copy(update={"blocks": options.history}) for phase in phases[:1] if options.history]
@@ -71,11 +79,7 @@ def main() -> None:
             contest.play_adaptive(block)
             progress.advance(bar)
         for block in every:
-            turns = contest.play(block)
-            played += turns
-            if options.turns:
-                with options.turns.open("a", encoding="utf-8") as file:
-                    file.writelines(json.dumps(asdict(turn)) + "\n" for turn in turns)
+            played += contest.play(block)
             progress.advance(bar)
     found = summary(played)
     show(found, played)
@@ -97,10 +101,6 @@ def summary(played: Sequence[Played]) -> dict[str, Any]:
         "tokens_per_s": {phase: rates(played, _of(phases=(phase,))) for phase in phases},
         "constant_load": asdict(constant),
         "load_change": asdict(changing),
-        "hindsight": {
-            "constant_load": hindsight(played, _of(phases=CONSTANT), constant.best_static),
-            "load_change": hindsight(played, _of(phases=CHANGING), changing.best_static),
-        },
         "all": asdict(compare(played, _of())),
         "tasks": {task: asdict(one) for task, one in of_tasks.items()},
         "timed_once": {
@@ -135,9 +135,13 @@ def show(found: dict[str, Any], played: Sequence[Played]) -> None:
     for phase, of_phase in found["tokens_per_s"].items():
         table.add_row(phase, *(f"{of_phase[setting]:.1f}" for setting in settings))
     console.print(table)
-    table = Table(title="Against the best static setting of the same blocks")
-    for column in ("blocks of", "best static", "ratio [95 % bounds]", "the same work timed once"):
-        table.add_column(column)
+    table = table_of(
+        "Against the best static setting of the same blocks",
+        "blocks of",
+        "best static",
+        "ratio [95 % bounds]",
+        "the same work timed once",
+    )
     once = found["timed_once"]
     rows = {
         "constant load": (found["constant_load"], once["constant_load"]),
@@ -149,10 +153,6 @@ def show(found: dict[str, Any], played: Sequence[Played]) -> None:
             name, pair[0]["best_static"], *(f"{x['ratio']:.3f} [{x['low']:.3f}, {x['high']:.3f}]" for x in pair)
         )
     console.print(table)
-    for name, ratio in found["hindsight"].items():
-        console.print(
-            f"{name.replace('_', ' ')}, each task of each phase with its own best static setting: {ratio:.3f}"
-        )
     for where, choices in found["choices"].items():
         console.print(f"{where}: " + ", ".join(f"{choice} {num}x" for choice, num in choices.most_common()))
 
@@ -184,12 +184,10 @@ def _statics(options: argparse.Namespace) -> list[str]:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--workload", type=Path, default=FILE)
     parser.add_argument("--history", type=int, default=0, help="blocks that the adaptive setting has seen before")
-    parser.add_argument("--times", type=int, default=1, help="every phase so many times as long")
-    parser.add_argument("--turns", type=Path, help="append what every setting made of every block, a JSON line each")
     parser.add_argument("--target", default=TargetSettings().source)
     parser.add_argument("--draft", help="a draft model's folder")
     parser.add_argument("--gate", type=float, help="also offer the draft as `gated`, with this min_probability")

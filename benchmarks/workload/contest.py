@@ -1,21 +1,31 @@
-"""Decoding every block with every setting; one of them is what a worker decides, from its own runs alone."""
+"""The workload's blocks, decoded with every setting in turn, and what the settings come to.
+
+One of them is what a worker decides, from its own runs alone. Ratios are of whole blocks, with bounds.
+"""
 
 from __future__ import annotations
 
-import json
 import random
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from itertools import count, cycle
+from pathlib import Path
+from statistics import fmean
 from typing import Final
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.kafka.offsets import Record
-from alphaloop.messages import Mode, Origin, parse_job
 from alphaloop.settings import Settings, TaskSettings
-from benchmarks.workload.blocks import Block
-from benchmarks.workload.ledger import LedgerInMemory
+from alphaloop.store.acceptance_state import FoldedKey, LedgerRow, StateRow, fold
+from benchmarks.jobs import PromptJob, forced, prompts_of, sample
+from benchmarks.paired import bootstrap
 from worker import outcomes
 from worker.claims import ClaimedJob
 from worker.deciding.decider import Deciding
@@ -23,6 +33,70 @@ from worker.engine import Engine, Generation, PreparedJob, Sampling
 from worker.intake.partitions import Delivery
 from worker.intake.validation import ReadyJob
 from worker.lanes import lane_of
+
+FILE: Final = Path(__file__).with_name("phases.toml")
+_MOST_PROMPTS: Final = 200
+
+
+class Phase(BaseModel):
+    """Blocks of one load."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    batch: int = Field(ge=1)
+    blocks: int = Field(ge=1)
+    tasks: tuple[str, ...] = Field(min_length=1)
+    prompts: Mapping[str, str] = {}  #: task → whose prompts, where they are not its own
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One batch of one task."""
+
+    number: int
+    phase: str
+    task: str
+    prompts: tuple[str, ...] = field(repr=False)
+
+
+def read_phases(file: Path) -> list[Phase]:
+    """The phases in their order. Raises OSError, and ValueError for what is no workload."""
+    return [Phase.model_validate(phase) for phase in tomllib.loads(file.read_text("utf-8"))["phase"]]
+
+
+def blocks(phases: list[Phase], folder: Path, *, seed: int, max_characters: int) -> Iterator[Block]:
+    """Every block, tasks in turn; prompts in an order drawn by `seed`, from the start again when all were used."""
+    rng = random.Random(seed)
+    prompts = prompts_of(folder, seed=seed, max_characters=max_characters)
+    sources: dict[str, Iterator[str]] = {}
+    number = 0
+    for phase in phases:
+        for task in (phase.tasks[i % len(phase.tasks)] for i in range(phase.blocks)):
+            source = phase.prompts.get(task, task)
+            if source not in sources:
+                if source not in prompts:
+                    raise ValueError(f"expected prompts of at most {max_characters} characters of {source}, found none")
+                drawn = sample(prompts[source], _MOST_PROMPTS, seed=seed)
+                sources[source] = cycle(rng.sample(drawn, len(drawn)))
+            yield Block(number, phase.name, task, tuple(next(sources[source]) for _ in range(phase.batch)))
+            number += 1
+
+
+class LedgerInMemory:
+    """Evidence fades by `half_life`."""
+
+    def __init__(self, half_life: timedelta) -> None:
+        self._half_life = half_life
+        self._ledger_ids = count(1)
+        self._folded: dict[EvidenceKey, FoldedKey] = {}
+
+    def record(self, jobs: Iterable[tuple[EvidenceKey, EvidenceSums]]) -> list[StateRow]:
+        """Add jobs that are recorded together; returns the rows that changed."""
+        rows = [LedgerRow(next(self._ledger_ids), 0, key, evidence) for key, evidence in jobs]
+        self._folded = fold(rows, self._half_life, self._folded)
+        return [StateRow.of(key, self._folded[key]) for key in {row.key: None for row in rows}]
+
 
 ADAPTIVE: Final = "alphaloop"
 
@@ -47,8 +121,7 @@ class Setting:
 
     def decision(self, revision: str | None) -> Decision:
         """As a worker would be told."""
-        mode = Mode.VANILLA if self.drafter is None else Mode.SPECULATIVE
-        return Decision(mode, self.drafter, revision, self.num_draft_tokens, Reason.FORCED, "a static setting")
+        return forced(self.drafter, self.num_draft_tokens, revision=revision or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +204,8 @@ class Contest:
         made = []
         for prompt in block.prompts:
             self._num_decoded += 1
-            body = {"messages": [{"role": "user", "content": prompt}]}
-            value = json.dumps({"task": block.task, "body": body}).encode()
-            topic = f"jobs.{block.task}"
-            job = parse_job(value, Origin("benchmark", topic, 0, self._num_decoded), task=block.task)
-            made.append(self._engine.prepare(job, Sampling(max_tokens=self._max_tokens, temperature=0.0)))
+            job = PromptJob(f"benchmark-{self._num_decoded}", block.task, prompt, self._max_tokens)
+            made.append(self._engine.prepare(job.as_job(), Sampling(max_tokens=self._max_tokens, temperature=0.0)))
         return made
 
     def _decode(self, jobs: Sequence[PreparedJob], decisions: Sequence[Decision], *, is_ours: bool) -> list[Generation]:
@@ -173,3 +243,69 @@ class Contest:
 def _claimed(job: PreparedJob) -> ClaimedJob:
     record = Record(f"jobs.{job.job.task}", 0, 0, None, None, (), None)
     return ClaimedJob(ReadyJob(Delivery(record, 0), job, b"", lane_of(job.job, job.sampling)), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """The adaptive worker against the best static setting of the same blocks."""
+
+    best_static: str
+    tokens_per_s: float  #: ours
+    ratio: float
+    low: float  #: 95 % bounds
+    high: float
+    num_blocks: int
+
+    def __str__(self) -> str:
+        return f"{self.ratio:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def rate(played: Iterable[Played]) -> float:
+    """Tokens a second of all these blocks together."""
+    pairs = [(one.num_tokens, one.seconds) for one in played]
+    return sum(tokens for tokens, _ in pairs) / sum(seconds for _, seconds in pairs)
+
+
+def rates(played: Sequence[Played], wanted: Callable[[Played], bool]) -> dict[str, float]:
+    """Tokens a second by setting, over the blocks that are `wanted`."""
+    by_setting: dict[str, list[Played]] = {}
+    for one in played:
+        if wanted(one):
+            by_setting.setdefault(one.setting, []).append(one)
+    return {setting: rate(its) for setting, its in by_setting.items()}
+
+
+def compare(played: Sequence[Played], wanted: Callable[[Played], bool], *, against: str | None = None) -> Compared:
+    """Ratio of total tokens a second; bounds by resampling whole blocks, every setting's share of a block together.
+
+    `against` names the static setting; without it, it is the best over these very blocks, which is chosen with
+    hindsight. Percentile bootstrap of a ratio of totals (Efron 1979).
+    """
+    found = rates(played, wanted)
+    best = against or max((name for name in found if name != ADAPTIVE), key=lambda name: found[name])
+    pairs = _by_block(played, wanted, best)
+    low, high = bootstrap(pairs, _ratio)
+    return Compared(best, found[ADAPTIVE], _ratio(pairs), low, high, len(pairs))
+
+
+def timed_once(played: Sequence[Played]) -> list[Played]:
+    """Every turn with the mean time of all turns that decoded its block with its setting, beside its own deciding.
+
+    Texts are greedy, so such turns are one computation, and what they differ by is the machine's noise: a block where
+    the adaptive worker chose the very static setting says nothing but what deciding costs. Common random numbers, as
+    simulations call it; what remains uncertain are the blocks where choices differ.
+    """
+    decoding: dict[tuple[int, str], list[float]] = {}
+    for one in played:
+        decoding.setdefault((one.block, one.choice), []).append(one.seconds - one.deciding_s)
+    return [replace(one, seconds=fmean(decoding[one.block, one.choice]) + one.deciding_s) for one in played]
+
+
+def _by_block(played: Sequence[Played], wanted: Callable[[Played], bool], static: str) -> list[tuple[Played, Played]]:
+    ours = {one.block: one for one in played if one.setting == ADAPTIVE and wanted(one)}
+    theirs = {one.block: one for one in played if one.setting == static and wanted(one)}
+    return [(ours[block], theirs[block]) for block in sorted(ours)]
+
+
+def _ratio(pairs: Sequence[tuple[Played, Played]]) -> float:
+    return rate(ours for ours, _ in pairs) / rate(theirs for _, theirs in pairs)

@@ -25,7 +25,7 @@ from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.task_figures import TaskPages
 from alphaloop.store.traffic import decoded_lately
-from benchmarks.ended_jobs import filling as ended_jobs
+from benchmarks import ended_jobs as ended_jobs
 from tests.fixtures.history import decoded, drawn_counts, record_runs
 from tests.fixtures.postgres import as_member
 from tests.fixtures.runs import claim_request, outcome

@@ -12,10 +12,8 @@ from sqlalchemy import text
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import check
 from benchmarks.stored_runs.__main__ import fill
-from benchmarks.stored_runs.asking import ask, plan
-from benchmarks.stored_runs.keys import TASKS, all_keys
-from benchmarks.stored_runs.ledger import NUM_DAYS
-from benchmarks.stored_runs.questions import all_questions, questions
+from benchmarks.stored_runs.filling import NUM_DAYS, TASKS, all_keys
+from benchmarks.stored_runs.questions import all_questions, ask, plan, questions
 from benchmarks.stored_runs.scheduler_run import run_scheduler
 from tests.fixtures.postgres import fresh_database
 

@@ -36,8 +36,7 @@ from alphaloop.store.task_figures import figures_of, recent_tasks
 from alphaloop.store.workers import WorkerStore
 from alphaloop.switchback.wording import figure
 from alphaloop.wording import share_with_interval
-from benchmarks.console.filling import fill
-from benchmarks.console.plans import plans
+from benchmarks.console.filling import fill, plans
 from scheduler.report.pages import render_page
 from tests.fixtures import reports
 from tests.fixtures.console import PASSWORD, WAIT_S, Visitor, console

@@ -14,9 +14,8 @@ from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.reports import ReportStore, StoredReport
-from benchmarks.console.filling import fill
+from benchmarks.console.filling import fill, plans
 from benchmarks.console.pictures import settle
-from benchmarks.console.plans import plans
 from scheduler.report.pages import render_page
 from tests.fixtures import reports
 from tests.fixtures.browser import WAIT_MS, opened, overhang

@@ -14,7 +14,8 @@ import torch
 
 from alphaloop.messages import Origin, parse_job
 from alphaloop.messages.job import Job
-from benchmarks.exactness import BATCH, NEAR_TIE, VANILLA, decode, first_difference, lookup
+from benchmarks.exactness import BATCH, NEAR_TIE, decode, first_difference
+from benchmarks.jobs import forced
 from worker.engine import Sampling
 
 if TYPE_CHECKING:
@@ -80,15 +81,18 @@ def jobs() -> list[Job]:
 def test_look_up_in_a_batch_writes_what_vanilla_writes_alone(
     engine: TransformersEngine, reference: Any, jobs: list[Job]
 ) -> None:
-    vanilla = {generation.job_id: generation for generation in decode(engine, jobs, GREEDY, VANILLA, batch=1)}
-    drafted = {generation.job_id: generation for generation in decode(engine, jobs, GREEDY, lookup(5), batch=BATCH)}
+    vanilla = {generation.job_id: generation for generation in decode(engine, jobs, GREEDY, forced(), batch=1)}
+    lookup = forced("lookup", 5)
+    drafted = {generation.job_id: generation for generation in decode(engine, jobs, GREEDY, lookup, batch=BATCH)}
     assert set(vanilla) == set(drafted) == set(PROMPTS)
     assert all(not generation.counts.num_trials for generation in vanilla.values())
     assert sum(generation.counts.num_accepted for generation in drafted.values()) > 0
     assert max(generation.batch_size for generation in drafted.values()) == BATCH
     for job in jobs:
         prompt = engine.prepare(job, GREEDY).token_ids
-        found = first_difference(reference, prompt, vanilla[job.job_id], drafted[job.job_id])
+        found = first_difference(
+            reference, prompt, vanilla[job.job_id].token_ids, drafted[job.job_id].token_ids, job.job_id
+        )
         print(f"{job.job_id}: {found or 'identical'}")
         assert found is None or found.is_near_tie
 
@@ -98,7 +102,7 @@ def test_vanilla_writes_the_argmax_of_the_models_own_plain_pass(
 ) -> None:
     """Every token of a text is the best one under one pass over the whole text, without cache, slots or batch."""
     for job in jobs[:2]:
-        (generation,) = decode(engine, [job], GREEDY, VANILLA, batch=1)
+        (generation,) = decode(engine, [job], GREEDY, forced(), batch=1)
         prompt = engine.prepare(job, GREEDY).token_ids
         with torch.inference_mode():
             logits = reference(input_ids=torch.tensor([[*prompt, *generation.token_ids]]), use_cache=False).logits

@@ -38,10 +38,7 @@ from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.probes import ProbeSetStore
 from alphaloop.store.reports import ReportStore
 from alphaloop.tables import reports
-from benchmarks.engines.options import VLLM_PYTHON
-from benchmarks.engines.serve import draft_model
-from benchmarks.engines.server import MODEL_NAME, Server, running, vllm
-from benchmarks.engines.weights import dense_folder
+from benchmarks.engines.serve import MODEL_NAME, VLLM_PYTHON, Server, dense_folder, draft_model, running, vllm
 from scheduler.causes import Cause
 from tests.stories.asking import Asking
 from tests.stories.configs import PROFILE, write_configs

@@ -7,9 +7,7 @@ import random
 import pytest
 
 from alphaloop.acceptance import Interval
-from benchmarks.agreement.__main__ import is_shown_right
-from benchmarks.agreement.asking import Asked, differences
-from benchmarks.agreement.forced import LEAST_BLOCKS, ForcedBlock, agree, forced_speedup
+from benchmarks.agreement import LEAST_BLOCKS, Asked, ForcedBlock, agree, differences, forced_speedup, is_shown_right
 
 FIGURE = {
     "speedup": 1.25,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.cause.__main__ import WITH_CAUSE, WITHOUT, outcomes
-from benchmarks.cause.scenarios import KINDS, make, scenarios
+from benchmarks.cause.histories import KINDS, make, scenarios
 from scheduler.causes import Cause
 
 

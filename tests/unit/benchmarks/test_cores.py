@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks.cores import on_cores, split_cores
+from benchmarks.servers import on_cores, split_cores
 
 CHILD = "import os; print(sorted(os.sched_getaffinity(0)))"
 

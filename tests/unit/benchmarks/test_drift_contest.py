@@ -7,8 +7,8 @@ import pytest
 
 contest = pytest.importorskip("benchmarks.drift.contest", reason="it needs numba and river")
 contestants = pytest.importorskip("benchmarks.drift.contestants", reason="it needs numba and river")
-optimum = pytest.importorskip("benchmarks.drift.optimum", reason="it needs numba")
-rivals = pytest.importorskip("benchmarks.drift.rivals", reason="it needs numba")
+optimum = pytest.importorskip("benchmarks.drift.contest", reason="it needs numba")
+rivals = pytest.importorskip("benchmarks.drift.contestants", reason="it needs numba")
 
 
 def test_a_delay_counts_the_first_alarm_from_the_change_on() -> None:

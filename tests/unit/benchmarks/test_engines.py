@@ -8,27 +8,32 @@ import sys
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from alphaloop.inside_vllm.proposer import ProposerSettings
-from benchmarks.engines.closed_loop import Played, Result
-from benchmarks.engines.cpu_seconds import cpu_seconds
+from benchmarks.engines.__main__ import (
+    LOADS,
+    POLICIES,
+    Block,
+    PlayedBlock,
+    by_task,
+    draw_blocks,
+    over_better_static,
+    summary,
+)
 from benchmarks.engines.lookup import Text
-from benchmarks.engines.replayed_proposers import Replayed, lookup, num_other, replay
-from benchmarks.engines.scoring import POLICIES, PlayedBlock, by_task, over_better_static, quantile, summary
-from benchmarks.engines.serve import NGRAM, draft_model
-from benchmarks.engines.server import llama_cpp, vllm
+from benchmarks.engines.serve import NGRAM, draft_model, llama_cpp, vllm, vllm_lookup
 from benchmarks.engines.totals import Sums, adds_up
-from benchmarks.engines.vllm_lookup import vllm_lookup
-from benchmarks.engines.workload import LOADS, Block, draw_blocks, read_prompts
+from benchmarks.jobs import prompts_of
+from benchmarks.servers import cpu_seconds
+from benchmarks.workers import JobResult, Sent
 
 PROMPTS = {"code": [f"code {n}" for n in range(5)], "math": [f"math {n}" for n in range(5)]}
 
 
-def played(num_tokens: int, seconds: float, drafter: str | None = None) -> Played:
-    result = Result.model_validate(
+def played(num_tokens: int, seconds: float, drafter: str | None = None) -> Sent:
+    result = JobResult.model_validate(
         {
             "job_id": "a",
             "status": "succeeded",
@@ -37,7 +42,7 @@ def played(num_tokens: int, seconds: float, drafter: str | None = None) -> Playe
             "decoding": {"drafter": drafter},
         }
     )
-    return Played(seconds, (result,), (seconds,))
+    return Sent(seconds, (result,), (seconds,))
 
 
 def block(number: int, task: str, seconds: dict[str, float]) -> PlayedBlock:
@@ -68,10 +73,10 @@ def test_the_load_goes_up_and_down_and_every_task_has_its_turn() -> None:
 
 def test_prompts_come_from_a_folder_or_from_this_pythons_sources(tmp_path: Path) -> None:
     (tmp_path / "code.jsonl").write_text(json.dumps({"prompt": "short"}) + "\n" + json.dumps({"prompt": "x" * 50}))
-    assert read_prompts(tmp_path, seed=0, max_characters=20) == {"code": ["short"]}
+    assert prompts_of(tmp_path, seed=0, max_characters=20) == {"code": ["short"]}
     with pytest.raises(ValueError, match="of at most 3 characters"):
-        read_prompts(tmp_path, seed=0, max_characters=3)
-    harvested = read_prompts(None, seed=0, max_characters=3000)
+        prompts_of(tmp_path, seed=0, max_characters=3)
+    harvested = prompts_of(None, seed=0, max_characters=3000)
     assert {"code", "docstring"} <= set(harvested)
 
 
@@ -90,8 +95,6 @@ def test_routing_to_the_worse_server_shows() -> None:
 
 def test_the_time_beside_a_request_is_the_rest_of_its_latency() -> None:
     assert played(100, 2.0).beside_s == (0.25,)
-    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert quantile([float(n) for n in range(100)], 0.99) == 99.0
 
 
 def test_a_drafting_server_is_an_endpoint_with_its_k() -> None:
@@ -130,26 +133,10 @@ def test_our_look_up_inside_vllm_is_started_with_what_loads_it() -> None:
 
 
 def test_rounds_without_a_draft_count_and_texts_are_compared_by_token() -> None:
-    one = Text("lookup", "sql", (1,), (5, 6, 7, 8, 9), drafted=(3,), accepted=(2,), gaps=())
+    one = Text("lookup", "sql", (1,), (5, 6, 7, 8, 9), drafted=(3,), accepted=(2,))
     assert one.num_rounds == 3  # the prompt's pass, one that drafted nothing, one of three tokens
     assert one.parts_from(replace(one, token_ids=(5, 6, 9))) == 2
     assert one.parts_from(one) is None
-
-
-def test_a_replay_drafts_and_accepts_as_a_server_does() -> None:
-    repeating = [1, 2, 3, 4, 5, 6] * 4
-    texts: list[dict[str, Any]] = [
-        {"prompt_ids": repeating[:8], "token_ids": [*repeating[8:20], 9]},
-        {"prompt_ids": [1], "token_ids": [2]},
-    ]
-    times: list[float] = []
-    first, second = replay(lookup(4, 2), texts, times)
-    assert (first, second) == ([(4, 4), (4, 4), (4, 1)], [])
-    assert len(times) == 4  # one more: the first pass reads the prompt, and nothing was drafted before it
-    told = [{**texts[0], "drafted": [4, 4, 4], "accepted": [4, 4, 3]}, {**texts[1], "drafted": [], "accepted": []}]
-    assert num_other(told, Replayed.of(lookup(4, 1), told, 1)) == 0
-    told[0]["accepted"] = [4, 3, 3]
-    assert num_other(told, Replayed.of(lookup(4, 2), told, 2)) == 1
 
 
 def test_processor_time_is_that_of_a_process_and_its_children() -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from alphaloop.deciding.policy import Decision, Reason
-from alphaloop.messages import Mode, Origin, parse_job
+from alphaloop.messages import Origin, parse_job
+from benchmarks.jobs import forced
+from benchmarks.pipeline.contestants import PROGRAM, MissingPeer, ParallelConsumer, jdbc_url
 from benchmarks.pipeline.instant_engine import TEXT, InstantEngine
-from benchmarks.pipeline.messages import NUM_BYTES, jobs
 from benchmarks.pipeline.our_worker import WorkerOrder, settings_of
-from benchmarks.pipeline.parallel_consumer import PROGRAM, MissingPeer, ParallelConsumer, jdbc_url
-from benchmarks.pipeline.verifying import NotDone, check_results
+from benchmarks.pipeline.topics import NUM_BYTES, NotDone, check_results, jobs
 from worker.engine import Sampling
-
-VANILLA = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "benchmark")
 
 
 def test_messages_are_jobs_of_about_400_bytes_and_the_same_every_time() -> None:
@@ -37,7 +33,7 @@ def test_the_engine_ends_each_admitted_job_with_one_token() -> None:
     ]
     for each in prepared[:2]:
         assert engine.has_room(each)
-        engine.admit(each, VANILLA)
+        engine.admit(each, forced())
     assert not engine.has_room(prepared[2])
     step = engine.step()
     assert [generation.job_id for generation in step.finished] == ["bulk-0000000", "bulk-0000001"]
@@ -46,7 +42,7 @@ def test_the_engine_ends_each_admitted_job_with_one_token() -> None:
         began, ended = engine.moments[generation.job_id]
         assert began <= ended
     assert engine.load().num_running == 0
-    engine.admit(prepared[2], VANILLA)
+    engine.admit(prepared[2], forced())
     assert engine.cancel("bulk-0000002")
     assert not engine.cancel("bulk-0000002")
 
@@ -59,7 +55,6 @@ def test_the_worker_gets_the_shipped_guarantees() -> None:
         task="bulk",
         num_partitions=8,
         num_slots=64,
-        num_jobs=10,
     )
     settings = settings_of(WorkerOrder.model_validate_json(order.model_dump_json()))
     assert settings.worker.batch_size == 64
@@ -81,13 +76,9 @@ def test_repeated_results_are_counted() -> None:
 
 def test_a_peer_that_is_not_there_says_so(tmp_path: Path) -> None:
     with pytest.raises(MissingPeer, match=PROGRAM):
-        ParallelConsumer.find(tmp_path, tmp_path)
+        ParallelConsumer(tmp_path, tmp_path, 16)
 
 
-def test_a_peers_command_names_one_row_a_job_and_its_database(tmp_path: Path) -> None:
-    peer = ParallelConsumer(Path("/java"), tmp_path, Path("/kafka"))
-    command = peer.command("127.0.0.1:9", "jobs.bulk", 20, 16, "postgresql://me:secret@127.0.0.1:5/run_1")
-    assert command[-6:-1] == ["127.0.0.1:9", "jobs.bulk", "20", "16", "pg"]
-    assert command[-1] == jdbc_url("postgresql://me:secret@127.0.0.1:5/run_1")
-    assert command[-1] == "jdbc:postgresql://127.0.0.1:5/run_1?user=me&password=secret"
-    assert json.dumps(command)
+def test_a_peer_gets_the_address_of_its_database_as_its_driver_wants_it() -> None:
+    found = jdbc_url("postgresql://me:secret@127.0.0.1:5/run_1")
+    assert found == "jdbc:postgresql://127.0.0.1:5/run_1?user=me&password=secret"

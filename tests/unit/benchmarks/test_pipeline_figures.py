@@ -10,23 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from benchmarks.pipeline.figures import Overhead, Spread, jobs_per_s, percentile, ratios, stage_figures
+from benchmarks.paired import percentile
 from benchmarks.pipeline.lone import LoneJob, overheads
-from benchmarks.pipeline.report import Entry, Findings, print_findings
-from benchmarks.pipeline.stages import WAITING
-
-SAMPLED = {
-    "seconds": 2.0,
-    "num_samples": 1000,
-    "process_cpu_s": 1.5,
-    "threads": [
-        {"thread": "MainThread", "stage": "record", "wall_s": 1.0, "cpu_s": 0.25},
-        {"thread": "MainThread", "stage": WAITING, "wall_s": 1.0, "cpu_s": 0.0},
-        {"thread": "recorder", "stage": "record", "wall_s": 0.5, "cpu_s": 0.5},
-    ],
-    "own_cpu_s": {"a:f": 0.5, "a:g": 0.25},
-    "cumulative_cpu_s": {"a:main": 0.75, "a:f": 0.5},
-}
+from benchmarks.pipeline.report import (
+    Entry,
+    Findings,
+    Overhead,
+    Spread,
+    jobs_per_s,
+    print_findings,
+    ratios,
+)
 
 
 def test_an_even_stream_has_its_rate() -> None:
@@ -72,13 +66,6 @@ def test_ratios_are_by_round_and_against_the_best_peer_of_each() -> None:
     assert ratios(rates, ["ours"], []) == {}
 
 
-def test_stages_add_up_over_threads_and_waiting_stays_apart() -> None:
-    found = stage_figures(SAMPLED, num_jobs=1000)
-    assert found["record"] == pytest.approx({"share": 0.75, "blocked_share": 0.375, "cpu_us_per_job": 750.0})
-    assert found["waiting: MainThread"]["blocked_share"] == 0.5
-    assert found["native threads"]["cpu_us_per_job"] == pytest.approx(750.0)
-
-
 def test_a_lone_jobs_overheads_are_on_both_sides_of_its_step() -> None:
     sent = [LoneJob("a", 10.000, 10.050), LoneJob("b", 20.000, 20.030)]
     found = overheads(sent, {"a": (10.020, 10.021), "b": (20.010, 20.012), "warm-up": (1.0, 2.0)})
@@ -96,7 +83,6 @@ def findings() -> Findings:
         ["Parallel Consumer: no Java"],
         {"ours": entry},
         ratios(rates, ["ours"], ["peer"]),
-        {"ours": SAMPLED},
         {"arrival to first step": Overhead.of([0.01])},
     )
 
@@ -106,18 +92,15 @@ def test_the_json_line_holds_every_figure() -> None:
     assert found["contestants"]["ours"]["spread"] == {"low": 100.0, "median": 200.0, "high": 300.0}
     assert found["ratios"]["ours / peer"]["rounds"] == [1.0, 3.0, 2.0]
     assert found["ratios"]["ours / peer"]["median"] == 2.0
-    assert found["stages"]["ours"]["by_stage"]["record"]["share"] == 0.75
     assert found["lone"]["arrival to first step"]["p99_ms"] == 10.0
     assert found["missing"] == ["Parallel Consumer: no Java"]
 
 
-def test_the_tables_name_what_was_left_out_and_that_stages_are_sampled() -> None:
+def test_the_tables_name_what_was_left_out() -> None:
     console = Console(file=io.StringIO(), width=200)
-    print_findings(console, findings(), num_functions=1)
+    print_findings(console, findings())
     printed = console.file.getvalue()  # type: ignore[attr-defined]
-    for words in ("left out: Parallel Consumer: no Java", "every 2 ms", "waiting: MainThread", "a:main"):
-        assert words in printed
-    assert "a:g" not in printed
+    assert "left out: Parallel Consumer: no Java" in printed
 
 
 def test_a_spread_of_one_round_is_that_round() -> None:

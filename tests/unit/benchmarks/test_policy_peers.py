@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import pytest
 
+from benchmarks.policy.peers import (
+    AGAIN_AFTER_JOBS,
+    MEASURED_JOBS,
+    AlphaThresholds,
+    EpsilonGreedy,
+)
 from benchmarks.policy.play import BEGINNING, Batch, Choice, Played, play
-from benchmarks.policy.rounds import Costs
-from benchmarks.policy.rules.epsilon_greedy import EpsilonGreedy
-from benchmarks.policy.rules.survival import STEPS_A_FIT, Survival
-from benchmarks.policy.rules.thresholds import AGAIN_AFTER_JOBS, MEASURED_JOBS, AlphaThresholds
 from benchmarks.policy.scenario import Acceptance, Device, Phase, Scenario, Surface, Task
 from benchmarks.policy.stream import Cell, draw_stream
 
@@ -33,10 +32,6 @@ def played(alpha: float, seed: int, *, jobs: int = 60) -> Played:
         phases=(Phase(jobs=jobs),),
     )
     return Played(draw_stream(scenario, DEVICE, seed))
-
-
-def costs() -> Costs:
-    return Costs.of(DEVICE.table(), 1, {"draft": 7})
 
 
 @pytest.mark.parametrize(("alpha", "is_on"), [(0.3, False), (0.8, True)])
@@ -63,36 +58,3 @@ def test_epsilon_greedy_prefers_what_took_least(seed: int) -> None:
     assert sum(choice.num_draft_tokens == least for choice in taken) >= 150
     rule.restart()
     assert sum(choice.num_draft_tokens == 0 for choice in (rule.choose(batch) for _ in range(200))) >= 150
-
-
-class Remembering(Survival):
-    """Every fit rests on its own hundred steps, so each alone is noisy; their mean is not."""
-
-    def _fit(self) -> None:
-        super()._fit()
-        self.__dict__.setdefault("fits", []).append((self._slope, self._intercepts[0]))
-
-
-@pytest.mark.parametrize("alpha", [0.4, 0.85])
-def test_survival_learns_what_is_accepted(alpha: float, seed: int) -> None:
-    """Given the outcome the confidence is normal, so P(accepted | confidence) is logistic: slope 1, intercept 0."""
-    rule = Remembering("draft", 3, costs())
-    play(played(alpha, seed, jobs=400), rule)
-    fits = rule.__dict__["fits"]
-    slope, intercept = np.mean(fits[10:], axis=0)
-    assert len(fits) > 30
-    assert slope == pytest.approx(1.0, abs=0.25)
-    assert intercept == pytest.approx(0.0, abs=0.35)
-
-
-def test_survival_admits_what_pays(seed: int) -> None:
-    """By hand: the b with most (1 + Σ survival) a millisecond."""
-    of = played(0.7, seed, jobs=2)
-    rule = Survival("draft", 3, costs())
-    drafts = of.stream.blocks[0].drafts["draft"]
-    rule.begin(Batch(Cell("code", "", "greedy", "<=256", 120), 1, BEGINNING), drafts, 0)
-    for number in range(min(STEPS_A_FIT, 10)):
-        logits = [0.5 * float(f) - 0.2 for f in drafts.confidence[0, 0, number, :3]]
-        survival = np.cumprod([1 / (1 + math.exp(-x)) for x in logits])
-        goodput = [(1 + survival[:b].sum()) / (10 + b + 3) for b in range(4)]
-        assert rule.lengths([0], [number]) == (3, [int(np.argmax(goodput))])

@@ -1,4 +1,4 @@
-"""What is shown of simulated seeds: means with bounds, the budget, pictures, the file that keeps them."""
+"""What is shown of simulated seeds: means with bounds, the budget, pictures."""
 
 from __future__ import annotations
 
@@ -13,20 +13,26 @@ import pytest
 from rich.console import Console
 
 from benchmarks.policy.__main__ import played
-from benchmarks.policy.compare import BUDGET_SHARE, NUM_POINTS, Score, compare
-from benchmarks.policy.oracle import know
-from benchmarks.policy.plots import write_plots
-from benchmarks.policy.report import Mean, as_json, best_static, cold_share, meets_bars, print_tables
+from benchmarks.policy.compare import BUDGET_SHARE, Score, compare
+from benchmarks.policy.play import know
+from benchmarks.policy.plots import write_plot
+from benchmarks.policy.report import (
+    Mean,
+    Seed,
+    as_json,
+    best_static,
+    cold_share,
+    meets_bars,
+    print_tables,
+)
 from benchmarks.policy.scenario import Scenario, read_scenarios
-from benchmarks.policy.scores import Seed, append, read_scores
 
-NOTHING = Score(1.0, 1.0, 1.0, 0.0, 0.0, 0.0, None, (0.0,) * NUM_POINTS)
+NOTHING = Score(1.0, 1.0, 1.0, 0.0, 0.0, None)
 
 
 def score(rng: random.Random, of_oracle: float) -> Score:
     ratio = of_oracle + rng.uniform(-0.01, 0.01)
-    regret = tuple(i / NUM_POINTS * (1 / ratio - 1) for i in range(1, NUM_POINTS + 1))
-    return replace(NOTHING, of_oracle=ratio, of_oracle_net=ratio, regret=regret)
+    return replace(NOTHING, of_oracle=ratio, of_oracle_net=ratio)
 
 
 def seeds(rng: random.Random) -> list[Seed]:
@@ -88,27 +94,11 @@ def test_tables_name_every_scenario_and_rule(rng: random.Random) -> None:
         assert word in out.getvalue()
 
 
-def test_the_same_scores_give_the_same_pictures(rng: random.Random, tmp_path: Path) -> None:
+def test_the_same_scores_give_the_same_picture(rng: random.Random, tmp_path: Path) -> None:
     scores = {s.name: seeds(rng) for s in two()}
-    drawn = []
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        drawn.append([path.read_bytes() for path in write_plots(tmp_path / name, two(), scores)])
-    assert drawn[0] == drawn[1]
-    assert all(svg.rstrip().endswith(b"</svg>") for svg in drawn[0])
-
-
-def test_kept_scores_are_read_again_and_a_cut_line_is_not(rng: random.Random, tmp_path: Path) -> None:
-    path, of = tmp_path / "scores", seeds(rng)
-    append(path, "steady_mix", 1, of[0])
-    append(path, "steady_mix", 2, {"ours": of[1]["ours"]})
-    append(path, "steady_mix", 2, {"vanilla": of[1]["vanilla"]})
-    with path.open("a") as file:
-        file.write('{"scenario": "steady_mix", "seed": 3, "sco')
-    found = read_scores(path)
-    assert found["steady_mix", 1] == of[0]
-    assert found["steady_mix", 2] == {rule: of[1][rule] for rule in ("ours", "vanilla")}
-    assert len(found) == 2
+    one, other = (write_plot(tmp_path / name, two(), scores).read_bytes() for name in ("a", "b"))
+    assert one == other
+    assert one.rstrip().endswith(b"</svg>")
 
 
 def test_only_the_stated_budget_is_forgiven(seed: int) -> None:
@@ -123,4 +113,3 @@ def test_only_the_stated_budget_is_forgiven(seed: int) -> None:
     assert explored.of_oracle < explored.of_oracle_net
     forgiven = 1 / explored.of_oracle - 1 / explored.of_oracle_net
     assert forgiven == pytest.approx(min(BUDGET_SHARE, explored.budget_loss))
-    assert fixed.regret[-1] == pytest.approx(1 / fixed.of_oracle - 1)

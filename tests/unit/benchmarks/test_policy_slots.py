@@ -12,24 +12,26 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.decision import DraftSetting, Reason
 from alphaloop.switchback.slices import Phase as SlicePhase
 from benchmarks.policy.compare_slots import compare_on_slots, jobs_until_back, slot_rule_names
-from benchmarks.policy.load import Bursts, Hiccup, Slots, Slower, Spell, draw_stretches
+from benchmarks.policy.ours_on_slots import OursOnSlots
 from benchmarks.policy.report import Measured
-from benchmarks.policy.rules.ours_on_slots import OursOnSlots
 from benchmarks.policy.scenario import (
     Acceptance,
+    Bursts,
     Device,
+    Hiccup,
     Phase,
     Producer,
     Scenario,
+    Slots,
+    Slower,
+    Spell,
     Surface,
     Task,
+    draw_stretches,
     read_scenarios,
 )
-from benchmarks.policy.slot_device import play_slots
-from benchmarks.policy.slot_jobs import Counter, SlotStream, draw_jobs, draw_slot_stream
-from benchmarks.policy.slot_oracle import SlotOracle, know_slots
-from benchmarks.policy.slot_round import Running, SlotRound
-from benchmarks.policy.slot_static import play_static
+from benchmarks.policy.slot_oracle import SlotOracle, StaticSetting, know_slots
+from benchmarks.policy.slots import Counter, Running, SlotRound, SlotStream, draw_jobs, draw_slot_stream, play_slots
 
 DEVICE = Device(
     target=Surface(widths=(1, 4, 8), by_batch={1: (10.0, 11.0, 14.0), 4: (12.0, 18.0, 30.0)}),
@@ -66,28 +68,7 @@ def stream_of(of: Scenario, seed: int) -> SlotStream:
     return draw_slot_stream(of, DEVICE, seed)
 
 
-class Static:
-    """One setting for all jobs."""
-
-    def __init__(self, setting: DraftSetting) -> None:
-        self._setting = setting
-
-    def start(self, jobs: Sequence[Running], num_running: int, now_ms: float) -> None:
-        """The setting."""
-        for one in jobs:
-            one.setting = self._setting
-
-    def steer(self, running: Sequence[Running], slower: Slower, now_ms: float) -> None:
-        """It stays."""
-
-    def observe(self, done: SlotRound) -> None:
-        """Nothing is learned."""
-
-    def end(self, ended: Running, now_ms: float) -> None:
-        """Nothing is learned."""
-
-
-class Watching(Static):
+class Watching(StaticSetting):
     """Keeps what every round was like."""
 
     def __init__(self, setting: DraftSetting) -> None:
@@ -206,31 +187,7 @@ def test_the_oracle_knows_that_tasks_share_a_drafters_proposals(seed: int) -> No
     oracle = play_slots(stream, known.table, SlotOracle(known)).ms
     for setting in known.yields[0]:
         # Jobs of the estimate are others than these: a single setting may be ahead by luck, which is 1 % of 300 jobs.
-        assert play_slots(stream, known.table, Static(setting)).ms > 0.98 * oracle, setting
-
-
-@pytest.mark.parametrize(
-    "slots",
-    [
-        Slots(num_slots=1, hiccup=Hiccup(drafter="draft", from_job=20)),
-        Slots(num_slots=4, spells=(Spell(part="host", every_tokens=500, lasts_tokens=200),)),
-        Slots(
-            num_slots=4,
-            bursts=Bursts(slots=(1, 2, 4), tokens=200),
-            spells=(Spell(part="draft", every_tokens=500, lasts_tokens=200),),
-        ),
-    ],
-)
-def test_a_single_setting_played_at_once_is_the_same_to_the_last_bit(slots: Slots, seed: int) -> None:
-    long = BASE.model_copy(update={"prompt_tokens": 333, "tokens": 90})
-    of = scenario(slots, jobs=90, tasks={"code": BASE, "chat": long})
-    stream, table = stream_of(of, seed), know_slots(of, DEVICE).table
-    for drafter, k in of.actions:
-        setting = DraftSetting(drafter, k)
-        by_round, at_once = play_slots(stream, table, Static(setting)), play_static(stream, table, setting)
-        assert at_once.ms == by_round.ms
-        assert at_once.job_ms.tolist() == by_round.job_ms.tolist()
-        assert at_once.moments.tolist() == by_round.moments.tolist()
+        assert play_slots(stream, known.table, StaticSetting(setting)).ms > 0.98 * oracle, setting
 
 
 def test_long_tails_are_not_cut_and_others_are(seed: int) -> None:
@@ -303,5 +260,5 @@ def test_intervals_are_compared_with_the_truth(seed: int) -> None:
 
 def test_scenarios_with_slots_name_what_no_rule_can_win() -> None:
     on_slots = [s for s in read_scenarios().scenarios if s.slots]
-    assert len(on_slots) == 9
+    assert len(on_slots) == 8
     assert all(s.unwinnable.endswith(".") for s in on_slots)

@@ -13,15 +13,10 @@ from alphaloop.deciding.draft_lengths import LengthsTogether
 from alphaloop.messages import Purpose
 from alphaloop.switchback.block import SwitchbackDesign
 from alphaloop.switchback.schedule import SwitchbackSchedule
-from benchmarks.policy.load import Bursts, Slots, Slower
+from benchmarks.policy.ours_on_slots import OursOnSlots, step_of
 from benchmarks.policy.play import BEGINNING
-from benchmarks.policy.rules.as_steps import step_of
-from benchmarks.policy.rules.ours_on_slots import OursOnSlots
-from benchmarks.policy.scenario import read_scenarios
-from benchmarks.policy.slot_device import play_slots
-from benchmarks.policy.slot_jobs import draw_slot_stream
-from benchmarks.policy.slot_round import Running, SlotRound
-from benchmarks.policy.slot_table import SlotTable
+from benchmarks.policy.scenario import Bursts, Slots, Slower, read_scenarios
+from benchmarks.policy.slots import Running, SlotRound, SlotTable, draw_slot_stream, play_slots
 from worker.lanes import LaneKey
 from worker.running import RunningJob, RunningJobs
 from worker.steering import RoundSteering

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.truth import acceptance, measure, speedup
-from benchmarks.truth.coverage import Shown, coverage
+from benchmarks.truth.__main__ import Shown, acceptance_rows, coverage, measure_rows, play_speedup, speedup_scenarios
 
 
 def test_runs_without_bounds_are_counted_apart() -> None:
@@ -16,27 +15,25 @@ def test_runs_without_bounds_are_counted_apart() -> None:
     assert coverage("α", "case", 4, [Shown(None, None, 1.0)]).share is None
 
 
-def test_the_shown_interval_of_few_jobs_covers_more_often_than_the_one_of_before() -> None:
-    by_case: dict[str, dict[str, int]] = {}
-    for one in acceptance.rows(8, 100, 1):
-        by_case.setdefault(one.case, {})[one.what] = one.num_covered
-    assert len(by_case) == 4
-    for found in by_case.values():
-        assert found["α"] > found["α, estimated design effect"]
+def test_the_shown_interval_of_few_jobs_holds_the_truth() -> None:
+    found = list(acceptance_rows(8, 100, 1))
+    assert len(found) == 4
+    for one in found:
+        assert one.num_covered >= 0.9 * one.num_shown
 
 
 def test_measure_bounds_nothing_of_four_prompts_and_holds_the_truth_of_twenty() -> None:
-    assert {one.num_shown for one, _ in measure.rows(4, 5, 1)} == {0}
-    for one, _ in measure.rows(20, 60, 1):
+    assert {one.num_shown for one, _ in measure_rows(4, 5, 1)} == {0}
+    for one, _ in measure_rows(20, 60, 1):
         assert one.num_shown == 60
         assert one.num_covered >= 50
 
 
 def test_the_speed_up_is_shown_once_there_are_blocks_enough() -> None:
-    known = speedup.scenarios()[1]
-    few = speedup.play(known, 4, 0.02, 1)
+    known = speedup_scenarios()[1]
+    few = play_speedup(known, 4, 0.02, 1)
     assert few.low is None
-    many = speedup.play(known, 150, 0.2, 1)
+    many = play_speedup(known, 150, 0.2, 1)
     assert many.low is not None
     assert many.high is not None
     assert many.low <= many.truth.speedup <= many.high

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.contestants.process import REPOSITORY
-from benchmarks.whole.checkout import check_imports, commit_of, is_changed, worktree
-from benchmarks.whole.product import environment_of
+from alphaloop.settings import KafkaSettings
+from benchmarks.reporting import REPOSITORY, commit_of
+from benchmarks.servers import Servers
+from benchmarks.workers import check_imports, environment_of, worktree
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -40,7 +41,7 @@ def test_a_worktree_holds_the_commit_and_leaves_nothing_behind(repository: Path,
         assert (folder / "file").read_text(encoding="utf-8") == "old"
     assert not (tmp_path / "baseline").exists()
     assert len(git(repository, "worktree", "list").splitlines()) == 1
-    assert not is_changed(repository)
+    assert git(repository, "status", "--porcelain") == ""
 
 
 def test_what_a_killed_run_left_is_replaced(repository: Path, tmp_path: Path) -> None:
@@ -56,9 +57,8 @@ def test_a_commit_that_is_not_there_is_named(repository: Path) -> None:
 
 
 def environment(checkout: Path, tmp_path: Path) -> dict[str, str]:
-    return environment_of(
-        checkout, broker="b:1", database_url="postgresql://d", group="g", num_slots=8, data_dir=tmp_path
-    )
+    servers = Servers(KafkaSettings(bootstrap_servers="b:1"), "postgresql://d", tmp_path)
+    return environment_of(checkout, servers, database_url="postgresql://d", num_slots=8, data_dir=tmp_path)
 
 
 def test_a_process_that_imports_this_checkout_is_accepted(tmp_path: Path) -> None:

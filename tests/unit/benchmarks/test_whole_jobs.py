@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.messages import Origin, parse_job
-from benchmarks.whole.jobs import MAX_TOKENS, MIN_TOKENS, WARM_UP_TASK, PromptJob, draw_jobs, read_folder, shares
+from benchmarks.jobs import MAX_TOKENS, MIN_TOKENS, WARM_UP_TASK, PromptJob, draw_jobs, read_folder, shares
 
 PROMPTS = {task: [f"{task} prompt {number}" for number in range(num)] for task, num in (("a", 40), ("b", 5), ("c", 40))}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import generate_latest
 
-from benchmarks.whole.metrics import StepSums, parse_step_sums
+from benchmarks.workers import StepSums, parse_step_sums
 from worker.engine import Step
 from worker.metrics import WorkerMetrics
 

@@ -10,10 +10,9 @@ from collections import Counter
 import pytest
 from rich.console import Console
 
-from benchmarks.whole.lineup import Played
+from benchmarks.whole.lineup import BASELINE, CONTESTANTS, ENGINE, ENGINE_VANILLA, VLLM, WORKER, Played, draw_order
 from benchmarks.whole.near_ties import Difference
 from benchmarks.whole.report import Round, SlotsReport, met
-from benchmarks.whole.rounds import BASELINE, CONTESTANTS, ENGINE, ENGINE_VANILLA, VLLM, WORKER, draw_order
 
 
 def played(name: str, tokens_per_s: float, **fields: object) -> Played:
@@ -44,16 +43,16 @@ def test_ratios_are_taken_within_a_round() -> None:
     found = {one.other: one for one in report(fast, slow).paired()}
     assert found[ENGINE].ratios == pytest.approx([0.96, 0.96])
     assert found[ENGINE].is_met
-    assert found[VLLM].median == pytest.approx(1.6)
-    assert found[ENGINE].bounds() is None, "two rounds bound nothing"
+    assert found[VLLM].ratio.median == pytest.approx(1.6)
+    assert found[ENGINE].ratio.low is None, "two rounds bound nothing"
 
 
 def test_three_rounds_have_bounds() -> None:
     rounds = [Round((played(WORKER, speed), played(BASELINE, 100))) for speed in (110, 120, 130)]
     (paired,) = report(*rounds).paired()
-    assert paired.median == pytest.approx(1.2)
-    assert paired.bounds() == pytest.approx((1.1, 1.3))
-    assert str(paired) == "1.20 (1.10 to 1.30), 95 % [1.10, 1.30]"
+    assert paired.ratio.median == pytest.approx(1.2)
+    assert (paired.ratio.low, paired.ratio.high) == pytest.approx((1.1, 1.3))
+    assert str(paired) == "1.20 [1.10, 1.30] (1.10 to 1.30)"
 
 
 def test_a_missed_bar_is_told_and_vanilla_has_none() -> None:

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from benchmarks.workload.contest import ADAPTIVE, Played
-from benchmarks.workload.rates import compare, hindsight, timed_once
+from benchmarks.workload.contest import ADAPTIVE, Played, compare, timed_once
 
 
 def everything(_: Played) -> bool:
@@ -43,14 +42,3 @@ def test_other_work_keeps_its_own_time() -> None:
 def test_the_same_setting_in_another_block_is_other_work() -> None:
     played = [turn("vanilla", 0, 12.0), turn(ADAPTIVE, 0, 10.0, "vanilla"), turn("vanilla", 1, 20.0)]
     assert [one.seconds for one in timed_once(played)] == [11.0, 11.0, 20.0]
-
-
-def test_hindsight_is_no_slower_than_any_one_setting(seed: int) -> None:
-    rng = random.Random(seed)
-    played = [
-        turn(setting, block, rng.uniform(5, 15)) for block in range(10) for setting in ("vanilla", "draft:3", ADAPTIVE)
-    ]
-    best = compare(played, everything).best_static
-    assert hindsight(played, everything, best) == pytest.approx(1.0)
-    other = "vanilla" if best == "draft:3" else "draft:3"
-    assert hindsight(played, everything, other) >= 1.0

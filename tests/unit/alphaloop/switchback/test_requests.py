@@ -18,9 +18,8 @@ from alphaloop.switchback.requests import RequestFacts, Trial
 from alphaloop.switchback.slices import Phase, Slice, Treatment
 from alphaloop.switchback.speedup import measured_speedup
 from alphaloop.switchback.strata import compared_blocks
-from benchmarks.switchback.methods import Found
-from benchmarks.switchback.over_requests import play
-from benchmarks.switchback.request_scenario import KnownLoad, RequestScenario
+from benchmarks.switchback.over_requests import Found, play
+from benchmarks.switchback.request_world import KnownLoad, RequestScenario
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 CODE = Trial("code greedy", Treatment("draft", 4))

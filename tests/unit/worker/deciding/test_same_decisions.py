@@ -26,12 +26,11 @@ from alphaloop.settings import TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.drafts import DraftRegistry
+from benchmarks.policy.ours import HALF_LIFE, Ours
 from benchmarks.policy.play import Batch, Choice, Decoded
-from benchmarks.policy.rounds import Counts, Outcomes
-from benchmarks.policy.rules.ours import HALF_LIFE, Ours
 from benchmarks.policy.scenario import Acceptance, Device, Phase, Scenario, Surface, Task
-from benchmarks.policy.stream import Cell
-from benchmarks.workload.ledger import LedgerInMemory
+from benchmarks.policy.stream import Cell, Counts, Outcomes
+from benchmarks.workload.contest import LedgerInMemory
 from tests.fakes import FakeEngine
 from tests.fixtures.runs import decode_run, simulated_counts, vanilla_counts
 from worker.costs.live import LiveCosts

@@ -1,1 +1,0 @@
-"""Do all screens show one figure, and is it the one that forced runs measure."""

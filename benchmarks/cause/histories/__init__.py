@@ -1,1 +1,0 @@
-"""Histories of two weeks, drawn anew for every seed: the faults that a review has found, and more."""

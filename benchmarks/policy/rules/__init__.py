@@ -1,1 +1,0 @@
-"""The rules that are compared: ours and those it has to beat."""
