@@ -15,8 +15,7 @@ import typer
 from alphaloop.batches.lines import BatchReader, BatchSource, batch_id_of
 from alphaloop.batches.progress import Part, RequestRow, counted, rows_of, send
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.cli.connection import open_database
-from alphaloop.cli.options import connected_settings
+from alphaloop.cli.options import connected_settings, open_database
 from alphaloop.cli.screen import note, print_json
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.files import STANDARD, Destination, readable_again, reading, shown_name

@@ -11,13 +11,12 @@ from typing import Any, Final
 import typer
 from rich.text import Text
 
-from alphaloop.cli.connection import open_database
-from alphaloop.cli.letter_options import AT, CODE, JOB_ID, SINCE, TASK, UNTIL, choice_of
-from alphaloop.cli.options import connected_settings
+from alphaloop.cli.options import connected_settings, open_database
 from alphaloop.cli.screen import note, out, paragraph, print_json
 from alphaloop.errors import AlphaloopError
-from alphaloop.letters.reading import ListedLetter, newest_letters
+from alphaloop.letters.reading import LetterFilter, ListedLetter, newest_letters
 from alphaloop.letters.redriving import Purge, Redrive, corrections_of
+from alphaloop.moments import FORMS, moment
 from alphaloop.settings import Settings
 from alphaloop.store.known_jobs import RedriveStore
 from alphaloop.wording import one_line
@@ -33,18 +32,23 @@ alphaloop dlq redrive --code invalid_field --job-id order-17 --set body.temperat
 PURGE_EXAMPLE: Final = """\
 alphaloop dlq purge --task code --before 14d --dry-run
 alphaloop dlq purge --before 14d --yes"""
-
 _DRY_RUN: Final = typer.Option(False, "--dry-run", help="Show what would be done, and change nothing.")
 _JSON: Final = typer.Option(False, "--json", help="Print as JSON.")
+_TASK: Final = typer.Option(None, help="Only this task's.")
+_CODE: Final = typer.Option([], help="Only letters with this code, such as decode_failed; may be repeated.")
+_JOB_ID: Final = typer.Option([], help="Only this job's; may be repeated.")
+_SINCE: Final = typer.Option(None, help=f"Only letters written since then: {FORMS}.")
+_UNTIL: Final = typer.Option(None, help="Only letters written before then.")
+_AT: Final = typer.Option([], help="Only the letter at this place, TOPIC:PARTITION:OFFSET, as list shows it.")
 
 
 def list_letters(
     context: typer.Context,
-    task: str | None = TASK,
-    code: list[str] = CODE,
-    job_id: list[str] = JOB_ID,
-    since: str | None = SINCE,
-    until: str | None = UNTIL,
+    task: str | None = _TASK,
+    code: list[str] = _CODE,
+    job_id: list[str] = _JOB_ID,
+    since: str | None = _SINCE,
+    until: str | None = _UNTIL,
     limit: int = typer.Option(50, min=1, help="Number of dead letters to show, newest last."),
     show_value: bool = typer.Option(
         False, "--show-value", help="Show the start of the message too: it may hold a prompt."
@@ -93,12 +97,12 @@ def show(
 
 def redrive(
     context: typer.Context,
-    task: str | None = TASK,
-    code: list[str] = CODE,
-    job_id: list[str] = JOB_ID,
-    at: list[str] = AT,
-    since: str | None = SINCE,
-    until: str | None = UNTIL,
+    task: str | None = _TASK,
+    code: list[str] = _CODE,
+    job_id: list[str] = _JOB_ID,
+    at: list[str] = _AT,
+    since: str | None = _SINCE,
+    until: str | None = _UNTIL,
     correct: list[str] = typer.Option([], "--set", help="Correct a field: body.temperature=0.5; may be repeated."),
     again: bool = typer.Option(False, "--again", help="Also letters that were sent again before."),
     limit: int | None = typer.Option(None, min=1, help="Most letters to send."),
@@ -131,7 +135,7 @@ def redrive(
 def purge(
     context: typer.Context,
     before: str = typer.Option(..., help="Delete letters written before then: 14d, 2026-09-01."),
-    task: str | None = TASK,
+    task: str | None = _TASK,
     yes: bool = typer.Option(False, "--yes", help="Do not ask."),
     dry_run: bool = _DRY_RUN,
     as_json: bool = _JSON,
@@ -154,6 +158,34 @@ def purge(
         plan.carry_out()
 
 
+def choice_of(
+    task: str | None,
+    code: list[str],
+    job_id: list[str],
+    at: list[str],
+    since: str | None,
+    until: str | None,
+    now: datetime,
+) -> LetterFilter:
+    """What the options ask for. Raises ConfigError for a time that is none."""
+    return LetterFilter(
+        task,
+        frozenset(code),
+        frozenset(job_id),
+        frozenset(at),
+        None if since is None else moment(since, now, "--since"),
+        None if until is None else moment(until, now, "--until"),
+    )
+
+
+def _with_redrives(settings: Settings, letters: Sequence[ListedLetter]) -> list[dict[str, Any]]:
+    """Also whether each was sent again; None where no database answers, because the list is of use without one."""
+    found = None
+    with contextlib.suppress(AlphaloopError), open_database(settings) as database:
+        found = RedriveStore(database).of([letter.key for letter in letters])
+    return [letter.with_redrive(found) for letter in letters]
+
+
 def _show(letters: Sequence[Mapping[str, Any]]) -> None:
     """Two lines or more a letter: what can be chosen by in columns, and what was wrong in the width of the window."""
     redriven = {None: "?", False: "no", True: "yes"}
@@ -173,11 +205,3 @@ def _show(letters: Sequence[Mapping[str, Any]]) -> None:
 def _line(text: Text) -> None:
     text.rstrip()
     out().print(text, soft_wrap=True)
-
-
-def _with_redrives(settings: Settings, letters: Sequence[ListedLetter]) -> list[dict[str, Any]]:
-    """Also whether each was sent again; None where no database answers, because the list is of use without one."""
-    found = None
-    with contextlib.suppress(AlphaloopError), open_database(settings) as database:
-        found = RedriveStore(database).of([letter.key for letter in letters])
-    return [letter.with_redrive(found) for letter in letters]

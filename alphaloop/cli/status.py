@@ -13,8 +13,7 @@ import typer
 
 from alphaloop.as_decoded import at_load, drafted_by_load, percent, setting
 from alphaloop.cli.children import LogFollower, child_log, field_of
-from alphaloop.cli.connection import open_database
-from alphaloop.cli.options import connected_settings
+from alphaloop.cli.options import connected_settings, open_database
 from alphaloop.cli.screen import FittedTable, note, out, paragraph, print_json, table
 from alphaloop.embedded.process import is_listening
 from alphaloop.embedded.stack import running_stack

@@ -29,10 +29,9 @@ from typing import Any, Final
 from rich.console import Console
 
 from alphaloop.acceptance import Interval
-from alphaloop.cli.connection import open_database
-from alphaloop.cli.options import GlobalOptions
-from alphaloop.cli.up import prepare
-from alphaloop.demo.prompts import harvest
+from alphaloop.cli.options import GlobalOptions, open_database
+from alphaloop.cli.services import prepare
+from alphaloop.demo_prompts import harvest
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.embedded.stack import EmbeddedStack
 from alphaloop.messages import Body, Decoding, Job, Mode, Result

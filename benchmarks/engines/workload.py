@@ -9,7 +9,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Final
 
-from alphaloop.demo.prompts import harvest
+from alphaloop.demo_prompts import harvest
 from benchmarks.whole.jobs import PromptJob, read_folder
 
 LOADS: Final = (1, 8, 1)

@@ -27,9 +27,8 @@ import torch
 from rich.console import Console
 from sqlalchemy import select
 
-from alphaloop.cli.connection import open_database
-from alphaloop.cli.options import GlobalOptions
-from alphaloop.cli.up import prepare
+from alphaloop.cli.options import GlobalOptions, open_database
+from alphaloop.cli.services import prepare
 from alphaloop.embedded.process import free_ports
 from alphaloop.embedded.stack import EmbeddedStack
 from alphaloop.errors import AlphaloopError

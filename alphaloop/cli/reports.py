@@ -1,22 +1,26 @@
-"""`alphaloop drift`: falls of acceptance, their causes, and who has taken note of them."""
+"""What the scheduler found: `alphaloop report`, `drift` and `notify`."""
 
 from __future__ import annotations
 
+import socket
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 import typer
 
-from alphaloop.cli.connection import open_database
-from alphaloop.cli.options import connected_settings
+from alphaloop.cli.options import connected_settings, global_options, open_database
+from alphaloop.cli.screen import note, out, paragraph, print_json, table
 from alphaloop.cli.screen import note as tell
-from alphaloop.cli.screen import out, paragraph, print_json, table
-from alphaloop.errors import AlphaloopError
+from alphaloop.errors import AlphaloopError, ConfigError, NotificationFailed
+from alphaloop.files import Destination
 from alphaloop.moments import moment
+from alphaloop.notifying import Gravity, NotificationText, open_sinks
 from alphaloop.store.drift import DriftEvent, DriftEventStore, NoSuchEvent, PastState
+from alphaloop.store.reports import Attempted, NotificationStore, ReportStore, StoredReport
 
-LIST_EXAMPLE: Final = """\
+EVENTS_EXAMPLE: Final = """\
 alphaloop drift list
 alphaloop drift list --since 30d --json"""
 SHOW_EXAMPLE: Final = "alphaloop drift show 17 --json"
@@ -26,6 +30,49 @@ alphaloop drift ack 17 --by Ada --new-level --note "the reviews are longer since
 """
 _JSON: Final = typer.Option(False, "--json", help="Print as JSON.")
 _NUMBER: Final = typer.Argument(min=1, help="Number of the event, as list shows it.")
+TEST_EXAMPLE: Final = "ALPHALOOP_SCHEDULER__NOTIFY_URLS='[\"json://localhost:8000/hook\"]' alphaloop notify test"
+ATTEMPTS_EXAMPLE: Final = "alphaloop notify list --json"
+REPORT_EXAMPLE: Final = """\
+alphaloop report
+alphaloop report --html report.html"""
+
+
+def report(
+    context: typer.Context,
+    html: Path | None = typer.Option(None, help="Write the page to this file instead, - for standard output."),
+    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
+) -> None:
+    """Show the newest report.
+
+    For the terminal, as one self-contained page, or as data.
+    """
+    if html is not None and as_json:
+        raise typer.BadParameter("expected either --html or --json")
+    target = None if html is None else Destination.of(html, option="--html")
+    with open_database(connected_settings(context, broker=False)) as database:
+        found = ReportStore(database).latest()
+    if found is None:
+        raise AlphaloopError("there is no report yet", hint="make one now with `alphaloop scheduler once`")
+    _say_if_old(found)
+    if as_json:
+        print_json({**found.content, "created_at": found.created_at, "summary": found.summary})
+    elif html is None or target is None:
+        out().print(found.text, soft_wrap=True)
+    else:
+        with target.writing() as file:
+            file.write(found.html)
+        if html.is_file():
+            note(f"written to {html.absolute().as_uri()}")
+
+
+def _say_if_old(found: StoredReport) -> None:
+    """A note where a newer report should exist."""
+    next_due = found.content.get("next_due")
+    if next_due is not None and datetime.fromisoformat(next_due) < datetime.now(UTC):
+        note(
+            f"this report is old: it was made at {found.created_at:%Y-%m-%d %H:%M} UTC, and the run that was due at "
+            f"{datetime.fromisoformat(next_due):%Y-%m-%d %H:%M} UTC made none yet; does a scheduler run?"
+        )
 
 
 def list_events(
@@ -115,3 +162,51 @@ def cost(event: DriftEvent) -> str:
 def _line(state: PastState) -> str:
     by = "" if state.actor == "scheduler" else f" by {state.actor}"
     return f"{state.at:%Y-%m-%d %H:%M} {state.state}{by} ({state.cause.replace('_', ' ')}): {state.sentence}"
+
+
+def test(context: typer.Context) -> None:
+    """Send a message to every address of scheduler.notify_urls, and say which of them took it."""
+    sinks = open_sinks(global_options(context).settings().scheduler.notify_urls)
+    if not sinks:
+        raise ConfigError("scheduler.notify_urls: expected at least one address, found none", hint=TEST_EXAMPLE)
+    told = NotificationText(
+        "alphaloop: a test", f"Sent by `alphaloop notify test` on {socket.gethostname()}.", Gravity.INFO
+    )
+    num_failed = 0
+    for sink in sinks:
+        try:
+            sink.send(told)
+            tell(f"{sink.name}: taken")
+        except NotificationFailed as error:
+            num_failed += 1
+            tell(error.message)
+    if num_failed:
+        raise NotificationFailed(f"{num_failed} of {len(sinks)} addresses did not take the message")
+
+
+def list_attempts(
+    context: typer.Context,
+    limit: int = typer.Option(50, min=1, max=10_000, help="Most lines."),
+    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+) -> None:
+    """List what was sent, the newest first, and what could not be."""
+    with open_database(connected_settings(context, broker=False)) as database:
+        found = NotificationStore(database).attempted(limit)
+    if as_json:
+        print_json([asdict(one) for one in found])
+        return
+    if not found:
+        tell("nothing was sent yet")
+        return
+    shown = table("to", "about", "number", "attempts", "last attempt", "outcome", right=["number", "attempts"])
+    for one in found:
+        at = f"{one.attempted_at:%Y-%m-%d %H:%M}"
+        about = one.kind.value.replace("_", " ")
+        shown.add_row(one.sink, about, str(one.source_id), str(one.num_attempts), at, _outcome(one))
+    out().print(shown)
+
+
+def _outcome(one: Attempted) -> str:
+    if one.sent_at is not None:
+        return "taken"
+    return one.failure or "not known: the process ended meanwhile"
