@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from alphaloop.batches.lines import KeptBatches
-from alphaloop.console.server import ConsoleServer
+from alphaloop.console.app import ConsoleServer
 from alphaloop.embedded.stack import EmbeddedStack
 from alphaloop.letters.reading import LetterFilter, newest_letters
 from alphaloop.settings import Settings, load_settings

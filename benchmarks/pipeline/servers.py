@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 from pydantic import SecretStr
 
-from alphaloop.embedded.kafka import EmbeddedKafka
+from alphaloop.embedded.brokers import EmbeddedKafka
 from alphaloop.embedded.postgres import EmbeddedPostgres
 from alphaloop.store.schema import upgrade
 

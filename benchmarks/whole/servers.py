@@ -14,8 +14,8 @@ import psycopg
 from confluent_kafka.admin import AdminClient
 from psycopg import sql
 
+from alphaloop.embedded.brokers import EmbeddedKafka
 from alphaloop.embedded.install import find_kafka_home
-from alphaloop.embedded.kafka import EmbeddedKafka
 from alphaloop.embedded.postgres import EmbeddedPostgres
 from alphaloop.errors import StartFailed
 from alphaloop.kafka.client import client_config

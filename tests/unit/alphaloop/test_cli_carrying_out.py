@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from alphaloop.cli import children
 from alphaloop.commands import ORDER, CheckPairOrder, MeasureOrder
 from tests.fixtures.cli import Cli
 

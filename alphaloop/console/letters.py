@@ -9,9 +9,8 @@ from urllib.parse import urlencode
 
 from starlette.requests import Request
 
-from alphaloop.console.page import NotFound, Page, WrongRequest
-from alphaloop.console.sources import Sources
-from alphaloop.console.views.asked import past, text
+from alphaloop.console.page import NotFound, Page, WrongRequest, past, text
+from alphaloop.console.reading import Sources
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.letters.reading import Letter, LetterFilter, newest_letters
 from alphaloop.letters.redriving import Redrive, corrections_of
