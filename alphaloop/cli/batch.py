@@ -15,7 +15,7 @@ import typer
 from alphaloop.batches.lines import BatchReader, BatchSource, batch_id_of
 from alphaloop.batches.progress import Part, RequestRow, counted, rows_of, send
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.cli.options import connected_settings, open_database
+from alphaloop.cli.options import AS_JSON, connected_settings, open_database
 from alphaloop.cli.screen import note, print_json
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.files import STANDARD, Destination, readable_again, reading, shown_name
@@ -48,7 +48,7 @@ def submit(
     timeout: float = typer.Option(86_400.0, min=0.0, help="Seconds to wait."),
     as_json: bool = typer.Option(False, "--json", help="Print the status as JSON."),
 ) -> None:
-    """Send the requests of a batch file. A wrong line is left out and goes to the errors.
+    """Submit the requests of a batch file. A wrong line is left out and goes to the errors.
 
     An interrupted submission is repeated: the same file is the same batch, and requests that a worker has already seen
     are not sent again. The batch's id is printed. With --wait the exit code is 1 if a request has no text.
@@ -81,7 +81,7 @@ def submit(
 def status(
     context: typer.Context,
     batch: str = _BATCH,
-    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Count the requests of a batch by what became of them."""
     settings = connected_settings(context)
@@ -90,7 +90,7 @@ def status(
 
 
 def cancel(context: typer.Context, batch: str = _BATCH) -> None:
-    """Ask the workers to cancel every request that has not ended. What has ended keeps its outcome."""
+    """Cancel every request that has not ended. What has ended keeps its outcome."""
     settings = connected_settings(context)
     with closing(open_database(settings)) as database, BatchSource.named(batch) as found:
         rows = rows_of(found, settings, database)

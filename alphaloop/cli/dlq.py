@@ -11,7 +11,7 @@ from typing import Any, Final
 import typer
 from rich.text import Text
 
-from alphaloop.cli.options import connected_settings, open_database
+from alphaloop.cli.options import AS_JSON, connected_settings, open_database
 from alphaloop.cli.screen import note, out, paragraph, print_json
 from alphaloop.errors import AlphaloopError
 from alphaloop.letters.reading import LetterFilter, ListedLetter, newest_letters
@@ -33,7 +33,6 @@ PURGE_EXAMPLE: Final = """\
 alphaloop dlq purge --task code --before 14d --dry-run
 alphaloop dlq purge --before 14d --yes"""
 _DRY_RUN: Final = typer.Option(False, "--dry-run", help="Show what would be done, and change nothing.")
-_JSON: Final = typer.Option(False, "--json", help="Print as JSON.")
 _TASK: Final = typer.Option(None, help="Only this task's.")
 _CODE: Final = typer.Option([], help="Only letters with this code, such as decode_failed; may be repeated.")
 _JOB_ID: Final = typer.Option([], help="Only this job's; may be repeated.")
@@ -53,9 +52,9 @@ def list_letters(
     show_value: bool = typer.Option(
         False, "--show-value", help="Show the start of the message too: it may hold a prompt."
     ),
-    as_json: bool = _JSON,
+    as_json: bool = AS_JSON,
 ) -> None:
-    """List the newest dead letters: their places, times, topics, reasons, and whether they were sent again."""
+    """List the newest dead letters: place, time, reason, and whether it was sent again."""
     settings = connected_settings(context, database=False)
     choice = choice_of(task, code, job_id, [], since, until, datetime.now(UTC))
     letters = _with_redrives(settings, newest_letters(settings.kafka, choice, limit, show_value=show_value))
@@ -72,7 +71,7 @@ def show(
     context: typer.Context,
     place: str = typer.Argument(help="TOPIC:PARTITION:OFFSET, as list shows it."),
     value: bool = typer.Option(False, "--value", help="Write the message, byte for byte, and nothing else."),
-    as_json: bool = _JSON,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Show one dead letter: its reason and headers, or its message."""
     kafka = connected_settings(context, database=False).kafka
@@ -107,9 +106,9 @@ def redrive(
     again: bool = typer.Option(False, "--again", help="Also letters that were sent again before."),
     limit: int | None = typer.Option(None, min=1, help="Most letters to send."),
     dry_run: bool = _DRY_RUN,
-    as_json: bool = _JSON,
+    as_json: bool = AS_JSON,
 ) -> None:
-    """Send dead letters to their topics again.
+    """Resend dead letters to their topics.
 
     A job that failed becomes a new job, JOB_ID~1, because a job has one outcome for ever; the result names the old one
     in redrive_of. The exit code is 1 if a letter could not be sent.
@@ -138,7 +137,7 @@ def purge(
     task: str | None = _TASK,
     yes: bool = typer.Option(False, "--yes", help="Do not ask."),
     dry_run: bool = _DRY_RUN,
-    as_json: bool = _JSON,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Delete old dead letters, after showing what they are. Kafka deletes from the beginning of a partition."""
     choice = choice_of(task, [], [], [], None, before, datetime.now(UTC))

@@ -68,7 +68,7 @@ def enqueue(
         False, "--json", help="Print the summary and the job_ids as JSON; with --wait and no --output, the results too."
     ),
 ) -> None:
-    """Send jobs, and wait for their results if asked to.
+    """Send jobs; with --wait, wait for their results.
 
     A line is {"task": …, "prompt": …}, a whole job, or a line of an OpenAI batch file. A wrong line is reported with
     its place, and the others are sent. A file without a job is an error. Ctrl-C ends a wait; the jobs go on, and

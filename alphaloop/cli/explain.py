@@ -14,7 +14,7 @@ from rich.text import Text
 
 from alphaloop.acceptance import Z95
 from alphaloop.as_decoded import at_load, drafted_sentence, setting
-from alphaloop.cli.options import connected_settings, open_database
+from alphaloop.cli.options import AS_JSON, connected_settings, open_database
 from alphaloop.cli.screen import out, paragraph, print_json, table
 from alphaloop.cost import CostKind
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
@@ -77,7 +77,7 @@ def explain(
     sampling: str | None = typer.Option(
         None, help="Sampling bucket: greedy, t<=0.5, t<=1.0 …; if not given, that of most jobs of the last day."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Show how a task is decoded, and why.
 

@@ -62,7 +62,9 @@ def job(
     job_id: list[str] = typer.Argument(help="The jobs to look for."),
     as_json: bool = typer.Option(False, "--json", help="Print as JSON: a list with an object a job."),
 ) -> None:
-    """Say where jobs are: waiting in Kafka and behind how many, held or decoded by which worker, ended, or refused.
+    """Show the status of jobs.
+
+    A job waits in Kafka behind others, is held or decoded by a worker, has ended, or was refused.
 
     The tokens so far are those that the worker told within the last seconds. For a job that no worker has claimed the
     messages that wait in Kafka are read, for up to 20 seconds. The exit code is 1 if a job is unknown.
@@ -95,10 +97,10 @@ def wait(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print each result as a line of JSON when the job ends."),
 ) -> None:
-    """Wait for the results of jobs that were sent before; a job that has ended is answered at once.
+    """Wait for the results of jobs that were sent before.
 
-    The text of a single job is printed. Ctrl-C ends the wait, and the jobs go on. The exit code is 0 if every job
-    succeeded.
+    A job that has ended is answered at once. The text of a single job is printed. Ctrl-C ends the wait, and the jobs go
+    on. The exit code is 0 if every job succeeded.
     """
     if not job_id and batch_id is None and file is None:
         raise typer.BadParameter("expected job_ids, --batch-id or --file")
@@ -141,7 +143,7 @@ def cancel(
     timeout: float = typer.Option(60.0, min=0.0, help="Seconds to wait with --wait."),
     as_json: bool = typer.Option(False, "--json", help="Print what was found, and with --wait the end, as JSON."),
 ) -> None:
-    """Ask the workers to cancel jobs, and say where each of them was found.
+    """Cancel jobs, and show the status of each.
 
     A job that has ended keeps its outcome. Any other is reported as cancelled in its result, unless it ends before
     the request arrives. The exit code is 1 if a job is unknown; it is cancelled should it still come.

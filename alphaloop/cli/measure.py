@@ -46,7 +46,9 @@ def measure(
     seed: int = typer.Option(0, help="Seed of the order of decoding and of the choice of prompts."),
     as_json: bool = typer.Option(False, "--json", help="Print as JSON, every paired ratio included."),
 ) -> None:
-    """Say whether speculation pays on your own prompts: ship, do not ship, or too close.
+    """Measure whether speculation pays on your own prompts.
+
+    The verdict on each setting is: ship, do not ship, or too close.
 
     Decodes 30 to 100 prompts with the configured target, vanilla and with each drafter and draft length in turn, in
     random order, and compares them prompt by prompt: speed with bounds, tails, acceptance, memory, texts, and reasons.

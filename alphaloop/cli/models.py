@@ -11,8 +11,8 @@ import typer
 from rich.text import Text
 
 from alphaloop.cli.children import carry_out
-from alphaloop.cli.options import connected_settings, open_database
-from alphaloop.cli.screen import FittedTable, note, out, print_json, table
+from alphaloop.cli.options import AS_JSON, connected_settings, open_database
+from alphaloop.cli.screen import FittedTable, note, out, print_json, show_rows, table
 from alphaloop.commands import (
     CalibrateOrder,
     Calibration,
@@ -77,9 +77,9 @@ def check_pair(
     max_draft_tokens: int = typer.Option(
         DraftModelDrafterSettings.model_fields["max_draft_tokens"].default, min=1, max=64, help="Longest draft."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    as_json: bool = AS_JSON,
 ) -> None:
-    """Say whether a draft model fits a target, before it serves.
+    """Check whether a draft model fits a target, before it serves.
 
     Reads configs and tokenizers, no weights. Vocabulary, special tokens, chat template, size, architecture, dtype,
     context and memory, each with a sentence. Exit code 1 when the draft is refused; a worker refuses the same pairs
@@ -98,9 +98,9 @@ def check_server(
     kind: ServerKind | None = typer.Option(None, help="What the server at an address is; openai for any other."),
     model: str | None = typer.Option(None, help="The model to ask for; the server's only one if not given."),
     api_key_env: str | None = typer.Option(None, help="The environment variable with the key for an address."),
-    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    as_json: bool = AS_JSON,
 ) -> None:
-    """Say what an inference server can tell of the texts that it decodes.
+    """Check what an inference server tells about the texts that it decodes.
 
     Asks for three short texts, as a worker would: whole, streamed, and ended by a stop string. Says how finely the
     server tells what was drafted and accepted, and which option makes it tell more. Exit code 1 where the server does
@@ -117,7 +117,7 @@ def calibrate(
     context: typer.Context,
     budget: float = typer.Option(40.0, min=1.0, help="Seconds to measure; required shapes may take longer."),
     no_store: bool = typer.Option(False, "--no-store", help="Only show the costs; needs no database."),
-    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Measure what rounds cost on this device, in under a minute.
 
@@ -149,7 +149,7 @@ def train(
     name: str | None = typer.Option(None, help="The registered name; the folder's name, if not given."),
     seed: int | None = typer.Option(None, help="Seed of the texts and their order; the recipe's, if not given."),
 ) -> None:
-    """Make a small draft of the target: a few of its layers, distilled on its own outputs.
+    """Train a small draft of the target: a few of its layers, distilled on its own outputs.
 
     Ctrl-C keeps what is done, and the same command continues from there. The finished folder is a plain model folder.
     Its figures on held-out text are printed and, where a database is configured or running, registered.
@@ -173,25 +173,21 @@ def list_drafts(
     """List the registered drafts with their status and their figures on held-out text."""
     with open_database(connected_settings(context, broker=False)) as database:
         drafts = DraftRegistry(database).all()
-    if as_json:
-        print_json([asdict(draft) for draft in drafts])
-        return
-    if not drafts:
-        note("no draft is known; a worker registers those it serves, `alphaloop draft train` those it makes")
-        return
-    shown = table("drafter", "revision", "target", "status", "α_1", "c", "trained on", right=["α_1", "c"])
-    for draft in drafts:
-        alpha, cost = _held_out(draft)
-        shown.add_row(
-            draft.drafter,
-            draft.draft_revision,
-            draft.target_revision,
-            draft.status.value,
-            share(alpha),
-            share(cost),
-            draft.trained_on or "-",
-        )
-    out().print(shown)
+    show_rows(
+        drafts,
+        *("drafter", "revision", "target", "status", "α_1", "c", "trained on"),
+        right=["α_1", "c"],
+        cells=_draft_cells,
+        nothing="no draft is known; a worker registers those it serves, `alphaloop draft train` those it makes",
+        as_json=as_json,
+        row_as_json=asdict,
+    )
+
+
+def _draft_cells(draft: DraftRevision) -> list[str]:
+    alpha, cost = _held_out(draft)
+    names = [draft.drafter, draft.draft_revision, draft.target_revision, draft.status.value]
+    return [*names, share(alpha), share(cost), draft.trained_on or "-"]
 
 
 def _show_costs(found: Calibration) -> None:

@@ -47,6 +47,8 @@ class GlobalOptions:
         ]
 
 
+#: Of the commands that print figures.
+AS_JSON: Final = typer.Option(False, "--json", help="Print as JSON.")
 #: Commands also take the option after their name: `alphaloop up --data-dir ./data`.
 DATA_DIR: Final = typer.Option(None, help="The same option as before the command.")
 

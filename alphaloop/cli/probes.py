@@ -12,8 +12,8 @@ from typing import Any, Final
 import typer
 
 from alphaloop.cli.enqueue import report_wrong
-from alphaloop.cli.options import connected_settings, open_database
-from alphaloop.cli.screen import FittedTable, note, out, print_json, table
+from alphaloop.cli.options import AS_JSON, connected_settings, open_database
+from alphaloop.cli.screen import FittedTable, note, out, print_json, show_rows, table
 from alphaloop.errors import AlphaloopError, ConfigError, MessageError
 from alphaloop.files import reading
 from alphaloop.job_lines import BadLine, JobReader
@@ -47,13 +47,13 @@ def register(
     num_draft_tokens: int | None = _K,
     max_tokens: int | None = _MAX_TOKENS,
 ) -> None:
-    """Make these prompts the task's probe set. Never send them as traffic: a drafter could have seen them.
+    """Register prompts as the task's probe set. Never send them as traffic: a drafter could have seen them.
 
     The version before is no longer sent; its history stays, and is compared over the prompts that both versions have.
     The same prompts again change nothing.
     """
     settings = connected_settings(context, broker=False)
-    bodies = bodies_of(read_file(settings, file, task))
+    bodies = _bodies_of(_read_file(settings, file, task))
     _put_in_use(settings, task, bodies, num_draft_tokens, max_tokens, ProbeSource.FILE)
 
 
@@ -72,7 +72,7 @@ def draw(
     deleted, and are decoded again and again. No command and no report shows their text.
     """
     settings = connected_settings(context)
-    bodies = draw_prompts(list(read_traffic(settings, task, newest)), prompts, seed)
+    bodies = draw_prompts(list(_read_traffic(settings, task, newest)), prompts, seed)
     if len(bodies) < prompts:
         raise AlphaloopError(f"expected {prompts} different prompts in {jobs_topic(task)}, found {len(bodies)}")
     _put_in_use(settings, task, bodies, num_draft_tokens, max_tokens, ProbeSource.TRAFFIC)
@@ -81,17 +81,20 @@ def draw(
 def list_sets(
     context: typer.Context,
     task: str | None = typer.Option(None, help="Only this task's."),
-    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """List the versions of every task's probe set, the newest first."""
     with open_database(connected_settings(context, broker=False)) as database:
         versions = ProbeSetStore(database).versions(task)
-    if as_json:
-        print_json([version_as_json(version) for version in versions])
-    elif not versions:
-        note("no task has a probe set; `alphaloop probes register` makes one")
-    else:
-        out().print(versions_table(versions))
+    show_rows(
+        versions,
+        *("task", "version", "in use", "prompts", "k", "source", "registered"),
+        right=["prompts", "k"],
+        cells=_version_cells,
+        nothing="no task has a probe set; `alphaloop probes register` makes one",
+        as_json=as_json,
+        row_as_json=_version_as_json,
+    )
 
 
 def show(
@@ -99,7 +102,7 @@ def show(
     task: str = typer.Argument(help="The task."),
     version: str | None = typer.Option(None, help="The version to show; the one in use, if left out."),
     against: str | None = typer.Option(None, help="Another version, of which the differences are shown."),
-    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Show the prompts of a probe set by their ids and lengths, and which of them another version has.
 
@@ -109,18 +112,18 @@ def show(
         store = ProbeSetStore(database)
         shown = _version(store, task, version)
         other = _version(store, task, against) if against else None
-    lines = prompt_lines(shown, other)
+    lines = _prompt_lines(shown, other)
     if as_json:
         print_json({"task": task, "version": shown.version, "against": other and other.version, "prompts": lines})
     else:
-        out().print(prompts_table(shown, lines))
+        out().print(_prompts_table(shown, lines))
         if other is not None:
-            note(difference(shown, other))
+            note(_difference(shown, other))
 
 
 def plan(
     context: typer.Context,
-    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Show which probes the scheduler's next run would send, why, in which order, and what the budget holds back."""
     settings = connected_settings(context, broker=False)
@@ -128,13 +131,13 @@ def plan(
         planner = ProbePlanner(database, settings)
         found = planner.plan(planner.sets(), DatabaseClock(database).measure())
     if as_json:
-        print_json(plan_as_json(found))
+        print_json(_plan_as_json(found))
     elif not found.num_probe_sets:
         note("no task has a probe set; `alphaloop probes register` makes one")
     else:
         if found.measurements:
-            out().print(plan_table(found))
-        note(plan_sentence(found))
+            out().print(_plan_table(found))
+        note(_plan_sentence(found))
 
 
 def _put_in_use(
@@ -166,7 +169,7 @@ def _version(store: ProbeSetStore, task: str, version: str | None) -> ProbeSet:
     return found
 
 
-def read_file(settings: Settings, file: Path, task: str) -> list[Job]:
+def _read_file(settings: Settings, file: Path, task: str) -> list[Job]:
     """Every prompt of a JSONL file, or an error: a set with a prompt missing would be another set."""
     with reading(file, say=note) as source:
         items = list(JobReader(settings, task=task).read(source.lines, source.name))
@@ -180,7 +183,7 @@ def read_file(settings: Settings, file: Path, task: str) -> list[Job]:
     return jobs
 
 
-def read_traffic(settings: Settings, task: str, newest: int) -> Iterator[Job]:
+def _read_traffic(settings: Settings, task: str, newest: int) -> Iterator[Job]:
     """The newest jobs of a task, so many of each partition. Raises ConfigError without the task's consent.
 
     Messages that are no jobs are passed over.
@@ -199,12 +202,12 @@ def read_traffic(settings: Settings, task: str, newest: int) -> Iterator[Job]:
             yield parse_job(record.value, Origin("", topic, record.partition, record.offset), task=task)
 
 
-def bodies_of(jobs: Iterable[Job]) -> list[dict[str, Any]]:
+def _bodies_of(jobs: Iterable[Job]) -> list[dict[str, Any]]:
     """The bodies as they are stored, in OpenAI's form."""
     return [job.body.model_dump(mode="json", exclude_defaults=True, exclude_none=True) for job in jobs]
 
 
-def version_as_json(version: ProbeSetVersion) -> dict[str, Any]:
+def _version_as_json(version: ProbeSetVersion) -> dict[str, Any]:
     """One version for machines."""
     return {
         "task": version.task,
@@ -217,18 +220,13 @@ def version_as_json(version: ProbeSetVersion) -> dict[str, Any]:
     }
 
 
-def versions_table(versions: Sequence[ProbeSetVersion]) -> FittedTable:
-    """All versions."""
-    shown = table("task", "version", "in use", "prompts", "k", "source", "registered", right=["prompts", "k"])
-    for one in versions:
-        in_use, registered = "yes" if one.is_active else "", f"{one.created_at:%Y-%m-%d %H:%M}"
-        shown.add_row(
-            one.task, one.version, in_use, str(one.num_prompts), str(one.num_draft_tokens), one.source.value, registered
-        )
-    return shown
+def _version_cells(one: ProbeSetVersion) -> list[str]:
+    in_use, registered = "yes" if one.is_active else "", f"{one.created_at:%Y-%m-%d %H:%M}"
+    numbers = [str(one.num_prompts), str(one.num_draft_tokens)]
+    return [one.task, one.version, in_use, *numbers, one.source.value, registered]
 
 
-def prompt_lines(shown: ProbeSet, other: ProbeSet | None) -> list[dict[str, Any]]:
+def _prompt_lines(shown: ProbeSet, other: ProbeSet | None) -> list[dict[str, Any]]:
     """The prompts of a set; with `other`, whether that version has them too."""
     theirs = {prompt.prompt_id for prompt in other.prompts.values()} if other else set()
     return [
@@ -238,7 +236,7 @@ def prompt_lines(shown: ProbeSet, other: ProbeSet | None) -> list[dict[str, Any]
     ]
 
 
-def prompts_table(shown: ProbeSet, lines: Sequence[Mapping[str, Any]]) -> FittedTable:
+def _prompts_table(shown: ProbeSet, lines: Sequence[Mapping[str, Any]]) -> FittedTable:
     """The prompts by id."""
     is_compared = any("is_shared" in line for line in lines)
     columns = ["position", "prompt", "characters", *(["in both"] if is_compared else [])]
@@ -250,7 +248,7 @@ def prompts_table(shown: ProbeSet, lines: Sequence[Mapping[str, Any]]) -> Fitted
     return found
 
 
-def difference(shown: ProbeSet, other: ProbeSet) -> str:
+def _difference(shown: ProbeSet, other: ProbeSet) -> str:
     """One sentence: what the versions have in common, and whether their runs can be compared."""
     ours = {prompt.prompt_id for prompt in shown.prompts.values()}
     theirs = {prompt.prompt_id for prompt in other.prompts.values()}
@@ -260,7 +258,7 @@ def difference(shown: ProbeSet, other: ProbeSet) -> str:
     return told
 
 
-def plan_as_json(plan: ProbePlan) -> dict[str, Any]:
+def _plan_as_json(plan: ProbePlan) -> dict[str, Any]:
     """The plan for machines; times in seconds."""
     return {
         "budget_device_s": round(plan.budget_device_s, 3),
@@ -268,7 +266,7 @@ def plan_as_json(plan: ProbePlan) -> dict[str, Any]:
     }
 
 
-def plan_table(plan: ProbePlan) -> FittedTable:
+def _plan_table(plan: ProbePlan) -> FittedTable:
     """The measurements in their order."""
     numbers = ["k", "decoded", "scored", "device s", "at stake s"]
     found = table("task", "drafter", "k", "why", *numbers[1:], "last measured", "sent", right=numbers)
@@ -289,7 +287,7 @@ def plan_table(plan: ProbePlan) -> FittedTable:
     return found
 
 
-def plan_sentence(plan: ProbePlan) -> str:
+def _plan_sentence(plan: ProbePlan) -> str:
     """What the next run sends, and what it may take."""
     if not plan.measurements:
         return "nothing is due: every task and drafter has fresh evidence"

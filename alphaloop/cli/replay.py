@@ -12,9 +12,9 @@ from typing import Any, Final
 import typer
 
 from alphaloop.cli.explain import check_task
-from alphaloop.cli.options import connected_settings, global_options, open_database
+from alphaloop.cli.options import AS_JSON, connected_settings, global_options, open_database
 from alphaloop.cli.screen import out, paragraph, print_json, progress, table
-from alphaloop.deciding.decision import Decision, DraftSetting
+from alphaloop.deciding.decision import Decision
 from alphaloop.deciding.replay import Compared, Decoded, Pricing, Replay, Rules, group_of, is_given, total
 from alphaloop.deciding.snapshot import Snapshot
 from alphaloop.errors import AlphaloopError, ConfigError
@@ -23,6 +23,7 @@ from alphaloop.moments import moment, shown
 from alphaloop.settings import Settings, load_settings, overridden
 from alphaloop.store.database import Database
 from alphaloop.store.snapshots import JobsAlike, SnapshotStore
+from alphaloop.wording import named
 
 EXAMPLE: Final = """\
 alphaloop replay --set policy.explore_share=0.0
@@ -65,9 +66,9 @@ def replay(
     ),
     configs: Path | None = typer.Option(None, help="Folder of TOML files to use instead of today's."),
     seed: int = typer.Option(0, help="Seed of the random draws for exploration, controls and bounds."),
-    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    as_json: bool = AS_JSON,
 ) -> None:
-    """Decide past jobs again under another configuration, and compare the costs.
+    """Decide past jobs again under other settings, and compare the costs.
 
     Takes each decision again from its snapshot, in order, with the policy that a worker uses, and compares the device
     time of these choices with that of the choices made. Writes nothing to the database.
@@ -94,11 +95,12 @@ def replay(
 def changed_settings(context: typer.Context, was: Settings, configs: Path | None, changes: list[str]) -> Settings:
     """The settings to replay with. Raises ConfigError for an unknown setting or one that no decision depends on."""
     for change in changes:
+        overridden(was, [change])  # what is no setting is told first
         path = change.partition("=")[0].strip()
         why = next((why for known, why in _INFERRED.items() if _matches(path, known)), None)
-        if why is not None and _is_setting(was, change):
+        if why is not None:
             raise _cannot_change(path, why)
-        if not any(_matches(path, known) for known in _DECIDING) and _is_setting(was, change):
+        if not any(_matches(path, known) for known in _DECIDING):
             raise ConfigError(f"{path}: no decision of the past depends on it", hint=f"any of {', '.join(_DECIDING)}")
     found = was if configs is None else load_settings(configs, profile=global_options(context).profile)
     would = overridden(found, changes)
@@ -121,12 +123,6 @@ def _cannot_change(path: str, why: str) -> ConfigError:
         f"{path}: expected a setting that a snapshot is decided with, found one that comes before: {why}",
         hint=f"what replay can change: {', '.join(_DECIDING)}, except policy.prior_alpha and policy.prior_spread",
     )
-
-
-def _is_setting(settings: Settings, change: str) -> bool:
-    """Whether `change` names a setting. Raises ConfigError if not, with the better message."""
-    overridden(settings, [change])
-    return True
 
 
 def _matches(path: str, known: str) -> bool:
@@ -331,7 +327,7 @@ def _cells(its: Compared) -> list[str]:
 def _ways(its: Compared) -> str:
     other = Counter({ways: tokens for ways, tokens in its.settings.items() if ways[0] != ways[1]})
     named_changes = [
-        f"{_named(was)} → {_named(would)} for {_share(tokens, its.num_tokens)} of the tokens"
+        f"{named(was.drafter, was.num_draft_tokens)} → {named(would.drafter, would.num_draft_tokens)} for {_share(tokens, its.num_tokens)} of the tokens"
         for (was, would), tokens in other.most_common(_MAX_WAYS)
     ]
     more = len(other) - _MAX_WAYS
@@ -348,7 +344,3 @@ def _time(seconds: float) -> str:
 
 def _num_changed_tokens(its: Compared) -> int:
     return sum(tokens for (was, would), tokens in its.settings.items() if was != would)
-
-
-def _named(setting: DraftSetting) -> str:
-    return f"{setting.drafter} k={setting.num_draft_tokens}" if setting.drafter else "vanilla"

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import typer
 
-from alphaloop.cli.options import connected_settings, global_options, open_database
-from alphaloop.cli.screen import note, out, paragraph, print_json, table
+from alphaloop.cli.options import AS_JSON, connected_settings, global_options, open_database
+from alphaloop.cli.screen import note, out, paragraph, print_json, show_rows
 from alphaloop.cli.screen import note as tell
 from alphaloop.errors import AlphaloopError, ConfigError, NotificationFailed
 from alphaloop.files import Destination
@@ -19,6 +19,7 @@ from alphaloop.moments import moment
 from alphaloop.notifying import Gravity, NotificationText, open_sinks
 from alphaloop.store.drift import DriftEvent, DriftEventStore, NoSuchEvent, PastState
 from alphaloop.store.reports import Attempted, NotificationStore, ReportStore, StoredReport
+from alphaloop.wording import words
 
 EVENTS_EXAMPLE: Final = """\
 alphaloop drift list
@@ -28,7 +29,6 @@ ACK_EXAMPLE: Final = """\
 alphaloop drift ack 17 --by Ada --note "a new draft is in training"
 alphaloop drift ack 17 --by Ada --new-level --note "the reviews are longer since Monday"\
 """
-_JSON: Final = typer.Option(False, "--json", help="Print as JSON.")
 _NUMBER: Final = typer.Argument(min=1, help="Number of the event, as list shows it.")
 TEST_EXAMPLE: Final = "ALPHALOOP_SCHEDULER__NOTIFY_URLS='[\"json://localhost:8000/hook\"]' alphaloop notify test"
 ATTEMPTS_EXAMPLE: Final = "alphaloop notify list --json"
@@ -78,26 +78,29 @@ def _say_if_old(found: StoredReport) -> None:
 def list_events(
     context: typer.Context,
     since: str | None = typer.Option(None, help="Also events that ended since then: 30d, 2026-09-01."),
-    as_json: bool = _JSON,
+    as_json: bool = AS_JSON,
 ) -> None:
-    """List the drift that is open: cause, state, and what it costs to do nothing."""
+    """List open drift events: cause, state, and what it costs to do nothing."""
     with open_database(connected_settings(context, broker=False)) as database:
         store = DriftEventStore(database)
         events = store.open_events() if since is None else store.since(moment(since, datetime.now(UTC), "--since"))
-    if as_json:
-        print_json([as_dict(event) for event in events])
-        return
-    if not events:
-        tell("no drift is open" if since is None else f"no drift was open since {since}")
-        return
-    shown = table("id", "task", "drafter", "cause", "state", "costs", "since", right=["id", "costs"])
-    for event in events:
-        cause, at = event.cause.replace("_", " "), f"{event.opened_at:%Y-%m-%d %H:%M}"
-        shown.add_row(str(event.id), event.subject.task, event.subject.drafter, cause, event.state, cost(event), at)
-    out().print(shown)
+    show_rows(
+        events,
+        *("id", "task", "drafter", "cause", "state", "costs", "since"),
+        right=["id", "costs"],
+        cells=_event_cells,
+        nothing="no drift is open" if since is None else f"no drift was open since {since}",
+        as_json=as_json,
+        row_as_json=as_dict,
+    )
 
 
-def show(context: typer.Context, event_id: int = _NUMBER, as_json: bool = _JSON) -> None:
+def _event_cells(event: DriftEvent) -> list[str]:
+    its, opened = event.subject, f"{event.opened_at:%Y-%m-%d %H:%M}"
+    return [str(event.id), its.task, its.drafter, words(event.cause), event.state, cost(event), opened]
+
+
+def show(context: typer.Context, event_id: int = _NUMBER, as_json: bool = AS_JSON) -> None:
     """Show an event: what was found, what it costs, what may be done, and its history."""
     with open_database(connected_settings(context, broker=False)) as database:
         store = DriftEventStore(database)
@@ -108,7 +111,7 @@ def show(context: typer.Context, event_id: int = _NUMBER, as_json: bool = _JSON)
         print_json(as_dict(event) | {"history": [asdict(state) for state in history]})
         return
     subject = event.subject
-    paragraph(f"{event.id}. {subject.task}, {subject.drafter}: {event.cause.replace('_', ' ')}, {event.state}")
+    paragraph(f"{event.id}. {subject.task}, {subject.drafter}: {words(event.cause)}, {event.state}")
     for told in (event.content.verdict, event.content.action, f"Cost of doing nothing: {cost(event)}."):
         paragraph(told, indent=2)
     paragraph("History")
@@ -125,7 +128,7 @@ def ack(
         False, "--new-level", help="Take the level that it has now for the norm, and close the event."
     ),
 ) -> None:
-    """Take note of an open event: its alert ends, the event stays open until evidence closes it.
+    """Acknowledge an event, which silences its alert. The event stays open until evidence closes it.
 
     With --new-level it is closed, together with the other open ones of its drafter in its task: later jobs and probes
     are compared with the level that they have now.
@@ -139,11 +142,11 @@ def ack(
         store = DriftEventStore(database)
         if new_level:
             for closed in store.accept(event_id, by.strip(), note):
-                tell(f"event {closed.id} is closed: {closed.subject.task}, {closed.cause.replace('_', ' ')}")
+                tell(f"event {closed.id} is closed: {closed.subject.task}, {words(closed.cause)}")
             tell("the level that it has now is the norm; the drift test learns it from the jobs to come")
             return
         event = store.acknowledge(event_id, by.strip(), note, datetime.now(UTC))
-    tell(f"{by.strip()} has taken note of event {event.id}: {event.subject.task}, {event.cause.replace('_', ' ')}")
+    tell(f"{by.strip()} has taken note of event {event.id}: {event.subject.task}, {words(event.cause)}")
 
 
 def as_dict(event: DriftEvent) -> dict[str, Any]:
@@ -161,11 +164,11 @@ def cost(event: DriftEvent) -> str:
 
 def _line(state: PastState) -> str:
     by = "" if state.actor == "scheduler" else f" by {state.actor}"
-    return f"{state.at:%Y-%m-%d %H:%M} {state.state}{by} ({state.cause.replace('_', ' ')}): {state.sentence}"
+    return f"{state.at:%Y-%m-%d %H:%M} {state.state}{by} ({words(state.cause)}): {state.sentence}"
 
 
 def test(context: typer.Context) -> None:
-    """Send a message to every address of scheduler.notify_urls, and say which of them took it."""
+    """Send a test message to every address of scheduler.notify_urls, and say which of them took it."""
     sinks = open_sinks(global_options(context).settings().scheduler.notify_urls)
     if not sinks:
         raise ConfigError("scheduler.notify_urls: expected at least one address, found none", hint=TEST_EXAMPLE)
@@ -187,26 +190,23 @@ def test(context: typer.Context) -> None:
 def list_attempts(
     context: typer.Context,
     limit: int = typer.Option(50, min=1, max=10_000, help="Most lines."),
-    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    as_json: bool = AS_JSON,
 ) -> None:
-    """List what was sent, the newest first, and what could not be."""
+    """List deliveries, the newest first, and those that failed."""
     with open_database(connected_settings(context, broker=False)) as database:
         found = NotificationStore(database).attempted(limit)
-    if as_json:
-        print_json([asdict(one) for one in found])
-        return
-    if not found:
-        tell("nothing was sent yet")
-        return
-    shown = table("to", "about", "number", "attempts", "last attempt", "outcome", right=["number", "attempts"])
-    for one in found:
-        at = f"{one.attempted_at:%Y-%m-%d %H:%M}"
-        about = one.kind.value.replace("_", " ")
-        shown.add_row(one.sink, about, str(one.source_id), str(one.num_attempts), at, _outcome(one))
-    out().print(shown)
+    show_rows(
+        found,
+        *("to", "about", "number", "attempts", "last attempt", "outcome"),
+        right=["number", "attempts"],
+        cells=_attempt_cells,
+        nothing="nothing was sent yet",
+        as_json=as_json,
+        row_as_json=asdict,
+    )
 
 
-def _outcome(one: Attempted) -> str:
-    if one.sent_at is not None:
-        return "taken"
-    return one.failure or "not known: the process ended meanwhile"
+def _attempt_cells(one: Attempted) -> list[str]:
+    outcome = "taken" if one.sent_at is not None else one.failure or "not known: the process ended meanwhile"
+    at = f"{one.attempted_at:%Y-%m-%d %H:%M}"
+    return [one.sink, words(one.kind.value), str(one.source_id), str(one.num_attempts), at, outcome]

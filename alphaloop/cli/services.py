@@ -21,7 +21,7 @@ from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import Final, NoReturn, Protocol
+from typing import Final, NoReturn
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -35,7 +35,7 @@ from alphaloop.cli.children import (
     scheduler_process,
     worker_process,
 )
-from alphaloop.cli.options import DATA_DIR, GlobalOptions, connected_settings, global_options
+from alphaloop.cli.options import AS_JSON, DATA_DIR, GlobalOptions, connected_settings, global_options
 from alphaloop.cli.screen import err, note, out, print_json
 from alphaloop.embedded.install import ARCHIVE, install_kafka
 from alphaloop.embedded.process import ChildProcess, is_locked
@@ -77,9 +77,9 @@ def up(
     scheduler: bool = typer.Option(True, help="Start the scheduler too."),
     data_dir: Path | None = DATA_DIR,
 ) -> None:
-    """Start everything on this machine, and stay.
+    """Run all services in the foreground: broker, database, worker and scheduler.
 
-    Broker, database, worker and scheduler run until Ctrl-C or `alphaloop down`. Each of them that ends by itself is
+    They run until Ctrl-C or `alphaloop down`. Each of them that ends by itself is
     started again, up to five times in ten minutes.
 
     Uses the broker of KAFKA_BOOTSTRAP_SERVERS and the database of DATABASE_URL if set. The data is kept.
@@ -131,7 +131,7 @@ def worker(
     context: typer.Context,
     seed: int | None = typer.Option(None, help="Seed of exploration; random if not given."),
 ) -> None:
-    """Decode jobs until SIGTERM, which lets running jobs finish."""
+    """Run a worker: decode jobs until SIGTERM, which lets running jobs finish."""
     _become(context, "worker", [] if seed is None else ["--seed", str(seed)])
 
 
@@ -141,15 +141,15 @@ def scheduler(
         SchedulerMode.RUN, help="run: stay and measure at every interval. once: one run now, then end."
     ),
 ) -> None:
-    """Measure acceptance again, test for drift and report."""
+    """Run the scheduler: measure acceptance again, test for drift and report."""
     _become(context, "scheduler", [mode.value])
 
 
 def env(
     context: typer.Context,
-    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    as_json: bool = AS_JSON,
 ) -> None:
-    """Print KAFKA_BOOTSTRAP_SERVERS and DATABASE_URL of the running servers, to be evaluated by a shell.
+    """Print the addresses of the running servers as variables of a shell.
 
     In a shell: eval "$(alphaloop env)", and then psql "$DATABASE_URL" or kcat -b $KAFKA_BOOTSTRAP_SERVERS -L.
     Debian's kcat cannot talk to the fallback broker, which runs where no Apache Kafka is; `alphaloop enqueue` can.
@@ -174,7 +174,7 @@ def migrate(
     check: bool = typer.Option(False, "--check", help="Change nothing; exit code 1 if the schema is not up to date."),
     as_json: bool = typer.Option(False, "--json", help="Print the revisions as JSON."),
 ) -> None:
-    """Bring the database's schema up to date. Safe to run from several machines at once."""
+    """Upgrade the database's schema. Safe to run from several machines at once."""
     url = connected_settings(context, broker=False).postgres.url
     if url is None:
         raise ConfigError("no database is configured", hint="set DATABASE_URL")
@@ -328,22 +328,12 @@ def _stay(
             one.look()
 
 
-class Child(Protocol):
-    """What is needed of alphaloop.embedded.process.ChildProcess and alphaloop.embedded.stack.StackServer."""
-
-    name: str
-
-    def start(self) -> None: ...
-    def ended_with(self) -> int | None: ...
-    def failed(self, what: str, *, hint: str | None = None) -> StartFailed: ...
-
-
 class Supervised:
     """A child that is started again when it ends. `tell` shows the user what happens; `then` runs after a new start."""
 
     def __init__(
         self,
-        child: Child,
+        child: ChildProcess | StackServer,
         tell: Callable[[str], None],
         *,
         then: Callable[[], None] = lambda: None,
