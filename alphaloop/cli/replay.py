@@ -326,10 +326,10 @@ def _cells(its: Compared) -> list[str]:
 
 def _ways(its: Compared) -> str:
     other = Counter({ways: tokens for ways, tokens in its.settings.items() if ways[0] != ways[1]})
-    named_changes = [
-        f"{named(was.drafter, was.num_draft_tokens)} → {named(would.drafter, would.num_draft_tokens)} for {_share(tokens, its.num_tokens)} of the tokens"
-        for (was, would), tokens in other.most_common(_MAX_WAYS)
-    ]
+    named_changes = []
+    for ways, tokens in other.most_common(_MAX_WAYS):
+        change = " → ".join(named(way.drafter, way.num_draft_tokens) for way in ways)
+        named_changes.append(f"{change} for {_share(tokens, its.num_tokens)} of the tokens")
     more = len(other) - _MAX_WAYS
     return "; ".join(named_changes) + (f"; {more} other changes" if more > 0 else "")
 

@@ -160,7 +160,7 @@ class Console:
 
     def app(self) -> Starlette:
         """The application."""
-        routes = [Route("/", self._of(tasks.now)), Route("/static/{name}", self._open(serve))]
+        routes = [Route("/", self._of(tasks.now)), Route("/static/{name}", self._open(_serve))]
         for path, view in VIEWS.items():
             # The twin first, because a task's name is a segment of a path, and JSON's ends in .json.
             routes += [Route(f"{path}.json", self._of(view)), Route(path, self._of(view))]
@@ -316,7 +316,7 @@ class Console:
             "session": session,
             "is_open": not self._sessions.are_needed,
             "version": alphaloop.__version__,
-            "asset_url": asset_url,
+            "asset_url": _asset_url,
             "refresh_s": self._settings.refresh_s,
         }
 
@@ -446,27 +446,28 @@ class _Asset:
 
 
 @cache
-def assets() -> dict[str, _Asset]:
-    """By name. The style is that of every page, and then the console's own."""
+def _assets() -> dict[str, tuple[str, bytes, str]]:
+    """By name: media type, content, and a version that changes with it. The style is every page's, then our own."""
     own = resources.files("alphaloop.console").joinpath("static")
     shared = resources.files("alphaloop.pages").joinpath("style.css").read_bytes()
-    return {
-        "style.css": _Asset("text/css", shared + own.joinpath("console.css").read_bytes()),
-        "console.js": _Asset("text/javascript", own.joinpath("console.js").read_bytes()),
-        "icon.svg": _Asset("image/svg+xml", own.joinpath("icon.svg").read_bytes()),
+    found = {
+        "style.css": ("text/css", shared + own.joinpath("console.css").read_bytes()),
+        "console.js": ("text/javascript", own.joinpath("console.js").read_bytes()),
+        "icon.svg": ("image/svg+xml", own.joinpath("icon.svg").read_bytes()),
     }
+    return {name: (kind, content, hashlib.sha256(content).hexdigest()[:12]) for name, (kind, content) in found.items()}
 
 
-def asset_url(name: str) -> str:
-    """The address of a file, another one after each change."""
-    return f"/static/{name}?{assets()[name].version}"
+def _asset_url(name: str) -> str:
+    """The address of a file, another one after each change, so that browsers may keep it."""
+    return f"/static/{name}?{_assets()[name][2]}"
 
 
-def serve(request: Request) -> Response:
+def _serve(request: Request) -> Response:
     """A file. Raises NotFound."""
-    found = assets().get(request.path_params["name"])
+    found = _assets().get(request.path_params["name"])
     if found is None:
         raise NotFound("no such file")
-    is_current = request.url.query == found.version
-    kept = "public, max-age=31536000, immutable" if is_current else "no-cache"
-    return Response(found.content, media_type=found.media_type, headers={"Cache-Control": kept})
+    media_type, content, version = found
+    kept = "public, max-age=31536000, immutable" if request.url.query == version else "no-cache"
+    return Response(content, media_type=media_type, headers={"Cache-Control": kept})
