@@ -48,15 +48,15 @@ from alphaloop.wording import rate, share, share_with_interval
 EXAMPLE: Final = """\
 alphaloop demo
 alphaloop demo --jobs 40 --data-dir /tmp/demo"""
-FOLDER: Final = Path(".alphaloop") / "demo"
+_FOLDER: Final = Path(".alphaloop") / "demo"
 _INSTALL_S: Final = 60.0
 _ADDRESSES: Final = ("KAFKA_BOOTSTRAP_SERVERS", "DATABASE_URL")
 #: Tasks whose answers repeat a part of their prompts, so that ten blocks of rounds show a difference.
 TASKS: Final = ("code", "extraction", "test_writing")
-MAX_TOKENS: Final = 128
+_MAX_TOKENS: Final = 128
 #: So long without a single outcome is a failure, also on a slow machine.
-STALLED_S: Final = 180.0
-SCHEDULER_TIMEOUT_S: Final = 120.0
+_STALLED_S: Final = 180.0
+_SCHEDULER_TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.5
 # A minute of traffic has to end with verdicts: blocks follow each other without a round between them (the largest
 # `SwitchbackDesign.control_share`), and few slots make many rounds of few tokens. These have fewer costs to measure.
@@ -82,11 +82,11 @@ def demo(
     sets, decodes jobs of three tasks, tests for drift, and writes the report. The data is kept.
     """
     options = global_options(context, data_dir)
-    options = replace(options, profile=options.profile or "local", data_dir=options.data_dir or FOLDER)
+    options = replace(options, profile=options.profile or "local", data_dir=options.data_dir or _FOLDER)
     settings = _embedded(options)
     signal.signal(signal.SIGTERM, _interrupt)
     _try_kafka(settings)
-    run = Demo(options, settings, err(), out(), seed, jobs)
+    run = _Demo(options, settings, err(), out(), seed, jobs)
     try:
         run.run()
     except AlphaloopError as error:
@@ -121,7 +121,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 @dataclass(slots=True)
-class Demo:
+class _Demo:
     """One run. `step` names what it is doing, for a report of a failure."""
 
     options: GlobalOptions
@@ -222,10 +222,10 @@ class Demo:
                     jobs = {job.job_id: job for job in (_job(task, prompt, batch_id) for prompt in found)}
                     for job_id, job in jobs.items():
                         producer.send(jobs_topic(task), key=job_id.encode(), value=encode_job(job))
-                    producer.flush(SCHEDULER_TIMEOUT_S)
+                    producer.flush(_SCHEDULER_TIMEOUT_S)
                     for outcome in reader.outcomes(
                         jobs,
-                        timeout_s=STALLED_S * len(jobs),
+                        timeout_s=_STALLED_S * len(jobs),
                         alive=lambda: stall.check(counted.done, prompts.num_traffic),
                     ):
                         counted.add(task, outcome)
@@ -270,7 +270,7 @@ class Demo:
         scheduler.start()
         try:
             with self.screen.status("the scheduler runs"):
-                code = scheduler.wait(SCHEDULER_TIMEOUT_S)
+                code = scheduler.wait(_SCHEDULER_TIMEOUT_S)
         finally:
             scheduler.stop()
         if code:
@@ -295,7 +295,7 @@ def _job(task: str, prompt: str, batch_id: str) -> Job:
 
 
 def _body(prompt: str) -> dict[str, object]:
-    return {"messages": [{"role": "user", "content": prompt}], "max_tokens": MAX_TOKENS, "temperature": 0.0}
+    return {"messages": [{"role": "user", "content": prompt}], "max_tokens": _MAX_TOKENS, "temperature": 0.0}
 
 
 class _StallCheck:
@@ -313,9 +313,9 @@ class _StallCheck:
             raise self._worker.failed("ended by itself")
         if done != self._done:
             self._done, self._since = done, time.monotonic()
-        if time.monotonic() - self._since > STALLED_S:
+        if time.monotonic() - self._since > _STALLED_S:
             raise AlphaloopError(
-                f"{done} of {total} {self._what} done, and none in the last {STALLED_S:.0f} s",
+                f"{done} of {total} {self._what} done, and none in the last {_STALLED_S:.0f} s",
                 hint=f"see {self._worker.log}",
             )
 

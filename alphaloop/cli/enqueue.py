@@ -35,7 +35,7 @@ EXAMPLE: Final = """\
 alphaloop enqueue --task code --prompt "def fibonacci(n):" --max-tokens 64 --wait
 alphaloop enqueue --file jobs.jsonl --file more.jsonl --wait --output results.jsonl
 cat batch.jsonl | alphaloop enqueue --task chat --file - --batch-id monday"""
-TopicOf: TypeAlias = Callable[[str], str]
+_TopicOf: TypeAlias = Callable[[str], str]
 _MAX_SHOWN: Final = 20
 _FLUSH_S: Final = 120.0
 
@@ -100,10 +100,10 @@ def enqueue(
             raise AlphaloopError(
                 f"nothing was sent: {len(wrong)} wrong", hint="without --strict the correct lines are sent"
             )
-        summary = Summary()
+        summary = _Summary()
         shown: list[dict[str, Any]] | None = [] if waits and as_json and output is None else None
         if waits:
-            rows = send_and_wait(
+            rows = _send_and_wait(
                 settings.kafka, list(items), summary, timeout, topic_of=topic_of, contents=contents, streams=stream
             )
             _deliver(rows, target, shown, is_single=prompt is not None and not stream)
@@ -118,7 +118,7 @@ def enqueue(
 
 
 @dataclass(slots=True)
-class Summary:
+class _Summary:
     """The outcomes of the lines."""
 
     sent: int = 0
@@ -156,7 +156,7 @@ def carried(
 
 
 def send(
-    kafka: KafkaSettings, items: Iterable[JobLine | BadLine], summary: Summary, *, topic_of: TopicOf, show_id: bool
+    kafka: KafkaSettings, items: Iterable[JobLine | BadLine], summary: _Summary, *, topic_of: _TopicOf, show_id: bool
 ) -> None:
     """Send lines as they are read, so that a file need not fit into memory. Connects at the first good line.
 
@@ -188,13 +188,13 @@ def send(
         report_wrong(wrong)
 
 
-def send_and_wait(
+def _send_and_wait(
     kafka: KafkaSettings,
     items: Sequence[JobLine | BadLine],
-    summary: Summary,
+    summary: _Summary,
     timeout_s: float,
     *,
-    topic_of: TopicOf,
+    topic_of: _TopicOf,
     contents: ContentStore | None = None,
     streams: bool = False,
 ) -> Iterator[dict[str, Any]]:
@@ -211,7 +211,7 @@ def send_and_wait(
     if lines:
         outcomes = _outcomes(kafka, lines, summary, timeout_s, topic_of, streams=streams)
     summary.without_result = [job_id for job_id in dict.fromkeys(summary.job_ids) if job_id not in outcomes]
-    report_failed(outcomes.values())
+    _report_failed(outcomes.values())
     for item in items:
         if isinstance(item, BadLine):
             yield _wrong_row(item)
@@ -226,9 +226,9 @@ def send_and_wait(
 def _outcomes(
     kafka: KafkaSettings,
     lines: Sequence[JobLine],
-    summary: Summary,
+    summary: _Summary,
     timeout_s: float,
-    topic_of: TopicOf,
+    topic_of: _TopicOf,
     *,
     streams: bool,
 ) -> dict[str, Outcome]:
@@ -270,7 +270,7 @@ def _named_in_line(outcome: Outcome, line: JobLine) -> Outcome:
     return outcome.model_copy(update={"error": error})
 
 
-def _produce(producer: Producer, topic_of: TopicOf, line: JobLine) -> None:
+def _produce(producer: Producer, topic_of: _TopicOf, line: JobLine) -> None:
     producer.send(topic_of(line.job.task), key=line.job.job_id.encode(), value=encode_job(line.job))
 
 
@@ -279,7 +279,7 @@ def _wrong_row(item: BadLine) -> dict[str, Any]:
     return {"line": item.where, "status": "invalid", "error": {k: v for k, v in error.items() if v is not None}}
 
 
-def report_failed(outcomes: Iterable[Outcome]) -> None:
+def _report_failed(outcomes: Iterable[Outcome]) -> None:
     """Print why there is no text, for each job that has none, to standard error."""
     failed = [(outcome, why) for outcome in outcomes if (why := reason_of(outcome)) is not None]
     for outcome, why in failed[:_MAX_SHOWN]:
@@ -326,7 +326,7 @@ def _deliver(
             file.write(json_text(row) + "\n")
 
 
-def _conclude(summary: Summary, *, waits: bool, as_json: bool, shown: list[dict[str, Any]] | None) -> None:
+def _conclude(summary: _Summary, *, waits: bool, as_json: bool, shown: list[dict[str, Any]] | None) -> None:
     summary_text = f"{summary.sent} sent" + (f", {summary.invalid} wrong" if summary.invalid else "")
     if waits and summary.sent:
         summary_text += (
@@ -338,7 +338,7 @@ def _conclude(summary: Summary, *, waits: bool, as_json: bool, shown: list[dict[
         print_json({**summary.as_json(), **({} if shown is None else {"results": shown})})
 
 
-def _say_what_is_left(summary: Summary, again: str) -> None:
+def _say_what_is_left(summary: _Summary, again: str) -> None:
     missing = len(summary.without_result)
     if summary.interrupted:
         say_they_go_on(missing, again)
@@ -349,7 +349,7 @@ def _say_what_is_left(summary: Summary, again: str) -> None:
     )
 
 
-def _exit(summary: Summary, *, waits: bool) -> None:
+def _exit(summary: _Summary, *, waits: bool) -> None:
     if summary.interrupted:
         raise typer.Exit(130)
     bad = summary.invalid + sum(n for status, n in summary.by_status.items() if status != "succeeded")

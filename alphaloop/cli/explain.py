@@ -165,7 +165,7 @@ def show(found: Explanation) -> None:
     _heading("request")
     paragraph(_asked(found))
     _heading("evidence")
-    show_evidence(found)
+    _show_evidence(found)
     if decision.alternatives:
         _heading("alternatives, best first")
         _show_alternatives(found)
@@ -357,7 +357,7 @@ def _heading(text: str) -> None:
     out().print(Text(text, style="bold cyan"))
 
 
-def show_evidence(found: Explanation) -> None:
+def _show_evidence(found: Explanation) -> None:
     """What was counted of each drafter, in sentences, then acceptance by position, side by side."""
     if not found.drafters:
         paragraph("No drafter has been registered for this target.")

@@ -109,14 +109,14 @@ def wait(
     with closing(open_database(settings)) as database, ExitStack() as stack:
         wanted = list(dict.fromkeys([*(job_id or []), *_job_ids(file)]))
         if batch_id is not None:
-            wanted = list(dict.fromkeys([*wanted, *jobs_named(settings, database, batch_id)]))
+            wanted = list(dict.fromkeys([*wanted, *_jobs_named(settings, database, batch_id)]))
         if not wanted:
             raise AlphaloopError(f"no job of {f'batch {batch_id}' if batch_id else shown_name(file or '')} was found")
         contents = ContentStore.of(settings.claim_check)
         found: dict[str, Outcome] = {}
         stack.callback(lambda: _write(target, wanted, found))
         try:
-            for outcome in ends(settings, database, wanted, timeout_s=timeout):
+            for outcome in _ends(settings, database, wanted, timeout_s=timeout):
                 told = texts_of(outcome, contents)
                 assert told is not None  # noqa: S101 - None is only answered with None
                 found[outcome.job_id] = told
@@ -154,7 +154,7 @@ def cancel(
     with closing(open_database(settings)) as database:
         wanted = list(job_id or [])
         if batch_id is not None:
-            wanted += jobs_named(settings, database, batch_id)
+            wanted += _jobs_named(settings, database, batch_id)
         if not wanted:
             raise AlphaloopError(f"no job of batch {batch_id} was found")
         found = find_jobs(settings, database, list(dict.fromkeys(wanted)))
@@ -193,17 +193,17 @@ def tail(
     wanted = list(dict.fromkeys(job_id))
     with closing(open_database(settings)) as database:
         events = follow(settings.kafka, lambda ids: known_jobs(database, ids), wanted, timeout_s=timeout)
-        ends = _show_texts_as_json(events) if as_json else _show_texts(events, is_one=len(wanted) == 1)
-    if missing := [one for one in wanted if one not in ends]:
+        ended = _show_texts_as_json(events) if as_json else _show_texts(events, is_one=len(wanted) == 1)
+    if missing := [one for one in wanted if one not in ended]:
         raise AlphaloopError(
             f"not ended within {timeout:g} s: {', '.join(missing)}",
             hint="is a worker running? `alphaloop status` shows it, and `alphaloop dlq list` shows refused messages",
         )
-    if any(end.status is not Status.SUCCEEDED for end in ends.values()):
+    if any(end.status is not Status.SUCCEEDED for end in ended.values()):
         raise typer.Exit(1)
 
 
-def ends(settings: Settings, database: Database, job_ids: Sequence[str], *, timeout_s: float) -> Iterator[Outcome]:
+def _ends(settings: Settings, database: Database, job_ids: Sequence[str], *, timeout_s: float) -> Iterator[Outcome]:
     """The outcome of each of the jobs, once: of those that have ended at once, of others as they end.
 
     Ends when all are there or the time is up. Raises BrokerError and StoreError.
@@ -221,7 +221,7 @@ def ends(settings: Settings, database: Database, job_ids: Sequence[str], *, time
     yield from _recorded(database, left)  # a result that Kafka refused is recorded and never published
 
 
-def jobs_named(settings: Settings, database: Database, batch_id: str) -> list[str]:
+def _jobs_named(settings: Settings, database: Database, batch_id: str) -> list[str]:
     """Every job of a batch: those that wait in Kafka, then those that a worker has claimed. Raises BrokerError."""
     found = search(settings.kafka, lambda _, batch: batch == batch_id)
     if not found.is_complete:
@@ -337,7 +337,7 @@ def _await(
     """How each of the jobs ended. Ctrl-C ends the command."""
     ended: dict[str, str] = {}
     try:
-        for one in ends(settings, database, job_ids, timeout_s=timeout_s):
+        for one in _ends(settings, database, job_ids, timeout_s=timeout_s):
             ended[one.job_id] = status_of(one)
     except KeyboardInterrupt:
         left = [job_id for job_id in job_ids if job_id not in ended]
@@ -403,7 +403,7 @@ class GrowingText:
 
 def _show_texts(events: Iterable[Event], *, is_one: bool) -> dict[str, Ended]:
     texts: dict[str, GrowingText] = {}
-    ends: dict[str, Ended] = {}
+    ended: dict[str, Ended] = {}
     for event in events:
         text = texts.setdefault(event.job_id, GrowingText(event.job_id, is_one=is_one))
         match event:
@@ -412,14 +412,14 @@ def _show_texts(events: Iterable[Event], *, is_one: bool) -> dict[str, Ended]:
             case TextSoFar():
                 text.show(event.text)
             case Ended():
-                ends[event.job_id] = event
+                ended[event.job_id] = event
                 text.end(event.text)
                 note(f"{event.job_id}: {_ending(event)}")
-    return ends
+    return ended
 
 
 def _show_texts_as_json(events: Iterable[Event]) -> dict[str, Ended]:
-    ends: dict[str, Ended] = {}
+    ended: dict[str, Ended] = {}
     shown: dict[str, TextSoFar] = {}
     for event in events:
         line: dict[str, Any] = {"job_id": event.job_id}
@@ -433,11 +433,11 @@ def _show_texts_as_json(events: Iterable[Event]) -> dict[str, Ended]:
                 line |= {"attempt": event.attempt, "new_text": event.text[num_shown:]}
                 shown[event.job_id] = event
             case Ended():
-                ends[event.job_id] = event
+                ended[event.job_id] = event
                 line |= {"status": event.status.value, "text": event.text, "streamed": event.is_streamed}
                 line |= {"reason": event.reason} if event.reason else {}
         print_json_line(line)
-    return ends
+    return ended
 
 
 def _waiting(event: Waits) -> str:

@@ -48,7 +48,7 @@ _DAY: Final = timedelta(days=1)
 _NO_COST = "no cost was known of how they were, or would have been, decoded"
 _NO_SNAPSHOT = "no snapshot of their decision is stored"
 _MAX_WAYS: Final = 3
-HONESTLY: Final = (
+_HONESTLY: Final = (
     '"measured" is the device time that the jobs took. The other two columns are computed in the same way, from the '
     "posteriors and the costs of each decision's snapshot, so only their difference counts. Its bounds include the "
     "doubt about α only. No job was decoded with the replayed settings: the evidence is that of the decoded jobs, "
@@ -79,7 +79,7 @@ def replay(
     if begin is not None and begin >= end:
         raise ConfigError("--since: expected a time before --until", hint="--since 7d --until 1d")
     was = connected_settings(context, broker=False)
-    would = changed_settings(context, was, configs, changes)
+    would = _changed_settings(context, was, configs, changes)
     with open_database(was) as database:
         if task is not None:
             check_task(database, was, task)
@@ -87,12 +87,12 @@ def replay(
         found = _run(database, rules_of(was, would), window, seed)
     changed = [*([f"--configs {configs}"] if configs else []), *changes]
     if as_json:
-        print_json(document(found, changed))
+        print_json(_document(found, changed))
     else:
         show(found, changed)
 
 
-def changed_settings(context: typer.Context, was: Settings, configs: Path | None, changes: list[str]) -> Settings:
+def _changed_settings(context: typer.Context, was: Settings, configs: Path | None, changes: list[str]) -> Settings:
     """The settings to replay with. Raises ConfigError for an unknown setting or one that no decision depends on."""
     for change in changes:
         overridden(was, [change])  # what is no setting is told first
@@ -280,10 +280,10 @@ def show(found: Replayed, changed: Sequence[str]) -> None:
         f"{_share(_num_changed_tokens(everything), everything.num_tokens)} of the tokens would change settings; "
         f"{_share(everything.num_untested_tokens, everything.num_tokens)} from drafts longer than any that were tested."
     )
-    paragraph(HONESTLY, style="dim")
+    paragraph(_HONESTLY, style="dim")
 
 
-def document(found: Replayed, changed: Sequence[str]) -> dict[str, Any]:
+def _document(found: Replayed, changed: Sequence[str]) -> dict[str, Any]:
     """The same for machines."""
     return {
         "since": found.window.since,
@@ -296,7 +296,7 @@ def document(found: Replayed, changed: Sequence[str]) -> dict[str, Any]:
         "reasons": dict(found.reasons),
         "tasks": {task: _compared(its) for task, its in sorted(found.tasks.items())},
         "total": _compared(total(found.tasks.values())),
-        "modelled": HONESTLY,
+        "modelled": _HONESTLY,
     }
 
 

@@ -91,7 +91,7 @@ def list_events(
         cells=_event_cells,
         nothing="no drift is open" if since is None else f"no drift was open since {since}",
         as_json=as_json,
-        row_as_json=as_dict,
+        row_as_json=_as_dict,
     )
 
 
@@ -108,7 +108,7 @@ def show(context: typer.Context, event_id: int = _NUMBER, as_json: bool = AS_JSO
     if event is None:
         raise NoSuchEvent(f"no drift event {event_id}", hint="`alphaloop drift list --since 90d` shows what there was")
     if as_json:
-        print_json(as_dict(event) | {"history": [asdict(state) for state in history]})
+        print_json(_as_dict(event) | {"history": [asdict(state) for state in history]})
         return
     subject = event.subject
     paragraph(f"{event.id}. {subject.task}, {subject.drafter}: {words(event.cause)}, {event.state}")
@@ -149,7 +149,7 @@ def ack(
     tell(f"{by.strip()} has taken note of event {event.id}: {event.subject.task}, {words(event.cause)}")
 
 
-def as_dict(event: DriftEvent) -> dict[str, Any]:
+def _as_dict(event: DriftEvent) -> dict[str, Any]:
     """An event as JSON shows it: flat, with its state."""
     found = asdict(event)
     content = found.pop("content")

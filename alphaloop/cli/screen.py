@@ -21,7 +21,7 @@ from alphaloop.wording import harmless, json_text
 
 Row = TypeVar("Row")
 #: Tables must be readable in a pipe and in a narrow window alike.
-PIPE_WIDTH: Final = 100
+_PIPE_WIDTH: Final = 100
 #: Between two columns of a table.
 _GAP: Final = 2
 #: Ways to break long names that are tried: more would break short words too.
@@ -284,7 +284,7 @@ def _broken(text: Text, width: int) -> Text:
 
 def _console(file: Any) -> Console:
     is_terminal = file.isatty()
-    width = None if is_terminal or "COLUMNS" in os.environ else PIPE_WIDTH
+    width = None if is_terminal or "COLUMNS" in os.environ else _PIPE_WIDTH
     return _HarmlessConsole(file=file, width=width, highlight=False, markup=False, emoji=False)
 
 

@@ -54,7 +54,7 @@ _WATCH_S: Final = 0.5
 MOST_STARTS: Final = 5
 WINDOW_S: Final = 600.0
 #: Before the first new start; each further one within WINDOW_S waits twice as long.
-FIRST_WAIT_S: Final = 1.0
+_FIRST_WAIT_S: Final = 1.0
 ENV_EXAMPLE: Final = "alphaloop env"
 WORKER_EXAMPLE: Final = "KAFKA_BOOTSTRAP_SERVERS=kafka:9092 DATABASE_URL=postgresql://… alphaloop worker"
 SCHEDULER_EXAMPLE: Final = "alphaloop scheduler once"
@@ -64,7 +64,7 @@ alphaloop kafka install
 alphaloop kafka install --mirror https://mirror.example.org/apache/kafka"""
 
 
-class SchedulerMode(StrEnum):
+class _SchedulerMode(StrEnum):
     """How long the scheduler stays."""
 
     RUN = "run"
@@ -88,7 +88,7 @@ def up(
     options = replace(options, profile=options.profile or "local")
     stop = threading.Event()
     stack = EmbeddedStack(options.settings(), on_event=note)
-    with stopped_by_signals(stop), stack as settings:
+    with _stopped_by_signals(stop), stack as settings:
         prepare(settings)
         children: list[ChildProcess] = []
         try:
@@ -137,8 +137,8 @@ def worker(
 
 def scheduler(
     context: typer.Context,
-    mode: SchedulerMode = typer.Argument(
-        SchedulerMode.RUN, help="run: stay and measure at every interval. once: one run now, then end."
+    mode: _SchedulerMode = typer.Argument(
+        _SchedulerMode.RUN, help="run: stay and measure at every interval. once: one run now, then end."
     ),
 ) -> None:
     """Run the scheduler: measure acceptance again, test for drift and report."""
@@ -245,7 +245,7 @@ def prepare(settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
     """The first SIGINT or SIGTERM sets `stop`; the second one ends the process at once."""
 
     def handle(number: int, frame: FrameType | None) -> None:
@@ -299,7 +299,7 @@ def _show_addresses(settings: Settings, addresses: dict[str, str]) -> None:
         "broker": settings.kafka.bootstrap_servers,
         # Without the password, because this output is often kept as a log.
         "database": redacted(parse_url(settings.postgres.url)),
-        "in a shell": command_for(settings.data_dir.absolute()),
+        "in a shell": _command_for(settings.data_dir.absolute()),
         **addresses,
         "reports": settings.report_folder,
         "logs": settings.data_dir / "logs",
@@ -369,7 +369,7 @@ class Supervised:
             self._starts.popleft()
         if len(self._starts) >= MOST_STARTS:
             raise self._child.failed(f"{why}, after {MOST_STARTS} new starts within {WINDOW_S / 60:g} minutes")
-        wait_s = FIRST_WAIT_S * 2 ** len(self._starts)
+        wait_s = _FIRST_WAIT_S * 2 ** len(self._starts)
         self._due = now + wait_s
         self._tell(f"{_named(self._child.name)} {why}; starting it again in {wait_s:g} s")
 
@@ -394,7 +394,7 @@ def _become(context: typer.Context, module: str, arguments: Sequence[str]) -> No
     os.execve(sys.executable, child_command(module, arguments), environment)  # noqa: S606 - our own interpreter, no shell
 
 
-def command_for(data_dir: Path) -> str:
+def _command_for(data_dir: Path) -> str:
     """What a person types, in any folder, to have the addresses in a shell."""
     beside = _beside_python()
     program = shlex.join([str(beside) if beside else "alphaloop", "--data-dir", str(data_dir), "env"])

@@ -88,7 +88,7 @@ _HEADERS: Final[Mapping[str, str]] = {
     "X-Frame-Options": "DENY",
 }
 #: In order: address, name, key behind g.
-PLACES: Final = (
+_PLACES: Final = (
     ("/", "Now", "n"),
     ("/tasks", "Tasks", "t"),
     ("/jobs", "Jobs", "j"),
@@ -311,8 +311,8 @@ class Console:
     def _frame(self, request: Request, session: Session | None) -> dict[str, Any]:
         """What stands around every page."""
         return {
-            "places": PLACES,
-            "here": place_of(request.url.path),
+            "places": _PLACES,
+            "here": _place_of(request.url.path),
             "session": session,
             "is_open": not self._sessions.are_needed,
             "version": alphaloop.__version__,
@@ -335,9 +335,9 @@ def _inside(to: str | None) -> str:
     return to if to and to.startswith("/") and not to.startswith(("//", "/\\")) else "/"
 
 
-def place_of(path: str) -> str | None:
+def _place_of(path: str) -> str | None:
     """The place to which an address belongs."""
-    below = (place for place, *_ in PLACES[1:] if path.startswith(_BELOW.get(place, place)))
+    below = (place for place, *_ in _PLACES[1:] if path.startswith(_BELOW.get(place, place)))
     return next(below, "/" if path in ("/", "/now") else None)
 
 
@@ -349,7 +349,7 @@ def acknowledge(sources: Sources, session: Session, request: Request, fields: Fi
     return f"/drift/{event_id}"
 
 
-def acknowledge_incident(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
+def _acknowledge_incident(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
     """Take note of an open incident. Raises NoSuchIncident."""
     incident_id, (by, note) = request.path_params["incident"], _acknowledgement(fields)
     IncidentStore(sources.database).acknowledge(min(incident_id, 2**63 - 1), by, note, datetime.now(UTC))
@@ -367,7 +367,7 @@ def cancel(sources: Sources, session: Session, request: Request, fields: Fields)
     return f"/job?id={quote(job_id, safe='')}&asked=cancel"
 
 
-def cancel_batch(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
+def _cancel_batch(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
     """Ask the workers to cancel what has not ended of a batch, as `alphaloop batch cancel` does.
 
     Raises BrokerError, StoreError.
@@ -375,7 +375,7 @@ def cancel_batch(sources: Sources, session: Session, request: Request, fields: F
     batch_id = fields.get("id", "")
     if not 0 < len(batch_id) <= 200:
         raise WrongRequest("expected the id of a batch")
-    found = batches.open_jobs(sources, batch_id)
+    found = batches.open_jobs_of(sources, batch_id)
     request_cancellation(sources.settings.kafka, found)
     _log(session, "batch_cancelled", f"batch {batch_id}, {len(found)} jobs")
     return f"/batch?id={quote(batch_id, safe='')}&asked=cancel"
@@ -406,9 +406,9 @@ def _log(session: Session, action: str, about: str) -> None:
 
 ACTIONS: Final[Mapping[str, Action]] = {
     "/drift/{event:int}/acknowledge": acknowledge,
-    "/incidents/{incident:int}/acknowledge": acknowledge_incident,
+    "/incidents/{incident:int}/acknowledge": _acknowledge_incident,
     "/job/cancel": cancel,
-    "/batch/cancel": cancel_batch,
+    "/batch/cancel": _cancel_batch,
     "/dead-letters/redrive": redrive,
 }
 

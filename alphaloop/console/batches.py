@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from alphaloop.batches.lines import BatchReader, KeptBatches
-from alphaloop.batches.progress import Part, Progress, RequestRow, counted, rows_of, send
+from alphaloop.batches.progress import Part, Progress, RequestRow, counted, open_jobs, rows_of, send
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.console.page import NotFound, Page, WrongRequest, text
 from alphaloop.console.reading import Sources
@@ -27,7 +27,7 @@ from alphaloop.files import source_of
 log = logging.getLogger(__name__)
 
 #: Requests without a text that the page of a batch shows; its error file has them all.
-MAX_ERRORS: Final = 100
+_MAX_ERRORS: Final = 100
 _FILES: Final[dict[str, Part]] = {"output": "output", "error": "error"}
 _CHUNK_CHARS: Final = 1 << 16
 _MAX_FIELD_BYTES: Final = 4096
@@ -53,11 +53,11 @@ def batch(sources: Sources, request: Request) -> Page:
     batch_id = _batch_id(request)
     kept = KeptBatches(sources.settings.console_batches)
     found = kept.find(batch_id)
-    reading = sources.remembered.get(("batch", batch_id), lambda: _read(sources, kept, batch_id))
+    reading = sources.remembered.get(("batch", batch_id), lambda: _counted(sources, kept, batch_id))
     now = reading.value
-    if found is None and now is not None and not now.progress.by_status:
+    if found is None and now is not None and not now.by_status:
         raise NotFound(f"no batch {batch_id[:100]!r}: no file of it is kept here, and no job of it was sent")
-    status = None if now is None else now.progress.as_json(batch_id)
+    status = None if now is None else now.as_json(batch_id)
     return Page(
         "batch.html.j2",
         "Batch",
@@ -65,8 +65,8 @@ def batch(sources: Sources, request: Request) -> Page:
             "batch_id": batch_id,
             "file": found,
             "batch": status,
-            "wrong": [] if now is None else now.errors,
-            "max_wrong": MAX_ERRORS,
+            "wrong": [] if now is None else [_wrong(row) for row in now.wrong],
+            "max_wrong": _MAX_ERRORS,
             "read_at": reading.read_at,
             "errors": {"batch": reading.error} if reading.error else {},
         },
@@ -90,10 +90,9 @@ def file(sources: Sources, request: Request) -> Response:
     return StreamingResponse(chain([first], parts), media_type="application/jsonl", headers=headers)
 
 
-def open_jobs(sources: Sources, batch_id: str) -> list[str]:
+def open_jobs_of(sources: Sources, batch_id: str) -> list[str]:
     """The jobs of a batch that have not ended."""
-    rows = _rows(sources, KeptBatches(sources.settings.console_batches), batch_id)
-    return [row.job_id for row in rows if row.part == "open" and row.job_id]
+    return open_jobs(_rows(sources, KeptBatches(sources.settings.console_batches), batch_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,25 +158,15 @@ def submit(sources: Sources, session: Session, upload: Upload) -> str:
     return f"/batch?id={quote(found.batch_id)}&sent={sent.num_sent}"
 
 
-@dataclass(frozen=True, slots=True)
-class BatchNow:
-    """What became of a batch."""
-
-    progress: Progress
-    errors: list[dict[str, Any]]  #: the first requests without a text: their rows of the error file
+def _counted(sources: Sources, kept: KeptBatches, batch_id: str) -> Progress:
+    return counted(_rows(sources, kept, batch_id), most_wrong=_MAX_ERRORS)
 
 
-def _read(sources: Sources, kept: KeptBatches, batch_id: str) -> BatchNow:
-    errors: list[dict[str, Any]] = []
-
-    def noted() -> Iterator[RequestRow]:
-        for row in _rows(sources, kept, batch_id):
-            if row.part == "error" and row.row is not None and len(errors) < MAX_ERRORS:
-                told = {name: row.row.get(name) for name in ("line", "custom_id", "error")}
-                errors.append({**told, "status": row.status, "job_id": row.job_id, "field": _field(row.row)})
-            yield row
-
-    return BatchNow(counted(noted()), errors)
+def _wrong(one: RequestRow) -> dict[str, Any]:
+    """A request without a text, from its row of the error file."""
+    row = one.row or {}
+    told = {name: row.get(name) for name in ("line", "custom_id", "error")}
+    return {**told, "status": one.status, "job_id": one.job_id, "field": _field(row)}
 
 
 def _field(row: dict[str, Any]) -> str | None:

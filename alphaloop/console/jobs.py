@@ -22,17 +22,17 @@ from alphaloop.messages import Result, Status
 from alphaloop.outcomes.reading import Ended, Event, TextSoFar, Waits, follow, text_so_far
 from alphaloop.store.known_jobs import JobPages, ListedJob, PageStart, Wanted, known_jobs
 
-PAGE_SIZE: Final = 50
+_PAGE_SIZE: Final = 50
 #: Parameters of an address that choose jobs.
-FILTERS: Final = ("task", "status", "since", "until", "batch")
-STATUSES: Final = ("running", *(one.value for one in Status))
+_FILTERS: Final = ("task", "status", "since", "until", "batch")
+_STATUSES: Final = ("running", *(one.value for one in Status))
 #: Longest reading of the text so far.
-SO_FAR_S: Final = 10.0
+_SO_FAR_S: Final = 10.0
 log = logging.getLogger(__name__)
 #: Each stream has a thread and a consumer of its own.
-MAX_STREAMS: Final = 24
+_MAX_STREAMS: Final = 24
 #: After this long a stream ends, and the browser asks anew: then it is seen whether its session still stands.
-LONGEST_S: Final = 600.0
+_LONGEST_S: Final = 600.0
 _ALIVE_EVERY_S: Final = 15.0
 #: Reads events until they end or nobody watches: alphaloop.outcomes.reading.follow of one job.
 Read = Callable[[Callable[[], bool]], Iterable[Event]]
@@ -43,15 +43,15 @@ def jobs(sources: Sources, request: Request) -> Page:
 
     Or those of the batch `batch`. A page begins behind the job `behind`, which was claimed at `at`.
     """
-    asked = {name: found for name in FILTERS if (found := text(request, name))}
+    asked = {name: found for name in _FILTERS if (found := text(request, name))}
     wanted = _wanted(asked)
     pages, behind, at = JobPages(sources.database), text(request, "behind"), moment(request, "at")
     if "batch" in asked:
-        of_batch = pages.of_batch(asked["batch"], PAGE_SIZE + 1, wanted, behind=behind)
-        shown, num_walked = of_batch[:PAGE_SIZE], len(of_batch)
-        last = PageStart(shown[-1].created_at, shown[-1].job_id) if len(of_batch) > PAGE_SIZE else None
+        of_batch = pages.of_batch(asked["batch"], _PAGE_SIZE + 1, wanted, behind=behind)
+        shown, num_walked = of_batch[:_PAGE_SIZE], len(of_batch)
+        last = PageStart(shown[-1].created_at, shown[-1].job_id) if len(of_batch) > _PAGE_SIZE else None
     else:
-        page = pages.newest(PAGE_SIZE, wanted, behind=PageStart(at, behind) if at is not None else None)
+        page = pages.newest(_PAGE_SIZE, wanted, behind=PageStart(at, behind) if at is not None else None)
         shown, num_walked, last = page.jobs, page.num_walked, page.behind
     return Page(
         "jobs.html.j2",
@@ -62,10 +62,10 @@ def jobs(sources: Sources, request: Request) -> Page:
             "behind": None if last is None else {"at": last.created_at, "job_id": last.job_id},
             "is_first": not behind,
             # How many were looked at, where the page ends before it is full.
-            "num_walked": num_walked if last is not None and len(shown) < PAGE_SIZE else None,
+            "num_walked": num_walked if last is not None and len(shown) < _PAGE_SIZE else None,
         },
         {
-            "statuses": STATUSES,
+            "statuses": _STATUSES,
             "first": urlencode(asked),
             "next": last and urlencode({**asked, "behind": last.job_id, "at": last.created_at.isoformat()}),
         },
@@ -74,8 +74,8 @@ def jobs(sources: Sources, request: Request) -> Page:
 
 def _wanted(asked: Mapping[str, str]) -> Wanted:
     status = asked.get("status")
-    if status is not None and status not in STATUSES:
-        raise WrongRequest(f"status: expected one of {', '.join(STATUSES)}, found {status[:60]!r}")
+    if status is not None and status not in _STATUSES:
+        raise WrongRequest(f"status: expected one of {', '.join(_STATUSES)}, found {status[:60]!r}")
     return Wanted(asked.get("task"), status, past(asked, "since"), past(asked, "until"))
 
 
@@ -119,7 +119,7 @@ def follow_job(sources: Sources, request: Request) -> Read:
     def read(is_watched: Callable[[], bool]) -> Iterable[Event]:
         kafka, database = sources.settings.kafka, sources.database
         return follow(
-            kafka, lambda ids: known_jobs(database, ids), [job_id], timeout_s=LONGEST_S, is_watched=is_watched
+            kafka, lambda ids: known_jobs(database, ids), [job_id], timeout_s=_LONGEST_S, is_watched=is_watched
         )
 
     return read
@@ -134,7 +134,7 @@ def _job_id(request: Request) -> str:
 
 def _so_far(sources: Sources, job_id: str) -> TextSoFar | None:
     known = known_jobs(sources.database, [job_id]).get(job_id)
-    return None if known is None else text_so_far(sources.settings.kafka, known, timeout_s=SO_FAR_S)
+    return None if known is None else text_so_far(sources.settings.kafka, known, timeout_s=_SO_FAR_S)
 
 
 def _result(sources: Sources, found: ListedJob) -> Result | None:
@@ -152,7 +152,7 @@ def _result(sources: Sources, found: ListedJob) -> Result | None:
 class Streams:
     """The streams that are open. Threads share it."""
 
-    def __init__(self, limit: int = MAX_STREAMS) -> None:
+    def __init__(self, limit: int = _MAX_STREAMS) -> None:
         self._free = threading.BoundedSemaphore(limit)
 
     def answer(self, read: Read) -> Response:

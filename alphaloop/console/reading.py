@@ -28,7 +28,7 @@ WINDOW: Final = timedelta(days=1)
 _POOL_SIZE: Final = 6
 T = TypeVar("T")
 #: A page waits so long for a first reading, and then shows that it is under way.
-PATIENCE_S: Final = 0.15
+_PATIENCE_S: Final = 0.15
 #: What takes long is read seldom: the pause is at least so many times the last reading.
 _PAUSE_OVER_READING: Final = 5.0
 _MAX_KEPT: Final = 200
@@ -109,7 +109,7 @@ class Remembered:
         max_age_s: float,
         *,
         num_threads: int = 3,
-        patience_s: float = PATIENCE_S,
+        patience_s: float = _PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """A reading that is older than `max_age_s` is repeated when somebody asks for it."""

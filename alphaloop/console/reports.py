@@ -16,15 +16,15 @@ from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.reports import ReportStore, StoredReport
 
 #: Ended events and incidents that are still shown.
-SHOWN_FOR: Final = timedelta(days=30)
-PAGE_SIZE: Final = 50
+_SHOWN_FOR: Final = timedelta(days=30)
+_PAGE_SIZE: Final = 50
 #: A report is a page of its own, with its style inside and no script.
 _POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; base-uri 'none'"
 
 
 def drift(sources: Sources, request: Request) -> Page:
     """Everything that is open, then what ended in the last days."""
-    since = datetime.now(UTC) - SHOWN_FOR
+    since = datetime.now(UTC) - _SHOWN_FOR
     events, incidents = DriftEventStore(sources.database).since(since), IncidentStore(sources.database)
     return Page(
         "drift.html.j2",
@@ -34,7 +34,7 @@ def drift(sources: Sources, request: Request) -> Page:
             "closed_events": [one for one in reversed(events) if one.closed_at is not None],
             "open_incidents": incidents.open_incidents(),
             "closed_incidents": incidents.closed_since(since)[::-1],
-            "days": SHOWN_FOR.days,
+            "days": _SHOWN_FOR.days,
             **_measured(ReportStore(sources.database).latest()),
         },
     )
@@ -76,9 +76,9 @@ def drift_event(sources: Sources, request: Request) -> Page:
 def reports(sources: Sources, request: Request) -> Page:
     """A page of reports, the newest first, made before `before`."""
     before = moment(request, "before")
-    found = ReportStore(sources.database).headings(PAGE_SIZE + 1, before=before)
-    shown = found[:PAGE_SIZE]
-    older = shown[-1].created_at if len(found) > PAGE_SIZE else None
+    found = ReportStore(sources.database).headings(_PAGE_SIZE + 1, before=before)
+    shown = found[:_PAGE_SIZE]
+    older = shown[-1].created_at if len(found) > _PAGE_SIZE else None
     return Page("reports.html.j2", "Reports", {"reports": shown, "before": older, "is_first": before is None})
 
 

@@ -27,11 +27,11 @@ from alphaloop.store.traffic import WINDOW, DecodedLately, decoded_lately
 from alphaloop.store.workers import WorkerStore
 
 #: Tasks that are listed: the busiest.
-MAX_TASKS: Final = 20
-PAGE_SIZE: Final = 50
-NUM_CHANGES: Final = 20
+_MAX_TASKS: Final = 20
+_PAGE_SIZE: Final = 50
+_NUM_CHANGES: Final = 20
 #: Alternatives that are listed; the JSON twin has them all.
-MAX_ALTERNATIVES: Final = 12
+_MAX_ALTERNATIVES: Final = 12
 
 
 def now(sources: Sources, request: Request) -> Page:
@@ -54,8 +54,8 @@ def now(sources: Sources, request: Request) -> Page:
             "num_slots": sum(one.load.num_slots for one in workers),
             "tokens_per_s": sum(speeds) if speeds else None,
             "workers": [one.as_json() for one in workers],
-            "tasks": activity[:MAX_TASKS],
-            "num_other_tasks": max(0, len(activity) - MAX_TASKS),
+            "tasks": activity[:_MAX_TASKS],
+            "num_other_tasks": max(0, len(activity) - _MAX_TASKS),
             "window_s": WINDOW.total_seconds(),
             "lately_read_at": lately.read_at,
             "drift": DriftEventStore(database).open_events(),
@@ -70,7 +70,7 @@ def now(sources: Sources, request: Request) -> Page:
 
 def by_activity(
     tasks: Sequence[TaskFigures], decoded: Sequence[DecodedLately], waiting: Mapping[str, int] | None
-) -> list[TaskActivity]:
+) -> list[_TaskActivity]:
     """The tasks in which something goes on, the busiest first."""
     ended, measuring, tokens = Counter[str](), Counter[str](), Counter[str]()
     for one in decoded:
@@ -79,7 +79,7 @@ def by_activity(
     held = {now.task: now.num_held for now in tasks if now.num_held}
     waits = {task: number for task, number in (waiting or {}).items() if number}
     found = [
-        TaskActivity(
+        _TaskActivity(
             task,
             None if waiting is None else waits.get(task, 0),
             held.get(task, 0),
@@ -93,7 +93,7 @@ def by_activity(
 
 
 @dataclass(frozen=True, slots=True)
-class TaskActivity:
+class _TaskActivity:
     """A task in which something goes on."""
 
     task: str
@@ -110,7 +110,7 @@ def tasks(sources: Sources, request: Request) -> Page:
     reading, waiting = sources.tasks(), sources.waiting()
     found = [now for now in with_waiting(reading.value or [], waiting.value) if wanted in now.task]
     begin = bisect_right(found, behind, key=lambda now: now.task) if behind else 0
-    shown = found[begin : begin + PAGE_SIZE]
+    shown = found[begin : begin + _PAGE_SIZE]
     names = [now.task for now in shown]
     pages = TaskPages(sources.database)
     changes = pages.last_changes(names)
@@ -130,7 +130,7 @@ def tasks(sources: Sources, request: Request) -> Page:
             "q": wanted,
             "num_tasks": len(found),
             "first": begin + 1 if shown else 0,
-            "behind": names[-1] if begin + PAGE_SIZE < len(found) else None,
+            "behind": names[-1] if begin + _PAGE_SIZE < len(found) else None,
             "read_at": reading.read_at,
             "errors": {name: one.error for name, one in (("tasks", reading), ("broker", waiting)) if one.error},
         },
@@ -143,7 +143,7 @@ def task(sources: Sources, request: Request) -> Page:
     name = request.path_params["task"]
     tasks = sources.tasks()
     now = next((one for one in tasks.value or [] if one.task == name), None)
-    changes = DecisionLog(sources.database).latest(name, NUM_CHANGES)
+    changes = DecisionLog(sources.database).latest(name, _NUM_CHANGES)
     if now is None and not changes and name not in sources.settings.tasks:
         raise NotFound(f"no task {name[:100]!r} is configured, in use, or in the log of decisions")
     explained = sources.remembered.get(("explain", name), lambda: explain_task(*_asked(sources, name)))
@@ -164,7 +164,7 @@ def task(sources: Sources, request: Request) -> Page:
             "drift": [one for one in DriftEventStore(sources.database).open_events() if one.subject.task == name],
             "num_waiting": None if waiting.value is None else waiting.value.get(name, 0),
         },
-        {"its": now, "found": found, "max_alternatives": MAX_ALTERNATIVES},
+        {"its": now, "found": found, "max_alternatives": _MAX_ALTERNATIVES},
     )
 
 
