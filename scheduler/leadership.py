@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import Final
 
-from alphaloop.console.server import ConsoleServer
+from alphaloop.console.app import ConsoleServer
 from alphaloop.errors import ConfigError, StoreError
 from alphaloop.kafka.backlog import unfinished
 from alphaloop.kafka.producer import Producer

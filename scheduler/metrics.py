@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from alphaloop.console.remembered import Remembered
+from alphaloop.console.reading import Remembered
 from alphaloop.store.incidents import IncidentKind
 from scheduler.causes import Cause
 from scheduler.probing import SentProbes

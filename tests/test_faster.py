@@ -15,10 +15,10 @@ from rich.console import Console
 
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import NextJob
+from alphaloop.cli.demo import final_table
 from alphaloop.cli.status import task_table
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
-from alphaloop.demo.flow import final_table
 from alphaloop.explaining.explanation import Explanation
 from alphaloop.explaining.wording import opening
 from alphaloop.messages import Mode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -43,6 +43,7 @@ class Progress:
 
     by_status: Mapping[str, int]
     by_part: Mapping[Part, int]
+    wrong: Sequence[RequestRow] = ()  #: the first requests without a text
 
     @property
     def state(self) -> str:
@@ -95,13 +96,20 @@ def rows_of(
             yield RequestRow("error", "refused", job_id, row)
 
 
-def counted(rows: Iterable[RequestRow]) -> Progress:
-    """Count them."""
-    by_status, by_part = Counter[str](), Counter[Part]()
+def counted(rows: Iterable[RequestRow], *, most_wrong: int = 0) -> Progress:
+    """Count them, and keep the first `most_wrong` that have no text."""
+    by_status, by_part, wrong = Counter[str](), Counter[Part](), list[RequestRow]()
     for row in rows:
         by_status[row.status] += 1
         by_part[row.part] += 1
-    return Progress(by_status, by_part)
+        if row.part == "error" and len(wrong) < most_wrong:
+            wrong.append(row)
+    return Progress(by_status, by_part, wrong)
+
+
+def open_jobs(rows: Iterable[RequestRow]) -> list[str]:
+    """The jobs of the requests that have not ended."""
+    return [row.job_id for row in rows if row.part == "open" and row.job_id]
 
 
 @dataclass(slots=True)

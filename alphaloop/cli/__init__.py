@@ -1,4 +1,4 @@
-"""The command `alphaloop`: one file a command, `app.py` puts them together."""
+"""The command `alphaloop`: one module a group of commands, `app.py` puts them together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands, put together."""
+"""The command line: every command with its example, by group."""
 
 from __future__ import annotations
 
@@ -13,30 +13,18 @@ import alphaloop
 from alphaloop import logs
 from alphaloop.cli import (
     batch,
-    calibrate,
-    cancel,
-    check_pair,
-    check_server,
     demo,
     dlq,
-    draft,
-    drift,
     enqueue,
-    environment,
     explain,
-    job,
-    kafka_install,
+    jobs,
     measure,
-    migrate,
-    notify,
+    models,
     probes,
-    processes,
     replay,
-    report,
+    reports,
+    services,
     status,
-    tail,
-    up,
-    wait,
 )
 from alphaloop.cli.options import GlobalOptions
 
@@ -87,25 +75,25 @@ def _add(function: Callable[..., Any], example: str, group: typer.Typer = app, n
 
 
 _add(demo.demo, demo.EXAMPLE)
-_add(up.up, up.UP_EXAMPLE)
-_add(up.down, up.DOWN_EXAMPLE)
-_add(processes.worker, processes.WORKER_EXAMPLE)
-_add(processes.scheduler, processes.SCHEDULER_EXAMPLE)
+_add(services.up, services.UP_EXAMPLE)
+_add(services.down, services.DOWN_EXAMPLE)
+_add(services.worker, services.WORKER_EXAMPLE)
+_add(services.scheduler, services.SCHEDULER_EXAMPLE)
 _add(enqueue.enqueue, enqueue.EXAMPLE)
 _add(status.status, status.EXAMPLE)
-_add(environment.env, environment.EXAMPLE)
-_add(job.job, job.EXAMPLE)
-_add(wait.wait, wait.EXAMPLE)
-_add(tail.tail, tail.EXAMPLE)
+_add(services.env, services.ENV_EXAMPLE)
+_add(jobs.job, jobs.JOB_EXAMPLE)
+_add(jobs.wait, jobs.WAIT_EXAMPLE)
+_add(jobs.tail, jobs.TAIL_EXAMPLE)
 _add(explain.explain, explain.EXAMPLE)
 _add(replay.replay, replay.EXAMPLE)
-_add(report.report, report.EXAMPLE)
-_add(cancel.cancel, cancel.EXAMPLE)
-_add(calibrate.calibrate, calibrate.EXAMPLE)
+_add(reports.report, reports.REPORT_EXAMPLE)
+_add(jobs.cancel, jobs.CANCEL_EXAMPLE)
+_add(models.calibrate, models.CALIBRATE_EXAMPLE)
 _add(measure.measure, measure.EXAMPLE)
-_add(check_pair.check_pair, check_pair.EXAMPLE, name="check-pair")
-_add(check_server.check_server, check_server.EXAMPLE, name="check-server")
-_add(migrate.migrate, migrate.EXAMPLE)
+_add(models.check_pair, models.CHECK_PAIR_EXAMPLE, name="check-pair")
+_add(models.check_server, models.CHECK_SERVER_EXAMPLE, name="check-server")
+_add(services.migrate, services.MIGRATE_EXAMPLE)
 
 
 def _group(name: str, help_text: str) -> typer.Typer:
@@ -114,32 +102,32 @@ def _group(name: str, help_text: str) -> typer.Typer:
     return group
 
 
-batch_group = _group("batch", "Batch files in OpenAI's form.")
+batch_group = _group("batch", "Submit batch files in OpenAI's form, and fetch their outputs.")
 _add(batch.submit, batch.SUBMIT_EXAMPLE, batch_group)
 _add(batch.status, batch.STATUS_EXAMPLE, batch_group)
 _add(batch.cancel, batch.CANCEL_EXAMPLE, batch_group)
 _add(batch.output, batch.OUTPUT_EXAMPLE, batch_group)
 _add(batch.errors, batch.ERRORS_EXAMPLE, batch_group)
-dlq_group = _group("dlq", "Messages that could not become jobs, and jobs that failed.")
+dlq_group = _group("dlq", "List, resend and delete dead letters: failed jobs, and messages that are no jobs.")
 _add(dlq.list_letters, dlq.LIST_EXAMPLE, dlq_group, "list")
 _add(dlq.show, dlq.SHOW_EXAMPLE, dlq_group)
 _add(dlq.redrive, dlq.REDRIVE_EXAMPLE, dlq_group)
 _add(dlq.purge, dlq.PURGE_EXAMPLE, dlq_group)
-draft_group = _group("draft", "Small models that draft for the target.")
-_add(draft.train, draft.TRAIN_EXAMPLE, draft_group)
-_add(draft.register, draft.REGISTER_EXAMPLE, draft_group)
-_add(draft.list_drafts, draft.LIST_EXAMPLE, draft_group, "list")
-drift_group = _group("drift", "Falls of acceptance, their causes, and who has taken note of them.")
-_add(drift.list_events, drift.LIST_EXAMPLE, drift_group, "list")
-_add(drift.show, drift.SHOW_EXAMPLE, drift_group)
-_add(drift.ack, drift.ACK_EXAMPLE, drift_group)
-probes_group = _group("probes", "The fixed prompts on which acceptance is measured again.")
+draft_group = _group("draft", "Train, register and list draft models.")
+_add(models.train, models.TRAIN_EXAMPLE, draft_group)
+_add(models.register, models.REGISTER_EXAMPLE, draft_group)
+_add(models.list_drafts, models.DRAFTS_EXAMPLE, draft_group, "list")
+drift_group = _group("drift", "List and acknowledge drift events.")
+_add(reports.list_events, reports.EVENTS_EXAMPLE, drift_group, "list")
+_add(reports.show, reports.SHOW_EXAMPLE, drift_group)
+_add(reports.ack, reports.ACK_EXAMPLE, drift_group)
+probes_group = _group("probes", "Manage probe sets: the fixed prompts with which acceptance is measured again.")
 _add(probes.register, probes.REGISTER_EXAMPLE, probes_group)
 _add(probes.draw, probes.DRAW_EXAMPLE, probes_group)
 _add(probes.list_sets, probes.LIST_EXAMPLE, probes_group, "list")
 _add(probes.show, probes.SHOW_EXAMPLE, probes_group)
 _add(probes.plan, probes.PLAN_EXAMPLE, probes_group)
-notify_group = _group("notify", "Who is told of drift and incidents, and what they were sent.")
-_add(notify.test, notify.TEST_EXAMPLE, notify_group)
-_add(notify.list_attempts, notify.LIST_EXAMPLE, notify_group, "list")
-_add(kafka_install.install, kafka_install.EXAMPLE, _group("kafka", "The embedded broker."))
+notify_group = _group("notify", "Test notification targets, and list deliveries.")
+_add(reports.test, reports.TEST_EXAMPLE, notify_group)
+_add(reports.list_attempts, reports.ATTEMPTS_EXAMPLE, notify_group, "list")
+_add(services.install, services.INSTALL_EXAMPLE, _group("kafka", "Install the embedded broker."))

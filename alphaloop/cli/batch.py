@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final
@@ -13,10 +12,9 @@ from typing import Final
 import typer
 
 from alphaloop.batches.lines import BatchReader, BatchSource, batch_id_of
-from alphaloop.batches.progress import Part, RequestRow, counted, rows_of, send
+from alphaloop.batches.progress import Part, RequestRow, counted, open_jobs, rows_of, send
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.cli.connection import open_database
-from alphaloop.cli.options import connected_settings
+from alphaloop.cli.options import AS_JSON, connected_settings, open_database
 from alphaloop.cli.screen import note, print_json
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.files import STANDARD, Destination, readable_again, reading, shown_name
@@ -49,7 +47,7 @@ def submit(
     timeout: float = typer.Option(86_400.0, min=0.0, help="Seconds to wait."),
     as_json: bool = typer.Option(False, "--json", help="Print the status as JSON."),
 ) -> None:
-    """Send the requests of a batch file. A wrong line is left out and goes to the errors.
+    """Submit the requests of a batch file. A wrong line is left out and goes to the errors.
 
     An interrupted submission is repeated: the same file is the same batch, and requests that a worker has already seen
     are not sent again. The batch's id is printed. With --wait the exit code is 1 if a request has no text.
@@ -82,7 +80,7 @@ def submit(
 def status(
     context: typer.Context,
     batch: str = _BATCH,
-    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Count the requests of a batch by what became of them."""
     settings = connected_settings(context)
@@ -91,13 +89,12 @@ def status(
 
 
 def cancel(context: typer.Context, batch: str = _BATCH) -> None:
-    """Ask the workers to cancel every request that has not ended. What has ended keeps its outcome."""
+    """Cancel every request that has not ended. What has ended keeps its outcome."""
     settings = connected_settings(context)
     with closing(open_database(settings)) as database, BatchSource.named(batch) as found:
-        rows = rows_of(found, settings, database)
-        open_jobs = [row.job_id for row in rows if row.part == "open" and row.job_id]
-    request_cancellation(settings.kafka, open_jobs)
-    note(f"asked to cancel {len(open_jobs)} requests; `alphaloop batch status` shows what became of them")
+        job_ids = open_jobs(rows_of(found, settings, database))
+    request_cancellation(settings.kafka, job_ids)
+    note(f"asked to cancel {len(job_ids)} requests; `alphaloop batch status` shows what became of them")
 
 
 def output(context: typer.Context, batch: str = _BATCH, to: Path | None = _TO) -> None:
@@ -125,20 +122,12 @@ def _tell_status(
     batch: BatchSource, settings: Settings, database: Database, *, as_json: bool, says_why: bool = False
 ) -> int:
     """Print the counts, and with `says_why` the first requests without a text; returns how many there are."""
-    wrong: list[RequestRow] = []
-
-    def noted() -> Iterator[RequestRow]:
-        for row in rows_of(batch, settings, database):
-            if row.part == "error" and len(wrong) < _MAX_SHOWN:
-                wrong.append(row)
-            yield row
-
-    found = counted(noted())
+    found = counted(rows_of(batch, settings, database), most_wrong=_MAX_SHOWN)
     num_failed = found.by_part.get("error", 0)
-    for row in wrong if says_why else ():
+    for row in found.wrong if says_why else ():
         note(one_line(_why(row)))
-    if says_why and num_failed > len(wrong):
-        note(f"… and {num_failed - len(wrong)} more; `alphaloop batch errors` has them all")
+    if says_why and num_failed > len(found.wrong):
+        note(f"… and {num_failed - len(found.wrong)} more; `alphaloop batch errors` has them all")
     if as_json:
         print_json(found.as_json(batch.batch_id))
     else:

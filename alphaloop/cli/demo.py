@@ -4,28 +4,70 @@ from __future__ import annotations
 
 import os
 import signal
-from dataclasses import replace
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import typer
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
 
-from alphaloop.cli.kafka_install import fetch_kafka
-from alphaloop.cli.options import DATA_DIR, GlobalOptions, global_options
-from alphaloop.cli.screen import err, note, out
-from alphaloop.demo.flow import Demo
+from alphaloop.acceptance import Interval
+from alphaloop.as_decoded import Decoded, NextJob, at_load, drafted_by_load, percent, setting
+from alphaloop.cli.children import LogFollower, await_event, child_log, scheduler_process, worker_process
+from alphaloop.cli.options import DATA_DIR, GlobalOptions, global_options, open_database
+from alphaloop.cli.screen import FittedTable, err, note, out, progress, table
+from alphaloop.cli.services import fetch_kafka, prepare, program
+from alphaloop.demo_prompts import DemoPrompts, harvest
 from alphaloop.embedded.install import find_kafka_home
+from alphaloop.embedded.process import ChildProcess
+from alphaloop.embedded.stack import EmbeddedStack
 from alphaloop.errors import AlphaloopError, InstallFailed
+from alphaloop.kafka.producer import Producer
+from alphaloop.messages import Job, Mode, Result, encode_job
+from alphaloop.messages.topics import jobs_topic
+from alphaloop.outcomes.reading import Outcome, OutcomeReader, is_success
+from alphaloop.probes import new_probe_set
 from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from alphaloop.store.known_jobs import check
+from alphaloop.store.probes import ProbeSetStore, probe_progress
+from alphaloop.store.reports import ReportStore
+from alphaloop.store.schedule import ScheduleStore
+from alphaloop.switchback.speedup import Verdict
+from alphaloop.switchback.wording import NO_VERDICT, draft_lengths, reason_word
+from alphaloop.wording import rate, share, share_with_interval
 
 EXAMPLE: Final = """\
 alphaloop demo
 alphaloop demo --jobs 40 --data-dir /tmp/demo"""
-
-FOLDER: Final = Path(".alphaloop") / "demo"
+_FOLDER: Final = Path(".alphaloop") / "demo"
 _INSTALL_S: Final = 60.0
 _ADDRESSES: Final = ("KAFKA_BOOTSTRAP_SERVERS", "DATABASE_URL")
+#: Tasks whose answers repeat a part of their prompts, so that ten blocks of rounds show a difference.
+TASKS: Final = ("code", "extraction", "test_writing")
+_MAX_TOKENS: Final = 128
+#: So long without a single outcome is a failure, also on a slow machine.
+_STALLED_S: Final = 180.0
+_SCHEDULER_TIMEOUT_S: Final = 120.0
+_POLL_S: Final = 0.5
+# A minute of traffic has to end with verdicts: blocks follow each other without a round between them (the largest
+# `SwitchbackDesign.control_share`), and few slots make many rounds of few tokens. These have fewer costs to measure.
+_WORKER_ENVIRONMENT: Final = {
+    "ALPHALOOP_POLICY__CONTROL_SHARE": "0.38",
+    "ALPHALOOP_WORKER__BATCH_SIZE": "2",
+    "ALPHALOOP_WORKER__CALIBRATION_BUDGET_S": "8",
+}
+# All tasks are measured in the demo's one run; a real installation spreads them over its budget.
+_SCHEDULER_ENVIRONMENT: Final = {"ALPHALOOP_SCHEDULER__PROBE_MIN_DEVICE_S": "3600"}
+_MANUAL: Final = "manual"
 
 
 def demo(
@@ -40,11 +82,11 @@ def demo(
     sets, decodes jobs of three tasks, tests for drift, and writes the report. The data is kept.
     """
     options = global_options(context, data_dir)
-    options = replace(options, profile=options.profile or "local", data_dir=options.data_dir or FOLDER)
+    options = replace(options, profile=options.profile or "local", data_dir=options.data_dir or _FOLDER)
     settings = _embedded(options)
     signal.signal(signal.SIGTERM, _interrupt)
     _try_kafka(settings)
-    run = Demo(options, settings, err(), out(), seed, jobs)
+    run = _Demo(options, settings, err(), out(), seed, jobs)
     try:
         run.run()
     except AlphaloopError as error:
@@ -76,3 +118,333 @@ def _try_kafka(settings: Settings) -> None:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
+
+
+@dataclass(slots=True)
+class _Demo:
+    """One run. `step` names what it is doing, for a report of a failure."""
+
+    options: GlobalOptions
+    settings: Settings  #: local ones, naming neither broker nor database
+    screen: Console  #: progress: standard error
+    page: Console  #: the result: standard output
+    seed: int
+    jobs_per_task: int
+    step: str = field(default="reading this Python's sources", init=False)
+
+    def run(self) -> None:
+        """Harvest → start → probe sets → worker → probes → traffic → report → table → integrity.
+
+        Raises AlphaloopError where a step fails.
+        """
+        prompts = self._harvest()
+        self.step = "starting the broker and the database"
+        with EmbeddedStack(self.settings, on_event=self._say) as running:
+            self.step = "creating the schema and the topics"
+            prepare(running)
+            with open_database(running) as database, self._worker(running) as worker:
+                self._register_probe_sets(database, prompts)
+                self._measure(running, database, worker)
+                self._send_traffic(running, worker, prompts)
+                self._report(running, database, prompts)
+                self._check(database)
+            self.step = "stopping"
+        self._say_how_to_go_on()
+
+    def _harvest(self) -> DemoPrompts:
+        num_probes = self.settings.scheduler.probe_prompts
+        prompts = harvest(self.seed, num_traffic=self.jobs_per_task, num_probes=num_probes, tasks=TASKS)
+        self._say(
+            f"{prompts.num_traffic} prompts for {len(prompts.traffic)} tasks, and {num_probes} more each to measure "
+            "with, from the sources and the licence of this Python"
+        )
+        return prompts
+
+    @contextmanager
+    def _worker(self, running: Settings) -> Iterator[ChildProcess]:
+        self.step = "starting the worker"
+        environment = {name: value for name, value in _WORKER_ENVIRONMENT.items() if name not in os.environ}
+        worker = worker_process(self.options, running, arguments=["--seed", str(self.seed)], environment=environment)
+        follower = LogFollower(worker.log)
+        worker.start()
+        try:
+            begun = time.monotonic()
+            self._say("loading the model, and measuring what a round costs here unless that is known …")
+            with self.screen.status("the worker is starting"):
+                await_event(worker, follower, "worker_ready")
+            self._say(f"the worker consumes after {time.monotonic() - begun:.1f} s")
+            yield worker
+        finally:
+            worker.stop()
+
+    def _register_probe_sets(self, database: Database, prompts: DemoPrompts) -> None:
+        store, now, pinned = ProbeSetStore(database), datetime.now(UTC), self.settings.scheduler
+        for task, found in prompts.probes.items():
+            made = new_probe_set(
+                task,
+                [_body(prompt) for prompt in found],
+                num_draft_tokens=pinned.probe_num_draft_tokens,
+                max_tokens=pinned.probe_max_tokens,
+            )
+            store.register(made, now)
+
+    def _measure(self, running: Settings, database: Database, worker: ChildProcess) -> None:
+        """A scheduler run, and every probe and control that it sent."""
+        self.step = "measuring the drafters on the probe sets"
+        self._schedule_once(running)
+        found = ScheduleStore(database).last_finished(_MANUAL)
+        if found is None:
+            raise AlphaloopError("the scheduler ended without recording its run", hint=f"see {_log(running)}")
+        stall = _StallCheck("probes and controls", worker)
+        with progress() as bar:
+            sent = probe_progress(database, found[0])
+            self._say(f"the scheduler sent {sent.num_sent} probes and controls")
+            shown = bar.add_task("probes and controls", total=sent.num_sent, note="")
+            while sent.num_ended < sent.num_sent:
+                stall.check(sent.num_ended, sent.num_sent)
+                time.sleep(_POLL_S)
+                sent = probe_progress(database, found[0])
+                bar.update(shown, completed=sent.num_ended)
+
+    def _send_traffic(self, running: Settings, worker: ChildProcess, prompts: DemoPrompts) -> None:
+        self.step = "decoding the jobs"
+        batch_id = f"demo-{uuid.uuid4().hex[:8]}"
+        counted = TrafficProgress.of({task: len(found) for task, found in prompts.traffic.items()})
+        stall = _StallCheck("jobs", worker)
+        producer = Producer(running.kafka, client_id="alphaloop-demo")
+        try:
+            with (
+                OutcomeReader(running.kafka, prompts.traffic.keys()) as reader,
+                Live(counted, console=self.screen, refresh_per_second=4),
+            ):
+                # A task leaves a block in the round in which it has no sequence. So tasks do not share the slots.
+                for task, found in prompts.traffic.items():
+                    jobs = {job.job_id: job for job in (_job(task, prompt, batch_id) for prompt in found)}
+                    for job_id, job in jobs.items():
+                        producer.send(jobs_topic(task), key=job_id.encode(), value=encode_job(job))
+                    producer.flush(_SCHEDULER_TIMEOUT_S)
+                    for outcome in reader.outcomes(
+                        jobs,
+                        timeout_s=_STALLED_S * len(jobs),
+                        alive=lambda: stall.check(counted.done, prompts.num_traffic),
+                    ):
+                        counted.add(task, outcome)
+        finally:
+            producer.close()
+        if counted.failed:
+            raise AlphaloopError(
+                f"expected {prompts.num_traffic} texts, found {counted.failed} jobs that ended without one",
+                hint=f"see {worker.log}",
+            )
+
+    def _report(self, running: Settings, database: Database, prompts: DemoPrompts) -> None:
+        self.step = "testing for drift and writing the report"
+        self._schedule_once(running)
+        report = ReportStore(database).latest()
+        if report is None:
+            raise AlphaloopError("the scheduler made no report", hint=f"see {_log(running)}")
+        self.page.print()
+        self.page.print(final_table(report.content["tasks"], {task: len(p) for task, p in prompts.traffic.items()}))
+        self.page.print(
+            "\nRounds drafted: in which a drafter was asked, by the sequences that ran where that made a difference. "
+            "α₁: acceptance of the first drafted token. Speed-up: over vanilla, by control rounds among the "
+            "speculative ones. Next job: what would be decided now.",
+            style="dim",
+        )
+        self._conclude(report.summary)
+        self._conclude(f"the report: {(running.report_folder / 'latest.html').absolute().as_uri()}")
+
+    def _check(self, database: Database) -> None:
+        self.step = "checking what was recorded"
+        found = check(database)
+        sentence = (
+            f"{found.num_jobs} jobs, {found.num_outcomes} recorded outcomes, {found.num_tokens} tokens; "
+            f"counts that do not add up: {found.num_wrong_counts + found.num_wrong_tokens}"
+        )
+        if not found.holds:
+            raise AlphaloopError(f"the record does not hold together: {sentence}")
+        self._conclude(f"in Postgres: {sentence}")
+
+    def _schedule_once(self, running: Settings) -> None:
+        scheduler = scheduler_process(self.options, running, "once", environment=_SCHEDULER_ENVIRONMENT)
+        scheduler.start()
+        try:
+            with self.screen.status("the scheduler runs"):
+                code = scheduler.wait(_SCHEDULER_TIMEOUT_S)
+        finally:
+            scheduler.stop()
+        if code:
+            raise scheduler.failed(f"ended with code {code}")
+
+    def _say_how_to_go_on(self) -> None:
+        ours = f"{program()} --data-dir {_shown(self.settings.data_dir)}"
+        self._say(f"\nEverything is kept. `{ours} up` starts it again; then, in another terminal:")
+        for command in ("status", "explain code", 'enqueue --task code --prompt "def gcd(a, b):" --wait'):
+            self._say(f"  {ours} {command}")
+
+    def _conclude(self, text: str) -> None:
+        self.page.print(text, markup=False, soft_wrap=True)
+
+    def _say(self, text: str) -> None:
+        self.screen.print(text, markup=False, soft_wrap=True)
+
+
+def _job(task: str, prompt: str, batch_id: str) -> Job:
+    found = {"job_id": uuid.uuid4().hex, "task": task, "batch_id": batch_id, "body": _body(prompt)}
+    return Job.model_validate(found)
+
+
+def _body(prompt: str) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": prompt}], "max_tokens": _MAX_TOKENS, "temperature": 0.0}
+
+
+class _StallCheck:
+    """Ends a wait if the worker died or no more outcomes arrive."""
+
+    def __init__(self, what: str, worker: ChildProcess) -> None:
+        self._what = what
+        self._worker = worker
+        self._done = 0
+        self._since = time.monotonic()
+
+    def check(self, done: int, total: int) -> None:
+        """Raises StartFailed when the worker is gone, AlphaloopError when nothing came for STALLED_S seconds."""
+        if not self._worker.is_running:
+            raise self._worker.failed("ended by itself")
+        if done != self._done:
+            self._done, self._since = done, time.monotonic()
+        if time.monotonic() - self._since > _STALLED_S:
+            raise AlphaloopError(
+                f"{done} of {total} {self._what} done, and none in the last {_STALLED_S:.0f} s",
+                hint=f"see {self._worker.log}",
+            )
+
+
+def _log(settings: Settings) -> Path:
+    return child_log(settings, "scheduler")
+
+
+def _shown(folder: Path) -> Path:
+    try:
+        return folder.relative_to(Path.cwd())
+    except ValueError:
+        return folder
+
+
+@dataclass(slots=True)
+class _TaskProgress:
+    total: int
+    done: int = 0
+    failed: int = 0
+    tokens: int = 0
+    device_s: float = 0.0
+
+
+@dataclass(slots=True)
+class TrafficProgress:
+    """Counts outcomes by task, and renders itself."""
+
+    by_task: dict[str, _TaskProgress]
+    started: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, totals: Mapping[str, int]) -> TrafficProgress:
+        """Progress without any outcome."""
+        return cls({task: _TaskProgress(total) for task, total in totals.items()})
+
+    def add(self, task: str, outcome: Outcome) -> None:
+        """Count one outcome."""
+        counted = self.by_task[task]
+        counted.done += 1
+        counted.failed += not is_success(outcome)
+        if isinstance(outcome, Result) and outcome.usage and outcome.timings:
+            counted.tokens += outcome.usage.completion_tokens
+            counted.device_s += outcome.timings.device_s
+
+    @property
+    def done(self) -> int:
+        """Outcomes so far."""
+        return sum(counted.done for counted in self.by_task.values())
+
+    @property
+    def failed(self) -> int:
+        """Outcomes without a text."""
+        return sum(counted.failed for counted in self.by_task.values())
+
+    def __rich__(self) -> RenderableType:
+        shown = table("task", "done", "", "tokens", "tok/s", right=["done", "tokens", "tok/s"])
+        for task, counted in self.by_task.items():
+            shown.add_row(
+                task,
+                f"{counted.done}/{counted.total}",
+                ProgressBar(total=counted.total, completed=counted.done, width=24),
+                str(counted.tokens),
+                rate(counted.tokens / counted.device_s if counted.device_s else None),
+            )
+        total = sum(counted.total for counted in self.by_task.values())
+        tokens = sum(counted.tokens for counted in self.by_task.values())
+        seconds = time.monotonic() - self.started
+        shown.add_section()
+        shown.add_row(
+            f"{seconds:.0f} s", f"{self.done}/{total}", "", str(tokens), rate(tokens / seconds if seconds else None)
+        )
+        return shown
+
+
+def final_table(lines: Sequence[Mapping[str, Any]], num_sent: Mapping[str, int]) -> FittedTable:
+    """One row a task, from the report's own figures, for a terminal of 80 columns."""
+    shown = table(
+        "task",
+        "jobs",
+        "rounds drafted",
+        "k",
+        "α₁ [95 %]",
+        "speed-up [95 %]",
+        "next job",
+        right=["jobs"],
+    )
+    for line in lines:
+        if line["task"] in num_sent:
+            done = None if line["decoded"] is None else Decoded.of_json(line["decoded"])
+            shown.add_row(
+                line["task"],
+                str(line["num_jobs"]),
+                "\n".join([percent(done.drafted_share) if done else "-", *drafted_by_load(done)]),
+                _lengths(done),
+                _acceptance(line),
+                _speedup(line),
+                _next(line),
+            )
+    return shown
+
+
+def _lengths(done: Decoded | None) -> str:
+    return draft_lengths(done.num_draft_tokens or ()).removeprefix("k ") or "-" if done else "-"
+
+
+def _acceptance(line: Mapping[str, Any]) -> str:
+    value = line["alpha_1"]
+    found = share_with_interval(None if value is None else Interval(value["mean"], value["low"], value["high"]))
+    return f"{found}\nof probes" if value is not None and line["acceptance_from"] == "probes" else found
+
+
+def _speedup(line: Mapping[str, Any]) -> str:
+    measured = line["measured"]
+    if measured is None:
+        return "-"
+    bounds, lengths = measured["speedup"], (measured["min_num_draft_tokens"], measured["max_num_draft_tokens"])
+    if bounds is None or measured["verdict"] == Verdict.NO_VERDICT_YET:
+        return NO_VERDICT
+    found = f"{share(bounds['mean'])} [{share(bounds['low'])} {share(bounds['high'])}]"
+    return f"{found}\n{measured['drafter']}, {draft_lengths(lengths)}, {measured['mean_running']:.1f} running"
+
+
+def _next(line: Mapping[str, Any]) -> str:
+    if line["mode"] is None:
+        return "-"
+    drafter = line["drafter"] if line["mode"] == Mode.SPECULATIVE else None
+    its = drafter, line["num_draft_tokens"], line["reason"], line["explanation"], line["next_running"], ""
+    one, measured = NextJob(line["mode"], *its), line["measured"]
+    is_its_own = measured is not None and measured["drafter"] == drafter
+    reason = reason_word(line["reason"] or None, measured["verdict"] if is_its_own else None)
+    return f"{setting(one)}\n{at_load(one)}\n{reason}"

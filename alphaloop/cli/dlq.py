@@ -11,13 +11,12 @@ from typing import Any, Final
 import typer
 from rich.text import Text
 
-from alphaloop.cli.connection import open_database
-from alphaloop.cli.letter_options import AT, CODE, JOB_ID, SINCE, TASK, UNTIL, choice_of
-from alphaloop.cli.options import connected_settings
+from alphaloop.cli.options import AS_JSON, connected_settings, open_database
 from alphaloop.cli.screen import note, out, paragraph, print_json
 from alphaloop.errors import AlphaloopError
-from alphaloop.letters.reading import ListedLetter, newest_letters
+from alphaloop.letters.reading import LetterFilter, ListedLetter, newest_letters
 from alphaloop.letters.redriving import Purge, Redrive, corrections_of
+from alphaloop.moments import FORMS, moment
 from alphaloop.settings import Settings
 from alphaloop.store.known_jobs import RedriveStore
 from alphaloop.wording import one_line
@@ -33,25 +32,29 @@ alphaloop dlq redrive --code invalid_field --job-id order-17 --set body.temperat
 PURGE_EXAMPLE: Final = """\
 alphaloop dlq purge --task code --before 14d --dry-run
 alphaloop dlq purge --before 14d --yes"""
-
 _DRY_RUN: Final = typer.Option(False, "--dry-run", help="Show what would be done, and change nothing.")
-_JSON: Final = typer.Option(False, "--json", help="Print as JSON.")
+_TASK: Final = typer.Option(None, help="Only this task's.")
+_CODE: Final = typer.Option([], help="Only letters with this code, such as decode_failed; may be repeated.")
+_JOB_ID: Final = typer.Option([], help="Only this job's; may be repeated.")
+_SINCE: Final = typer.Option(None, help=f"Only letters written since then: {FORMS}.")
+_UNTIL: Final = typer.Option(None, help="Only letters written before then.")
+_AT: Final = typer.Option([], help="Only the letter at this place, TOPIC:PARTITION:OFFSET, as list shows it.")
 
 
 def list_letters(
     context: typer.Context,
-    task: str | None = TASK,
-    code: list[str] = CODE,
-    job_id: list[str] = JOB_ID,
-    since: str | None = SINCE,
-    until: str | None = UNTIL,
+    task: str | None = _TASK,
+    code: list[str] = _CODE,
+    job_id: list[str] = _JOB_ID,
+    since: str | None = _SINCE,
+    until: str | None = _UNTIL,
     limit: int = typer.Option(50, min=1, help="Number of dead letters to show, newest last."),
     show_value: bool = typer.Option(
         False, "--show-value", help="Show the start of the message too: it may hold a prompt."
     ),
-    as_json: bool = _JSON,
+    as_json: bool = AS_JSON,
 ) -> None:
-    """List the newest dead letters: their places, times, topics, reasons, and whether they were sent again."""
+    """List the newest dead letters: place, time, reason, and whether it was sent again."""
     settings = connected_settings(context, database=False)
     choice = choice_of(task, code, job_id, [], since, until, datetime.now(UTC))
     letters = _with_redrives(settings, newest_letters(settings.kafka, choice, limit, show_value=show_value))
@@ -68,7 +71,7 @@ def show(
     context: typer.Context,
     place: str = typer.Argument(help="TOPIC:PARTITION:OFFSET, as list shows it."),
     value: bool = typer.Option(False, "--value", help="Write the message, byte for byte, and nothing else."),
-    as_json: bool = _JSON,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Show one dead letter: its reason and headers, or its message."""
     kafka = connected_settings(context, database=False).kafka
@@ -93,19 +96,19 @@ def show(
 
 def redrive(
     context: typer.Context,
-    task: str | None = TASK,
-    code: list[str] = CODE,
-    job_id: list[str] = JOB_ID,
-    at: list[str] = AT,
-    since: str | None = SINCE,
-    until: str | None = UNTIL,
+    task: str | None = _TASK,
+    code: list[str] = _CODE,
+    job_id: list[str] = _JOB_ID,
+    at: list[str] = _AT,
+    since: str | None = _SINCE,
+    until: str | None = _UNTIL,
     correct: list[str] = typer.Option([], "--set", help="Correct a field: body.temperature=0.5; may be repeated."),
     again: bool = typer.Option(False, "--again", help="Also letters that were sent again before."),
     limit: int | None = typer.Option(None, min=1, help="Most letters to send."),
     dry_run: bool = _DRY_RUN,
-    as_json: bool = _JSON,
+    as_json: bool = AS_JSON,
 ) -> None:
-    """Send dead letters to their topics again.
+    """Resend dead letters to their topics.
 
     A job that failed becomes a new job, JOB_ID~1, because a job has one outcome for ever; the result names the old one
     in redrive_of. The exit code is 1 if a letter could not be sent.
@@ -131,10 +134,10 @@ def redrive(
 def purge(
     context: typer.Context,
     before: str = typer.Option(..., help="Delete letters written before then: 14d, 2026-09-01."),
-    task: str | None = TASK,
+    task: str | None = _TASK,
     yes: bool = typer.Option(False, "--yes", help="Do not ask."),
     dry_run: bool = _DRY_RUN,
-    as_json: bool = _JSON,
+    as_json: bool = AS_JSON,
 ) -> None:
     """Delete old dead letters, after showing what they are. Kafka deletes from the beginning of a partition."""
     choice = choice_of(task, [], [], [], None, before, datetime.now(UTC))
@@ -152,6 +155,34 @@ def purge(
         if not yes and not typer.confirm(f"delete {plan.num_letters} dead letters?", err=True):
             raise typer.Exit(1)
         plan.carry_out()
+
+
+def choice_of(
+    task: str | None,
+    code: list[str],
+    job_id: list[str],
+    at: list[str],
+    since: str | None,
+    until: str | None,
+    now: datetime,
+) -> LetterFilter:
+    """What the options ask for. Raises ConfigError for a time that is none."""
+    return LetterFilter(
+        task,
+        frozenset(code),
+        frozenset(job_id),
+        frozenset(at),
+        None if since is None else moment(since, now, "--since"),
+        None if until is None else moment(until, now, "--until"),
+    )
+
+
+def _with_redrives(settings: Settings, letters: Sequence[ListedLetter]) -> list[dict[str, Any]]:
+    """Also whether each was sent again; None where no database answers, because the list is of use without one."""
+    found = None
+    with contextlib.suppress(AlphaloopError), open_database(settings) as database:
+        found = RedriveStore(database).of([letter.key for letter in letters])
+    return [letter.with_redrive(found) for letter in letters]
 
 
 def _show(letters: Sequence[Mapping[str, Any]]) -> None:
@@ -173,11 +204,3 @@ def _show(letters: Sequence[Mapping[str, Any]]) -> None:
 def _line(text: Text) -> None:
     text.rstrip()
     out().print(text, soft_wrap=True)
-
-
-def _with_redrives(settings: Settings, letters: Sequence[ListedLetter]) -> list[dict[str, Any]]:
-    """Also whether each was sent again; None where no database answers, because the list is of use without one."""
-    found = None
-    with contextlib.suppress(AlphaloopError), open_database(settings) as database:
-        found = RedriveStore(database).of([letter.key for letter in letters])
-    return [letter.with_redrive(found) for letter in letters]

@@ -1,34 +1,43 @@
-"""`alphaloop enqueue`: jobs onto Kafka, and their results back."""
+"""`alphaloop enqueue`: send jobs to Kafka, and with --wait write one row for each line of the input."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import typer
 
-from alphaloop.claim_check.store import ContentStore
+from alphaloop.claim_check.store import ContentStore, by_reference
+from alphaloop.cli.jobs import GrowingText, row_of, say_they_go_on, texts_of, wait_again
 from alphaloop.cli.options import connected_settings, global_options
-from alphaloop.cli.screen import as_shown, note, print_json
-from alphaloop.cli.sending import Summary, carried, report_wrong, send, send_and_wait
-from alphaloop.cli.waiting_again import say_they_go_on, wait_again
+from alphaloop.cli.screen import as_shown, note, print_json, progress
 from alphaloop.errors import AlphaloopError
 from alphaloop.files import STANDARD, Destination, reading
 from alphaloop.job_lines import BadLine, JobLine, JobReader, Overrides
-from alphaloop.messages import Decoding
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import ensure_topics
+from alphaloop.messages import Decoding, Result, encode_job
 from alphaloop.messages.topics import high_topic, jobs_topic
 from alphaloop.moments import FORMS_AHEAD, moment_ahead
-from alphaloop.wording import counts, json_text, rate
+from alphaloop.outcomes.reading import Outcome, OutcomeReader, RefusedJob, reason_of, status_of
+from alphaloop.settings import KafkaSettings
+from alphaloop.wording import counts, json_text, one_line, rate
 
 EXAMPLE: Final = """\
 alphaloop enqueue --task code --prompt "def fibonacci(n):" --max-tokens 64 --wait
 alphaloop enqueue --file jobs.jsonl --file more.jsonl --wait --output results.jsonl
 cat batch.jsonl | alphaloop enqueue --task chat --file - --batch-id monday"""
+_TopicOf: TypeAlias = Callable[[str], str]
+_MAX_SHOWN: Final = 20
+_FLUSH_S: Final = 120.0
 
 
 def enqueue(
@@ -59,7 +68,7 @@ def enqueue(
         False, "--json", help="Print the summary and the job_ids as JSON; with --wait and no --output, the results too."
     ),
 ) -> None:
-    """Send jobs, and wait for their results if asked to.
+    """Send jobs; with --wait, wait for their results.
 
     A line is {"task": …, "prompt": …}, a whole job, or a line of an OpenAI batch file. A wrong line is reported with
     its place, and the others are sent. A file without a job is an error. Ctrl-C ends a wait; the jobs go on, and
@@ -91,10 +100,10 @@ def enqueue(
             raise AlphaloopError(
                 f"nothing was sent: {len(wrong)} wrong", hint="without --strict the correct lines are sent"
             )
-        summary = Summary()
+        summary = _Summary()
         shown: list[dict[str, Any]] | None = [] if waits and as_json and output is None else None
         if waits:
-            rows = send_and_wait(
+            rows = _send_and_wait(
                 settings.kafka, list(items), summary, timeout, topic_of=topic_of, contents=contents, streams=stream
             )
             _deliver(rows, target, shown, is_single=prompt is not None and not stream)
@@ -106,6 +115,186 @@ def enqueue(
         options = global_options(context)
         _say_what_is_left(summary, wait_again(options, summary.without_result, batch_id=batch_id, file=written))
     _exit(summary, waits=waits)
+
+
+@dataclass(slots=True)
+class _Summary:
+    """The outcomes of the lines."""
+
+    sent: int = 0
+    invalid: int = 0
+    by_status: Counter[str] = field(default_factory=Counter)
+    completion_tokens: int = 0
+    wall_s: float = 0.0
+    interrupted: bool = False
+    job_ids: list[str] = field(default_factory=list)  #: of the jobs sent, in the order of their lines
+    without_result: list[str] = field(default_factory=list)  #: of them, after a wait
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Generated tokens over the time from the first job sent to the last result read."""
+        return self.completion_tokens / self.wall_s if self.completion_tokens and self.wall_s > 0 else None
+
+    def as_json(self) -> dict[str, Any]:
+        """For machines."""
+        counts_by_status = {"sent": self.sent, "invalid": self.invalid, **self.by_status}
+        return {
+            **counts_by_status,
+            "job_ids": self.job_ids,
+            "completion_tokens": self.completion_tokens,
+            "wall_s": round(self.wall_s, 3),
+            "tokens_per_s": self.tokens_per_s,
+        }
+
+
+def carried(
+    items: Iterable[JobLine | BadLine], max_bytes: int, contents: ContentStore | None
+) -> Iterator[JobLine | BadLine]:
+    """The lines as they are sent: a prompt that is too large for a message of `max_bytes` lies in the store."""
+    for item in items:
+        yield item if isinstance(item, BadLine) else replace(item, job=by_reference(item.job, max_bytes, contents))
+
+
+def send(
+    kafka: KafkaSettings, items: Iterable[JobLine | BadLine], summary: _Summary, *, topic_of: _TopicOf, show_id: bool
+) -> None:
+    """Send lines as they are read, so that a file need not fit into memory. Connects at the first good line.
+
+    `topic_of` names the topic for jobs of a task.
+    """
+    producer: Producer | None = None
+    ready: set[str] = set()
+    wrong: list[BadLine] = []
+    try:
+        for item in items:
+            if isinstance(item, BadLine):
+                wrong.append(item)
+                continue
+            producer = producer or Producer(kafka, client_id="alphaloop-enqueue")
+            if item.job.task not in ready:
+                ensure_topics(kafka, [item.job.task])
+                ready.add(item.job.task)
+            _produce(producer, topic_of, item)
+            summary.sent += 1
+            summary.job_ids.append(item.job.job_id)
+            if show_id:
+                sys.stdout.write(f"{item.job.job_id}\n")
+        if producer is not None:
+            producer.flush(_FLUSH_S)
+    finally:
+        if producer is not None:
+            producer.close()
+        summary.invalid = len(wrong)
+        report_wrong(wrong)
+
+
+def _send_and_wait(
+    kafka: KafkaSettings,
+    items: Sequence[JobLine | BadLine],
+    summary: _Summary,
+    timeout_s: float,
+    *,
+    topic_of: _TopicOf,
+    contents: ContentStore | None = None,
+    streams: bool = False,
+) -> Iterator[dict[str, Any]]:
+    """Send, wait, and yield one row for each line, in its order; texts that lie in `contents` are in the rows.
+
+    With `streams`, texts are printed while they are decoded.
+    """
+    lines = [item for item in items if isinstance(item, JobLine)]
+    wrong = [item for item in items if isinstance(item, BadLine)]
+    report_wrong(wrong)
+    summary.invalid, summary.sent = len(wrong), len(lines)
+    summary.job_ids = [line.job.job_id for line in lines]
+    outcomes: dict[str, Outcome] = {}
+    if lines:
+        outcomes = _outcomes(kafka, lines, summary, timeout_s, topic_of, streams=streams)
+    summary.without_result = [job_id for job_id in dict.fromkeys(summary.job_ids) if job_id not in outcomes]
+    _report_failed(outcomes.values())
+    for item in items:
+        if isinstance(item, BadLine):
+            yield _wrong_row(item)
+            continue
+        outcome = outcomes.get(item.job.job_id)
+        summary.by_status["missing" if outcome is None else status_of(outcome)] += 1
+        if isinstance(outcome, Result) and outcome.usage:
+            summary.completion_tokens += outcome.usage.completion_tokens
+        yield row_of(item.job, texts_of(outcome, contents))
+
+
+def _outcomes(
+    kafka: KafkaSettings,
+    lines: Sequence[JobLine],
+    summary: _Summary,
+    timeout_s: float,
+    topic_of: _TopicOf,
+    *,
+    streams: bool,
+) -> dict[str, Outcome]:
+    outcomes: dict[str, Outcome] = {}
+    by_id = {line.job.job_id: line for line in lines}
+    texts = {job_id: GrowingText(job_id, is_one=len(by_id) == 1) for job_id in by_id} if streams else {}
+    on_text = (lambda job_id, text: texts[job_id].show(text)) if streams else None
+    tasks = {line.job.task for line in lines}
+    producer = Producer(kafka, client_id="alphaloop-enqueue")
+    try:
+        with OutcomeReader(kafka, tasks, on_text=on_text) as reader, progress(is_shown=not streams) as bar:
+            shown = bar.add_task("results", total=len(by_id), note="")
+            started = time.monotonic()
+            for line in lines:
+                _produce(producer, topic_of, line)
+            producer.flush(_FLUSH_S)
+            for outcome in reader.outcomes(by_id, timeout_s=timeout_s):
+                outcomes[outcome.job_id] = _named_in_line(outcome, by_id[outcome.job_id])
+                if text := texts.get(outcome.job_id):
+                    text.end(outcome.text if isinstance(outcome, Result) else None)
+                summary.wall_s = time.monotonic() - started
+                bar.update(shown, advance=1, note=counts(Counter(map(status_of, outcomes.values()))))
+    except KeyboardInterrupt:
+        summary.interrupted = True  # the results so far are still written
+    finally:
+        producer.close()
+        for text in texts.values():
+            text.end()
+    return outcomes
+
+
+def _named_in_line(outcome: Outcome, line: JobLine) -> Outcome:
+    """The outcome with its error's field named as in the line: the message has the body that was read from it."""
+    if isinstance(outcome, RefusedJob):
+        return replace(outcome, field=line.named_in_line(outcome.field))
+    if outcome.error is None:
+        return outcome
+    error = outcome.error.model_copy(update={"field": line.named_in_line(outcome.error.field)})
+    return outcome.model_copy(update={"error": error})
+
+
+def _produce(producer: Producer, topic_of: _TopicOf, line: JobLine) -> None:
+    producer.send(topic_of(line.job.task), key=line.job.job_id.encode(), value=encode_job(line.job))
+
+
+def _wrong_row(item: BadLine) -> dict[str, Any]:
+    error = {"code": item.error.code, "message": item.error.message, "field": item.error.field}
+    return {"line": item.where, "status": "invalid", "error": {k: v for k, v in error.items() if v is not None}}
+
+
+def _report_failed(outcomes: Iterable[Outcome]) -> None:
+    """Print why there is no text, for each job that has none, to standard error."""
+    failed = [(outcome, why) for outcome in outcomes if (why := reason_of(outcome)) is not None]
+    for outcome, why in failed[:_MAX_SHOWN]:
+        note(one_line(f"{outcome.job_id}: {status_of(outcome)}, {why}"))
+    if len(failed) > _MAX_SHOWN:
+        note(f"… and {len(failed) - _MAX_SHOWN} more jobs without a text")
+
+
+def report_wrong(wrong: Sequence[BadLine]) -> None:
+    """Print the place and the error of every wrong line to standard error."""
+    for item in wrong[:_MAX_SHOWN]:
+        where = f"{item.where}: {item.error.field}" if item.error.field else item.where
+        note(one_line(f"{where}: {item.error.message}" + (f" ({item.error.hint})" if item.error.hint else "")))
+    if len(wrong) > _MAX_SHOWN:
+        note(f"… and {len(wrong) - _MAX_SHOWN} more wrong lines")
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,7 +326,7 @@ def _deliver(
             file.write(json_text(row) + "\n")
 
 
-def _conclude(summary: Summary, *, waits: bool, as_json: bool, shown: list[dict[str, Any]] | None) -> None:
+def _conclude(summary: _Summary, *, waits: bool, as_json: bool, shown: list[dict[str, Any]] | None) -> None:
     summary_text = f"{summary.sent} sent" + (f", {summary.invalid} wrong" if summary.invalid else "")
     if waits and summary.sent:
         summary_text += (
@@ -149,7 +338,7 @@ def _conclude(summary: Summary, *, waits: bool, as_json: bool, shown: list[dict[
         print_json({**summary.as_json(), **({} if shown is None else {"results": shown})})
 
 
-def _say_what_is_left(summary: Summary, again: str) -> None:
+def _say_what_is_left(summary: _Summary, again: str) -> None:
     missing = len(summary.without_result)
     if summary.interrupted:
         say_they_go_on(missing, again)
@@ -160,7 +349,7 @@ def _say_what_is_left(summary: Summary, again: str) -> None:
     )
 
 
-def _exit(summary: Summary, *, waits: bool) -> None:
+def _exit(summary: _Summary, *, waits: bool) -> None:
     if summary.interrupted:
         raise typer.Exit(130)
     bad = summary.invalid + sum(n for status, n in summary.by_status.items() if status != "succeeded")

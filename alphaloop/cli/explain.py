@@ -2,35 +2,63 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
 import typer
+from rich.text import Text
 
-from alphaloop.cli.connection import open_database
-from alphaloop.cli.explaining.screens import show
-from alphaloop.cli.options import connected_settings
-from alphaloop.cli.screen import print_json
+from alphaloop.acceptance import Z95
+from alphaloop.as_decoded import at_load, drafted_sentence, setting
+from alphaloop.cli.options import AS_JSON, connected_settings, open_database
+from alphaloop.cli.screen import out, paragraph, print_json, table
+from alphaloop.cost import CostKind
+from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
+from alphaloop.deciding.goodput import Alternative, DrafterState, Shares
+from alphaloop.deciding.job_facts import Aim
 from alphaloop.errors import AlphaloopError, ConfigError
-from alphaloop.explaining.explanation import ExplainRequest, Explanation, explain_recorded, explain_task, usual_request
-from alphaloop.explaining.wording import document
+from alphaloop.explaining.explanation import (
+    Evidence,
+    ExplainRequest,
+    Explanation,
+    RecordedAs,
+    WhatRuns,
+    explain_recorded,
+    explain_task,
+    usual_request,
+)
+from alphaloop.explaining.wording import document, opening
 from alphaloop.moments import moment, shown
 from alphaloop.settings import Settings
+from alphaloop.store.choice_figures import ChoiceFigures, ExpectedSpeedup
 from alphaloop.store.database import Database
+from alphaloop.store.decisions import DecisionChange
 from alphaloop.store.snapshots import SnapshotStore
 from alphaloop.store.task_figures import figures_of
 from alphaloop.store.traffic import TrafficStore
+from alphaloop.switchback.wording import draft_lengths, expectations, sentence, why, why_then
+from alphaloop.wording import acceptance_of, counted_apart, counts, named, rate, share, share_with_interval
+from alphaloop.wording import sentence as capitalized
 
 EXAMPLE: Final = """\
 alphaloop explain code --batch 4
 alphaloop explain code --segment gold --at 2026-09-01T12:00
 alphaloop explain --job 0b5c1c1e
 alphaloop explain chat --sampling 't<=1.0' --at 3d --json"""
-
 #: As alphaloop.acceptance.sampling_bucket makes them.
 _BUCKET: Final = re.compile(r"greedy(,adjusted)?|t(<=0\.5|<=1\.0|>1\.0)(,cut)?(,seeded)?(,adjusted)?")
+_MAX_ALTERNATIVES: Final = 10
+_AIMS: Final = {
+    Aim.TIME_PER_TOKEN: "time per token",
+    Aim.TIME_TO_FIRST_TOKEN: "time to first token",
+    Aim.DEADLINE: "deadline",
+}
+#: Past this many drafters, columns of α would not fit.
+_DRAFTERS_ABREAST: Final = 2
 
 
 def explain(
@@ -49,7 +77,7 @@ def explain(
     sampling: str | None = typer.Option(
         None, help="Sampling bucket: greedy, t<=0.5, t<=1.0 …; if not given, that of most jobs of the last day."
     ),
-    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Show how a task is decoded, and why.
 
@@ -120,3 +148,288 @@ def check_task(database: Database, settings: Settings, task: str) -> None:
     if task not in seen:
         known = sorted({*settings.tasks, *seen})
         raise ConfigError(f"no task {task!r} in configs/tasks.toml or in history", hint=f"one of {', '.join(known)}")
+
+
+def show(found: Explanation) -> None:
+    """Print everything, the answer first."""
+    decision, request = found.decision, found.request
+    reason = why(decision.reason, decision.drafter, found.measured.speedup)
+    what = "decided" if found.recorded is not None else "next job"
+    next_job = f"{setting(found.next_job)} {at_load(found.next_job)}"
+    paragraph(f"{request.task}, {what}: {next_job} ({reason})", style="bold")
+    paragraph(f"{drafted_sentence(found.figures.decoded)} in the {'last day' if request.is_now else 'day before'}.")
+    paragraph(" ".join(opening(found)))
+    paragraph(capitalized(decision.explanation), style="dim")
+    if found.recorded is not None:
+        paragraph(_recorded(found.recorded, request.at), style="dim")
+    _heading("request")
+    paragraph(_asked(found))
+    _heading("evidence")
+    _show_evidence(found)
+    if decision.alternatives:
+        _heading("alternatives, best first")
+        _show_alternatives(found)
+        paragraph(_costs(found))
+    _heading("measured")
+    for line in _measured(found):
+        paragraph(line)
+    _heading("changes, newest first")
+    _show_changes(found.changes)
+
+
+def _recorded(its: RecordedAs, at: datetime) -> str:
+    groups = f" in {its.num_groups} groups" if its.num_groups > 1 else ""
+    jobs = "1 job" if its.num_jobs == 1 else f"{its.num_jobs} jobs{groups}"
+    sentences = f"Decided on {shown(at)} for {jobs} on {its.host}. "
+    if its.is_reproduced:
+        return sentences + "Taken again from its snapshot, it is the same decision."
+    if not its.is_whole:
+        return sentences + "Its snapshot has no room for all drafters and groups of jobs: it is shown as taken."
+    return sentences + "Taken again from its snapshot, it is another decision: the program has changed since."
+
+
+def _asked(found: Explanation) -> str:
+    request, context = found.request, found.context
+    segment = f", segment {request.segment}" if request.segment else ""
+    prompt = "" if context.prompt_tokens is None else f" behind prompts of about {context.prompt_tokens:.0f}"
+    known = f" (from {context.known_output_jobs:.0f} jobs)" if context.known_output_jobs else " (the task's limit)"
+    sentences = (
+        f"A batch of {request.batch}, {request.sampling_bucket}{segment}: about {context.expected_tokens:.0f} tokens "
+        f"a job{prompt}{known}, on {found.engine.device}, {found.engine.engine}."
+    )
+    if context.objective.aim in _AIMS:
+        sentences += f" Target: {context.objective.target_ms:g} ms {_AIMS[context.objective.aim]}."
+    if found.recorded is not None:
+        return sentences
+    if found.fleet is not None:
+        sentences += " ".join(("", found.fleet.sentence, *_ended(found.fleet)))
+    return f"{sentences} Memory, deadlines, patterns and the sampling settings of single jobs are not considered."
+
+
+def _ended(fleet: WhatRuns) -> list[str]:
+    return [f"They do not ask {name} for {why}." for name, why in fleet.ended.items()]
+
+
+def _show_alternatives(found: Explanation) -> None:
+    columns = ("tokens/round", "ms/round", "tok/s each [95 %]", "speed-up [95 %]")
+    right = [*columns[:2]]
+    has_target = any(a.chance < 1 for a in found.decision.alternatives)
+    shown_table = table("", *columns, *(["on target"] if has_target else []), right=right)
+    for option in _listed(found):
+        cells = (f"{option.tokens_per_round:.2f}", f"{option.round_ms:.1f}", _tokens_per_s(found, option))
+        gain = f"{option.speedup:.2f} [{option.speedup_low:.2f} {option.speedup_high:.2f}]" if option.drafter else "1"
+        chance = [f"{option.chance:.0%}"] if has_target else []
+        shown_table.add_row(named(option.drafter, option.num_draft_tokens), *cells, gain, *chance)
+    out().print(shown_table)
+    left = len(found.decision.alternatives) - _MAX_ALTERNATIVES
+    if left > 0:
+        paragraph(f"{left} more are expected to be slower; --json has them.")
+
+
+def _listed(found: Explanation) -> list[Alternative]:
+    """The best alternatives, the chosen one and vanilla."""
+    decision = found.decision
+    chosen = (None, 0), (decision.drafter, decision.num_draft_tokens)
+    ranked = list(enumerate(decision.alternatives))
+    must = [pair for pair in ranked if (pair[1].drafter, pair[1].num_draft_tokens) in chosen]
+    rest = [pair for pair in ranked if pair not in must][: _MAX_ALTERNATIVES - len(must)]
+    return [option for _, option in sorted(must + rest, key=lambda pair: pair[0])]
+
+
+def _tokens_per_s(found: Explanation, option: Alternative) -> str:
+    speed = rate(option.tokens_per_s)
+    if option.drafter is None:
+        return speed
+    posterior, k = found.evidence[option.drafter].posterior, option.num_draft_tokens
+    low, high = posterior.tokens_bounds(k)
+    tokens, widened = posterior.tokens[k], Z95 * option.error.sd
+    bounds = (math.hypot(math.log(tokens / low), widened), math.hypot(math.log(high / tokens), widened))
+    slowest, fastest = option.tokens_per_s * math.exp(-bounds[0]), option.tokens_per_s * math.exp(bounds[1])
+    return f"{speed} [{rate(slowest)} {rate(fastest)}]"
+
+
+def _costs(found: Explanation) -> str:
+    context = found.context.size.context if found.context.size else None
+    shares = Shares(found.request.batch, found.drafters)
+    here = found.costs.rounds(shares.vanilla, context)
+    best = next((a for a in found.decision.alternatives if a.drafter), None)
+    sentences = f"Costs: a vanilla round takes {here.part_ms(None, 1) or 0:.1f} ms"
+    if best is not None and best.drafter is not None and found.costs.is_served(best.drafter):
+        sentences += f"; a round of {best.drafter}'s server {best.round_ms:.1f} ms"
+    elif best is not None:
+        k = best.num_draft_tokens
+        sentences += f"; at k={k} the target's pass {here.part_ms(None, k + 1) or 0:.1f} ms at its widest"
+        sentences += f" and the draft {here.part_ms(best.drafter, k + 1) or 0:.1f} ms"
+    if found.context.prompt_tokens:
+        sentences += f"; reading a prompt {found.costs.prefill_ms(None, found.context.prompt_tokens):.1f} ms"
+    points = [p for p in found.costs.points if p.kind is not CostKind.PREFILL and p.num_corrections]
+    sentences += f". Measured {shown(found.engine.measured_at)}"
+    if points:
+        low, high = min(p.correction for p in points), max(p.correction for p in points)
+        rounds = sum(p.num_corrections for p in points)
+        sentences += f", corrected by {rounds} real rounds to {low:.2f}–{high:.2f} of that"
+    return sentences + "."
+
+
+def _measured(found: Explanation) -> list[str]:
+    its = found.measured
+    sentences = [_counted(found)]
+    if its.speedup is None:
+        sentences.append("No speed-up was measured: the task did not speculate in the day before.")
+    else:
+        sentences.append(sentence(its.speedup.subject.drafter, its.speedup))
+    sentences += [expectations(one) for one in its.expectations]
+    sentences += [told for name, of_it in found.evidence.items() if (told := _correction(name, of_it.posterior.error))]
+    if not its.all.num_jobs:
+        return [*sentences, f"No job like these was decoded in the last {found.window.days} days."]
+    explored = (
+        "nothing was explored"
+        if not its.explored.num_jobs
+        else f"{its.explored.num_jobs} were explored, {its.explored.num_tokens / its.all.num_tokens:.1%} of the tokens"
+    )
+    sentences.append(
+        f"Of the last {its.all.num_jobs} jobs like these in {found.window.days} days, {explored}. The budget for "
+        f"exploration and control is {found.explore_share:.1%}."
+    )
+    return sentences
+
+
+def _counted(found: Explanation) -> str:
+    """The figures of the task as every screen has them."""
+    its = found.figures
+    jobs = "1 job" if its.num_jobs == 1 else f"{its.num_jobs} jobs"
+    by_status = f" ({counts(its.jobs)})" if its.jobs else ""
+    apart = counted_apart(its.num_probes, its.num_controls)
+    when = "In the last day" if found.request.is_now else "In the day before"
+    sentences = f"{when} the task had {jobs} of traffic{by_status}{f', apart from {apart}' if apart else ''}."
+    if its.alpha_1 is None:
+        return sentences
+    with_what = acceptance_of(its.alpha_drafter, None, draft_lengths(its.alpha_num_draft_tokens or ()))
+    behind = "1 job" if its.num_alpha_jobs == 1 else f"{its.num_alpha_jobs} jobs"
+    return f"{sentences} α₁ was {share_with_interval(its.alpha_1)} ({with_what}; {behind})."
+
+
+def _correction(drafter: str, error: ExpectationError) -> str:
+    if error == NO_ERROR:
+        return ""
+    return (
+        f"Above, the expected speed-up of {drafter} is corrected by {error.factor:.2f}x, and its bounds allow for an "
+        f"error of {math.exp(Z95 * error.sd) - 1:.0%}, by what earlier expectations missed."
+    )
+
+
+def _show_changes(changes: Sequence[DecisionChange]) -> None:
+    if not changes:
+        paragraph("No choice has been logged.")
+    for change in changes:
+        before = named(change.before.drafter, change.before.num_draft_tokens) if change.before else "nothing"
+        after = named(change.after.drafter, change.after.num_draft_tokens)
+        step = f"{before} → {after}" if before != after else f"{after} stays, for another reason"
+        where = f"batch {change.batch}, {change.sampling_bucket}"
+        paragraph(f"{shown(change.decided_at)}  {step} ({_reason_then(change)}; {where})", style="bold")
+        paragraph(capitalized(change.explanation), indent=2)
+        if change.figures is not None:
+            paragraph(_then(change.figures), indent=2)
+
+
+def _reason_then(change: DecisionChange) -> str:
+    return why_then(change.reason, change.figures.chosen.speedup_low if change.figures is not None else None)
+
+
+def _then(figures: ChoiceFigures) -> str:
+    sentences = f"Expected then: {_expected(figures.chosen)}"
+    if figures.rival is not None:
+        sentences += f", {_expected(figures.rival)}"
+    alphas = [share(a / n if n else None) for a, n in zip(figures.accepts, figures.trials, strict=True)][:6]
+    seen = f"; from {figures.jobs:.0f} jobs" + (f" with α by position {' '.join(alphas)}" if alphas else "")
+    return sentences + seen + "."
+
+
+def _expected(found: ExpectedSpeedup) -> str:
+    name = named(found.drafter, found.num_draft_tokens)
+    if found.drafter is None:
+        return f"{name} 1"
+    return f"{name} {found.speedup:.2f}x ({found.speedup_low:.2f} to {found.speedup_high:.2f})"
+
+
+def _heading(text: str) -> None:
+    out().print()
+    out().print(Text(text, style="bold cyan"))
+
+
+def _show_evidence(found: Explanation) -> None:
+    """What was counted of each drafter, in sentences, then acceptance by position, side by side."""
+    if not found.drafters:
+        paragraph("No drafter has been registered for this target.")
+        return
+    for drafter in found.drafters:
+        paragraph(_seen(drafter, found.evidence[drafter.name]) + _counted_beside(drafter, found.drafters))
+    if found.request.segment and found.request.segment not in found.segments:
+        known = ", ".join(sorted(name for name in found.segments if name)) or "none"
+        paragraph(f"No job of segment {found.request.segment} was seen; known: {known}.")
+    for begin in range(0, len(found.drafters), _DRAFTERS_ABREAST):
+        _show_positions([(d.name, found.evidence[d.name]) for d in found.drafters[begin : begin + _DRAFTERS_ABREAST]])
+
+
+def _seen(drafter: DrafterState, its: Evidence) -> str:
+    posterior = its.posterior
+    stale = " Flagged stale." if drafter.is_stale else ""
+    if its.seen.jobs <= 0:
+        return f"{drafter.name}: no job of this task yet.{_sources(its)}{stale}"
+    sentences = (
+        f"{drafter.name}: {its.seen.jobs:.0f} jobs and probes, weighted by age, that it decoded or was scored on, "
+        f"{its.jobs_alike:.0f} of them like these, "
+        f"{its.seen.rounds:.0f} rounds, {its.seen.offered / max(its.seen.rounds, 1e-9):.0%} with a proposal."
+        f"{_sources(its)}"
+    )
+    if posterior.design_effect > 1.05:
+        sentences += (
+            f" Design effect {posterior.design_effect:.1f}: jobs differ, so the variance is larger by this factor."
+        )
+    if posterior.kept < 0.99:
+        sentences += f" Recent jobs contradict older ones, whose weight is reduced to {posterior.kept:.0%}."
+    if its.is_split:
+        sentences += " Segments differ beyond chance and are decided separately."
+    return sentences + stale
+
+
+def _sources(its: Evidence) -> str:
+    borrowed = its.borrowed
+    if borrowed is None:
+        return ""
+    of_task = (
+        f"{borrowed.same_jobs:.0%} jobs like these, {borrowed.same_task:.0%} other jobs of the task, "
+        if its.seen.jobs > 0
+        else ""
+    )
+    return f" Sources of α₁: {of_task}{borrowed.other_tasks:.0%} other tasks, {borrowed.assumed:.0%} prior."
+
+
+def _counted_beside(drafter: DrafterState, drafters: Sequence[DrafterState]) -> str:
+    shared_weights = [other.name for other in drafters if other.shares_weights_with(drafter)]
+    return (
+        f" Rounds of {' and '.join(shared_weights)} count for {drafter.name} too, because the weights are the same."
+        if shared_weights
+        else ""
+    )
+
+
+def _show_positions(abreast: Sequence[tuple[str, Evidence]]) -> None:
+    names = [column for name, _ in abreast for column in (f"{name} expected α", "tested", "reach")]
+    shown_table = table("position", *names, right=["position", "tested", "reach"])
+    rows: list[tuple[int, list[str]]] = []
+    for i in range(max(len(its.acceptance) for _, its in abreast)):
+        cells = [cell for _, its in abreast for cell in _position(its, i)]
+        if not rows or rows[-1][1] != cells:
+            rows.append((i, cells))
+    ends = [first for first, _ in rows[1:]] + [max(len(its.acceptance) for _, its in abreast)]
+    for (first, cells), end in zip(rows, ends, strict=True):
+        shown_table.add_row(str(end) if end == first + 1 else f"{first + 1}–{end}", *cells)
+    out().print(shown_table)
+
+
+def _position(its: Evidence, i: int) -> tuple[str, str, str]:
+    if i >= len(its.acceptance):
+        return "", "", ""
+    tested = its.seen.trials[i] if i < len(its.seen.trials) else 0.0
+    return share_with_interval(its.acceptance[i]), f"{tested:.0f}", share(its.posterior.reach[i])

@@ -1,23 +1,34 @@
-"""`alphaloop measure`: whether speculation pays on the user's own prompts."""
+"""`alphaloop measure`: whether speculation pays on the user's own prompts, as tables and as JSON."""
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import typer
+from rich.text import Text
 
-from alphaloop.cli.carrying_out import carry_out
-from alphaloop.cli.measuring.as_json import as_json as report_as_json
-from alphaloop.cli.measuring.screens import show
-from alphaloop.cli.screen import print_json
+from alphaloop.acceptance import Interval
+from alphaloop.cli.children import carry_out
+from alphaloop.cli.screen import out, print_json, table
 from alphaloop.commands import MeasureOrder
-from alphaloop.payoff.report import Report
+from alphaloop.payoff.bounds import Bounds
+from alphaloop.payoff.figures import Exactness, Figures, Tails
+from alphaloop.payoff.report import Footprint, Report, Row, Setup, best_of
+from alphaloop.payoff.verdict import Verdict
+from alphaloop.wording import rate, share, share_with_interval
 
 EXAMPLE: Final = """\
 alphaloop measure --prompts mine.jsonl --task chat --max-tokens 128
 alphaloop measure --prompts mine.jsonl --drafter lookup --k 2 --k 6 --batch 4 --bar 1.2
 head -n 50 batch.jsonl | alphaloop measure --prompts - --temperature 0.8 --json"""
+_STYLES: Final = {Verdict.SHIP: "bold green", Verdict.DO_NOT_SHIP: "bold red", Verdict.TOO_CLOSE: "bold yellow"}
+_FEW_FOR_P99: Final = 100
+#: The reason that is shown for a candidate although its drafter has a faster one.
+SHORTER_IS_BETTER: Final = "k_too_high"
 
 
 def measure(
@@ -35,7 +46,9 @@ def measure(
     seed: int = typer.Option(0, help="Seed of the order of decoding and of the choice of prompts."),
     as_json: bool = typer.Option(False, "--json", help="Print as JSON, every paired ratio included."),
 ) -> None:
-    """Say whether speculation pays on your own prompts: ship, do not ship, or too close.
+    """Measure whether speculation pays on your own prompts.
+
+    The verdict on each setting is: ship, do not ship, or too close.
 
     Decodes 30 to 100 prompts with the configured target, vanilla and with each drafter and draft length in turn, in
     random order, and compares them prompt by prompt: speed with bounds, tails, acceptance, memory, texts, and reasons.
@@ -47,3 +60,278 @@ def measure(
 
     told = "stopping after this round; what was measured is reported. Ctrl-C again ends at once"
     carry_out(context, MeasureOrder(**context.params), Report, shown, on_interrupt=told)
+
+
+def show(report: Report) -> None:
+    """Tables, then the verdicts and their reasons."""
+    console = out()
+    everything = [report.vanilla, *(row.figures for row in report.rows)]
+
+    def say(lines: Iterable[str], indent: str = "") -> None:
+        for line in lines:
+            console.print(_wrapped(line, console.width, indent))
+
+    say(_head(report))
+    console.print()
+    console.print(_speeds(report))
+    console.print()
+    console.print(_tails(everything))
+    if len(report.vanilla.acceptance.by_prompt) * report.setup.num_repeats < _FEW_FOR_P99:
+        console.print(Text("With fewer than 100 texts p99 is close to the slowest one.", style="dim"))
+    console.print()
+    console.print(_acceptance(report.rows))
+    console.print()
+    console.print(_memory(report.footprint))
+    say(_footprint(report.footprint))
+    console.print()
+    say(_exactness(report.rows), "  ")
+    console.print()
+    for line, bounds_text in _verdicts(report):
+        say([line], "  ")
+        say((f"  - {sentence}" for sentence in bounds_text), "    ")
+    console.print()
+    say(_conclusion(report))
+
+
+def _wrapped(line: str, width: int, indent: str) -> Text:
+    """Further lines begin with `indent`; a verdict has its colour."""
+    text = Text(textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False))
+    for verdict, style in _STYLES.items():
+        text.highlight_words([verdict.upper()], style)
+    return text
+
+
+def _head(report: Report) -> Iterator[str]:
+    setup, identity = report.setup, report.setup.identity
+    yield f"{identity.target} on {identity.device}, {identity.engine}"
+    yield (
+        f"{setup.num_prompts} prompts of {setup.prompt_tokens:.0f} tokens, {_sampling(setup)}, batch {setup.batch}, "
+        f"answers of {report.vanilla.output_tokens:.0f} tokens (medians; at most {setup.max_tokens}), seed {setup.seed}"
+    )
+    if report.num_turns < report.num_turns_planned:
+        planned = report.num_turns_planned
+        yield f"INTERRUPTED: {report.num_turns} of {planned} batches were measured; what follows is theirs alone"
+
+
+def _sampling(setup: Setup) -> str:
+    return "greedy" if setup.temperature == 0 else f"temperature {setup.temperature:g}"
+
+
+def _speeds(report: Report) -> object:
+    made = table("candidate", "tokens/s", "x vanilla [95 %]", "median [95 %]", "verdict", right=["tokens/s"])
+    made.add_row("vanilla", rate(report.vanilla.tokens_per_s), "", "", "")
+    for row in report.rows:
+        verdict = row.judgement.verdict
+        made.add_row(
+            row.candidate.name,
+            rate(row.figures.tokens_per_s),
+            Text(_ratio(row.figures.ratio)),
+            Text(_ratio(row.figures.median)),
+            Text(verdict.upper(), style=_STYLES[verdict]),
+        )
+    return made
+
+
+def _ratio(bounds: Bounds) -> str:
+    bounds_text = "no bounds" if bounds.known is None else f"{bounds.known[0]:.2f} {bounds.known[1]:.2f}"
+    return f"{bounds.estimate:.2f} [{bounds_text}]"
+
+
+def _tails(everything: Sequence[Figures]) -> object:
+    made = table(
+        "p50 p95 p99 of texts", *(columns := ["first token, ms", "ms a token", "whole text, s"]), right=columns
+    )
+    for figures in everything:
+        cells = [(figures.first_token_s, 1000.0), (figures.token_s, 1000.0), (figures.response_s, 1.0)]
+        made.add_row(figures.candidate.name, *(_three(tails, factor) for tails, factor in cells))
+    return made
+
+
+def _three(tails: Tails | None, factor: float) -> str:
+    """In columns of their own inside the cell."""
+    if tails is None:
+        return "-"
+    return " ".join(f"{_figure(factor * value):>5}" for value in (tails.p50, tails.p95, tails.p99))
+
+
+def _figure(value: float) -> str:
+    """Three digits."""
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _acceptance(rows: Sequence[Row]) -> object:
+    made = table(
+        "acceptance",
+        "tokens a round",
+        "proposed",
+        "empty",
+        "α [95 %]",
+        "α_1, α_2 …",
+        right=["tokens a round", "proposed", "empty"],
+    )
+    for row in rows:
+        seen = row.figures.acceptance
+        by_position = [seen.counts.alpha_at(i) for i in range(1, len(seen.counts.trials) + 1)]
+        made.add_row(
+            row.candidate.name,
+            f"{seen.tokens_per_round:.2f}",
+            f"{seen.proposed_per_round:.2f}",
+            f"{100 * seen.empty_share:.0f} %",
+            share_with_interval(seen.alpha),
+            " ".join(share(a) for a in by_position),
+        )
+    return made
+
+
+def _memory(footprint: Footprint) -> object:
+    sizes = ["weights", "a token", "a full slot"]
+    made = table("memory", "on", *sizes, right=sizes)
+    for part in footprint.parts:
+        numbers = part.weight_bytes, part.kv_bytes_per_token, part.kv_bytes_per_slot
+        made.add_row(part.name, part.device, *map(_bytes, numbers))
+    return made
+
+
+def _footprint(footprint: Footprint) -> Iterator[str]:
+    gpus = "".join(f"; on {device} {_bytes(held)}" for device, held in footprint.bytes_by_device.items())
+    yield f"The process held at most {_bytes(footprint.peak_process_bytes)}{gpus}."
+
+
+def _exactness(rows: Sequence[Row]) -> Iterator[str]:
+    if all(row.figures.exactness.num_equal == row.figures.exactness.num_compared > 0 for row in rows):
+        yield "Texts: every candidate wrote exactly what vanilla wrote."
+        return
+    for row in rows:
+        yield f"Texts of {row.candidate.name}: {_compared(row.figures.exactness)}"
+
+
+def _compared(exactness: Exactness) -> str:
+    if not exactness.num_compared:
+        return "drawn without a seed, so there is nothing to compare."
+    parts = [f"{exactness.num_equal} of {exactness.num_compared} as vanilla's"]
+    if exactness.num_near_ties:
+        parts.append(f"{exactness.num_near_ties} differ at a near-tie")
+    if exactness.num_unexamined:
+        parts.append(f"{exactness.num_unexamined} differ and were not examined")
+    if exactness.num_wrong:
+        parts.append(f"{exactness.num_wrong} DIFFER WHERE THE TARGET IS SURE: a bug, please report it")
+    return ", ".join(parts) + "."
+
+
+def _verdicts(report: Report) -> Iterator[tuple[str, list[str]]]:
+    """The verdict and all reasons of every drafter's best candidate; for the others, that a shorter draft is better."""
+    for drafter in dict.fromkeys(row.candidate.drafter or "" for row in report.rows):
+        best = best_of(report.rows, drafter)
+        yield _verdict(report, best), [sentence for _, sentence in best.reasons]
+        for row in report.rows:
+            if row.candidate.drafter == drafter and row is not best:
+                yield _verdict(report, row), [sentence for name, sentence in row.reasons if name == SHORTER_IS_BETTER]
+
+
+def _verdict(report: Report, row: Row) -> str:
+    return f"{row.candidate.name}: {row.judgement.verdict.upper()}, {_against_the_bar(report, row)}"
+
+
+def _against_the_bar(report: Report, row: Row) -> str:
+    bounds, bar = row.figures.ratio, report.setup.bar
+    if not row.figures.exactness.is_exact:
+        return "because it wrote other texts than vanilla."
+    if bounds.known is None:
+        return f"since {bounds.num_values} batches bound nothing; {_more(report, row)}."
+    low, high = bounds.known
+    if row.judgement.verdict is Verdict.SHIP:
+        return f"at least {low:.2f}x, and the bar is {bar:.2f}x."
+    if row.judgement.verdict is Verdict.DO_NOT_SHIP:
+        return f"at most {high:.2f}x, and the bar is {bar:.2f}x."
+    return f"between {low:.2f}x and {high:.2f}x, the bar of {bar:.2f}x among them; {_more(report, row)}."
+
+
+def _more(report: Report, row: Row) -> str:
+    more = row.judgement.num_more
+    if more is None:
+        return "it is so near the bar that more prompts would hardly settle it"
+    return f"about {more * report.setup.batch} more prompts would probably settle it"
+
+
+def _conclusion(report: Report) -> Iterator[str]:
+    if report.shipped is not None:
+        rivals = ", ".join(candidate.name for candidate in report.rivals)
+        apart = f"; not distinguishable from {rivals}" if rivals else ""
+        yield f"Ship {report.shipped.candidate.name}: {_ratio(report.shipped.figures.ratio)} times vanilla{apart}."
+    elif any(row.judgement.verdict is Verdict.TOO_CLOSE for row in report.rows):
+        yield f"Ship nothing yet: no candidate is sure to reach {report.setup.bar:.2f}x."
+    else:
+        yield f"Ship none of them: none reaches {report.setup.bar:.2f}x on these prompts."
+    if (number := len(report.rows)) > 1:
+        yield (
+            f"The bounds hold for all {number} candidates at once, with 95 % confidence, so the best may be picked by "
+            f"them; the estimate of the one picked is a little flattered."
+        )
+    for bounds_text in report.notes:
+        yield f"Note: {bounds_text}."
+
+
+def _bytes(number: int) -> str:
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if number >= size:
+            value = number / size
+            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+    return f"{number} B"
+
+
+def report_as_json(report: Report) -> dict[str, Any]:
+    """Times in seconds, sizes in bytes, counts as they were counted."""
+    return {
+        "setup": asdict(report.setup),
+        "num_batches": report.num_turns,
+        "num_batches_planned": report.num_turns_planned,
+        "is_interrupted": report.is_interrupted,
+        "vanilla": _figures(report.vanilla),
+        "candidates": [_row(row) for row in report.rows],
+        "ship": None if report.shipped is None else report.shipped.candidate.name,
+        "not_told_apart": [candidate.name for candidate in report.rivals],
+        "memory": asdict(report.footprint),
+        "notes": list(report.notes),
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    judgement = row.judgement
+    return {
+        **_figures(row.figures),
+        "drafter": row.candidate.drafter,
+        "draft_revision": row.candidate.draft_revision,
+        "num_draft_tokens": row.candidate.num_draft_tokens,
+        "verdict": judgement.verdict.value,
+        "num_more_batches": judgement.num_more,
+        "ratio": asdict(row.figures.ratio),
+        "median_ratio": asdict(row.figures.median),
+        "ratios": list(row.figures.ratios),
+        "exactness": asdict(row.figures.exactness),
+        "costs_in_vanilla_rounds": None if row.costs is None else asdict(row.costs),
+        "reasons": [{"name": name, "sentence": sentence} for name, sentence in row.reasons],
+    }
+
+
+def _figures(figures: Figures) -> dict[str, Any]:
+    seen = figures.acceptance
+    counts = seen.counts
+    return {
+        "name": figures.candidate.name,
+        "tokens_per_s": figures.tokens_per_s,
+        "time_to_first_token_s": asdict(figures.first_token_s),
+        "time_per_token_s": None if figures.token_s is None else asdict(figures.token_s),
+        "response_s": asdict(figures.response_s),
+        "output_tokens_median": figures.output_tokens,
+        "num_texts": seen.num_texts,
+        "counts": asdict(counts),
+        "tokens_per_round": seen.tokens_per_round,
+        "proposed_per_round": seen.proposed_per_round,
+        "alpha": _interval(seen.alpha),
+        "alpha_by_position": [_interval(seen.alpha_at(i)) for i in range(1, len(counts.trials) + 1)],
+        "times": asdict(figures.times),
+    }
+
+
+def _interval(interval: Interval | None) -> dict[str, float] | None:
+    return None if interval is None else asdict(interval)

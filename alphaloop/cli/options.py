@@ -1,4 +1,4 @@
-"""The options before a command, and the settings that they select."""
+"""The options before a command, and the settings and the database that they select."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 
 from alphaloop.errors import ConfigError
 from alphaloop.settings import Settings, load_settings
+from alphaloop.store.database import Database
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,8 @@ class GlobalOptions:
         ]
 
 
+#: Of the commands that print figures.
+AS_JSON: Final = typer.Option(False, "--json", help="Print as JSON.")
 #: Commands also take the option after their name: `alphaloop up --data-dir ./data`.
 DATA_DIR: Final = typer.Option(None, help="The same option as before the command.")
 
@@ -77,3 +80,21 @@ def connected_settings(context: typer.Context, *, broker: bool = True, database:
 def _lacks(settings: Settings, *, broker: bool, database: bool) -> list[str]:
     lacking = ["broker"] if broker and settings.kafka.bootstrap_servers is None else []
     return lacking + (["database"] if database and settings.postgres.url is None else [])
+
+
+def open_database(settings: Settings) -> Database:
+    """The database that the settings name, its schema checked. Raises ConfigError, StoreError, SchemaMismatch."""
+    if settings.postgres.url is None:
+        raise ConfigError("no database is configured", hint="set DATABASE_URL, or start everything with `alphaloop up`")
+    database = Database(
+        settings.postgres.url,
+        pool_size=2,
+        connect_timeout_s=settings.postgres.connect_timeout_s,
+        limits=settings.postgres.long_limits(),
+    )
+    try:
+        database.check_revision()
+    except BaseException:
+        database.close()
+        raise
+    return database

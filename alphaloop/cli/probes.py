@@ -1,26 +1,30 @@
-"""`alphaloop probes`: the fixed prompts on which acceptance is measured again."""
+"""`alphaloop probes`: the fixed prompts on which acceptance is measured again. No command shows their text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import typer
 
-from alphaloop.cli.connection import open_database
-from alphaloop.cli.options import connected_settings
-from alphaloop.cli.probing import screens
-from alphaloop.cli.probing.prompts import bodies_of, read_file, read_traffic
-from alphaloop.cli.screen import note, out, print_json
-from alphaloop.errors import AlphaloopError
+from alphaloop.cli.enqueue import report_wrong
+from alphaloop.cli.options import AS_JSON, connected_settings, open_database
+from alphaloop.cli.screen import FittedTable, note, out, print_json, show_rows, table
+from alphaloop.errors import AlphaloopError, ConfigError, MessageError
+from alphaloop.files import reading
+from alphaloop.job_lines import BadLine, JobReader
+from alphaloop.letters.reading import read_letters
+from alphaloop.messages import Job, Origin, parse_job
 from alphaloop.messages.topics import jobs_topic
-from alphaloop.probe_plan import ProbePlanner
+from alphaloop.probe_plan import Measurement, ProbePlan, ProbePlanner
 from alphaloop.probes import ProbeSet, ProbeSource, draw_prompts, new_probe_set
 from alphaloop.settings import Settings
 from alphaloop.store.database import DatabaseClock
-from alphaloop.store.probes import ProbeSetStore
+from alphaloop.store.probes import ProbeSetStore, ProbeSetVersion
 
 REGISTER_EXAMPLE: Final = "alphaloop probes register probes.jsonl --task code"
 DRAW_EXAMPLE: Final = "alphaloop probes draw --task code --prompts 40"
@@ -43,13 +47,13 @@ def register(
     num_draft_tokens: int | None = _K,
     max_tokens: int | None = _MAX_TOKENS,
 ) -> None:
-    """Make these prompts the task's probe set. Never send them as traffic: a drafter could have seen them.
+    """Register prompts as the task's probe set. Never send them as traffic: a drafter could have seen them.
 
     The version before is no longer sent; its history stays, and is compared over the prompts that both versions have.
     The same prompts again change nothing.
     """
     settings = connected_settings(context, broker=False)
-    bodies = bodies_of(read_file(settings, file, task))
+    bodies = _bodies_of(_read_file(settings, file, task))
     _put_in_use(settings, task, bodies, num_draft_tokens, max_tokens, ProbeSource.FILE)
 
 
@@ -68,7 +72,7 @@ def draw(
     deleted, and are decoded again and again. No command and no report shows their text.
     """
     settings = connected_settings(context)
-    bodies = draw_prompts(list(read_traffic(settings, task, newest)), prompts, seed)
+    bodies = draw_prompts(list(_read_traffic(settings, task, newest)), prompts, seed)
     if len(bodies) < prompts:
         raise AlphaloopError(f"expected {prompts} different prompts in {jobs_topic(task)}, found {len(bodies)}")
     _put_in_use(settings, task, bodies, num_draft_tokens, max_tokens, ProbeSource.TRAFFIC)
@@ -77,17 +81,20 @@ def draw(
 def list_sets(
     context: typer.Context,
     task: str | None = typer.Option(None, help="Only this task's."),
-    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """List the versions of every task's probe set, the newest first."""
     with open_database(connected_settings(context, broker=False)) as database:
         versions = ProbeSetStore(database).versions(task)
-    if as_json:
-        print_json([screens.version_as_json(version) for version in versions])
-    elif not versions:
-        note("no task has a probe set; `alphaloop probes register` makes one")
-    else:
-        out().print(screens.versions_table(versions))
+    show_rows(
+        versions,
+        *("task", "version", "in use", "prompts", "k", "source", "registered"),
+        right=["prompts", "k"],
+        cells=_version_cells,
+        nothing="no task has a probe set; `alphaloop probes register` makes one",
+        as_json=as_json,
+        row_as_json=_version_as_json,
+    )
 
 
 def show(
@@ -95,7 +102,7 @@ def show(
     task: str = typer.Argument(help="The task."),
     version: str | None = typer.Option(None, help="The version to show; the one in use, if left out."),
     against: str | None = typer.Option(None, help="Another version, of which the differences are shown."),
-    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Show the prompts of a probe set by their ids and lengths, and which of them another version has.
 
@@ -105,18 +112,18 @@ def show(
         store = ProbeSetStore(database)
         shown = _version(store, task, version)
         other = _version(store, task, against) if against else None
-    lines = screens.prompt_lines(shown, other)
+    lines = _prompt_lines(shown, other)
     if as_json:
         print_json({"task": task, "version": shown.version, "against": other and other.version, "prompts": lines})
     else:
-        out().print(screens.prompts_table(shown, lines))
+        out().print(_prompts_table(shown, lines))
         if other is not None:
-            note(screens.difference(shown, other))
+            note(_difference(shown, other))
 
 
 def plan(
     context: typer.Context,
-    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    as_json: bool = AS_JSON,
 ) -> None:
     """Show which probes the scheduler's next run would send, why, in which order, and what the budget holds back."""
     settings = connected_settings(context, broker=False)
@@ -124,13 +131,13 @@ def plan(
         planner = ProbePlanner(database, settings)
         found = planner.plan(planner.sets(), DatabaseClock(database).measure())
     if as_json:
-        print_json(screens.plan_as_json(found))
+        print_json(_plan_as_json(found))
     elif not found.num_probe_sets:
         note("no task has a probe set; `alphaloop probes register` makes one")
     else:
         if found.measurements:
-            out().print(screens.plan_table(found))
-        note(screens.plan_sentence(found))
+            out().print(_plan_table(found))
+        note(_plan_sentence(found))
 
 
 def _put_in_use(
@@ -160,3 +167,151 @@ def _version(store: ProbeSetStore, task: str, version: str | None) -> ProbeSet:
         wanted = f"version {version} of {task}" if version else f"a probe set of {task} in use"
         raise AlphaloopError(f"there is no {wanted}", hint="`alphaloop probes list` shows what there is")
     return found
+
+
+def _read_file(settings: Settings, file: Path, task: str) -> list[Job]:
+    """Every prompt of a JSONL file, or an error: a set with a prompt missing would be another set."""
+    with reading(file, say=note) as source:
+        items = list(JobReader(settings, task=task).read(source.lines, source.name))
+    wrong = [item for item in items if isinstance(item, BadLine)]
+    jobs = [item.job for item in items if not isinstance(item, BadLine)]
+    report_wrong(wrong)
+    if strangers := {job.task for job in jobs} - {task}:
+        raise AlphaloopError(f"expected prompts of {task}, found some of {', '.join(sorted(strangers))}")
+    if wrong or not jobs:
+        raise AlphaloopError(f"nothing was registered: {len(wrong)} wrong lines, {len(jobs)} good ones")
+    return jobs
+
+
+def _read_traffic(settings: Settings, task: str, newest: int) -> Iterator[Job]:
+    """The newest jobs of a task, so many of each partition. Raises ConfigError without the task's consent.
+
+    Messages that are no jobs are passed over.
+    """
+    if task not in settings.tasks:
+        raise ConfigError(f"expected one of the tasks {', '.join(sorted(settings.tasks))}, found {task}")
+    if not settings.tasks[task].probes_from_traffic:
+        raise ConfigError(
+            f"tasks.{task}.probes_from_traffic: expected true, found false",
+            hint="set it if prompts of this task may be stored and decoded again; else register a file of prompts",
+        )
+    topic = jobs_topic(task)
+    for letter in read_letters(settings.kafka, [topic], newest=newest):
+        record = letter.record
+        with suppress(MessageError):
+            yield parse_job(record.value, Origin("", topic, record.partition, record.offset), task=task)
+
+
+def _bodies_of(jobs: Iterable[Job]) -> list[dict[str, Any]]:
+    """The bodies as they are stored, in OpenAI's form."""
+    return [job.body.model_dump(mode="json", exclude_defaults=True, exclude_none=True) for job in jobs]
+
+
+def _version_as_json(version: ProbeSetVersion) -> dict[str, Any]:
+    """One version for machines."""
+    return {
+        "task": version.task,
+        "version": version.version,
+        "in_use": version.is_active,
+        "num_prompts": version.num_prompts,
+        "num_draft_tokens": version.num_draft_tokens,
+        "source": version.source.value,
+        "created_at": version.created_at.isoformat(),
+    }
+
+
+def _version_cells(one: ProbeSetVersion) -> list[str]:
+    in_use, registered = "yes" if one.is_active else "", f"{one.created_at:%Y-%m-%d %H:%M}"
+    numbers = [str(one.num_prompts), str(one.num_draft_tokens)]
+    return [one.task, one.version, in_use, *numbers, one.source.value, registered]
+
+
+def _prompt_lines(shown: ProbeSet, other: ProbeSet | None) -> list[dict[str, Any]]:
+    """The prompts of a set; with `other`, whether that version has them too."""
+    theirs = {prompt.prompt_id for prompt in other.prompts.values()} if other else set()
+    return [
+        {"position": position, "prompt_id": prompt.prompt_id, "num_chars": _num_chars(prompt.body)}
+        | ({"is_shared": prompt.prompt_id in theirs} if other else {})
+        for position, prompt in sorted(shown.prompts.items())
+    ]
+
+
+def _prompts_table(shown: ProbeSet, lines: Sequence[Mapping[str, Any]]) -> FittedTable:
+    """The prompts by id."""
+    is_compared = any("is_shared" in line for line in lines)
+    columns = ["position", "prompt", "characters", *(["in both"] if is_compared else [])]
+    title = f"{shown.task} {shown.version}, k={shown.num_draft_tokens}, from {shown.source.value}"
+    found = table(*columns, right=["position", "characters"], title=title)
+    for line in lines:
+        both = ["yes" if line["is_shared"] else "no"] if is_compared else []
+        found.add_row(str(line["position"]), line["prompt_id"], str(line["num_chars"]), *both)
+    return found
+
+
+def _difference(shown: ProbeSet, other: ProbeSet) -> str:
+    """One sentence: what the versions have in common, and whether their runs can be compared."""
+    ours = {prompt.prompt_id for prompt in shown.prompts.values()}
+    theirs = {prompt.prompt_id for prompt in other.prompts.values()}
+    told = f"{len(ours & theirs)} prompts in both, {len(ours - theirs)} only here, {len(theirs - ours)} only there"
+    if shown.num_draft_tokens != other.num_draft_tokens:
+        return f"{told}; not compared, because k is {shown.num_draft_tokens} here and {other.num_draft_tokens} there"
+    return told
+
+
+def _plan_as_json(plan: ProbePlan) -> dict[str, Any]:
+    """The plan for machines; times in seconds."""
+    return {
+        "budget_device_s": round(plan.budget_device_s, 3),
+        "measurements": [_measurement_as_json(one) for one in plan.measurements],
+    }
+
+
+def _plan_table(plan: ProbePlan) -> FittedTable:
+    """The measurements in their order."""
+    numbers = ["k", "decoded", "scored", "device s", "at stake s"]
+    found = table("task", "drafter", "k", "why", *numbers[1:], "last measured", "sent", right=numbers)
+    for one in plan.measurements:
+        due = one.due
+        found.add_row(
+            due.task,
+            due.drafter,
+            str(due.num_draft_tokens),
+            due.why.value,
+            str(one.num_decoded),
+            str(one.num_prompts - one.num_decoded),
+            f"{one.device_s:.1f}",
+            f"{due.at_stake_device_s:.1f}",
+            f"{due.last_probed:%Y-%m-%d %H:%M}" if due.last_probed else "never",
+            "yes" if one.is_sent else "waits",
+        )
+    return found
+
+
+def _plan_sentence(plan: ProbePlan) -> str:
+    """What the next run sends, and what it may take."""
+    if not plan.measurements:
+        return "nothing is due: every task and drafter has fresh evidence"
+    needed = sum(one.device_s for one in plan.measurements if one.is_sent)
+    told = f"the next run sends {len(plan.chosen)} of {len(plan.measurements)} measurements"
+    return f"{told}, {needed:.1f} of {plan.budget_device_s:.1f} device seconds"
+
+
+def _measurement_as_json(one: Measurement) -> dict[str, Any]:
+    due = one.due
+    return {
+        "task": due.task,
+        "drafter": due.drafter,
+        "num_draft_tokens": due.num_draft_tokens,
+        "why": due.why.value,
+        "num_prompts": one.num_prompts,
+        "num_decoded": one.num_decoded,
+        "device_s": round(one.device_s, 3),
+        "at_stake_device_s": round(due.at_stake_device_s, 3),
+        "last_probed": due.last_probed.isoformat() if due.last_probed else None,
+        "is_sent": one.is_sent,
+    }
+
+
+def _num_chars(body: Mapping[str, Any]) -> int:
+    asked = body.get("prompt")
+    return len(asked) if isinstance(asked, str) else len(json.dumps(body.get("messages"), ensure_ascii=False))

@@ -1,32 +1,34 @@
-"""`alphaloop replay`: what another configuration would have chosen, and what that would have cost."""
+"""`alphaloop replay`: decide past jobs again under other settings, day by day, and compare the costs."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import typer
 
-from alphaloop.cli.connection import open_database
 from alphaloop.cli.explain import check_task
-from alphaloop.cli.options import connected_settings, global_options
-from alphaloop.cli.replaying.result import Replayed, Window
-from alphaloop.cli.replaying.run import replay_history, rules_of
-from alphaloop.cli.replaying.screens import document, show
-from alphaloop.cli.screen import print_json, progress
-from alphaloop.deciding.replay import Rules
+from alphaloop.cli.options import AS_JSON, connected_settings, global_options, open_database
+from alphaloop.cli.screen import out, paragraph, print_json, progress, table
+from alphaloop.deciding.decision import Decision
+from alphaloop.deciding.replay import Compared, Decoded, Pricing, Replay, Rules, group_of, is_given, total
+from alphaloop.deciding.snapshot import Snapshot
 from alphaloop.errors import AlphaloopError, ConfigError
-from alphaloop.moments import moment
+from alphaloop.messages import Purpose
+from alphaloop.moments import moment, shown
 from alphaloop.settings import Settings, load_settings, overridden
 from alphaloop.store.database import Database
-from alphaloop.store.snapshots import SnapshotStore
+from alphaloop.store.snapshots import JobsAlike, SnapshotStore
+from alphaloop.wording import named
 
 EXAMPLE: Final = """\
 alphaloop replay --set policy.explore_share=0.0
 alphaloop replay --task code --since 7d --set models.drafters.lookup.max_draft_tokens=4
 alphaloop replay --configs ./configs-to-be --since 2026-09-01 --until 2026-09-08 --json"""
-
 #: Settings that decisions depend on and that history can replay; `*` is a name that the user chooses.
 _DECIDING: Final = (
     "policy.*",
@@ -42,6 +44,16 @@ _INFERRED: Final = {
     "worker.history_half_life_days": "it is in the posteriors of a snapshot",
     "tasks.*.max_tokens": "a snapshot has the limits of the jobs themselves",
 }
+_DAY: Final = timedelta(days=1)
+_NO_COST = "no cost was known of how they were, or would have been, decoded"
+_NO_SNAPSHOT = "no snapshot of their decision is stored"
+_MAX_WAYS: Final = 3
+_HONESTLY: Final = (
+    '"measured" is the device time that the jobs took. The other two columns are computed in the same way, from the '
+    "posteriors and the costs of each decision's snapshot, so only their difference counts. Its bounds include the "
+    "doubt about α only. No job was decoded with the replayed settings: the evidence is that of the decoded jobs, "
+    "exploration of the past costs the replay nothing, and a job keeps one setting, however many sequences run."
+)
 
 
 def replay(
@@ -54,9 +66,9 @@ def replay(
     ),
     configs: Path | None = typer.Option(None, help="Folder of TOML files to use instead of today's."),
     seed: int = typer.Option(0, help="Seed of the random draws for exploration, controls and bounds."),
-    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    as_json: bool = AS_JSON,
 ) -> None:
-    """Decide past jobs again under another configuration, and compare the costs.
+    """Decide past jobs again under other settings, and compare the costs.
 
     Takes each decision again from its snapshot, in order, with the policy that a worker uses, and compares the device
     time of these choices with that of the choices made. Writes nothing to the database.
@@ -67,7 +79,7 @@ def replay(
     if begin is not None and begin >= end:
         raise ConfigError("--since: expected a time before --until", hint="--since 7d --until 1d")
     was = connected_settings(context, broker=False)
-    would = changed_settings(context, was, configs, changes)
+    would = _changed_settings(context, was, configs, changes)
     with open_database(was) as database:
         if task is not None:
             check_task(database, was, task)
@@ -75,19 +87,20 @@ def replay(
         found = _run(database, rules_of(was, would), window, seed)
     changed = [*([f"--configs {configs}"] if configs else []), *changes]
     if as_json:
-        print_json(document(found, changed))
+        print_json(_document(found, changed))
     else:
         show(found, changed)
 
 
-def changed_settings(context: typer.Context, was: Settings, configs: Path | None, changes: list[str]) -> Settings:
+def _changed_settings(context: typer.Context, was: Settings, configs: Path | None, changes: list[str]) -> Settings:
     """The settings to replay with. Raises ConfigError for an unknown setting or one that no decision depends on."""
     for change in changes:
+        overridden(was, [change])  # what is no setting is told first
         path = change.partition("=")[0].strip()
         why = next((why for known, why in _INFERRED.items() if _matches(path, known)), None)
-        if why is not None and _is_setting(was, change):
+        if why is not None:
             raise _cannot_change(path, why)
-        if not any(_matches(path, known) for known in _DECIDING) and _is_setting(was, change):
+        if not any(_matches(path, known) for known in _DECIDING):
             raise ConfigError(f"{path}: no decision of the past depends on it", hint=f"any of {', '.join(_DECIDING)}")
     found = was if configs is None else load_settings(configs, profile=global_options(context).profile)
     would = overridden(found, changes)
@@ -112,15 +125,40 @@ def _cannot_change(path: str, why: str) -> ConfigError:
     )
 
 
-def _is_setting(settings: Settings, change: str) -> bool:
-    """Whether `change` names a setting. Raises ConfigError if not, with the better message."""
-    overridden(settings, [change])
-    return True
-
-
 def _matches(path: str, known: str) -> bool:
     parts, pattern = path.split("."), known.split(".")
     return len(parts) == len(pattern) and all(b in ("*", a) for a, b in zip(parts, pattern, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What is replayed: decisions taken in [since, until), of one task or all."""
+
+    since: datetime
+    until: datetime
+    task: str | None
+
+    def days(self) -> Iterator[tuple[datetime, datetime]]:
+        """Its parts by UTC day; each begins where the one before ended."""
+        begin = self.since
+        while begin < self.until:
+            end = min(self.until, datetime.combine(begin.astimezone(UTC).date(), time(), UTC) + _DAY)
+            yield begin, end
+            begin = end
+
+
+@dataclass(slots=True)
+class Replayed:
+    """The result of a replay."""
+
+    window: Window
+    tasks: dict[str, Compared] = field(default_factory=dict)
+    reasons: Counter[str] = field(default_factory=Counter)  #: jobs by the reason that they would have had
+    num_recorded: int = 0  #: decisions of the window
+    num_reproduced: int = 0  #: of these, decisions that come out as they were recorded
+    num_given: int = 0  #: probes, controls, and jobs whose mode the job or the engine fixed
+    left_out: Counter[str] = field(default_factory=Counter)  #: jobs that were not compared, by the reason
+    num_days: int = 0
 
 
 def _window(database: Database, task: str | None, begin: datetime | None, end: datetime, longest: timedelta) -> Window:
@@ -142,3 +180,167 @@ def _run(database: Database, rules: Rules, window: Window, seed: int) -> Replaye
             bar.update(shown, completed=num_done, note=f"{num_jobs} jobs")
 
         return replay_history(database, rules, window, seed=seed, tell=tell)
+
+
+def rules_of(was: Settings, would: Settings) -> Rules:
+    """The settings to replay with; `was` are today's, which say what of the drafters was changed."""
+    before, after = was.models.drafters, would.models.drafters
+    longest = {
+        name: after[name].max_draft_tokens
+        for name in before.keys() & after.keys()
+        if after[name].max_draft_tokens != before[name].max_draft_tokens
+    }
+    tasks = {name: task.rules() for name, task in would.tasks.items()}
+    return Rules(would.policy.limits(), tasks, longest, frozenset(before.keys() - after.keys()))
+
+
+def replay_history(
+    database: Database, rules: Rules, window: Window, *, seed: int, tell: Callable[[int, int], None]
+) -> Replayed:
+    """Decide the window again under `rules`; `tell` is called with days done and jobs read. Only reads.
+
+    Memory grows with the number of incumbents and with the decisions of a day, not with the number of jobs.
+    """
+    found, store, pricing = Replayed(window), SnapshotStore(database), Pricing(seed)
+    replays: dict[str, Replay] = {}
+    for number, (begin, end) in enumerate(window.days()):
+        for stored, jobs in store.between(begin, end, task=window.task):
+            past, facts = stored.snapshot, stored.facts
+            found.num_recorded += 1
+            found.num_reproduced += past.is_reproduced(past.decide(facts.limits))
+            decisions = replays.setdefault(facts.owner, Replay(rules)).decide(past, facts)
+            _compare(past, decisions, jobs, pricing, found)
+            if found.num_recorded % 200 == 0:
+                tell(number, sum(found.reasons.values()))
+        found.left_out[_NO_SNAPSHOT] += store.num_without(begin, end, task=window.task)
+        found.num_days = number + 1
+        tell(number + 1, sum(found.reasons.values()))
+    return found
+
+
+def _compare(
+    past: Snapshot, decisions: Sequence[Decision], jobs: Sequence[JobsAlike], pricing: Pricing, found: Replayed
+) -> None:
+    for its in jobs:
+        number = group_of(past, its.segment, its.prompt_bucket)
+        if its.purpose != Purpose.TRAFFIC or (number is not None and is_given(past, past.decisions[number])):
+            found.num_given += its.num_jobs
+            continue
+        if number is None or not past.is_whole:
+            found.left_out["their snapshot had no room for all drafters and groups of jobs"] += its.num_jobs
+            continue
+        decoded = Decoded(its.setting, its.num_jobs, its.num_tokens, its.num_prompt_tokens, its.device_s)
+        compared = pricing.compare(past, past.groups[number], decoded, decisions[number].setting)
+        if compared is None:
+            found.left_out[_NO_COST] += its.num_jobs
+            continue
+        task = past.subject.task
+        found.tasks[task] = found.tasks.get(task, Compared()) + compared
+        found.reasons[decisions[number].reason] += its.num_jobs
+
+
+def show(found: Replayed, changed: Sequence[str]) -> None:
+    """Print what would have been chosen, and what that would have cost."""
+    everything = total(found.tasks.values())
+    paragraph(
+        f"{everything.num_jobs} jobs from {shown(found.window.since)} to {shown(found.window.until)}, "
+        f"{found.num_recorded} decisions, taken again with {', '.join(changed) or 'the settings of today'}.",
+        style="bold",
+    )
+    if found.num_given:
+        paragraph(f"{found.num_given} more were probes, controls, or fixed by the job or by the state of the engine.")
+    if found.num_recorded:
+        paragraph(
+            f"{found.num_reproduced} of {found.num_recorded} decisions come out as they were, with the settings of "
+            "their time."
+        )
+    for why, number in found.left_out.items():
+        if number:
+            paragraph(f"{number} more are left out: {why}.")
+    if not everything.num_jobs:
+        return
+    out().print()
+    columns = ("jobs", "same", "measured", "as it was", "replayed", "device time [95 %]")
+    made = table("ms/token", *columns, right=columns[:-1])
+    for task, its in sorted(found.tasks.items()):
+        made.add_row(task, *_cells(its))
+    if len(found.tasks) > 1:
+        made.add_row("all tasks", *_cells(everything), style="bold")
+    out().print(made)
+    out().print()
+    for task, its in sorted(found.tasks.items()):
+        if named_changes := _ways(its):
+            paragraph(f"{task}: {named_changes}.")
+    reasons = ", ".join(f"{reason.replace('_', ' ')} {number}" for reason, number in found.reasons.most_common())
+    paragraph(f"Reasons: {reasons} jobs.")
+    gained = everything.was_s - everything.would_s
+    verdict = f"saved {_time(gained)} of" if gained >= 0 else f"cost {_time(-gained)} more than"
+    paragraph(
+        f"It would have {verdict} {_time(everything.was_s)} of the device. "
+        f"{_share(_num_changed_tokens(everything), everything.num_tokens)} of the tokens would change settings; "
+        f"{_share(everything.num_untested_tokens, everything.num_tokens)} from drafts longer than any that were tested."
+    )
+    paragraph(_HONESTLY, style="dim")
+
+
+def _document(found: Replayed, changed: Sequence[str]) -> dict[str, Any]:
+    """The same for machines."""
+    return {
+        "since": found.window.since,
+        "until": found.window.until,
+        "changed": list(changed),
+        "num_recorded": found.num_recorded,
+        "num_reproduced": found.num_reproduced,
+        "num_given": found.num_given,
+        "left_out": {why: number for why, number in found.left_out.items() if number},
+        "reasons": dict(found.reasons),
+        "tasks": {task: _compared(its) for task, its in sorted(found.tasks.items())},
+        "total": _compared(total(found.tasks.values())),
+        "modelled": _HONESTLY,
+    }
+
+
+def _compared(its: Compared) -> dict[str, Any]:
+    return {
+        "num_jobs": its.num_jobs,
+        "num_tokens": its.num_tokens,
+        "num_same_jobs": its.num_same_jobs,
+        "num_untested_tokens": its.num_untested_tokens,
+        "measured_s": its.measured_s,
+        "was_s": its.was_s,
+        "would_s": its.would_s,
+        "ratio": asdict(its.ratio) if its.ratio else None,
+        "ways": [
+            {"was": asdict(was), "would": asdict(would), "num_tokens": tokens}
+            for (was, would), tokens in its.settings.most_common()
+        ],
+    }
+
+
+def _cells(its: Compared) -> list[str]:
+    per_token = [f"{1000 * seconds / its.num_tokens:.2f}" for seconds in (its.measured_s, its.was_s, its.would_s)]
+    ratio = its.ratio
+    gain = "-" if ratio is None else f"{ratio.mean - 1:+.1%} [{ratio.low - 1:+.1%} {ratio.high - 1:+.1%}]"
+    return [str(its.num_jobs), f"{its.num_same_jobs / its.num_jobs:.0%}", *per_token, gain]
+
+
+def _ways(its: Compared) -> str:
+    other = Counter({ways: tokens for ways, tokens in its.settings.items() if ways[0] != ways[1]})
+    named_changes = []
+    for ways, tokens in other.most_common(_MAX_WAYS):
+        change = " → ".join(named(way.drafter, way.num_draft_tokens) for way in ways)
+        named_changes.append(f"{change} for {_share(tokens, its.num_tokens)} of the tokens")
+    more = len(other) - _MAX_WAYS
+    return "; ".join(named_changes) + (f"; {more} other changes" if more > 0 else "")
+
+
+def _share(part: int, whole: int) -> str:
+    return "under 1%" if 0 < part < 0.005 * whole else f"{part / whole:.0%}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _num_changed_tokens(its: Compared) -> int:
+    return sum(tokens for (was, would), tokens in its.settings.items() if was != would)

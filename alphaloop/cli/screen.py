@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeVar
 
 from rich import progress as bars
 from rich.cells import cell_len, chop_cells
@@ -19,8 +19,9 @@ from rich.text import Text
 from alphaloop.errors import AlphaloopError, MessageError
 from alphaloop.wording import harmless, json_text
 
+Row = TypeVar("Row")
 #: Tables must be readable in a pipe and in a narrow window alike.
-PIPE_WIDTH: Final = 100
+_PIPE_WIDTH: Final = 100
 #: Between two columns of a table.
 _GAP: Final = 2
 #: Ways to break long names that are tried: more would break short words too.
@@ -53,6 +54,27 @@ def print_json_line(value: Any) -> None:
     """Print one line of JSON to standard output at once."""
     sys.stdout.write(json_text(value) + "\n")
     sys.stdout.flush()
+
+
+def show_rows(
+    found: Sequence[Row],
+    *columns: str,
+    cells: Callable[[Row], Sequence[RenderableType]],
+    nothing: str,
+    as_json: bool,
+    row_as_json: Callable[[Row], Any],
+    right: Sequence[str] = (),
+) -> None:
+    """Print all that was found: as JSON, as a table with the cells of each row, or a note that there is nothing."""
+    if as_json:
+        print_json([row_as_json(one) for one in found])
+    elif not found:
+        note(nothing)
+    else:
+        shown = table(*columns, right=right)
+        for one in found:
+            shown.add_row(*cells(one))
+        out().print(shown)
 
 
 def as_shown(text: str) -> str:
@@ -262,7 +284,7 @@ def _broken(text: Text, width: int) -> Text:
 
 def _console(file: Any) -> Console:
     is_terminal = file.isatty()
-    width = None if is_terminal or "COLUMNS" in os.environ else PIPE_WIDTH
+    width = None if is_terminal or "COLUMNS" in os.environ else _PIPE_WIDTH
     return _HarmlessConsole(file=file, width=width, highlight=False, markup=False, emoji=False)
 
 

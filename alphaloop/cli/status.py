@@ -13,8 +13,7 @@ import typer
 
 from alphaloop.as_decoded import at_load, drafted_by_load, percent, setting
 from alphaloop.cli.children import LogFollower, child_log, field_of
-from alphaloop.cli.connection import open_database
-from alphaloop.cli.options import connected_settings
+from alphaloop.cli.options import AS_JSON, connected_settings, open_database
 from alphaloop.cli.screen import FittedTable, note, out, paragraph, print_json, table
 from alphaloop.embedded.process import is_listening
 from alphaloop.embedded.stack import running_stack
@@ -42,9 +41,11 @@ alphaloop status --json"""
 def status(
     context: typer.Context,
     hours: float = typer.Option(24.0, min=0.01, help="How far back to look, to the full hour."),
-    as_json: bool = typer.Option(False, "--json", help="Print as JSON."),
+    as_json: bool = AS_JSON,
 ) -> None:
-    """Show every task: its jobs, how they were decoded, the measured speed-up, what the next job would do; and workers.
+    """Show the state of all tasks and workers.
+
+    Of each task: its jobs, how they were decoded, the measured speed-up, and what the next job would do.
 
     Of jobs, `waiting` counts those that no worker has claimed, with the age of the oldest; of more than 1000 in a
     partition it counts offsets, transactions' markers too. `held` counts those that a worker has claimed; the others

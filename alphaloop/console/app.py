@@ -1,42 +1,51 @@
-"""The application: addresses, who may see them, and what stands around every page."""
+"""The console as a web application: addresses, who may see them, what those who signed in may do, and the server.
+
+A page is a function of `tasks`, `jobs`, `batches`, `letters` or `reports`; an action is a form of a page.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Awaitable, Callable
-from typing import Any, Final
-from urllib.parse import quote
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from importlib import resources
+from typing import Any, Final, Self
+from urllib.parse import quote, urlencode
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import alphaloop
-from alphaloop.console import assets, uploading
-from alphaloop.console.actions import ACTIONS, Action
-from alphaloop.console.headers import SafeHeaders
+from alphaloop.console import batches, jobs, letters, reports, tasks
 from alphaloop.console.page import NotFound, Page, WrongRequest, respond, wants_json
-from alphaloop.console.places import PLACES, place_of
+from alphaloop.console.reading import Sources
 from alphaloop.console.sessions import COOKIE, Session, Sessions, TooManyFailures, is_token_of
-from alphaloop.console.sources import Sources
-from alphaloop.console.streaming import Read, Streams
-from alphaloop.console.views import batches, drafts, drift, jobs, letters, now, reports, task, tasks
 from alphaloop.errors import AlphaloopError, BrokerError, StoreUnavailable
-from alphaloop.store.drift import NoSuchEvent
-from alphaloop.store.incidents import NoSuchIncident
+from alphaloop.kafka.producer import request_cancellation
+from alphaloop.metrics_server import listening, url_of
+from alphaloop.settings import Settings
+from alphaloop.store.drift import DriftEventStore, NoSuchEvent
+from alphaloop.store.incidents import IncidentStore, NoSuchIncident
 
 log = logging.getLogger(__name__)
-
 View = Callable[[Sources, Request], Page | Response]
 VIEWS: Final[dict[str, View]] = {
-    "/now": now.now,
+    "/now": tasks.now,
     "/tasks": tasks.tasks,
-    "/tasks/{task}": task.task,
+    "/tasks/{task}": tasks.task,
     "/jobs": jobs.jobs,
     "/job": jobs.job,
     "/batches": batches.batches,
@@ -44,9 +53,9 @@ VIEWS: Final[dict[str, View]] = {
     "/dead-letters": letters.letters,
     "/dead-letter": letters.letter,
     "/dead-letters/redrive": letters.redrive,
-    "/drift": drift.drift,
-    "/drift/{event:int}": drift.drift_event,
-    "/drafts": drafts.drafts,
+    "/drift": reports.drift,
+    "/drift/{event:int}": reports.drift_event,
+    "/drafts": reports.drafts,
     "/reports": reports.reports,
     "/report": reports.report,
 }
@@ -61,6 +70,83 @@ _STATUS: Final[tuple[tuple[type[AlphaloopError], int], ...]] = (
 )
 _MAX_FIELD_BYTES: Final = 16_384
 _CHALLENGE: Final = {"WWW-Authenticate": 'Basic realm="alphaloop console"'}
+Fields = Mapping[str, str]
+#: Carries an action out, and returns the address of the page that shows what came of it.
+Action = Callable[[Sources, Session, Request, Fields], str]
+_MAX_NOTE_CHARS: Final = 2000
+_HEADERS: Final[Mapping[str, str]] = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Referrer-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+#: In order: address, name, key behind g.
+_PLACES: Final = (
+    ("/", "Now", "n"),
+    ("/tasks", "Tasks", "t"),
+    ("/jobs", "Jobs", "j"),
+    ("/batches", "Batches", "b"),
+    ("/dead-letters", "Dead letters", "l"),
+    ("/drift", "Drift", "d"),
+    ("/drafts", "Drafts", "f"),
+    ("/reports", "Reports", "r"),
+)
+#: What the addresses below a place begin with, where that is not the place's own.
+_BELOW: Final = {"/jobs": "/job", "/batches": "/batch", "/reports": "/report", "/dead-letters": "/dead-letter"}
+_STOP_S: Final = 5.0
+
+
+class ConsoleServer:
+    """Listens from its construction on, until it is closed."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises ConfigError where the port is taken, or no database is configured."""
+        self._sources = Sources.of(settings)
+        self._socket = listening(settings.console.http_host, settings.console.http_port, "console.http_port")
+        self.listens_at: Final = url_of(*self._socket.getsockname()[:2])
+        self.url: Final = settings.console.public_url or self.listens_at  #: what people type
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        config = uvicorn.Config(
+            Console(self._sources).app(),
+            http="h11",
+            loop="asyncio",
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=200,
+            timeout_keep_alive=15,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._serve, name="console", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop serving, and give the connections back."""
+        self._server.should_exit = True
+        self._thread.join(_STOP_S)
+        self._socket.close()
+        self._sources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _serve(self) -> None:
+        self._server.run(sockets=[self._socket])
 
 
 class Console:
@@ -70,11 +156,11 @@ class Console:
         self._sources = sources
         self._settings = sources.settings.console
         self._sessions = Sessions(self._settings)
-        self._streams = Streams()
+        self._streams = jobs.Streams()
 
     def app(self) -> Starlette:
         """The application."""
-        routes = [Route("/", self._of(now.now)), Route("/static/{name}", self._open(assets.serve))]
+        routes = [Route("/", self._of(tasks.now)), Route("/static/{name}", self._open(_serve))]
         for path, view in VIEWS.items():
             # The twin first, because a task's name is a segment of a path, and JSON's ends in .json.
             routes += [Route(f"{path}.json", self._of(view)), Route(path, self._of(view))]
@@ -91,7 +177,7 @@ class Console:
         return Starlette(
             routes=routes,
             middleware=[
-                Middleware(SafeHeaders),
+                Middleware(_SafeHeaders),
                 Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts or ("*",)), www_redirect=False),
             ],
             exception_handlers={HTTPException: self._refuse},
@@ -111,7 +197,7 @@ class Console:
 
     async def _stream(self, request: Request) -> Response:
         """The text of a job while it is decoded."""
-        found: list[Read] = []
+        found: list[jobs.Read] = []
 
         def look(request: Request) -> Response:
             if self._sessions.are_needed and self._session(request) is None:
@@ -146,13 +232,13 @@ class Console:
         if session is None:
             return self._sign_in_first(request)
         try:
-            uploading.check_size(request, self._settings.max_batch_mb)
-            async with uploading.received(request, session) as upload:
+            batches.check_size(request, self._settings.max_batch_mb)
+            async with batches.received(request, session) as upload:
                 if upload is None:
                     return self._sign_in_first(request)
 
                 def answer(request: Request) -> Response:
-                    return RedirectResponse(uploading.submit(self._sources, session, upload), 303)
+                    return RedirectResponse(batches.submit(self._sources, session, upload), 303)
 
                 return await run_in_threadpool(self._open(answer), request)
         except WrongRequest as error:
@@ -225,12 +311,12 @@ class Console:
     def _frame(self, request: Request, session: Session | None) -> dict[str, Any]:
         """What stands around every page."""
         return {
-            "places": PLACES,
-            "here": place_of(request.url.path),
+            "places": _PLACES,
+            "here": _place_of(request.url.path),
             "session": session,
             "is_open": not self._sessions.are_needed,
             "version": alphaloop.__version__,
-            "asset_url": assets.asset_url,
+            "asset_url": _asset_url,
             "refresh_s": self._settings.refresh_s,
         }
 
@@ -247,3 +333,141 @@ class Console:
 def _inside(to: str | None) -> str:
     """An address of the console; `/` for any other."""
     return to if to and to.startswith("/") and not to.startswith(("//", "/\\")) else "/"
+
+
+def _place_of(path: str) -> str | None:
+    """The place to which an address belongs."""
+    below = (place for place, *_ in _PLACES[1:] if path.startswith(_BELOW.get(place, place)))
+    return next(below, "/" if path in ("/", "/now") else None)
+
+
+def acknowledge(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
+    """Take note of an open drift event, as `alphaloop drift ack` does. Raises NoSuchEvent."""
+    event_id, (by, note) = request.path_params["event"], _acknowledgement(fields)
+    DriftEventStore(sources.database).acknowledge(min(event_id, 2**63 - 1), by, note, datetime.now(UTC))
+    _log(session, "drift_acknowledged", f"drift event {event_id}")
+    return f"/drift/{event_id}"
+
+
+def _acknowledge_incident(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
+    """Take note of an open incident. Raises NoSuchIncident."""
+    incident_id, (by, note) = request.path_params["incident"], _acknowledgement(fields)
+    IncidentStore(sources.database).acknowledge(min(incident_id, 2**63 - 1), by, note, datetime.now(UTC))
+    _log(session, "incident_acknowledged", f"incident {incident_id}")
+    return "/drift"
+
+
+def cancel(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
+    """Ask the workers to cancel a job, as `alphaloop cancel` does. Raises BrokerError."""
+    job_id = fields.get("id", "")
+    if not 0 < len(job_id) <= 200:
+        raise WrongRequest("expected the id of a job")
+    request_cancellation(sources.settings.kafka, [job_id])
+    _log(session, "job_cancelled", f"job {job_id}")
+    return f"/job?id={quote(job_id, safe='')}&asked=cancel"
+
+
+def _cancel_batch(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
+    """Ask the workers to cancel what has not ended of a batch, as `alphaloop batch cancel` does.
+
+    Raises BrokerError, StoreError.
+    """
+    batch_id = fields.get("id", "")
+    if not 0 < len(batch_id) <= 200:
+        raise WrongRequest("expected the id of a batch")
+    found = batches.open_jobs_of(sources, batch_id)
+    request_cancellation(sources.settings.kafka, found)
+    _log(session, "batch_cancelled", f"batch {batch_id}, {len(found)} jobs")
+    return f"/batch?id={quote(batch_id, safe='')}&asked=cancel"
+
+
+def redrive(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
+    """Send dead letters again, as `alphaloop dlq redrive` does. Raises WrongRequest, BrokerError, StoreError."""
+    asked = {name: found for name in letters.FILTERS if (found := fields.get(name, "").strip())}
+    done = letters.run(sources, asked, fields.get("set", ""), again=fields.get("again") == "1", dry_run=False)
+    _log(session, "letters_redriven", f"{done.num_sent} dead letters")
+    if "at" in asked:
+        return f"/dead-letter?{urlencode({'at': asked['at']})}"
+    shown = {name: found for name, found in asked.items() if name != "until"}
+    return f"/dead-letters?{urlencode({**shown, 'sent': done.num_sent})}"
+
+
+def _acknowledgement(fields: Fields) -> tuple[str, str]:
+    """Who takes note of something, and what they do about it. Raises WrongRequest."""
+    by, note = fields.get("by", "").strip(), fields.get("note", "").strip()
+    if not 0 < len(by) <= 200 or len(note) > _MAX_NOTE_CHARS:
+        raise WrongRequest(f"expected a name of 1 to 200 characters and a note of at most {_MAX_NOTE_CHARS}")
+    return by, note
+
+
+def _log(session: Session, action: str, about: str) -> None:
+    log.info("%s, by %s in the console", about, session.username, extra={"action": action})
+
+
+ACTIONS: Final[Mapping[str, Action]] = {
+    "/drift/{event:int}/acknowledge": acknowledge,
+    "/incidents/{incident:int}/acknowledge": _acknowledge_incident,
+    "/job/cancel": cancel,
+    "/batch/cancel": _cancel_batch,
+    "/dead-letters/redrive": redrive,
+}
+
+
+class _SafeHeaders:
+    """Adds the headers that an answer does not have already."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve."""
+
+        async def send_safe(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await self._app(scope, receive, send_safe if scope["type"] == "http" else send)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asset:
+    """A file for the browser."""
+
+    media_type: str
+    content: bytes
+
+    @property
+    def version(self) -> str:
+        """Changes with the content."""
+        return hashlib.sha256(self.content).hexdigest()[:12]
+
+
+@cache
+def _assets() -> dict[str, tuple[str, bytes, str]]:
+    """By name: media type, content, and a version that changes with it. The style is every page's, then our own."""
+    own = resources.files("alphaloop.console").joinpath("static")
+    shared = resources.files("alphaloop.pages").joinpath("style.css").read_bytes()
+    found = {
+        "style.css": ("text/css", shared + own.joinpath("console.css").read_bytes()),
+        "console.js": ("text/javascript", own.joinpath("console.js").read_bytes()),
+        "icon.svg": ("image/svg+xml", own.joinpath("icon.svg").read_bytes()),
+    }
+    return {name: (kind, content, hashlib.sha256(content).hexdigest()[:12]) for name, (kind, content) in found.items()}
+
+
+def _asset_url(name: str) -> str:
+    """The address of a file, another one after each change, so that browsers may keep it."""
+    return f"/static/{name}?{_assets()[name][2]}"
+
+
+def _serve(request: Request) -> Response:
+    """A file. Raises NotFound."""
+    found = _assets().get(request.path_params["name"])
+    if found is None:
+        raise NotFound("no such file")
+    media_type, content, version = found
+    kept = "public, max-age=31536000, immutable" if request.url.query == version else "no-cache"
+    return Response(content, media_type=media_type, headers={"Cache-Control": kept})

@@ -1,21 +1,29 @@
-"""A page: data, and the template that shows them. Its twin is the same data as JSON."""
+"""A page: data, and the template that shows them. Its twin is the same data as JSON.
+
+Also what every page needs: what its address asks for, checked, and names and times as its template writes them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
 from jinja2 import Environment
+from markupsafe import Markup, escape
 from pydantic_core import to_jsonable_python
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from alphaloop.console import wording
-from alphaloop.errors import AlphaloopError
-from alphaloop.pages.templates import environment
-from alphaloop.wording import json_text
+from alphaloop import moments
+from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.pages.drawing import environment
+from alphaloop.wording import harmless, json_text
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+_MAX_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +60,7 @@ def respond(page: Page, request: Request, frame: Mapping[str, Any]) -> Response:
     """The page in the form that is asked for; `frame` is what stands around every page."""
     if wants_json(request):
         return as_json(page.data, page.status)
-    template = _environment().get_template(page.template)
+    template = templates().get_template(page.template)
     around = {
         **frame,
         "title": page.title,
@@ -75,7 +83,77 @@ def _json_url(request: Request) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def templates() -> Environment:
+    """The console's templates, with the names and times that they write."""
     made = environment("alphaloop.console", "templates")
-    made.globals.update(wording.FOR_TEMPLATES)
+    made.globals.update(ago=ago, breaks=breaks, span=span, stamp=stamp)
     return made
+
+
+def span(seconds: float) -> str:
+    """`12 s`, `4 min`, `3 h`, `5 days`: in one unit."""
+    if seconds < 2 * _MINUTE:
+        return f"{max(0, round(seconds))} s"
+    if seconds < 2 * _HOUR:
+        return f"{seconds / _MINUTE:.0f} min"
+    return f"{seconds / _HOUR:.0f} h" if seconds < 2 * _DAY else f"{seconds / _DAY:.0f} days"
+
+
+def ago(at: datetime | None, now: datetime | None = None) -> Markup:
+    """`4 min ago`, with the moment itself behind it; a dash without one."""
+    if at is None:
+        return Markup("–")
+    seconds = ((now or datetime.now(UTC)) - at).total_seconds()
+    told = f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
+    return _time(at, told)
+
+
+def stamp(at: datetime | str | None) -> Markup:
+    """`2026-11-23 07:00:12`, in UTC; a dash without one."""
+    if at is None:
+        return Markup("–")
+    moment = (datetime.fromisoformat(at) if isinstance(at, str) else at).astimezone(UTC)
+    return _time(moment, f"{moment:%Y-%m-%d %H:%M:%S}")
+
+
+def breaks(name: str) -> Markup:
+    """A name that may be broken behind its underscores, hyphens and points."""
+    shown = escape(harmless(name))
+    for mark in ("_", "-", "."):
+        shown = shown.replace(mark, mark + Markup("<wbr>"))
+    return shown
+
+
+def _time(at: datetime, told: str) -> Markup:
+    iso = at.astimezone(UTC).isoformat(timespec="seconds")
+    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(iso, f"{at.astimezone(UTC):%F %T}", told)
+
+
+def text(request: Request, name: str) -> str:
+    """A parameter of the address; empty without one. Raises WrongRequest if it is too long or not text."""
+    found = request.query_params.get(name, "").strip()
+    if len(found) > _MAX_CHARS or "\x00" in found:
+        raise WrongRequest(f"{name}: expected at most {_MAX_CHARS} characters of text")
+    return found
+
+
+def moment(request: Request, name: str) -> datetime | None:
+    """A moment of the address, with its zone; None without one. Raises WrongRequest."""
+    found = text(request, name)
+    if not found:
+        return None
+    try:
+        at = datetime.fromisoformat(found.replace(" ", "+"))
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        raise WrongRequest(f"{name}: expected a moment with its zone, such as 2026-11-23T07:00:00Z")
+    return at
+
+
+def past(asked: Mapping[str, str], name: str) -> datetime | None:
+    """A moment of the past as people write it, `2h` or `2026-11-01`; None without one. Raises WrongRequest."""
+    try:
+        return moments.moment(asked[name], datetime.now(UTC), name) if name in asked else None
+    except ConfigError as error:
+        raise WrongRequest(error.message, hint=error.hint) from None

@@ -14,11 +14,10 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
+from alphaloop.embedded.brokers import SESSION_TIMEOUT_MS, EmbeddedKafka, EmbeddedTansu
 from alphaloop.embedded.install import find_java, find_kafka_home
-from alphaloop.embedded.kafka import EmbeddedKafka
 from alphaloop.embedded.postgres import EmbeddedPostgres
 from alphaloop.embedded.process import EmbeddedServer, FolderLock, is_locked
-from alphaloop.embedded.tansu import SESSION_TIMEOUT_MS, EmbeddedTansu
 from alphaloop.errors import ConfigError, StartFailed
 from alphaloop.files import replace_file
 from alphaloop.settings import Settings

@@ -1,7 +1,8 @@
-"""The plots of the report and of the console as SVG, drawn at once: a page of fifty of them takes a millisecond.
+"""What the report and the console draw and write with: plots as SVG, and the templates of pages.
 
-Colours and letters are those of `style.css`, so a plot is light or dark with its page. The same data give the same
-SVG.
+Plots are drawn at once: a page of fifty of them takes a millisecond. Colours and letters are those of `style.css`, so
+a plot is light or dark with its page. The same data give the same SVG. In templates, everything from outside is
+escaped.
 """
 
 from __future__ import annotations
@@ -9,13 +10,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from alphaloop.as_decoded import at_load, drafted_by_load, drafted_sentence, percent, setting
 from alphaloop.store.task_figures import AcceptanceHour
-from alphaloop.wording import share
+from alphaloop.switchback.wording import computed, control, draft_lengths, figure, load, ratio, why, why_then
+from alphaloop.wording import (
+    acceptance_of,
+    counted_apart,
+    counts,
+    harmless,
+    named,
+    rate,
+    sentence,
+    share,
+    share_with_interval,
+    words,
+)
 
 HOURS: Final = 24
 #: Panels of `alpha_of_tasks`.
@@ -137,10 +153,10 @@ def ratios_by_task(bars: Sequence[RatioBar], axis: str, told: str) -> Markup | N
     ends = [math.log(end) for bar in bars for end in (bar.low, bar.high, *(ratio for ratio, _ in bar.dots))]
     reach = 1.1 * max(_LEAST_RANGE, *map(abs, ends))
     ticks: list[tuple[float, str]] = []
-    for ratio in sorted(_TICKS, key=lambda one: abs(math.log(one))):
-        at = math.log(ratio)
+    for tick in sorted(_TICKS, key=lambda one: abs(math.log(one))):
+        at = math.log(tick)
         if abs(at) <= reach and all(abs(at - other) > 2 * reach * _APART for other, _ in ticks):
-            ticks.append((at, f"{ratio:.2f}".rstrip("0").rstrip(".")))
+            ticks.append((at, f"{tick:.2f}".rstrip("0").rstrip(".")))
     box, parts = _rows([bar.name for bar in bars], [((at + reach) / (2 * reach), name) for at, name in ticks], axis)
     one = _within(box, 0.0, -reach, reach)
     parts.append(_line([(one, box.top), (one, box.bottom)], "even"))
@@ -148,8 +164,8 @@ def ratios_by_task(bars: Sequence[RatioBar], axis: str, told: str) -> Markup | N
         y = _middle(box, number)
         low, high = (_within(box, math.log(end), -reach, reach) for end in (bar.low, bar.high))
         parts.append(_line([(low, y), (high, y)], "allowed"))
-        for ratio, is_filled in bar.dots:
-            at = _within(box, math.log(ratio), -reach, reach)
+        for at_ratio, is_filled in bar.dots:
+            at = _within(box, math.log(at_ratio), -reach, reach)
             parts.append(_dot((at, y), 3.2, "dot" if is_filled else "dot hollow"))
     return _svg("plot", _WIDTH, box.bottom + _AXIS, told, parts)
 
@@ -295,3 +311,59 @@ def _diamond(point: Point, radius: float, name: str) -> Markup:
 
 def _text(points: Sequence[Point]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+
+
+def _shown(value: Any) -> Any:
+    """A text from outside without what turns the direction of the text around it; markup as it is.
+
+    A field of a form gives back what it was given, so its value goes through `e`, which makes markup of it.
+    """
+    return harmless(value) if type(value) is str else value
+
+
+#: What every page writes and draws with.
+_WORDS: Final[Mapping[str, Callable[..., Any]]] = {
+    function.__name__: function
+    for function in (
+        acceptance_of,
+        alpha_over_time,
+        at_load,
+        computed,
+        control,
+        counted_apart,
+        counts,
+        draft_lengths,
+        drafted_by_load,
+        drafted_sentence,
+        figure,
+        load,
+        named,
+        percent,
+        rate,
+        ratio,
+        sentence,
+        setting,
+        share,
+        share_with_interval,
+        sparkline,
+        why,
+        why_then,
+        words,
+    )
+}
+
+
+@cache
+def environment(package: str, folder: str = ".") -> Environment:
+    """The templates in a folder of a package; they may include `style.css`, and write with the words of every page."""
+    made = Environment(
+        loader=ChoiceLoader([PackageLoader(package, folder), PackageLoader("alphaloop.pages", ".")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+        auto_reload=False,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals.update(_WORDS)
+    return made

@@ -17,8 +17,7 @@ from markupsafe import Markup
 
 from alphaloop.errors import ConfigError
 from alphaloop.files import replace_file
-from alphaloop.pages.drawing import AlphaBar, RatioBar, alpha_by_task, alpha_of_tasks, ratios_by_task
-from alphaloop.pages.templates import environment
+from alphaloop.pages.drawing import AlphaBar, RatioBar, alpha_by_task, alpha_of_tasks, environment, ratios_by_task
 from alphaloop.store.reports import ReportHeading
 from scheduler.report.data import DriftReport, ExpectationLine, TaskLine
 from scheduler.report.wording import (

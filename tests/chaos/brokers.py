@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from alphaloop.embedded.kafka import EmbeddedKafka, new_cluster_id
+from alphaloop.embedded.brokers import EmbeddedKafka, new_cluster_id
 from alphaloop.embedded.process import free_ports
 
 _HEAP_MB: Final = 320

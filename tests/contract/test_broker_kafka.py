@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaloop.embedded.kafka import EmbeddedKafka
+from alphaloop.embedded.brokers import EmbeddedKafka
 from alphaloop.errors import (
     BrokerError,
     BrokerUnavailable,

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from alphaloop.embedded.kafka import EmbeddedKafka
+from alphaloop.embedded.brokers import EmbeddedKafka
 from alphaloop.embedded.process import free_ports
 from alphaloop.errors import BrokerLoginRefused
 from alphaloop.kafka.client import client_config

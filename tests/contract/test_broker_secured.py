@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from alphaloop.embedded.kafka import EmbeddedKafka
+from alphaloop.embedded.brokers import EmbeddedKafka
 from alphaloop.embedded.process import free_ports
 from alphaloop.errors import BrokerLoginRefused, BrokerUnavailable
 from alphaloop.kafka.consumer import Consumer

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from alphaloop.cli.calibrate import show
+from alphaloop.cli.models import _show_costs
 from alphaloop.commands import CalibrateOrder, Calibration
 from alphaloop.cost import CostKind, CostPoint
 from alphaloop.engine_identity import EngineIdentity
@@ -122,7 +122,7 @@ def test_the_table_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, capsy
         if name is None or width > 1
     ]
     points += [CostPoint(None, 1, n, 33.3 * n, 3, 0, CostKind.PREFILL) for n in (64, 512)]
-    show(Calibration(identity, tuple(points), 41.6, is_stored=True))
+    _show_costs(Calibration(identity, tuple(points), 41.6, is_stored=True))
     told = capsys.readouterr()
     lines = told.out.splitlines()
     assert told.err.startswith(f"{len(points)} shapes in 42 s, ")

@@ -15,7 +15,7 @@ import torch
 import transformers
 from pydantic import TypeAdapter
 
-from alphaloop.cli.check_pair import show
+from alphaloop.cli.models import _show_pair
 from alphaloop.commands import PairCheck
 from alphaloop.errors import ModelNotFound, UnsupportedModel
 from tests.fixtures.cli import Cli
@@ -115,7 +115,7 @@ def test_a_pair_that_fits_is_printed_as_a_table(
     monkeypatch.setenv("COLUMNS", "80")
     done = CarriedOut(check_pair_order(tiny_models["llama"], draft))
     assert done.code == 0
-    show(found_by(done))
+    _show_pair(found_by(done))
     printed = capsys.readouterr()
     assert "can serve" in printed.err
     assert all(len(line) <= 80 for line in printed.out.splitlines())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from alphaloop.cli.check_pair import show_findings
+from alphaloop.cli.models import _show_findings
 from alphaloop.commands import CheckServerOrder, ServerCheck
 from alphaloop.server_identity import ServerKind
 from tests.fixtures import server_replies
@@ -255,7 +255,7 @@ def test_the_command_starts_the_check() -> None:
 def test_findings_are_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     (data,) = check(speaking(server_replies.vllm()), "vllm").reports
-    show_findings(TypeAdapter(ServerCheck).validate_python(data).findings)
+    _show_findings(TypeAdapter(ServerCheck).validate_python(data).findings)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines if line[0] != " "] == [
         ["check", "verdict"],

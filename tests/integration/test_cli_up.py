@@ -15,8 +15,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from alphaloop.demo.flow import TASKS
-from alphaloop.demo.prompts import harvest
+from alphaloop.cli.demo import TASKS
+from alphaloop.demo_prompts import harvest
 from alphaloop.embedded.process import is_locked
 from alphaloop.embedded.stack import running_stack
 from alphaloop.kafka.topics import list_topics

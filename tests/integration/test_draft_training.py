@@ -17,7 +17,7 @@ import torch
 from pydantic import SecretStr
 from safetensors.torch import load_file
 
-from alphaloop.cli.draft_report import show
+from alphaloop.cli.models import _show_card
 from alphaloop.commands import RegisterOrder
 from alphaloop.draft_card import DraftCard, read_card
 from alphaloop.errors import ConfigError
@@ -257,7 +257,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
     assert "by an earlier run" in "".join(done.notes)
     assert f"not registered: no database is configured. Later: alphaloop draft register {folder}" in done.notes
     (data,) = done.reports
-    show(DraftCard.model_validate(data), folder)
+    _show_card(DraftCard.model_validate(data), folder)
     told = capsys.readouterr()
     assert "all, untrained" in told.out
     assert f'source = "{folder}"' in told.out

@@ -14,8 +14,8 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-from alphaloop.embedded import install, kafka
-from alphaloop.embedded.kafka import EmbeddedKafka
+from alphaloop.embedded import brokers, install
+from alphaloop.embedded.brokers import EmbeddedKafka
 from alphaloop.embedded.process import FolderLock, is_listening, is_locked
 from alphaloop.embedded.stack import FALLBACK_NOTICE, EmbeddedStack, running_stack, with_running_stack
 from alphaloop.errors import StartFailed
@@ -96,7 +96,7 @@ def test_a_broker_that_fails_leaves_no_database_behind(settings: Settings, tmp_p
         pass
     assert not is_locked(settings.data_dir / "postgres" / "lock"), "PostgreSQL was stopped"
     assert not is_locked(settings.data_dir / "stack.lock")
-    assert "StorageTool" in (settings.data_dir / "logs" / "kafka.log").read_text()
+    assert "StorageTool" in (settings.data_dir / "logs" / "brokers.log").read_text()
 
 
 def test_without_a_kafka_the_fallback_runs_and_one_line_says_so(
@@ -156,7 +156,7 @@ def test_a_killed_stack_takes_its_servers_along_and_starts_again(kafka_home: Pat
 
 @pytest.mark.kafka
 def test_a_kafka_folder_in_use_is_told(kafka_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka, "_LEFTOVER_S", 0.2)
+    monkeypatch.setattr(brokers, "_LEFTOVER_S", 0.2)
     with (
         FolderLock(tmp_path / "lock", what="an Apache Kafka", wait_s=0),
         pytest.raises(StartFailed, match=rf"an Apache Kafka runs there, started by process {os.getpid()}"),

@@ -18,12 +18,11 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from alphaloop.console import wording
+from alphaloop.console.page import templates
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Failure, Result, Status
-from alphaloop.pages.templates import environment
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
@@ -199,8 +198,6 @@ def test_a_pipe_gets_a_text_as_it_is(screen: Screen, sent: None, where: str) -> 
 
 
 def test_the_console_writes_it_out() -> None:
-    pages = environment("alphaloop.console", "templates")
-    pages.globals.update(wording.FOR_TEMPLATES)
-    shown = pages.from_string("<p>{{ name }}</p>{{ breaks(name) }}").render(name=f"<b>{HOSTILE}")
+    shown = templates().from_string("<p>{{ name }}</p>{{ breaks(name) }}").render(name=f"<b>{HOSTILE}")
     assert not ACTS.search(shown)
     assert "<b>" not in shown

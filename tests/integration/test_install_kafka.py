@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from alphaloop.embedded.brokers import EmbeddedKafka
 from alphaloop.embedded.install import find_kafka_home, install_kafka, installed_home, parse_sha512
-from alphaloop.embedded.kafka import EmbeddedKafka
 from alphaloop.errors import ConfigError, InstallFailed
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.settings import EmbeddedSettings, Settings

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from alphaloop.cli.measuring.as_json import as_json
-from alphaloop.cli.measuring.screens import show
+from alphaloop.cli.measure import report_as_json, show
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.payoff.figures import VANILLA
 from alphaloop.payoff.report import Report
@@ -100,7 +99,7 @@ def test_everything_is_measured_compared_and_judged(prompts: Path) -> None:
     done = CarriedOut(measure_order(prompts, task="code", k=(1, 4), seed=5))
     assert done.code == 0, done.error
     (data,) = done.reports
-    told = as_json(TypeAdapter(Report).validate_python(data))
+    told = report_as_json(TypeAdapter(Report).validate_python(data))
     assert told["setup"]["identity"]["target"] == "tiny"
     assert told["setup"]["seed"] == 5
     assert told["num_batches"] == NUM
@@ -293,7 +292,7 @@ def test_servers_are_measured_like_an_engine_of_ones_own(
         done = CarriedOut(measure_order(prompts, batch=2))
     assert done.code == 0, done.error
     (data,) = done.reports
-    told = as_json(TypeAdapter(Report).validate_python(data))
+    told = report_as_json(TypeAdapter(Report).validate_python(data))
     assert told["setup"]["identity"]["engine"] == "vllm-0.32.0"
     (speculating,) = told["candidates"]
     assert (speculating["drafter"], speculating["num_draft_tokens"]) == ("ngram", 4)

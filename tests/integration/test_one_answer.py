@@ -15,7 +15,7 @@ from rich.console import Console
 from sqlalchemy import text
 
 from alphaloop.acceptance import Interval
-from alphaloop.demo.flow import final_table
+from alphaloop.cli.demo import final_table
 from alphaloop.explaining.explanation import next_jobs
 from alphaloop.settings import PolicySettings, SchedulerSettings, Settings, TaskSettings, load_settings
 from alphaloop.store.database import Database

@@ -15,8 +15,7 @@ from uuid import UUID
 import pytest
 from sqlalchemy import select
 
-from alphaloop.cli.replaying.result import Window
-from alphaloop.cli.replaying.run import replay_history, rules_of
+from alphaloop.cli.replay import Window, replay_history, rules_of
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.settings import Settings, overridden

@@ -33,6 +33,7 @@ from tests.fixtures.cli import Cli
 from tests.fixtures.decoded_jobs import choose
 from tests.fixtures.runs import DEVICE, TARGET
 from tests.fixtures.slices import block_rows, shown_speedup, subject
+from tests.fixtures.snapshots import keep_snapshot
 
 pytestmark = pytest.mark.postgres
 
@@ -76,6 +77,7 @@ def test_five_screens_agree_about_the_measured_speed_up(cli: Cli, cli_environmen
     for name, column in of_metrics.items():
         found = metrics.registry.get_sample_value(f"alphaloop_scheduler_speedup_{name}", labels)
         assert found == row[column], name
+    keep_snapshot(twelve_jobs, now - timedelta(minutes=61))
     then = cli("explain", "code", "--at", "1h", "--json").json["measured"]["speedup"]
     assert (then["speedup"], then["num_blocks"], then["verdict"]) == (None, 3, "no_verdict_yet")
     told = " ".join(cli("explain", "code", "--at", "1h").out.split())
@@ -168,6 +170,7 @@ def test_all_screens_tell_alike_how_reliable_expectations_were(
     assert best["error"] == explained["posteriors"]["lookup"]["expectation_error"]
     assert best["error"]["bias"] < 0
     assert f"corrected by {math.exp(best['error']['bias']):.2f}x" in words
+    keep_snapshot(twelve_jobs, now - timedelta(minutes=26))
     earlier = cli("explain", "code", "--at", "25m", "--json").json
     assert [one["num_pairs"] for one in earlier["measured"]["expectations"]] == [1]
     lines = expectation_lines(ExpectationStore(twelve_jobs).shown(datetime.now(UTC)))

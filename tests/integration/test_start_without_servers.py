@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from alphaloop.embedded.kafka import EmbeddedKafka
+from alphaloop.embedded.brokers import EmbeddedKafka
 from alphaloop.embedded.postgres import EmbeddedPostgres
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Result

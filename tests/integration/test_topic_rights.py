@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from alphaloop.embedded.kafka import EmbeddedKafka
+from alphaloop.embedded.brokers import EmbeddedKafka
 from alphaloop.embedded.process import free_ports
 from alphaloop.kafka.backlog import unfinished
 from alphaloop.kafka.topics import (

@@ -14,10 +14,10 @@ from rich.console import Console
 from sqlalchemy import text
 
 from alphaloop.as_decoded import Decoded, at_load, drafted_by_load, percent, setting
+from alphaloop.cli.demo import final_table
 from alphaloop.cost import CostPoint
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
-from alphaloop.demo.flow import final_table
 from alphaloop.explaining.explanation import next_jobs, tasks_now
 from alphaloop.messages import Mode
 from alphaloop.settings import PolicySettings, SchedulerSettings, Settings, TaskSettings, load_settings

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from alphaloop.cli.connection import open_database
-from alphaloop.cli.options import GlobalOptions
-from alphaloop.cli.up import prepare
+from alphaloop.cli.options import GlobalOptions, open_database
+from alphaloop.cli.services import prepare
 from alphaloop.embedded.stack import EmbeddedStack
 from alphaloop.errors import AlphaloopError
 from alphaloop.store.drafts import DraftRegistry

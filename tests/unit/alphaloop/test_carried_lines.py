@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from alphaloop.claim_check.store import ContentStore, text_by_reference
-from alphaloop.cli.sending import carried, texts_of
+from alphaloop.cli.enqueue import carried
+from alphaloop.cli.jobs import texts_of
 from alphaloop.job_lines import BadLine, JobLine, JobReader
 from alphaloop.messages import encode_job
 from alphaloop.settings import Settings

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaloop.cli import carrying_out
+from alphaloop.cli import children
 from alphaloop.commands import ORDER, CheckPairOrder, MeasureOrder
 from tests.fixtures.cli import Cli
 
@@ -34,7 +34,7 @@ def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], No
 
     def becomes(script: str) -> None:
         command = [sys.executable, "-c", _PRELUDE + script]
-        monkeypatch.setattr(carrying_out, "child_command", lambda module, arguments: command)
+        monkeypatch.setattr(children, "child_command", lambda module, arguments: command)
 
     return becomes
 
@@ -92,9 +92,9 @@ def test_the_exit_code_is_the_process_s(cli: Cli, child: Callable[[str], None], 
 
 _COMMAND = """
 import sys
-from alphaloop.cli import carrying_out, main
+from alphaloop.cli import children, main
 script = sys.argv.pop()
-carrying_out.child_command = lambda module, arguments: [sys.executable, "-c", script]
+children.child_command = lambda module, arguments: [sys.executable, "-c", script]
 main()
 """
 #: A signal that comes between two waits is not lost: it stays pending.

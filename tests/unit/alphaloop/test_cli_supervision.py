@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from alphaloop.cli.supervision import MOST_STARTS, WINDOW_S, Supervised
+from alphaloop.cli.services import MOST_STARTS, WINDOW_S, Supervised
 from alphaloop.errors import StartFailed
 
 

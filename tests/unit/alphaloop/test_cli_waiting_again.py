@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from alphaloop.cli.jobs import say_they_go_on, wait_again
 from alphaloop.cli.options import GlobalOptions
-from alphaloop.cli.waiting_again import say_they_go_on, wait_again
 
 
 @pytest.fixture(autouse=True)
 def typed_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alphaloop.cli.waiting_again.program", lambda: "alphaloop")
+    monkeypatch.setattr("alphaloop.cli.jobs.program", lambda: "alphaloop")
 
 
 def test_options_are_typed_again_and_those_of_the_environment_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alphaloop.console.views.now import by_activity
+from alphaloop.console.tasks import by_activity
 from alphaloop.store.task_figures import TaskFigures
 from alphaloop.store.traffic import DecodedLately
 

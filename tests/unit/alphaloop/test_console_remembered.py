@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from alphaloop.console.remembered import Reading, Remembered
+from alphaloop.console.reading import Reading, Remembered
 from alphaloop.errors import StoreUnavailable
 
 WAIT_S = 10.0

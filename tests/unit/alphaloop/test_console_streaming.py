@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 import pytest
 from starlette.responses import StreamingResponse
 
-from alphaloop.console.streaming import Read, Streams
+from alphaloop.console.jobs import Read, Streams
 from alphaloop.errors import BrokerUnavailable
 from alphaloop.messages import Status
 from alphaloop.outcomes.reading import Ended, Event, TextSoFar, Waits

@@ -8,9 +8,9 @@ from typing import Any
 
 from rich.console import Console
 
+from alphaloop.cli.demo import TrafficProgress, final_table
 from alphaloop.deciding.policy import Reason
-from alphaloop.demo.flow import TrafficProgress, final_table
-from alphaloop.demo.prompts import TASKS
+from alphaloop.demo_prompts import TASKS
 from alphaloop.messages import DecodingReport, Mode, Result, Status, Timings, Usage
 from alphaloop.outcomes.reading import RefusedJob
 

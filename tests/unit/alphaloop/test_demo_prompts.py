@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from alphaloop.demo.prompts import (
+from alphaloop.demo_prompts import (
     MAX_CHARS,
     MIN_CHARS,
     TASKS,
@@ -64,7 +64,7 @@ def test_no_text_is_used_twice(prompts: DemoPrompts) -> None:
 
 
 def test_a_python_without_sources_is_an_error_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alphaloop.demo.prompts.sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
+    monkeypatch.setattr("alphaloop.demo_prompts.sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(ConfigError, match=r"no \.py file"):
         harvest(7, num_traffic=8, num_probes=4)
     (tmp_path / "lonely.py").write_text('def f(a):\n    """Doc."""\n    return a\n')
@@ -82,7 +82,7 @@ def test_sources_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
 def test_without_a_python_licence_the_packages_licences_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lib = tmp_path / "lib" / "python3.11"
     lib.mkdir(parents=True)
-    monkeypatch.setattr("alphaloop.demo.prompts.sys.base_prefix", str(tmp_path))
+    monkeypatch.setattr("alphaloop.demo_prompts.sys.base_prefix", str(tmp_path))
     clauses = licence_clauses(lib)
     assert sum(MIN_CHARS <= len(clause) <= MAX_CHARS for clause in clauses) >= 12
     assert len(set(clauses)) == len(clauses)

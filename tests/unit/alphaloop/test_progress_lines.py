@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 
-from alphaloop.cli.progress_lines import EVERY_S, ProgressLines
+from alphaloop.cli.children import EVERY_S, ProgressLines
 
 
 def test_a_line_is_written_now_and_then_and_says_how_far_it_is() -> None:

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import AtLoad, Decoded, NextJob
 from alphaloop.cli.app import app
+from alphaloop.cli.demo import TrafficProgress, final_table
 from alphaloop.cli.screen import FittedTable, progress, table
 from alphaloop.cli.status import task_table
-from alphaloop.demo.flow import TrafficProgress, final_table
 from alphaloop.store.task_figures import TaskFigures
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import TaskSpeedup

@@ -12,8 +12,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from alphaloop import commands
-from alphaloop.cli.measuring.as_json import as_json
-from alphaloop.cli.measuring.screens import SHORTER_IS_BETTER, show
+from alphaloop.cli.measure import SHORTER_IS_BETTER, report_as_json, show
 from alphaloop.commands import EVENT
 from alphaloop.errors import ConfigError
 from alphaloop.messages import Origin, parse_job
@@ -193,7 +192,7 @@ def test_the_report_fits_and_holds_no_prompt(
     assert "seed 0" in " ".join(told.split())
     assert "Note: a note." in told
     assert "exactly what vanilla wrote" in told
-    machine = json.dumps(as_json(report))
+    machine = json.dumps(report_as_json(report))
     assert SECRET not in told + machine
     assert all(word not in machine for word in ("amber", "basil"))
     found = json.loads(machine)

@@ -1,25 +1,86 @@
-"""Figures that take long to read: shown as they were read last, with their age, and read anew in the background."""
+"""What pages read from: the settings, the database, and figures that take long to read.
+
+Such figures are shown as they were read last, with their age, and are read anew in the background.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, Final, Generic, TypeVar
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Generic, Self, TypeVar
 
-from alphaloop.errors import AlphaloopError
+from pydantic import SecretStr
 
+from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.explaining.explanation import tasks_now
+from alphaloop.kafka.backlog import unfinished
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from alphaloop.store.task_figures import TaskFigures, waits
+
+#: The figures of tasks are those of `alphaloop status` without options.
+WINDOW: Final = timedelta(days=1)
+_POOL_SIZE: Final = 6
 T = TypeVar("T")
-
 #: A page waits so long for a first reading, and then shows that it is under way.
-PATIENCE_S: Final = 0.15
+_PATIENCE_S: Final = 0.15
 #: What takes long is read seldom: the pause is at least so many times the last reading.
 _PAUSE_OVER_READING: Final = 5.0
 _MAX_KEPT: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Settings, the database, and what is remembered of it and of the broker."""
+
+    settings: Settings
+    database: Database
+    remembered: Remembered
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Connects at the first use. Raises ConfigError without a database."""
+        url = settings.console.database_url or settings.postgres.url
+        if url is None:
+            raise ConfigError("no database is configured", hint="set DATABASE_URL")
+        return cls(settings, _database(settings, url), Remembered(settings.console.refresh_s))
+
+    def tasks(self) -> Reading[Sequence[TaskFigures]]:
+        """Every task of the last day, by name: what `alphaloop status` shows."""
+        return self.remembered.get("tasks", lambda: tasks_now(self.database, self.settings, WINDOW))
+
+    def waiting(self) -> Reading[Mapping[str, int]]:
+        """By task, the jobs that no worker has claimed: what `alphaloop status` shows."""
+        found = self.remembered.get("unfinished", lambda: unfinished(self.settings.kafka))
+        tasks = self.tasks().value
+        if found.value is None or tasks is None:
+            return Reading(None, None, found.error)
+        numbers = {task: its.num_messages for task, its in found.value.items()}
+        return Reading(waits(tasks, numbers), found.read_at, found.error)
+
+    @property
+    def shows_texts(self) -> bool:
+        """Whether pages show texts of jobs: only those who sign in see any page then."""
+        return self.settings.console.password is not None
+
+    def close(self) -> None:
+        """Give every connection back."""
+        self.remembered.close()
+        self.database.close()
+
+
+def _database(settings: Settings, url: SecretStr) -> Database:
+    return Database(
+        url,
+        pool_size=_POOL_SIZE,
+        connect_timeout_s=settings.postgres.connect_timeout_s,
+        limits=settings.postgres.limits().with_statements_of(settings.console.statement_timeout_s),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +109,7 @@ class Remembered:
         max_age_s: float,
         *,
         num_threads: int = 3,
-        patience_s: float = PATIENCE_S,
+        patience_s: float = _PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """A reading that is older than `max_age_s` is repeated when somebody asks for it."""

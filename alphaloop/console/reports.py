@@ -1,4 +1,4 @@
-"""Drift and incidents: what is open, what ended lately, and one event with its history."""
+"""What the scheduler found: drift and incidents, the drafts and whether each is fit to serve, and its reports."""
 
 from __future__ import annotations
 
@@ -6,20 +6,25 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
 
-from alphaloop.console.page import NotFound, Page
-from alphaloop.console.sources import Sources
+from alphaloop.console.page import NotFound, Page, as_json, moment, wants_json
+from alphaloop.console.reading import Sources
+from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.reports import ReportStore, StoredReport
 
 #: Ended events and incidents that are still shown.
-SHOWN_FOR: Final = timedelta(days=30)
+_SHOWN_FOR: Final = timedelta(days=30)
+_PAGE_SIZE: Final = 50
+#: A report is a page of its own, with its style inside and no script.
+_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'; base-uri 'none'"
 
 
 def drift(sources: Sources, request: Request) -> Page:
     """Everything that is open, then what ended in the last days."""
-    since = datetime.now(UTC) - SHOWN_FOR
+    since = datetime.now(UTC) - _SHOWN_FOR
     events, incidents = DriftEventStore(sources.database).since(since), IncidentStore(sources.database)
     return Page(
         "drift.html.j2",
@@ -29,7 +34,7 @@ def drift(sources: Sources, request: Request) -> Page:
             "closed_events": [one for one in reversed(events) if one.closed_at is not None],
             "open_incidents": incidents.open_incidents(),
             "closed_incidents": incidents.closed_since(since)[::-1],
-            "days": SHOWN_FOR.days,
+            "days": _SHOWN_FOR.days,
             **_measured(ReportStore(sources.database).latest()),
         },
     )
@@ -66,3 +71,28 @@ def drift_event(sources: Sources, request: Request) -> Page:
         f"Drift {event.id}",
         {"event": event, "state": event.state, "history": store.history(event.id)},
     )
+
+
+def reports(sources: Sources, request: Request) -> Page:
+    """A page of reports, the newest first, made before `before`."""
+    before = moment(request, "before")
+    found = ReportStore(sources.database).headings(_PAGE_SIZE + 1, before=before)
+    shown = found[:_PAGE_SIZE]
+    older = shown[-1].created_at if len(found) > _PAGE_SIZE else None
+    return Page("reports.html.j2", "Reports", {"reports": shown, "before": older, "is_first": before is None})
+
+
+def report(sources: Sources, request: Request) -> Response:
+    """The report that was made at `at`, the newest without one, as it was published. Raises NotFound."""
+    at, store = moment(request, "at"), ReportStore(sources.database)
+    found = store.latest() if at is None else store.made_at(at)
+    if found is None:
+        raise NotFound("there is no report yet" if at is None else f"no report was made at {at.isoformat()}")
+    if wants_json(request):
+        return as_json({**found.content, "created_at": found.created_at, "summary": found.summary})
+    return HTMLResponse(found.html, headers={"Content-Security-Policy": _POLICY})
+
+
+def drafts(sources: Sources, request: Request) -> Page:
+    """Every draft revision that was registered."""
+    return Page("drafts.html.j2", "Drafts", {"drafts": DraftRegistry(sources.database).all()})

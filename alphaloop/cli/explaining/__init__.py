@@ -1,1 +1,0 @@
-"""How an explanation is shown on a terminal."""

@@ -1,0 +1,451 @@
+"""`alphaloop job`, `wait`, `tail` and `cancel`: jobs that were sent before, by their ids."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from alphaloop.claim_check.store import ContentStore, with_text
+from alphaloop.cli.options import GlobalOptions, connected_settings, global_options, open_database
+from alphaloop.cli.screen import as_shown, note, out, print_json, print_json_line
+from alphaloop.cli.services import program
+from alphaloop.errors import AlphaloopError, ConfigError, ContentError, MessageError
+from alphaloop.files import STANDARD, Destination, reading, shown_name
+from alphaloop.kafka.backlog import search
+from alphaloop.kafka.producer import request_cancellation
+from alphaloop.messages import Job, Result, Status
+from alphaloop.outcomes.reading import (
+    Ended,
+    Event,
+    Outcome,
+    OutcomeReader,
+    TextSoFar,
+    Waits,
+    follow,
+    is_success,
+    reason_of,
+    standing_refusals,
+    status_of,
+)
+from alphaloop.outcomes.whereabouts import JobPlace, Whereabouts, find_jobs
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from alphaloop.store.known_jobs import known_jobs, pages_of_batch
+from alphaloop.wording import counts, json_text, one_line
+
+JOB_EXAMPLE: Final = "alphaloop job order-4711"
+WAIT_EXAMPLE: Final = """\
+alphaloop wait order-4711 order-4712
+alphaloop wait --batch-id monday --output results.jsonl
+alphaloop wait --file results.jsonl --json"""
+_MAX_SHOWN: Final = 20
+CANCEL_EXAMPLE: Final = """\
+alphaloop cancel 5f0c6f9d2b3e4a0f9a7f4f4e6c9a1b2d --wait
+alphaloop cancel --batch-id monday"""
+TAIL_EXAMPLE: Final = """\
+alphaloop tail order-4711
+alphaloop tail order-4711 order-4712 --json"""
+#: Job_ids in one command. A line of thousands of them cannot be typed again.
+_MAX_TYPED: Final = 20
+
+
+def job(
+    context: typer.Context,
+    job_id: list[str] = typer.Argument(help="The jobs to look for."),
+    as_json: bool = typer.Option(False, "--json", help="Print as JSON: a list with an object a job."),
+) -> None:
+    """Show the status of jobs.
+
+    A job waits in Kafka behind others, is held or decoded by a worker, has ended, or was refused.
+
+    The tokens so far are those that the worker told within the last seconds. For a job that no worker has claimed the
+    messages that wait in Kafka are read, for up to 20 seconds. The exit code is 1 if a job is unknown.
+    """
+    settings = connected_settings(context)
+    with closing(open_database(settings)) as database:
+        found = find_jobs(settings, database, list(dict.fromkeys(job_id)))
+    if as_json:
+        print_json([one.as_json() for one in found])
+    else:
+        for one in found:
+            out().print(one_line(f"{one.job_id}: {one.sentence()}"), soft_wrap=True)
+    if any(one.place is JobPlace.UNKNOWN for one in found):
+        raise typer.Exit(1)
+
+
+def wait(
+    context: typer.Context,
+    job_id: list[str] = typer.Argument(None, help="The jobs to wait for."),
+    batch_id: str | None = typer.Option(None, help="Every job that was sent with this batch_id."),
+    file: Path | None = typer.Option(
+        None,
+        "--file",
+        "-f",
+        help="JSONL with a job_id a line: jobs, or the output of an interrupted wait; - for standard input.",
+    ),
+    timeout: float = typer.Option(1800.0, min=0.0, help="Seconds to wait for the ends of the jobs."),
+    output: Path | None = typer.Option(
+        None, help="JSONL to write the results to, in the order of the jobs; - for standard output."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print each result as a line of JSON when the job ends."),
+) -> None:
+    """Wait for the results of jobs that were sent before.
+
+    A job that has ended is answered at once. The text of a single job is printed. Ctrl-C ends the wait, and the jobs go
+    on. The exit code is 0 if every job succeeded.
+    """
+    if not job_id and batch_id is None and file is None:
+        raise typer.BadParameter("expected job_ids, --batch-id or --file")
+    target = None if output is None else Destination.of(output, option="--output", inputs=[file] if file else [])
+    settings = connected_settings(context)
+    with closing(open_database(settings)) as database, ExitStack() as stack:
+        wanted = list(dict.fromkeys([*(job_id or []), *_job_ids(file)]))
+        if batch_id is not None:
+            wanted = list(dict.fromkeys([*wanted, *_jobs_named(settings, database, batch_id)]))
+        if not wanted:
+            raise AlphaloopError(f"no job of {f'batch {batch_id}' if batch_id else shown_name(file or '')} was found")
+        contents = ContentStore.of(settings.claim_check)
+        found: dict[str, Outcome] = {}
+        stack.callback(lambda: _write(target, wanted, found))
+        try:
+            for outcome in _ends(settings, database, wanted, timeout_s=timeout):
+                told = texts_of(outcome, contents)
+                assert told is not None  # noqa: S101 - None is only answered with None
+                found[outcome.job_id] = told
+                _show_outcome(told, is_single=len(wanted) == 1 and str(output) != STANDARD, as_json=as_json)
+        except KeyboardInterrupt:
+            left = [job_id for job_id in wanted if job_id not in found]
+            named = None if str(file) == STANDARD else file  # what was read from there is gone
+            say_they_go_on(len(left), wait_again(global_options(context), left, batch_id=batch_id, file=named))
+            raise typer.Exit(130) from None
+    if missing := len(wanted) - len(found):
+        raise AlphaloopError(
+            f"{missing} of {len(wanted)} jobs have not ended within {timeout:g} s",
+            hint="`alphaloop job JOB_ID` says where a job is",
+        )
+    if not all(map(is_success, found.values())):
+        raise typer.Exit(1)
+
+
+def cancel(
+    context: typer.Context,
+    job_id: list[str] = typer.Argument(None, help="The jobs to cancel."),
+    batch_id: str | None = typer.Option(None, help="Every job that was sent with this batch_id."),
+    wait: bool = typer.Option(False, "--wait", help="Wait until each job has ended, and say how."),
+    timeout: float = typer.Option(60.0, min=0.0, help="Seconds to wait with --wait."),
+    as_json: bool = typer.Option(False, "--json", help="Print what was found, and with --wait the end, as JSON."),
+) -> None:
+    """Cancel jobs, and show the status of each.
+
+    A job that has ended keeps its outcome. Any other is reported as cancelled in its result, unless it ends before
+    the request arrives. The exit code is 1 if a job is unknown; it is cancelled should it still come.
+    """
+    if not job_id and batch_id is None:
+        raise typer.BadParameter("expected job_ids or --batch-id")
+    settings = connected_settings(context)
+    with closing(open_database(settings)) as database:
+        wanted = list(job_id or [])
+        if batch_id is not None:
+            wanted += _jobs_named(settings, database, batch_id)
+        if not wanted:
+            raise AlphaloopError(f"no job of batch {batch_id} was found")
+        found = find_jobs(settings, database, list(dict.fromkeys(wanted)))
+        asked = [one.job_id for one in found if one.place not in (JobPlace.ENDED, JobPlace.REFUSED)]
+        request_cancellation(settings.kafka, asked)
+        if not as_json:
+            _tell(found, len(asked))
+        awaited = [one.job_id for one in found if one.job_id in asked and one.place is not JobPlace.UNKNOWN]
+        ended = _await(context, settings, database, awaited, timeout) if wait else {}
+    if as_json:
+        print_json([_as_json(one, ended.get(one.job_id)) for one in found])
+    elif ended:
+        note(f"ended: {counts(_count(list(ended.values())))}")
+    if wait and (missing := len(awaited) - len(ended)):
+        raise AlphaloopError(
+            f"{missing} {'job' if missing == 1 else 'jobs'} did not end within {timeout:g} s",
+            hint="is a worker running? `alphaloop status` shows it",
+        )
+    if any(one.place is JobPlace.UNKNOWN for one in found):
+        raise typer.Exit(1)
+
+
+def tail(
+    context: typer.Context,
+    job_id: list[str] = typer.Argument(help="The jobs to follow."),
+    timeout: float = typer.Option(1800.0, min=0.0, help="Seconds to wait for the ends of the jobs."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object a line: each new text, and each end."),
+) -> None:
+    """Show texts while they are decoded, until every job has ended.
+
+    A job sent with stream=true appears as it grows, any other at its end. A text is printed on standard output; what
+    happens to the job, on standard error. Of several jobs each line begins with the job's id. The exit code is 0 if
+    every job succeeded.
+    """
+    settings = connected_settings(context)
+    wanted = list(dict.fromkeys(job_id))
+    with closing(open_database(settings)) as database:
+        events = follow(settings.kafka, lambda ids: known_jobs(database, ids), wanted, timeout_s=timeout)
+        ended = _show_texts_as_json(events) if as_json else _show_texts(events, is_one=len(wanted) == 1)
+    if missing := [one for one in wanted if one not in ended]:
+        raise AlphaloopError(
+            f"not ended within {timeout:g} s: {', '.join(missing)}",
+            hint="is a worker running? `alphaloop status` shows it, and `alphaloop dlq list` shows refused messages",
+        )
+    if any(end.status is not Status.SUCCEEDED for end in ended.values()):
+        raise typer.Exit(1)
+
+
+def _ends(settings: Settings, database: Database, job_ids: Sequence[str], *, timeout_s: float) -> Iterator[Outcome]:
+    """The outcome of each of the jobs, once: of those that have ended at once, of others as they end.
+
+    Ends when all are there or the time is up. Raises BrokerError and StoreError.
+    """
+    left = dict.fromkeys(job_ids)
+    with OutcomeReader(settings.kafka, settings.tasks) as reader:
+        # Nothing is missed: what ends from here on the reader sees, and what ended before is recorded.
+        yield from _recorded(database, left)
+        for job_id, refusal in standing_refusals(settings.kafka, database, left).items():
+            del left[job_id]
+            yield refusal
+        for outcome in reader.outcomes(left, timeout_s=timeout_s):
+            del left[outcome.job_id]
+            yield outcome
+    yield from _recorded(database, left)  # a result that Kafka refused is recorded and never published
+
+
+def _jobs_named(settings: Settings, database: Database, batch_id: str) -> list[str]:
+    """Every job of a batch: those that wait in Kafka, then those that a worker has claimed. Raises BrokerError."""
+    found = search(settings.kafka, lambda _, batch: batch == batch_id)
+    if not found.is_complete:
+        note("the backlog is too long to be read through: jobs of the batch that wait in Kafka may be missing here")
+    waiting = [message.job_id for message in found.messages]
+    claimed = (job_id for page in pages_of_batch(database, batch_id) for job_id, _ in page)
+    return list(dict.fromkeys([*claimed, *waiting]))
+
+
+def _recorded(database: Database, left: dict[str, None]) -> Iterator[Outcome]:
+    for job in known_jobs(database, list(left)).values():
+        if job.outcome is not None:
+            del left[job.job_id]
+            yield Result.decode(job.outcome)
+
+
+def row_of(job: Job | str, outcome: Outcome | None) -> dict[str, Any]:
+    """What became of a job, as one object; of a job that is known by its job_id alone, less."""
+    if isinstance(outcome, Result):
+        found: dict[str, Any] = json.loads(outcome.encode())
+        return found
+    named: dict[str, Any] = {"job_id": job}
+    if isinstance(job, Job):
+        named = {"job_id": job.job_id, "custom_id": job.custom_id, "task": job.task}
+    return {**named, **(outcome.as_json() if outcome is not None else {"status": "missing"})}
+
+
+def texts_of(outcome: Outcome | None, contents: ContentStore | None) -> Outcome | None:
+    """The outcome with its text. One whose text cannot be read keeps the reference."""
+    if not isinstance(outcome, Result):
+        return outcome
+    try:
+        return with_text(outcome, contents)
+    except (ContentError, MessageError) as error:
+        note(f"{outcome.job_id}: {error.message}")
+        return outcome
+
+
+def wait_again(
+    options: GlobalOptions, job_ids: Sequence[str], *, batch_id: str | None = None, file: Path | None = None
+) -> str:
+    """The command that waits for these jobs, as it is typed here; `file` has a job_id a line.
+
+    The ids of many jobs that have neither a batch nor a file are written into a file of the temporary folder.
+    """
+    typed = f"{program()} {shlex.join([*options.typed(), 'wait'])}"
+    if batch_id is not None:
+        return f"{typed} {shlex.join(['--batch-id', batch_id])}"
+    if file is None and len(job_ids) > _MAX_TYPED:
+        file = _listed(job_ids)
+    if file is not None:
+        return f"{typed} {shlex.join(['--file', str(file)])}"
+    return f"{typed} {shlex.join(job_ids)}"
+
+
+def say_they_go_on(num_jobs: int, again: str) -> None:
+    """A note that the wait has ended and the jobs have not."""
+    note(f"stopped waiting; {'1 job goes' if num_jobs == 1 else f'{num_jobs} jobs go'} on. Wait again: {again}")
+
+
+def _listed(job_ids: Sequence[str]) -> Path:
+    lines = "".join(json.dumps({"job_id": job_id}) + "\n" for job_id in job_ids)
+    with tempfile.NamedTemporaryFile(
+        "w", prefix="alphaloop-jobs-", suffix=".jsonl", delete=False, encoding="utf-8"
+    ) as listed:
+        listed.write(lines)
+    return Path(listed.name)
+
+
+def _job_ids(file: Path | None) -> list[str]:
+    if file is None:
+        return []
+    with reading(file, say=note) as source:
+        try:
+            rows = [json.loads(line.decode()) for line in source.lines if line.strip()]
+        except ValueError as error:
+            raise ConfigError(f"{source.name}: {error}", hint="expected JSONL with a job_id a line") from None
+    return [row["job_id"] for row in rows if isinstance(row, dict) and isinstance(row.get("job_id"), str)]
+
+
+def _show_outcome(outcome: Outcome, *, is_single: bool, as_json: bool) -> None:
+    row = row_of(outcome.job_id, outcome)
+    if as_json:
+        print_json_line(row)
+    elif is_single and isinstance(text := row.get("text"), str):
+        sys.stdout.write(f"{as_shown(text)}\n")
+    why = reason_of(outcome)
+    note(one_line(f"{outcome.job_id}: {status_of(outcome)}" + (f", {why}" if why else "")))
+
+
+def _write(target: Destination | None, wanted: Sequence[str], found: dict[str, Outcome]) -> None:
+    """The rows so far, also after Ctrl-C."""
+    if target is None:
+        return
+    with target.writing() as file:
+        file.writelines(json_text(row_of(job_id, found.get(job_id))) + "\n" for job_id in wanted)
+
+
+def _tell(found: Sequence[Whereabouts], num_asked: int) -> None:
+    for one in found[:_MAX_SHOWN]:
+        out().print(one_line(f"{one.job_id}: {one.sentence()}"), soft_wrap=True)
+    if len(found) > _MAX_SHOWN:
+        out().print(f"… and {len(found) - _MAX_SHOWN} more: {counts(_count([one.place.value for one in found]))}")
+    if num_asked:
+        note(f"asked to cancel {num_asked} job{'s' if num_asked > 1 else ''}; the answer is the job's result")
+    else:
+        note("nothing to cancel")
+
+
+def _await(
+    context: typer.Context, settings: Settings, database: Database, job_ids: Sequence[str], timeout_s: float
+) -> dict[str, str]:
+    """How each of the jobs ended. Ctrl-C ends the command."""
+    ended: dict[str, str] = {}
+    try:
+        for one in _ends(settings, database, job_ids, timeout_s=timeout_s):
+            ended[one.job_id] = status_of(one)
+    except KeyboardInterrupt:
+        left = [job_id for job_id in job_ids if job_id not in ended]
+        say_they_go_on(len(left), wait_again(global_options(context), left))
+        raise typer.Exit(130) from None
+    return ended
+
+
+def _as_json(one: Whereabouts, ended: str | None) -> dict[str, Any]:
+    return {**one.as_json(), **({"ended": ended} if ended else {})}
+
+
+def _count(names: Sequence[str]) -> dict[str, int]:
+    return {name: names.count(name) for name in dict.fromkeys(names)}
+
+
+class GrowingText:
+    """One job's text on standard output. What is printed stays, so a new attempt goes on where it says the same."""
+
+    def __init__(self, job_id: str, *, is_one: bool) -> None:
+        self._job_id = job_id
+        self._is_one = is_one
+        self._shown = ""
+        self._line = ""  #: of several jobs: the line that is not complete
+        self._is_in_line = False  #: of one job: whether what was printed does not end a line
+
+    def show(self, text: str, *, is_end: bool = False) -> None:
+        """Print what is new of the text so far."""
+        if self._shown.startswith(text) and not (is_end and text != self._shown):
+            return  # a new attempt has not come so far yet
+        if not text.startswith(self._shown):
+            self._finish_line()
+            note(f"{self._job_id}: decoded again with another text; it begins here")
+            self._shown = ""
+        self._print(text[len(self._shown) :])
+        self._shown = text
+
+    def end(self, text: str | None = None) -> None:
+        """Nothing more comes; `text` is the whole text where there is one."""
+        if text is not None:
+            self.show(text, is_end=True)
+        self._finish_line()
+
+    def _print(self, text: str) -> None:
+        text = as_shown(text)
+        if self._is_one:
+            sys.stdout.write(text)
+            self._is_in_line = not text.endswith("\n") if text else self._is_in_line
+        else:
+            *lines, self._line = (self._line + text).split("\n")
+            sys.stdout.writelines(f"{self._job_id}  {line}\n" for line in lines)
+        sys.stdout.flush()
+
+    def _finish_line(self) -> None:
+        if self._is_in_line:
+            sys.stdout.write("\n")
+            self._is_in_line = False
+        if self._line:
+            sys.stdout.write(f"{self._job_id}  {self._line}\n")
+            self._line = ""
+        sys.stdout.flush()
+
+
+def _show_texts(events: Iterable[Event], *, is_one: bool) -> dict[str, Ended]:
+    texts: dict[str, GrowingText] = {}
+    ended: dict[str, Ended] = {}
+    for event in events:
+        text = texts.setdefault(event.job_id, GrowingText(event.job_id, is_one=is_one))
+        match event:
+            case Waits():
+                note(f"{event.job_id}: {_waiting(event)}")
+            case TextSoFar():
+                text.show(event.text)
+            case Ended():
+                ended[event.job_id] = event
+                text.end(event.text)
+                note(f"{event.job_id}: {_ending(event)}")
+    return ended
+
+
+def _show_texts_as_json(events: Iterable[Event]) -> dict[str, Ended]:
+    ended: dict[str, Ended] = {}
+    shown: dict[str, TextSoFar] = {}
+    for event in events:
+        line: dict[str, Any] = {"job_id": event.job_id}
+        match event:
+            case Waits():
+                line |= {"status": "running" if event.is_claimed else "unknown"}
+            case TextSoFar():
+                before = shown.get(event.job_id)
+                is_same = before is not None and before.attempt == event.attempt
+                num_shown = len(before.text) if before is not None and is_same else 0
+                line |= {"attempt": event.attempt, "new_text": event.text[num_shown:]}
+                shown[event.job_id] = event
+            case Ended():
+                ended[event.job_id] = event
+                line |= {"status": event.status.value, "text": event.text, "streamed": event.is_streamed}
+                line |= {"reason": event.reason} if event.reason else {}
+        print_json_line(line)
+    return ended
+
+
+def _waiting(event: Waits) -> str:
+    if event.is_claimed:
+        return "a worker has it; a text that is not streamed comes at its end"
+    return "no worker has seen it: it waits in Kafka, or no such job was sent"
+
+
+def _ending(event: Ended) -> str:
+    told = event.status.value + (f", {event.reason}" if event.reason else "")
+    return told if event.is_streamed else f"{told}; it was not streamed"

@@ -1,1 +1,0 @@
-"""What `alphaloop measure` found, as it is shown."""

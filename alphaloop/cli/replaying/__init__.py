@@ -1,1 +1,0 @@
-"""The replay of `alphaloop replay`, and its screens."""

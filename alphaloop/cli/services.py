@@ -1,0 +1,415 @@
+"""The processes of alphaloop on this machine: `up`, `down`, `worker`, `scheduler`, `env`; `migrate`, `kafka install`.
+
+`up` starts the embedded servers, a worker and a scheduler, and starts again what ends by itself, within bounds.
+`worker` and `scheduler` replace the command by that process: the command line imports neither, because both load
+libraries that the other commands do not need.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import Final, NoReturn
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from alphaloop.cli.children import (
+    LogFollower,
+    await_event,
+    child_command,
+    child_environment,
+    field_of,
+    scheduler_process,
+    worker_process,
+)
+from alphaloop.cli.options import AS_JSON, DATA_DIR, GlobalOptions, connected_settings, global_options
+from alphaloop.cli.screen import err, note, out, print_json
+from alphaloop.embedded.install import ARCHIVE, install_kafka
+from alphaloop.embedded.process import ChildProcess, is_locked
+from alphaloop.embedded.stack import EmbeddedStack, StackServer, running_stack
+from alphaloop.errors import BrokerError, ConfigError, StartFailed
+from alphaloop.kafka.topics import ensure_topics
+from alphaloop.liveness import ExitCode
+from alphaloop.settings import Settings
+from alphaloop.store import schema
+from alphaloop.store.database import parse_url, redacted
+
+UP_EXAMPLE: Final = "alphaloop up --data-dir ./data"
+DOWN_EXAMPLE: Final = "alphaloop down --data-dir ./data"
+_WATCH_S: Final = 0.5
+#: So many new starts within WINDOW_S; one more end is an error that a person has to see to.
+MOST_STARTS: Final = 5
+WINDOW_S: Final = 600.0
+#: Before the first new start; each further one within WINDOW_S waits twice as long.
+_FIRST_WAIT_S: Final = 1.0
+ENV_EXAMPLE: Final = "alphaloop env"
+WORKER_EXAMPLE: Final = "KAFKA_BOOTSTRAP_SERVERS=kafka:9092 DATABASE_URL=postgresql://… alphaloop worker"
+SCHEDULER_EXAMPLE: Final = "alphaloop scheduler once"
+MIGRATE_EXAMPLE: Final = "DATABASE_URL=postgresql://alphaloop@localhost/alphaloop alphaloop migrate"
+INSTALL_EXAMPLE: Final = """\
+alphaloop kafka install
+alphaloop kafka install --mirror https://mirror.example.org/apache/kafka"""
+
+
+class _SchedulerMode(StrEnum):
+    """How long the scheduler stays."""
+
+    RUN = "run"
+    ONCE = "once"
+
+
+def up(
+    context: typer.Context,
+    worker: bool = typer.Option(True, help="Start a worker too."),
+    scheduler: bool = typer.Option(True, help="Start the scheduler too."),
+    data_dir: Path | None = DATA_DIR,
+) -> None:
+    """Run all services in the foreground: broker, database, worker and scheduler.
+
+    They run until Ctrl-C or `alphaloop down`. Each of them that ends by itself is
+    started again, up to five times in ten minutes.
+
+    Uses the broker of KAFKA_BOOTSTRAP_SERVERS and the database of DATABASE_URL if set. The data is kept.
+    """
+    options = global_options(context, data_dir)
+    options = replace(options, profile=options.profile or "local")
+    stop = threading.Event()
+    stack = EmbeddedStack(options.settings(), on_event=note)
+    with _stopped_by_signals(stop), stack as settings:
+        prepare(settings)
+        children: list[ChildProcess] = []
+        try:
+            addresses = _start(options, settings, children, stop, with_worker=worker, with_scheduler=scheduler)
+            if not stop.is_set():
+                _show_addresses(settings, addresses)
+                _stay(stack.servers, children, settings, stop)
+        finally:
+            for child in children:  # the worker first: it still needs the servers to drain
+                note(f"stopping the {child.name}")
+                child.stop()
+            note("stopping the servers")
+
+
+def down(
+    context: typer.Context,
+    timeout: float = typer.Option(90.0, min=0.0, help="Seconds to wait."),
+    data_dir: Path | None = DATA_DIR,
+) -> None:
+    """Stop what `alphaloop up` started, and wait."""
+    folder = global_options(context, data_dir).settings().data_dir
+    stack = running_stack(folder)
+    if stack is None:
+        note(f"nothing runs under {folder}")
+        return
+    owner = stack.pids["alphaloop"]
+    os.kill(owner, signal.SIGTERM)
+    deadline = time.monotonic() + timeout
+    with err().status("waiting for the running batch to finish"):
+        while is_locked(folder / "stack.lock"):
+            if time.monotonic() >= deadline:
+                raise StartFailed(
+                    f"process {owner} did not stop within {timeout:g} s", hint=f"its logs are in {folder / 'logs'}"
+                )
+            time.sleep(_WATCH_S / 5)
+    note("stopped")
+
+
+def worker(
+    context: typer.Context,
+    seed: int | None = typer.Option(None, help="Seed of exploration; random if not given."),
+) -> None:
+    """Run a worker: decode jobs until SIGTERM, which lets running jobs finish."""
+    _become(context, "worker", [] if seed is None else ["--seed", str(seed)])
+
+
+def scheduler(
+    context: typer.Context,
+    mode: _SchedulerMode = typer.Argument(
+        _SchedulerMode.RUN, help="run: stay and measure at every interval. once: one run now, then end."
+    ),
+) -> None:
+    """Run the scheduler: measure acceptance again, test for drift and report."""
+    _become(context, "scheduler", [mode.value])
+
+
+def env(
+    context: typer.Context,
+    as_json: bool = AS_JSON,
+) -> None:
+    """Print the addresses of the running servers as variables of a shell.
+
+    In a shell: eval "$(alphaloop env)", and then psql "$DATABASE_URL" or kcat -b $KAFKA_BOOTSTRAP_SERVERS -L.
+    Debian's kcat cannot talk to the fallback broker, which runs where no Apache Kafka is; `alphaloop enqueue` can.
+    DATABASE_URL holds the password, so keep the output out of logs.
+    """
+    settings = connected_settings(context)
+    assert settings.kafka.bootstrap_servers and settings.postgres.url  # noqa: S101, PT018 - connected
+    found = {
+        "KAFKA_BOOTSTRAP_SERVERS": settings.kafka.bootstrap_servers,
+        "DATABASE_URL": settings.postgres.url.get_secret_value(),
+    }
+    if as_json:
+        print_json(found)
+        return
+    for name, value in found.items():
+        sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
+
+
+def migrate(
+    context: typer.Context,
+    revision: str = typer.Option("head", help="Schema revision to go up to."),
+    check: bool = typer.Option(False, "--check", help="Change nothing; exit code 1 if the schema is not up to date."),
+    as_json: bool = typer.Option(False, "--json", help="Print the revisions as JSON."),
+) -> None:
+    """Upgrade the database's schema. Safe to run from several machines at once."""
+    url = connected_settings(context, broker=False).postgres.url
+    if url is None:
+        raise ConfigError("no database is configured", hint="set DATABASE_URL")
+    before = schema.current(url)
+    if check:
+        is_pending = schema.pending(url)
+        note(f"at revision {before or 'none'}, " + ("an upgrade is pending" if is_pending else "nothing to do"))
+        if as_json:
+            print_json({"revision": before, "pending": is_pending})
+        raise typer.Exit(int(is_pending))
+    schema.upgrade(url, revision)
+    after = schema.current(url)
+    note(f"already at revision {after}" if before == after else f"from revision {before or 'none'} to {after}")
+    if after is not None and (missing := schema.grant_to_roles(url)):
+        note(
+            f"this user may not create the roles {', '.join(missing)}; until somebody does, and migrates again, every "
+            "process needs the rights of this user"
+        )
+    if as_json:
+        print_json({"from": before, "to": after})
+
+
+def install(
+    context: typer.Context,
+    version: str | None = typer.Option(None, help="Release; the configured one, if not given."),
+    mirror: str | None = typer.Option(None, help="Address of the releases; the configured mirror, if not given."),
+) -> None:
+    """Fetch Apache Kafka, check its published SHA-512, and unpack it under the user's cache.
+
+    Continues an interrupted download. Prints the folder.
+    """
+    settings = global_options(context).settings()
+    out().print(str(fetch_kafka(settings, version=version, mirror=mirror)), soft_wrap=True, markup=False)
+
+
+def fetch_kafka(
+    settings: Settings, *, version: str | None = None, mirror: str | None = None, deadline_s: float | None = None
+) -> Path:
+    """The installed folder, fetched with a progress bar if need be. Raises InstallFailed."""
+    embedded = settings.embedded
+    mirrors = [mirror] if mirror else [embedded.kafka_mirror, ARCHIVE]
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=40),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=(console := err()),
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    wanted = version or embedded.kafka_version
+    with bar:
+        shown = bar.add_task(f"Apache Kafka {wanted}", total=None)
+        return install_kafka(
+            wanted,
+            mirrors=mirrors,
+            deadline_s=deadline_s,
+            on_progress=lambda done, total: bar.update(shown, completed=done, total=total),
+        )
+
+
+def prepare(settings: Settings) -> None:
+    """Create the schema and the topics. Raises StoreError, BrokerError."""
+    assert settings.postgres.url is not None  # noqa: S101 - the embedded stack fills it in
+    schema.upgrade(settings.postgres.url)
+    ensure_topics(settings.kafka, settings.tasks)
+
+
+@contextlib.contextmanager
+def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
+    """The first SIGINT or SIGTERM sets `stop`; the second one ends the process at once."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _start(
+    options: GlobalOptions,
+    settings: Settings,
+    children: list[ChildProcess],
+    stop: threading.Event,
+    *,
+    with_worker: bool,
+    with_scheduler: bool,
+) -> dict[str, str]:
+    """Start the children into `children`; returns the addresses of the console and of their metrics by name."""
+    addresses: dict[str, str] = {}
+    if with_worker:
+        child = worker_process(options, settings)
+        follower = LogFollower(child.log)
+        children.append(child)
+        child.start()
+        note("loading the model, and measuring what a round costs here unless that is known …")
+        with err().status("the worker is starting"):
+            line = await_event(child, follower, "worker_ready", stop.is_set)
+        if line is not None:
+            addresses["worker metrics"] = f"{field_of(line, 'metrics')}/metrics"
+    if with_scheduler and not stop.is_set():
+        child = scheduler_process(options, settings, "run")
+        follower = LogFollower(child.log)
+        children.append(child)
+        child.start()
+        if (line := await_event(child, follower, "scheduler_ready", stop.is_set)) is not None:
+            addresses["scheduler metrics"] = f"{field_of(line, 'metrics')}/metrics"
+            addresses["console"] = field_of(line, "console") or "-"
+    return addresses
+
+
+def _show_addresses(settings: Settings, addresses: dict[str, str]) -> None:
+    assert settings.postgres.url is not None  # noqa: S101 - the embedded stack fills it in
+    rows = {
+        "broker": settings.kafka.bootstrap_servers,
+        # Without the password, because this output is often kept as a log.
+        "database": redacted(parse_url(settings.postgres.url)),
+        "in a shell": _command_for(settings.data_dir.absolute()),
+        **addresses,
+        "reports": settings.report_folder,
+        "logs": settings.data_dir / "logs",
+    }
+    screen = out()
+    for name, value in rows.items():  # not a table: what is to be copied must not be folded
+        screen.print(f"{name:<20}{value}", markup=False, soft_wrap=True)
+    note("up; Ctrl-C stops it")
+
+
+def _stay(
+    servers: Sequence[StackServer], children: Sequence[ChildProcess], settings: Settings, stop: threading.Event
+) -> None:
+    def make_topics() -> None:
+        try:
+            ensure_topics(settings.kafka, settings.tasks)
+        except BrokerError as error:
+            note(f"topics are missing: {error.message}")
+
+    supervised = [Supervised(server, note) for server in servers if server.part != "broker"]
+    # A broker that keeps its messages in memory has lost its topics too.
+    supervised += [Supervised(server, note, then=make_topics) for server in servers if server.part == "broker"]
+    supervised += [Supervised(child, note) for child in children]
+    while not stop.wait(_WATCH_S):
+        for one in supervised:
+            one.look()
+
+
+class Supervised:
+    """A child that is started again when it ends. `tell` shows the user what happens; `then` runs after a new start."""
+
+    def __init__(
+        self,
+        child: ChildProcess | StackServer,
+        tell: Callable[[str], None],
+        *,
+        then: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._child = child
+        self._tell, self._then = tell, then
+        self._clock = clock
+        self._starts: deque[float] = deque()  # of the new starts within WINDOW_S, when
+        self._due: float | None = None
+
+    def look(self) -> None:
+        """Start the child again when it has ended and its wait is over. Raises StartFailed after too many starts.
+
+        A new start that fails counts as an end.
+        """
+        if self._due is None:
+            if (code := self._child.ended_with()) is not None:
+                self._plan(f"ended with code {code}{_meaning(code)}")
+        elif self._clock() >= self._due:
+            self._due = None
+            self._starts.append(self._clock())
+            try:
+                self._child.start()
+            except StartFailed as error:
+                self._plan(f"could not be started again: {error.message}")
+            else:
+                self._then()
+
+    def _plan(self, why: str) -> None:
+        now = self._clock()
+        while self._starts and now - self._starts[0] > WINDOW_S:
+            self._starts.popleft()
+        if len(self._starts) >= MOST_STARTS:
+            raise self._child.failed(f"{why}, after {MOST_STARTS} new starts within {WINDOW_S / 60:g} minutes")
+        wait_s = _FIRST_WAIT_S * 2 ** len(self._starts)
+        self._due = now + wait_s
+        self._tell(f"{_named(self._child.name)} {why}; starting it again in {wait_s:g} s")
+
+
+def _named(name: str) -> str:
+    """A child's name in a sentence: only servers have names of their own."""
+    return name if name[0].isupper() else f"the {name}"
+
+
+def _meaning(code: int) -> str:
+    """What an exit code says, in brackets; empty for codes of other programs."""
+    if code > 128:
+        return f" (killed by signal {code - 128})"
+    return f" ({ExitCode(code).meaning})" if code in set(ExitCode) else ""
+
+
+def _become(context: typer.Context, module: str, arguments: Sequence[str]) -> NoReturn:
+    """Replace this process by one of our modules."""
+    environment = child_environment(global_options(context), connected_settings(context))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, child_command(module, arguments), environment)  # noqa: S606 - our own interpreter, no shell
+
+
+def _command_for(data_dir: Path) -> str:
+    """What a person types, in any folder, to have the addresses in a shell."""
+    beside = _beside_python()
+    program = shlex.join([str(beside) if beside else "alphaloop", "--data-dir", str(data_dir), "env"])
+    return f'eval "$({program})"'
+
+
+def program() -> str:
+    """What a person types here for `alphaloop`: with its folder where the shell does not find it."""
+    beside, found = _beside_python(), shutil.which("alphaloop")
+    if beside is None or (found is not None and beside.samefile(found)):
+        return "alphaloop"
+    here = Path.cwd()
+    return shlex.quote(str(beside.relative_to(here) if beside.is_relative_to(here) else beside))
+
+
+def _beside_python() -> Path | None:
+    beside = Path(sys.executable).with_name("alphaloop")
+    return beside if beside.exists() else None

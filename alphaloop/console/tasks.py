@@ -1,0 +1,188 @@
+"""The tasks: what goes on now, the list with how each is decoded, and one task in depth."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from starlette.requests import Request
+
+from alphaloop.console.page import NotFound, Page, text
+from alphaloop.console.reading import Sources
+from alphaloop.explaining.explanation import ExplainRequest, explain_task, usual_request
+from alphaloop.explaining.wording import document, opening
+from alphaloop.messages import Purpose
+from alphaloop.pages import drawing
+from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.drift import DriftEventStore
+from alphaloop.store.incidents import IncidentStore
+from alphaloop.store.reports import ReportStore
+from alphaloop.store.schedule import ScheduleStore
+from alphaloop.store.task_figures import TaskFigures, TaskPages, figures_of, with_waiting
+from alphaloop.store.traffic import WINDOW, DecodedLately, decoded_lately
+from alphaloop.store.workers import WorkerStore
+
+#: Tasks that are listed: the busiest.
+_MAX_TASKS: Final = 20
+_PAGE_SIZE: Final = 50
+_NUM_CHANGES: Final = 20
+#: Alternatives that are listed; the JSON twin has them all.
+_MAX_ALTERNATIVES: Final = 12
+
+
+def now(sources: Sources, request: Request) -> Page:
+    """Everything at a glance."""
+    database = sources.database
+    tasks, waiting = sources.tasks(), sources.waiting()
+    lately = sources.remembered.get("lately", lambda: decoded_lately(database))
+    workers = WorkerStore(database).seen()
+    speeds = [one.load.tokens_per_s for one in workers if one.load.tokens_per_s is not None]
+    activity = by_activity(tasks.value or [], lately.value or [], waiting.value)
+    run = ScheduleStore(database).newest()
+    wrong = {"tasks": tasks.error, "broker": waiting.error, "last minute": lately.error}
+    return Page(
+        "now.html.j2",
+        "Now",
+        {
+            "num_waiting": None if waiting.value is None else sum(waiting.value.values()),
+            "num_held": None if tasks.value is None else sum(now.num_held for now in tasks.value),
+            "num_running": sum(len(one.load.tokens) for one in workers),
+            "num_slots": sum(one.load.num_slots for one in workers),
+            "tokens_per_s": sum(speeds) if speeds else None,
+            "workers": [one.as_json() for one in workers],
+            "tasks": activity[:_MAX_TASKS],
+            "num_other_tasks": max(0, len(activity) - _MAX_TASKS),
+            "window_s": WINDOW.total_seconds(),
+            "lately_read_at": lately.read_at,
+            "drift": DriftEventStore(database).open_events(),
+            "incidents": IncidentStore(database).open_incidents(),
+            "last_run": None if run is None else {"started_at": run[0], "ended_at": run[1], "outcome": run[2]},
+            "read_at": tasks.read_at,
+            "waiting_read_at": waiting.read_at,
+            "errors": {name: error for name, error in wrong.items() if error},
+        },
+    )
+
+
+def by_activity(
+    tasks: Sequence[TaskFigures], decoded: Sequence[DecodedLately], waiting: Mapping[str, int] | None
+) -> list[_TaskActivity]:
+    """The tasks in which something goes on, the busiest first."""
+    ended, measuring, tokens = Counter[str](), Counter[str](), Counter[str]()
+    for one in decoded:
+        (ended if one.purpose == Purpose.TRAFFIC else measuring)[one.task] += one.num_jobs
+        tokens[one.task] += one.num_tokens
+    held = {now.task: now.num_held for now in tasks if now.num_held}
+    waits = {task: number for task, number in (waiting or {}).items() if number}
+    found = [
+        _TaskActivity(
+            task,
+            None if waiting is None else waits.get(task, 0),
+            held.get(task, 0),
+            ended[task],
+            measuring[task],
+            tokens[task],
+        )
+        for task in {*held, *ended, *measuring, *waits}
+    ]
+    return sorted(found, key=lambda one: (-one.num_tokens, -one.num_held, -(one.num_waiting or 0), one.task))
+
+
+@dataclass(frozen=True, slots=True)
+class _TaskActivity:
+    """A task in which something goes on."""
+
+    task: str
+    num_waiting: int | None  #: jobs that no worker has claimed; None where the broker does not answer
+    num_held: int  #: claimed, and not ended
+    num_ended: int  #: jobs of traffic that were decoded in the last minute
+    num_measuring: int  #: probes and controls that were
+    num_tokens: int  #: of all of those
+
+
+def tasks(sources: Sources, request: Request) -> Page:
+    """A page of tasks by name: those whose name holds `q`, behind the task `behind`."""
+    wanted, behind = text(request, "q"), text(request, "behind")
+    reading, waiting = sources.tasks(), sources.waiting()
+    found = [now for now in with_waiting(reading.value or [], waiting.value) if wanted in now.task]
+    begin = bisect_right(found, behind, key=lambda now: now.task) if behind else 0
+    shown = found[begin : begin + _PAGE_SIZE]
+    names = [now.task for now in shown]
+    pages = TaskPages(sources.database)
+    changes = pages.last_changes(names)
+    hours = pages.by_hour(names, datetime.now(UTC) - timedelta(hours=drawing.HOURS))
+    return Page(
+        "tasks.html.j2",
+        "Tasks",
+        {
+            "tasks": [
+                {
+                    **now.as_json(waiting.value),
+                    "last_change": changes.get(now.task),
+                    "by_hour": hours.get(now.task, []),
+                }
+                for now in shown
+            ],
+            "q": wanted,
+            "num_tasks": len(found),
+            "first": begin + 1 if shown else 0,
+            "behind": names[-1] if begin + _PAGE_SIZE < len(found) else None,
+            "read_at": reading.read_at,
+            "errors": {name: one.error for name, one in (("tasks", reading), ("broker", waiting)) if one.error},
+        },
+        {"rows": [(now, changes.get(now.task), hours.get(now.task, [])) for now in shown], "waiting": waiting.value},
+    )
+
+
+def task(sources: Sources, request: Request) -> Page:
+    """The task that the address names. Raises NotFound for one that is neither configured nor in use."""
+    name = request.path_params["task"]
+    tasks = sources.tasks()
+    now = next((one for one in tasks.value or [] if one.task == name), None)
+    changes = DecisionLog(sources.database).latest(name, _NUM_CHANGES)
+    if now is None and not changes and name not in sources.settings.tasks:
+        raise NotFound(f"no task {name[:100]!r} is configured, in use, or in the log of decisions")
+    explained = sources.remembered.get(("explain", name), lambda: explain_task(*_asked(sources, name)))
+    found = explained.value
+    waiting = sources.waiting()
+    return Page(
+        "task.html.j2",
+        name,
+        {
+            "task": name,
+            "now": None if now is None else now.as_json(waiting.value),
+            "opening": None if found is None else " ".join(opening(found)),
+            "explanation": None if found is None else document(found),
+            "explained_at": explained.read_at,
+            "explain_error": explained.error,
+            "history": _history(sources, name),
+            "changes": changes,
+            "drift": [one for one in DriftEventStore(sources.database).open_events() if one.subject.task == name],
+            "num_waiting": None if waiting.value is None else waiting.value.get(name, 0),
+        },
+        {"its": now, "found": found, "max_alternatives": _MAX_ALTERNATIVES},
+    )
+
+
+def _asked(sources: Sources, name: str) -> tuple[Any, Any, ExplainRequest]:
+    """What `alphaloop explain TASK` asks for without options."""
+    figures = figures_of(sources.database, name)
+    request = usual_request(figures, datetime.now(UTC), is_now=True)
+    return sources.database, sources.settings, request
+
+
+def _history(sources: Sources, name: str) -> dict[str, Any] | None:
+    """Acceptance of the task over time as the newest report has it; None where that has none."""
+
+    def read() -> tuple[datetime, Mapping[str, Any]] | None:
+        report = ReportStore(sources.database).latest()
+        return None if report is None else (report.created_at, report.content.get("history", {}))
+
+    newest = sources.remembered.get("history", read).value
+    if newest is None or name not in newest[1]:
+        return None
+    return {"reported_at": newest[0], **newest[1][name]}

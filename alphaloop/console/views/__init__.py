@@ -1,1 +1,0 @@
-"""The views: each reads what one page shows."""
