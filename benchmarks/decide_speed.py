@@ -15,8 +15,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import cycle
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
-from alphaloop.cost import CostKind, CostPoint, CostTable
-from alphaloop.cost_doubt import timing_variance
+from alphaloop.costs import CostKind, CostPoint, CostTable, timing_variance
 from alphaloop.deciding.decision import ChoicesInMemory, DecisionContext, DraftSetting
 from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, KeyEvidence
 from alphaloop.deciding.exploration import BudgetsInMemory, ExplorationBudget

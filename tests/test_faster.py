@@ -19,13 +19,13 @@ from alphaloop.cli.status import task_table
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.demo.flow import final_table
+from alphaloop.experiment.estimate import Verdict, verdict_of
+from alphaloop.experiment.figures import TaskSpeedup
+from alphaloop.experiment.wording import figure, sentence
 from alphaloop.explaining.explanation import Explanation
 from alphaloop.explaining.wording import opening
 from alphaloop.messages import Mode
 from alphaloop.store.task_figures import TaskFigures
-from alphaloop.switchback.speedup import Verdict, verdict_of
-from alphaloop.switchback.task_speedup import TaskSpeedup
-from alphaloop.switchback.wording import figure, sentence
 from scheduler.report.data import DriftReport, MeasuredLine
 from scheduler.report.pages import render_page
 from scheduler.report.text import render_text

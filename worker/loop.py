@@ -27,7 +27,7 @@ from alphaloop.messages import Failure, Mode, Status
 from worker import outcomes
 from worker.background import BackgroundWrites
 from worker.claims import ClaimedJob, EndedUndecoded, LeaseKeeper, cancelled
-from worker.costs.known import KnownCosts
+from worker.costs.learning import KnownCosts
 from worker.dead_letters import Forwarder, JobRetries
 from worker.deciding.decider import Decider
 from worker.engine import AsksServers, Engine, Generation

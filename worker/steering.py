@@ -17,15 +17,20 @@ from typing import Final, Protocol
 
 from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence
 from alphaloop.deciding.policy import Decision, DraftSetting, Reason
+from alphaloop.experiment.assign import Arm, RequestSchedule, SwitchbackSchedule
+from alphaloop.experiment.figures import SpeedupSubject
+from alphaloop.experiment.observe import (
+    Expected,
+    RequestFacts,
+    RoundFacts,
+    Slice,
+    TaskRound,
+    Treatment,
+    TrialGroup,
+    mean_expected,
+)
 from alphaloop.messages import Purpose
 from alphaloop.store.switchback import SliceRow, SwitchbackStore
-from alphaloop.switchback.expectation import Expected, mean_expected
-from alphaloop.switchback.request_schedule import RequestSchedule
-from alphaloop.switchback.requests import RequestFacts, Trial
-from alphaloop.switchback.rounds import RoundFacts, TaskRound
-from alphaloop.switchback.schedule import Arm, SwitchbackSchedule
-from alphaloop.switchback.slices import Slice, Treatment
-from alphaloop.switchback.task_speedup import Subject
 from worker.engine import EngineIdentity, Generation, Served, Step
 from worker.lanes import LaneKey
 from worker.running import RunningJob, RunningJobs
@@ -199,7 +204,7 @@ class RequestSteering:
         drafter, num_draft_tokens = decision.setting.drafter, decision.setting.num_draft_tokens
         if not (drafter and num_draft_tokens and _is_free(lane, decision)) or self._lacks_load():
             return decision.setting
-        trial = Trial(_subject_of(lane), Treatment(drafter, num_draft_tokens))
+        trial = TrialGroup(_subject_of(lane), Treatment(drafter, num_draft_tokens))
         speculates = self._schedule.start(job_id, trial, self._seen_at)
         setting = decision.setting if speculates else DraftSetting()
         self._assigned[job_id] = _Assigned(setting, self._seen_at, decision.expected)
@@ -352,7 +357,7 @@ class SliceRecorder:
 
     def _row(self, one: TaskSlice) -> SliceRow:
         drafter, identity = one.slice.treatment.drafter, self._identity
-        subject = Subject(
+        subject = SpeedupSubject(
             task=one.slice.task,
             sampling_bucket=one.sampling_bucket,
             target_revision=identity.target_revision,

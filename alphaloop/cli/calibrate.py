@@ -11,7 +11,7 @@ import typer
 from alphaloop.cli.carrying_out import carry_out
 from alphaloop.cli.screen import FittedTable, note, out, print_json, table
 from alphaloop.commands import CalibrateOrder, Calibration
-from alphaloop.cost import CostKind, CostPoint
+from alphaloop.costs import CostKind, CostPoint
 
 EXAMPLE: Final = """\
 alphaloop calibrate

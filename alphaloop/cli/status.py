@@ -19,6 +19,8 @@ from alphaloop.cli.screen import FittedTable, note, out, paragraph, print_json, 
 from alphaloop.embedded.process import is_listening
 from alphaloop.embedded.stack import running_stack
 from alphaloop.errors import BrokerError
+from alphaloop.experiment.figures import by_drafter, reliability
+from alphaloop.experiment.wording import computed, draft_lengths, expectations_of_all, figure, load, why
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.backlog import unfinished
 from alphaloop.metrics_server import url_of
@@ -28,8 +30,6 @@ from alphaloop.store.jobs import RUNNING
 from alphaloop.store.switchback import ExpectationStore
 from alphaloop.store.task_figures import TaskFigures, begin_of, waits, with_waiting
 from alphaloop.store.workers import SeenWorker, WorkerStore
-from alphaloop.switchback.reliability import by_drafter, reliability
-from alphaloop.switchback.wording import computed, draft_lengths, expectations_of_all, figure, load, why
 from alphaloop.wording import counted_apart, rate, share_with_interval
 
 #: A worker says every two seconds what it does; one that is silent for so long may be in a long step, or dead.

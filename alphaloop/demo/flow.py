@@ -28,6 +28,8 @@ from alphaloop.demo.prompts import DemoPrompts, harvest
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.embedded.stack import EmbeddedStack
 from alphaloop.errors import AlphaloopError
+from alphaloop.experiment.estimate import Verdict
+from alphaloop.experiment.wording import NO_VERDICT, draft_lengths, reason_word
 from alphaloop.kafka.producer import Producer
 from alphaloop.messages import Job, Mode, Result, encode_job
 from alphaloop.messages.topics import jobs_topic
@@ -39,8 +41,6 @@ from alphaloop.store.known_jobs import check
 from alphaloop.store.probes import ProbeSetStore, probe_progress
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.schedule import ScheduleStore
-from alphaloop.switchback.speedup import Verdict
-from alphaloop.switchback.wording import NO_VERDICT, draft_lengths, reason_word
 from alphaloop.wording import rate, share, share_with_interval
 
 #: Tasks whose answers repeat a part of their prompts, so that ten blocks of rounds show a difference.

@@ -9,8 +9,8 @@ from typing import Any, Final
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from alphaloop.as_decoded import at_load, drafted_by_load, drafted_sentence, percent, setting
+from alphaloop.experiment.wording import computed, control, draft_lengths, figure, load, ratio, why, why_then
 from alphaloop.pages.drawing import alpha_over_time, sparkline
-from alphaloop.switchback.wording import computed, control, draft_lengths, figure, load, ratio, why, why_then
 from alphaloop.wording import (
     acceptance_of,
     counted_apart,

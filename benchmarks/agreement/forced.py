@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from alphaloop.acceptance import Interval
-from alphaloop.switchback.student import t_quantile
+from alphaloop.intervals import t_quantile
 
 #: Fewer pairs of blocks give no interval.
 LEAST_BLOCKS: Final = 4

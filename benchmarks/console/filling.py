@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from alphaloop.cost import CostPoint
+from alphaloop.costs import CostPoint
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
+from alphaloop.experiment.figures import SpeedupSubject
+from alphaloop.experiment.observe import Phase, Slice, Treatment
 from alphaloop.messages import Mode
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
@@ -19,8 +21,6 @@ from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.outcomes import record_counts
 from alphaloop.store.switchback import SliceRow, SwitchbackStore
 from alphaloop.store.workers import WorkerLoad
-from alphaloop.switchback.slices import Phase, Slice, Treatment
-from alphaloop.switchback.task_speedup import Subject
 from benchmarks.console.findings import find
 from benchmarks.console.jobs import hold_jobs, run_of
 from benchmarks.console.plans import (
@@ -86,7 +86,7 @@ def _traffic(database: Database, plan: TaskPlan, now: datetime, rng: random.Rand
 def _slices(database: Database, tasks: Sequence[TaskPlan], now: datetime) -> None:
     rng, rows = random.Random(2), []
     for plan in tasks:
-        subject = Subject(plan.task, "greedy", TARGET, ENGINE, HOST, DEVICE, DRAFTER, DRAFT)
+        subject = SpeedupSubject(plan.task, "greedy", TARGET, ENGINE, HOST, DEVICE, DRAFTER, DRAFT)
         for block in range(40 if plan.speculates else 5):
             begins = now - timedelta(minutes=30 * block + 5)
             for number, phase in enumerate((Phase.BETWEEN, Phase.BEFORE, Phase.CONTROL, Phase.AFTER)):

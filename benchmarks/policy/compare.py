@@ -8,7 +8,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from alphaloop.cost import CostPoint, CostTable
+from alphaloop.costs import CostPoint, CostTable
 from benchmarks.policy.oracle import Oracle
 from benchmarks.policy.play import Played, RoundRule, Rule, Trace, play
 from benchmarks.policy.rounds import Costs

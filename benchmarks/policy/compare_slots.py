@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from alphaloop.deciding.decision import DraftSetting, Reason
-from alphaloop.switchback.speedup import measured_speedup
+from alphaloop.experiment.estimate import measured_speedup
 from benchmarks.policy.compare import BUDGET_SHARE, Score, action_name
 from benchmarks.policy.rules.by_job import ByJob, Tiers
 from benchmarks.policy.rules.ema_tiers import EmaTiers

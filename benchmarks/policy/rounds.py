@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from alphaloop.cost import CostTable
+from alphaloop.costs import CostTable
 from benchmarks.policy.scenario import Device
 from benchmarks.policy.stream import Block, Floats, Ints
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.costs import CostKind, CostPoint, CostTable
 from benchmarks.policy.load import Part, Slots
 
 FILE = Path(__file__).with_name("scenarios.toml")

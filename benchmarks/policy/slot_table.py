@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from alphaloop.cost import CostTable
+from alphaloop.costs import CostTable
 from benchmarks.policy.rounds import Costs
 from benchmarks.policy.scenario import Device
 from benchmarks.policy.stream import Floats, Ints

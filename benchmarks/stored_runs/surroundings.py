@@ -8,7 +8,7 @@ from typing import Final
 import psycopg
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.cost import CostPoint
+from alphaloop.costs import CostPoint
 from alphaloop.deciding.evidence import EvidenceSums, KeyEvidence
 from alphaloop.store.acceptance_state import pack
 from alphaloop.store.costs import CostStore

@@ -20,8 +20,8 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from alphaloop.switchback.block import SwitchbackDesign
-from alphaloop.switchback.speedup import Verdict
+from alphaloop.experiment.assign import SwitchbackDesign
+from alphaloop.experiment.estimate import Verdict
 from benchmarks.switchback.methods import Found, by_batches, by_slices
 from benchmarks.switchback.world import Drafting, Host, Scenario, Truth, with_speedup
 

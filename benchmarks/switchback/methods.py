@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alphaloop.acceptance import Z95
-from alphaloop.switchback.block import SwitchbackDesign
-from alphaloop.switchback.schedule import SwitchbackSchedule
-from alphaloop.switchback.slices import Slice
-from alphaloop.switchback.speedup import Verdict, measured_speedup
+from alphaloop.experiment.assign import SwitchbackDesign, SwitchbackSchedule
+from alphaloop.experiment.estimate import Verdict, measured_speedup
+from alphaloop.experiment.observe import Slice
 from benchmarks.switchback.world import TASK, Scenario, Truth, World
 
 

@@ -21,11 +21,9 @@ from functools import partial
 from statistics import median
 from typing import Final, get_args
 
-from alphaloop.switchback.request_block import RequestDesign
-from alphaloop.switchback.request_schedule import RequestSchedule
-from alphaloop.switchback.requests import RequestFacts
-from alphaloop.switchback.slices import Slice
-from alphaloop.switchback.speedup import measured_speedup
+from alphaloop.experiment.assign import RequestDesign, RequestSchedule
+from alphaloop.experiment.estimate import measured_speedup
+from alphaloop.experiment.observe import RequestFacts, Slice
 from benchmarks.switchback.methods import Found
 from benchmarks.switchback.request_scenario import KnownLoad, RequestScenario
 from benchmarks.switchback.request_world import Experiment, RequestWorld

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import psycopg
 
-from alphaloop.switchback.student import t95
+from alphaloop.intervals import t95
 from benchmarks.contestants.process import REPOSITORY
 from benchmarks.switchback.methods import JobCost, ratio_of_jobs
 from benchmarks.whole.jobs import WARM_UP_TASK, PromptJob

@@ -12,15 +12,14 @@ from typing import Final
 
 import numpy as np
 
-from alphaloop.switchback.requests import RequestFacts, Trial
-from alphaloop.switchback.slices import Treatment
+from alphaloop.experiment.observe import RequestFacts, Treatment, TrialGroup
 from benchmarks.switchback.request_scenario import RequestScenario
 from benchmarks.switchback.seen_load import SeenLoad
 from benchmarks.switchback.world import Truth
 from worker.engine import ServerLoad
 from worker.servers.load import Flight
 
-TRIAL: Final = Trial("task greedy", Treatment("draft", 4))
+TRIAL: Final = TrialGroup("task greedy", Treatment("draft", 4))
 _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _READ_S: Final = 0.05
 #: Changes of the host's speed are seen at least so often.
@@ -31,7 +30,7 @@ _LONGEST_S: Final = 1.0
 class Experiment:
     """One worker's: it draws the arm of a request when that starts, and takes what is known of one that ended."""
 
-    start: Callable[[str, Trial, datetime], bool]
+    start: Callable[[str, TrialGroup, datetime], bool]
     end: Callable[[str, RequestFacts | None, datetime], None]
 
 

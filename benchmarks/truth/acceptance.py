@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from alphaloop.acceptance import Interval
-from alphaloop.clustered_share import Counts, consecutive_runs, share_interval, wilson
+from alphaloop.intervals import Counts, consecutive_runs, share_interval, wilson
 from benchmarks.truth.coverage import Coverage, Shown, coverage
 
 _ALPHA: Final = 0.7

@@ -18,8 +18,8 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from alphaloop.switchback.block import SwitchbackDesign
-from alphaloop.switchback.expectation import ExpectationPair
+from alphaloop.experiment.assign import SwitchbackDesign
+from alphaloop.experiment.figures import ExpectationPair
 from benchmarks.policy.rules.ours_on_slots import OursOnSlots
 from benchmarks.policy.scenario import read_scenarios
 from benchmarks.policy.slot_device import play_slots

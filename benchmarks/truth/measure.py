@@ -9,8 +9,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from alphaloop.payoff.bounds import Block, Bounds, total_bounds
-from alphaloop.payoff.verdict import Verdict, judge
+from alphaloop.payoff.figures import PromptBlock, RatioBounds, ShipVerdict, judge, total_bounds
 from benchmarks.truth.coverage import Coverage, Shown, coverage
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -25,7 +24,7 @@ def rows(num_jobs: int, num_runs: int, seed: int) -> Iterator[tuple[Coverage, in
         truth = _true_ratio(speedup)
         draws = np.random.default_rng([seed, num_jobs, round(10 * speedup)])
         found = [_bounds(draws, num_jobs, speedup) for _ in range(num_runs)]
-        shipped = sum(judge(bounds, 1.0, 1).verdict is Verdict.SHIP for bounds in found)
+        shipped = sum(judge(bounds, 1.0, 1).verdict is ShipVerdict.SHIP for bounds in found)
         case = f"{speedup:.1f}x, slow minutes, producers"
         yield (
             coverage("measure", case, num_jobs, (Shown(bounds.low, bounds.high, truth) for bounds in found)),
@@ -33,7 +32,7 @@ def rows(num_jobs: int, num_runs: int, seed: int) -> Iterator[tuple[Coverage, in
         )
 
 
-def _bounds(draws: np.random.Generator, num_jobs: int, speedup: float) -> Bounds:
+def _bounds(draws: np.random.Generator, num_jobs: int, speedup: float) -> RatioBounds:
     """A prompt a block. The host is slow for some prompts, in both arms alike but for the moment it changes."""
     tokens, ratios = _texts(draws, num_jobs, speedup)
     slow = np.where(draws.random(num_jobs) < 0.25, draws.uniform(1.5, 4.0, num_jobs), 1.0)
@@ -46,8 +45,8 @@ def _bounds(draws: np.random.Generator, num_jobs: int, speedup: float) -> Bounds
     return total_bounds(_blocks(tokens, ours_s), _blocks(tokens, vanilla_s))
 
 
-def _blocks(tokens: Floats, wall_s: Floats) -> list[Block]:
-    return [Block(int(num), float(one)) for num, one in zip(tokens, wall_s, strict=True)]
+def _blocks(tokens: Floats, wall_s: Floats) -> list[PromptBlock]:
+    return [PromptBlock(int(num), float(one)) for num, one in zip(tokens, wall_s, strict=True)]
 
 
 def _texts(draws: np.random.Generator, num: int, speedup: float) -> tuple[Floats, Floats]:

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from alphaloop.switchback.block import SwitchbackDesign
-from alphaloop.switchback.schedule import SwitchbackSchedule
-from alphaloop.switchback.slices import Phase, Slice
-from alphaloop.switchback.task_speedup import Subject, task_speedup
+from alphaloop.experiment.assign import SwitchbackDesign, SwitchbackSchedule
+from alphaloop.experiment.figures import SpeedupSubject, task_speedup
+from alphaloop.experiment.observe import Phase, Slice
 from benchmarks.switchback.world import NOTHING, TASK, Drafting, Host, Scenario, Truth, World, with_speedup
 from benchmarks.truth.coverage import Coverage, Shown, coverage
 
-_SUBJECT: Final = Subject(TASK, "greedy", "target", "engine", "host", "device", "draft", "r1")
+_SUBJECT: Final = SpeedupSubject(TASK, "greedy", "target", "engine", "host", "device", "draft", "r1")
 _NOW: Final = datetime(2026, 1, 2, tzinfo=UTC)
 _SLOW_MINUTES: Final = Host(slow_every_s=60)
 #: A draft that is accepted more by some producers' texts than by others'.

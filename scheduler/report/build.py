@@ -15,7 +15,9 @@ from typing import Final
 
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import percent
-from alphaloop.clustered_share import consecutive_runs, share_interval
+from alphaloop.experiment.estimate import Verdict
+from alphaloop.experiment.figures import ExpectationPair, TaskSpeedup, by_drafter, reliability
+from alphaloop.intervals import consecutive_runs, share_interval
 from alphaloop.measurements import DecodedJob, ProbeResult, TaskSpend
 from alphaloop.probe_plan import Measurement
 from alphaloop.settings.report import ReportSettings
@@ -23,10 +25,6 @@ from alphaloop.store.drafts import DraftRevision
 from alphaloop.store.drift import DriftEvent
 from alphaloop.store.incidents import KnownIncident
 from alphaloop.store.task_figures import TaskFigures
-from alphaloop.switchback.expectation import ExpectationPair
-from alphaloop.switchback.reliability import by_drafter, reliability
-from alphaloop.switchback.speedup import Verdict
-from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.causes import Cause
 from scheduler.counts import RunCounts, SettingInForce
 from scheduler.events import Flagged

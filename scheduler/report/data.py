@@ -9,11 +9,11 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import Decoded, NextJob
+from alphaloop.experiment.estimate import Verdict
+from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.probe_plan import Why
 from alphaloop.store.drift import EventState
 from alphaloop.store.incidents import IncidentKind
-from alphaloop.switchback.speedup import Verdict
-from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.causes import Cause
 
 

@@ -7,12 +7,12 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from alphaloop.as_decoded import at_load
+from alphaloop.experiment.estimate import Verdict
+from alphaloop.experiment.wording import draft_lengths, figure
 from alphaloop.measurements import DriftSubject
 from alphaloop.store.drift import EventState, PastState
 from alphaloop.store.incidents import KnownIncident
 from alphaloop.store.workers import ServerLife
-from alphaloop.switchback.speedup import Verdict
-from alphaloop.switchback.wording import draft_lengths, figure
 from alphaloop.wording import acceptance_of, counted_apart, share, words
 from scheduler.report.data import ChangeKind, ChangeLine, Changes, DraftLine, DriftLine, DriftReport, Estimate, TaskLine
 

@@ -16,6 +16,7 @@ from markupsafe import escape
 from pydantic import SecretStr
 
 from alphaloop.console.app import VIEWS
+from alphaloop.experiment.wording import figure
 from alphaloop.explaining.explanation import explain_task, usual_request
 from alphaloop.explaining.wording import opening
 from alphaloop.measurements import DriftSubject
@@ -34,7 +35,6 @@ from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import figures_of, recent_tasks
 from alphaloop.store.workers import WorkerStore
-from alphaloop.switchback.wording import figure
 from alphaloop.wording import share_with_interval
 from benchmarks.console.filling import fill
 from benchmarks.console.plans import plans

@@ -16,13 +16,13 @@ from sqlalchemy import text
 
 from alphaloop.acceptance import Interval
 from alphaloop.demo.flow import final_table
+from alphaloop.experiment.wording import figure, sentence
 from alphaloop.explaining.explanation import next_jobs
 from alphaloop.settings import PolicySettings, SchedulerSettings, Settings, TaskSettings, load_settings
 from alphaloop.store.database import Database
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import TaskFigures, recent_tasks
-from alphaloop.switchback.wording import figure, sentence
 from alphaloop.wording import counted_apart, share, share_with_interval
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics

@@ -19,6 +19,7 @@ from alphaloop.cli.replaying.result import Window
 from alphaloop.cli.replaying.run import replay_history, rules_of
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.experiment.observe import Expected
 from alphaloop.settings import Settings, overridden
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun
@@ -27,7 +28,6 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.snapshots import SnapshotStore, StoredSnapshot
 from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.switchback.expectation import Expected
 from alphaloop.tables import decode_runs
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli

@@ -13,6 +13,9 @@ from sqlalchemy import text
 from alphaloop.cli.status import task_table
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
+from alphaloop.experiment.figures import TaskSpeedup
+from alphaloop.experiment.observe import Expected
+from alphaloop.experiment.wording import figure, load, reason_word, sentence
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.messages import Mode
 from alphaloop.settings import load_settings
@@ -20,9 +23,6 @@ from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
 from alphaloop.store.task_figures import recent_tasks
-from alphaloop.switchback.expectation import Expected
-from alphaloop.switchback.task_speedup import TaskSpeedup
-from alphaloop.switchback.wording import figure, load, reason_word, sentence
 from scheduler.metrics import EXPECTATION, SPEEDUP, SchedulerMetrics
 from scheduler.probing import SentProbes
 from scheduler.report.build import expectation_lines

@@ -14,7 +14,7 @@ from rich.console import Console
 from sqlalchemy import text
 
 from alphaloop.as_decoded import Decoded, at_load, drafted_by_load, percent, setting
-from alphaloop.cost import CostPoint
+from alphaloop.costs import CostPoint
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.demo.flow import final_table

@@ -13,16 +13,16 @@ from alphaloop.acceptance import Z95
 from alphaloop.as_decoded import at_load, drafted_sentence, setting
 from alphaloop.cli.explaining.evidence_screen import show_evidence
 from alphaloop.cli.screen import out, paragraph, table
-from alphaloop.cost import CostKind
+from alphaloop.costs import CostKind
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.goodput import Alternative, Shares
 from alphaloop.deciding.job_facts import Aim
+from alphaloop.experiment.wording import draft_lengths, expectations, sentence, why, why_then
 from alphaloop.explaining.explanation import Explanation, RecordedAs, WhatRuns
 from alphaloop.explaining.wording import opening
 from alphaloop.moments import shown
 from alphaloop.store.choice_figures import ChoiceFigures, ExpectedSpeedup
 from alphaloop.store.decisions import DecisionChange
-from alphaloop.switchback.wording import draft_lengths, expectations, sentence, why, why_then
 from alphaloop.wording import acceptance_of, counted_apart, counts, named, rate, share, share_with_interval
 from alphaloop.wording import sentence as capitalized
 

@@ -9,13 +9,15 @@ from typing import Final
 from rich.text import Text
 
 from alphaloop.cli.screen import out, table
-from alphaloop.payoff.bounds import Bounds
-from alphaloop.payoff.figures import Exactness, Figures, Tails
+from alphaloop.payoff.figures import Exactness, Figures, RatioBounds, ShipVerdict, Tails
 from alphaloop.payoff.report import Footprint, Report, Row, Setup, best_of
-from alphaloop.payoff.verdict import Verdict
 from alphaloop.wording import rate, share, share_with_interval
 
-_STYLES: Final = {Verdict.SHIP: "bold green", Verdict.DO_NOT_SHIP: "bold red", Verdict.TOO_CLOSE: "bold yellow"}
+_STYLES: Final = {
+    ShipVerdict.SHIP: "bold green",
+    ShipVerdict.DO_NOT_SHIP: "bold red",
+    ShipVerdict.TOO_CLOSE: "bold yellow",
+}
 _FEW_FOR_P99: Final = 100
 #: The reason that is shown for a candidate although its drafter has a faster one.
 SHORTER_IS_BETTER: Final = "k_too_high"
@@ -91,7 +93,7 @@ def _speeds(report: Report) -> object:
     return made
 
 
-def _ratio(bounds: Bounds) -> str:
+def _ratio(bounds: RatioBounds) -> str:
     bounds_text = "no bounds" if bounds.known is None else f"{bounds.known[0]:.2f} {bounds.known[1]:.2f}"
     return f"{bounds.estimate:.2f} [{bounds_text}]"
 
@@ -198,9 +200,9 @@ def _against_the_bar(report: Report, row: Row) -> str:
     if bounds.known is None:
         return f"since {bounds.num_values} batches bound nothing; {_more(report, row)}."
     low, high = bounds.known
-    if row.judgement.verdict is Verdict.SHIP:
+    if row.judgement.verdict is ShipVerdict.SHIP:
         return f"at least {low:.2f}x, and the bar is {bar:.2f}x."
-    if row.judgement.verdict is Verdict.DO_NOT_SHIP:
+    if row.judgement.verdict is ShipVerdict.DO_NOT_SHIP:
         return f"at most {high:.2f}x, and the bar is {bar:.2f}x."
     return f"between {low:.2f}x and {high:.2f}x, the bar of {bar:.2f}x among them; {_more(report, row)}."
 
@@ -217,7 +219,7 @@ def _conclusion(report: Report) -> Iterator[str]:
         rivals = ", ".join(candidate.name for candidate in report.rivals)
         apart = f"; not distinguishable from {rivals}" if rivals else ""
         yield f"Ship {report.shipped.candidate.name}: {_ratio(report.shipped.figures.ratio)} times vanilla{apart}."
-    elif any(row.judgement.verdict is Verdict.TOO_CLOSE for row in report.rows):
+    elif any(row.judgement.verdict is ShipVerdict.TOO_CLOSE for row in report.rows):
         yield f"Ship nothing yet: no candidate is sure to reach {report.setup.bar:.2f}x."
     else:
         yield f"Ship none of them: none reaches {report.setup.bar:.2f}x on these prompts."

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from alphaloop.switchback.expectation import ExpectationPair, expectation_pair
-from alphaloop.switchback.slices import Slice, Treatment
-from alphaloop.switchback.task_speedup import Subject
+from alphaloop.experiment.figures import ExpectationPair, SpeedupSubject, expectation_pair
+from alphaloop.experiment.observe import Slice, Treatment
 from benchmarks.policy.rules.as_steps import Truth
 from benchmarks.policy.rules.ours import ENGINE, TARGET
 from benchmarks.policy.slot_round import SlotRound
@@ -24,10 +23,10 @@ class _Drafted(NamedTuple):
     drafter: str
 
     @property
-    def as_stored(self) -> Subject:
+    def as_stored(self) -> SpeedupSubject:
         """As the database names it."""
         task, _, sampling = self.subject.partition(" ")
-        return Subject(task, sampling, TARGET, ENGINE, "host", "device", self.drafter, FIRST_DRAFT)
+        return SpeedupSubject(task, sampling, TARGET, ENGINE, "host", "device", self.drafter, FIRST_DRAFT)
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Final, Protocol
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.cost import CostPoint, CostTable
+from alphaloop.costs import CostPoint, CostTable
 from alphaloop.deciding.decision import ChoicesInMemory, Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums
 from alphaloop.deciding.exploration import BudgetsInMemory
@@ -20,7 +20,7 @@ from alphaloop.deciding.session import DecisionSession
 from benchmarks.policy.play import Batch, Choice, Decoded, Why
 from benchmarks.policy.scenario import Scenario
 from benchmarks.policy.stream import Cell
-from worker.costs.live import LiveCosts
+from worker.costs.learning import LiveCosts
 from worker.engine import Step
 
 #: worker.history_half_life_days

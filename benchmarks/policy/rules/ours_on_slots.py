@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Final
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
-from alphaloop.cost import CostPoint
+from alphaloop.costs import CostPoint
 from alphaloop.deciding import job_facts
 from alphaloop.deciding.decision import ChoicesInMemory, Decision, DraftSetting, Reason
 from alphaloop.deciding.draft_lengths import RunningSequence
@@ -25,11 +25,8 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
 from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, TaskRules
 from alphaloop.deciding.session import DecisionSession
-from alphaloop.switchback.block import SwitchbackDesign
-from alphaloop.switchback.expectation import Expected, mean_expected
-from alphaloop.switchback.rounds import RoundFacts, TaskRound
-from alphaloop.switchback.schedule import Arm, SwitchbackSchedule
-from alphaloop.switchback.slices import Treatment
+from alphaloop.experiment.assign import Arm, SwitchbackDesign, SwitchbackSchedule
+from alphaloop.experiment.observe import Expected, RoundFacts, TaskRound, Treatment, mean_expected
 from benchmarks.policy.load import Slower
 from benchmarks.policy.play import BEGINNING
 from benchmarks.policy.rules.as_steps import mean_context, step_of
@@ -38,7 +35,7 @@ from benchmarks.policy.rules.ours import CORRECTION_HALF_LIFE, ENGINE, HALF_LIFE
 from benchmarks.policy.scenario import Scenario
 from benchmarks.policy.slot_jobs import Counter
 from benchmarks.policy.slot_round import Running, SlotRound
-from worker.costs.live import LiveCosts
+from worker.costs.learning import LiveCosts
 
 #: Reasons of decisions that were free to speculate, as in worker/steering.py.
 ON_TRIAL: Final = frozenset({Reason.FASTER, Reason.ON_TARGET, Reason.NO_HISTORY, Reason.UNCERTAIN, Reason.NOT_FASTER})

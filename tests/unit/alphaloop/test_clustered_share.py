@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.clustered_share import MOST_RUNS, consecutive_runs, share_interval, wilson
+from alphaloop.intervals import MOST_RUNS, consecutive_runs, share_interval, wilson
 
 CLUSTERS = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)).map(lambda p: (min(p), max(p))), max_size=60)
 

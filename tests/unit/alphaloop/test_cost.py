@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.costs import CostKind, CostPoint, CostTable
 
 #: Mean tokens proposed, by what is asked for from 0, of a drafter that never has more than three.
 THREE = [min(i, 3) for i in range(9)]

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.cost import CostPoint
-from alphaloop.cost_doubt import (
+from alphaloop.costs import (
     HALF_LIFE_ROUNDS,
     HALF_LIFE_S,
     TIMING_SD,
+    CostPoint,
     LogEstimate,
     after_pause,
     faded,

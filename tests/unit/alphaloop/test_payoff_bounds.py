@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from alphaloop.payoff.bounds import Block, median_bounds, min_values, percentile, total_bounds
+from alphaloop.payoff.figures import PromptBlock, median_bounds, min_values, percentile, total_bounds
 
 
 @pytest.mark.parametrize(("n", "ranks"), [(6, (1, 6)), (10, (2, 9)), (20, (6, 15)), (30, (10, 21)), (100, (40, 61))])
@@ -54,8 +54,8 @@ TRUE_MEDIAN = _true_median()
 
 def test_the_ratio_of_all_tokens_weighs_a_block_by_its_time() -> None:
     # Sixteen short blocks at 1.30 and four long ones at .75.
-    vanilla = [Block(100, 1.0)] * 16 + [Block(2000, 20.0)] * 4
-    ours = [Block(b.num_tokens, b.wall_s / (1.3 if b.wall_s == 1.0 else 0.75)) for b in vanilla]
+    vanilla = [PromptBlock(100, 1.0)] * 16 + [PromptBlock(2000, 20.0)] * 4
+    ours = [PromptBlock(b.num_tokens, b.wall_s / (1.3 if b.wall_s == 1.0 else 0.75)) for b in vanilla]
     found = total_bounds(ours, vanilla)
     assert found.estimate == pytest.approx(96 / (16 / 1.3 + 80 / 0.75))
     assert found.known is not None
@@ -64,7 +64,7 @@ def test_the_ratio_of_all_tokens_weighs_a_block_by_its_time() -> None:
 
 
 def test_one_long_block_beside_short_ones_bounds_nothing() -> None:
-    vanilla = [Block(10, 0.1)] * 9 + [Block(9000, 90.0)]
+    vanilla = [PromptBlock(10, 0.1)] * 9 + [PromptBlock(9000, 90.0)]
     assert total_bounds(vanilla, vanilla).known is None
 
 
@@ -75,8 +75,8 @@ def test_bounds_of_totals_hold_the_truth(num_blocks: int, seed: int) -> None:
     for _ in range(repeats):
         seconds = draws.lognormal(0, 0.6, num_blocks)
         ratios = draws.lognormal(0, 0.2, num_blocks)
-        vanilla = [Block(round(1e4 * s), s) for s in seconds]
-        ours = [Block(round(1e4 * s), s / r) for s, r in zip(seconds, ratios, strict=True)]
+        vanilla = [PromptBlock(round(1e4 * s), s) for s in seconds]
+        ours = [PromptBlock(round(1e4 * s), s / r) for s, r in zip(seconds, ratios, strict=True)]
         low, high = total_bounds(ours, vanilla).known or (0.0, math.inf)
         held += low <= true_ratio <= high
     assert 0.91 <= held / repeats <= 0.99

@@ -8,11 +8,11 @@ import pytest
 
 from alphaloop.deciding.posterior import tokens_per_round
 from alphaloop.payoff.figures import Candidate, RoundTimes
-from alphaloop.payoff.rounds import RoundCosts, costs_of
+from alphaloop.payoff.report import RoundParts, costs_of
 from tests.fixtures.measured import acceptance, evidence, figures, rounds
 
 
-def costs(**options: object) -> RoundCosts:
+def costs(**options: object) -> RoundParts:
     found = evidence(**options).costs  # type: ignore[arg-type]
     assert found is not None
     return found

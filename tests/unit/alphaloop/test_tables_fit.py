@@ -21,9 +21,9 @@ from alphaloop.cli.app import app
 from alphaloop.cli.screen import FittedTable, progress, table
 from alphaloop.cli.status import task_table
 from alphaloop.demo.flow import TrafficProgress, final_table
+from alphaloop.experiment.estimate import Verdict
+from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.store.task_figures import TaskFigures
-from alphaloop.switchback.speedup import Verdict
-from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.report.text import render_text
 from tests.fixtures.reports import AT, full
 from tests.fixtures.slices import subject

@@ -10,7 +10,7 @@ import pytest
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.decision import DraftSetting, Reason
-from alphaloop.switchback.slices import Phase as SlicePhase
+from alphaloop.experiment.observe import Phase as SlicePhase
 from benchmarks.policy.compare_slots import compare_on_slots, jobs_until_back, slot_rule_names
 from benchmarks.policy.load import Bursts, Hiccup, Slots, Slower, Spell, draw_stretches
 from benchmarks.policy.report import Measured

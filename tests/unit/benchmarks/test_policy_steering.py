@@ -10,9 +10,8 @@ from typing import cast
 
 from alphaloop.deciding.decision import Decision, DraftSetting
 from alphaloop.deciding.draft_lengths import LengthsTogether
+from alphaloop.experiment.assign import SwitchbackDesign, SwitchbackSchedule
 from alphaloop.messages import Purpose
-from alphaloop.switchback.block import SwitchbackDesign
-from alphaloop.switchback.schedule import SwitchbackSchedule
 from benchmarks.policy.load import Bursts, Slots, Slower
 from benchmarks.policy.play import BEGINNING
 from benchmarks.policy.rules.as_steps import step_of

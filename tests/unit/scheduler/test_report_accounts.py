@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from alphaloop.acceptance import Interval
+from alphaloop.experiment.estimate import Verdict
+from alphaloop.experiment.figures import SpeedupSubject, TaskSpeedup
 from alphaloop.measurements import TaskSpend
 from alphaloop.settings import ReportSettings
-from alphaloop.switchback.speedup import Verdict
-from alphaloop.switchback.task_speedup import Subject, TaskSpeedup
 from scheduler.report.build import cost_line, gaps, saved_device_s
 from scheduler.report.data import Estimate
 from scheduler.report.pages import render_page
@@ -22,7 +22,7 @@ from tests.fixtures.reports import empty, full, task_line
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 SPEEDUP = TaskSpeedup(
-    subject=Subject("code", "greedy", "t", "e", "h", "cpu", "lookup", "r"),
+    subject=SpeedupSubject("code", "greedy", "t", "e", "h", "cpu", "lookup", "r"),
     min_num_draft_tokens=3,
     max_num_draft_tokens=3,
     mean_running=4.0,

@@ -7,12 +7,12 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from alphaloop.experiment.estimate import Verdict
 from alphaloop.measurements import DriftSubject
 from alphaloop.server_identity import ServerIdentity
 from alphaloop.store.drift import EventState, PastState
 from alphaloop.store.incidents import Incident, IncidentKind, KnownIncident
 from alphaloop.store.workers import ServerLife
-from alphaloop.switchback.speedup import Verdict
 from scheduler.report.data import ChangeKind, DriftReport, Estimate, TaskLine
 from scheduler.report.wording import changes_between, freshness, told_changes
 from tests.fixtures.reports import AT, empty, full, task_line

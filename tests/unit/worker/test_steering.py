@@ -10,18 +10,15 @@ from uuid import uuid4
 
 import pytest
 
-from alphaloop.cost import CostTable
+from alphaloop.costs import CostTable
 from alphaloop.deciding.draft_lengths import LengthsTogether
 from alphaloop.deciding.goodput import Alternative, DrafterState
 from alphaloop.deciding.policy import Decision, DraftSetting, Reason
+from alphaloop.experiment.assign import RequestDesign, RequestSchedule, SwitchbackDesign, SwitchbackSchedule
+from alphaloop.experiment.estimate import measured_speedup
+from alphaloop.experiment.observe import Phase, Slice
 from alphaloop.messages import Mode
 from alphaloop.store.switchback import SliceRow
-from alphaloop.switchback.block import SwitchbackDesign
-from alphaloop.switchback.request_block import RequestDesign
-from alphaloop.switchback.request_schedule import RequestSchedule
-from alphaloop.switchback.schedule import SwitchbackSchedule
-from alphaloop.switchback.slices import Phase, Slice
-from alphaloop.switchback.speedup import measured_speedup
 from tests.fakes import FakeEngine
 from tests.fixtures.claimed import NOW, claimed_job
 from tests.fixtures.served_requests import ServingEngine

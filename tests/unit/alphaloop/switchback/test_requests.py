@@ -11,20 +11,16 @@ from statistics import mean
 import pytest
 
 from alphaloop.errors import ConfigError
-from alphaloop.switchback.load_law import load_law
-from alphaloop.switchback.request_block import RequestDesign
-from alphaloop.switchback.request_schedule import RequestSchedule
-from alphaloop.switchback.requests import RequestFacts, Trial
-from alphaloop.switchback.slices import Phase, Slice, Treatment
-from alphaloop.switchback.speedup import measured_speedup
-from alphaloop.switchback.strata import compared_blocks
+from alphaloop.experiment.assign import RequestDesign, RequestSchedule
+from alphaloop.experiment.estimate import compared_blocks, load_law, measured_speedup
+from alphaloop.experiment.observe import Phase, RequestFacts, Slice, Treatment, TrialGroup
 from benchmarks.switchback.methods import Found
 from benchmarks.switchback.over_requests import play
 from benchmarks.switchback.request_scenario import KnownLoad, RequestScenario
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-CODE = Trial("code greedy", Treatment("draft", 4))
-SQL = Trial("sql greedy", Treatment("draft", 4))
+CODE = TrialGroup("code greedy", Treatment("draft", 4))
+SQL = TrialGroup("sql greedy", Treatment("draft", 4))
 DESIGN = RequestDesign(control_share=0.2, control_turnover=1.0, window_turnover=1.0, least_counted=4)
 
 
@@ -35,7 +31,7 @@ def facts(second: float, *, decode_s: float = 1.0) -> RequestFacts:
 class Traffic:
     """Four requests at once, each of four seconds; one starts and one ends each second."""
 
-    def __init__(self, design: RequestDesign = DESIGN, *, trials: tuple[Trial, ...] = (CODE,)) -> None:
+    def __init__(self, design: RequestDesign = DESIGN, *, trials: tuple[TrialGroup, ...] = (CODE,)) -> None:
         self.schedule = RequestSchedule(design, random.Random(1))
         self.trials = trials
         self.speculates: list[bool] = []

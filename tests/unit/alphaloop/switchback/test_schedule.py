@@ -11,10 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaloop.errors import ConfigError
-from alphaloop.switchback.block import SwitchbackDesign
-from alphaloop.switchback.rounds import RoundFacts, TaskRound
-from alphaloop.switchback.schedule import Arm, SwitchbackSchedule
-from alphaloop.switchback.slices import Phase, Slice, Treatment
+from alphaloop.experiment.assign import Arm, SwitchbackDesign, SwitchbackSchedule
+from alphaloop.experiment.observe import Phase, RoundFacts, Slice, TaskRound, Treatment
 
 LOOKUP = Treatment("lookup", 4)
 DESIGN = SwitchbackDesign(control_share=0.05, num_control_rounds=8, num_washout_rounds=2, num_window_rounds=8)

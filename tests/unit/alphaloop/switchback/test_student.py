@@ -5,7 +5,7 @@ import math
 import pytest
 
 from alphaloop.acceptance import Z95
-from alphaloop.switchback.student import t95, two_sided_tail
+from alphaloop.intervals import t95, two_sided_tail
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.cost_doubt import LogEstimate
+from alphaloop.costs import LogEstimate
 from worker.costs.correction import Correction
 
 HALF_LIFE = 32

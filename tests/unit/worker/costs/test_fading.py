@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.cost_doubt import HALF_LIFE_ROUNDS, HALF_LIFE_S, PRIOR_SD, LogEstimate
-from worker.costs.fading import FadingCorrection, Moment
+from alphaloop.costs import HALF_LIFE_ROUNDS, HALF_LIFE_S, PRIOR_SD, LogEstimate
+from worker.costs.correction import FadingCorrection, Moment
 
 HALF_LIFE = 16
 START = Moment(0.0, 0)

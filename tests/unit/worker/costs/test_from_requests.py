@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 
 from alphaloop.acceptance import Z95
-from alphaloop.cost import CostKind, CostPoint
-from alphaloop.cost_doubt import PRIOR_SD
+from alphaloop.costs import PRIOR_SD, CostKind, CostPoint
 from alphaloop.deciding.decision import Decision, DecisionContext, Reason
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
@@ -19,7 +18,7 @@ from alphaloop.deciding.policy import decide
 from tests.fixtures.choosing import inferred
 from tests.fixtures.cost_store import Clock, Store
 from tests.fixtures.served import ServerLaw, answered, step_of
-from worker.costs.from_requests import ASSUMED_RATIO, RequestCosts
+from worker.costs.learning import ASSUMED_RATIO, RequestCosts
 
 NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4)
 VANILLA_LAW = ServerLaw(20.0, 1.0, 0.005)

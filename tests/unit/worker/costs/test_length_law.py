@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.acceptance import Z95
-from alphaloop.cost import CostKind, CostPoint
+from alphaloop.costs import CostKind, CostPoint
 from alphaloop.deciding.decision import DecisionContext, DraftSetting
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
@@ -21,9 +21,8 @@ from alphaloop.deciding.policy import decide
 from tests.fixtures.choosing import inferred
 from tests.fixtures.cost_store import Clock, Store
 from tests.fixtures.served import ServerLaw, answered, step_of
-from worker.costs.from_requests import ASSUMED_RATIO, RequestCosts
-from worker.costs.length_law import assumed_lengths, fitted_lengths
-from worker.costs.time_law import Time, fitted, usual
+from worker.costs.laws import Time, assumed_lengths, fitted, fitted_lengths, usual
+from worker.costs.learning import ASSUMED_RATIO, RequestCosts
 
 FIXED = DrafterState("lookup", "r1", 4, least_draft_tokens=4)
 FREE = DrafterState("lookup", "r1", 4)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from alphaloop.acceptance import prompt_bucket
-from alphaloop.cost import CostPoint
+from alphaloop.costs import CostPoint
 from alphaloop.deciding.decision import ChoicesInMemory, Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, together
 from alphaloop.deciding.exploration import BudgetsInMemory
@@ -34,7 +34,7 @@ from benchmarks.policy.stream import Cell
 from benchmarks.workload.ledger import LedgerInMemory
 from tests.fakes import FakeEngine
 from tests.fixtures.runs import decode_run, simulated_counts, vanilla_counts
-from worker.costs.live import LiveCosts
+from worker.costs.learning import LiveCosts
 from worker.deciding.decider import Decider
 from worker.deciding.evidence_cache import EvidenceCache
 from worker.engine import PreparedJob, Sampling

@@ -17,9 +17,8 @@ from alphaloop.cli.measuring.screens import SHORTER_IS_BETTER, show
 from alphaloop.commands import EVENT
 from alphaloop.errors import ConfigError
 from alphaloop.messages import Origin, parse_job
-from alphaloop.payoff.figures import VANILLA
+from alphaloop.payoff.figures import VANILLA, ShipVerdict
 from alphaloop.payoff.report import Footprint, Report
-from alphaloop.payoff.verdict import Verdict
 from tests.fakes import FakeEngine
 from worker.engine import PreparedJob, Sampling, Step
 from worker.measuring.observing import choose_candidates
@@ -81,7 +80,7 @@ def report_of(session: MeasuringSession) -> Report:
 
 def test_what_pays_ships_and_says_by_how_much(seed: int) -> None:
     report = report_of(session_of(Timed(acceptance=(0.95,)), seed=seed))
-    assert {row.judgement.verdict for row in report.rows} == {Verdict.SHIP}
+    assert {row.judgement.verdict for row in report.rows} == {ShipVerdict.SHIP}
     assert report.shipped is not None
     assert report.shipped.candidate.num_draft_tokens == 4
     assert report.shipped.figures.ratio.estimate > 2
@@ -96,7 +95,7 @@ def test_what_pays_ships_and_says_by_how_much(seed: int) -> None:
 
 def test_what_does_not_pay_says_why(seed: int) -> None:
     report = report_of(session_of(Timed(acceptance=(0.1,)), seed=seed))
-    assert {row.judgement.verdict for row in report.rows} == {Verdict.DO_NOT_SHIP}
+    assert {row.judgement.verdict for row in report.rows} == {ShipVerdict.DO_NOT_SHIP}
     assert report.shipped is None
     for row in report.rows:
         assert {"account", "low_acceptance"} <= {name for name, _ in row.reasons}

@@ -19,15 +19,15 @@ deviation is taken from the residuals: 1.48 times their median.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from alphaloop.cost import BASE_CONTEXT
-from alphaloop.cost_doubt import LogEstimate
+from alphaloop.costs import BASE_CONTEXT, PRIOR_SD, LogEstimate
 
 Array: TypeAlias = npt.NDArray[np.float64]
 
@@ -210,3 +210,199 @@ def _error_sd(residuals: Array, weights: Array) -> float:
     number = float(reached[-1])
     seen = 1.4826 * median
     return max(math.sqrt((number * seen**2 + _USUAL_TIMES * _USUAL_SD**2) / (number + _USUAL_TIMES)), _LEAST_SD)
+
+
+#: Values of θ, all as likely with nothing known.
+_SLOPES: Final = np.linspace(0.0, 2.0, 17)
+_PRIOR: Final = np.full(len(_SLOPES), 1 / len(_SLOPES))
+
+
+@dataclass(frozen=True, slots=True)
+class LengthLaw:
+    """The law of a route at every draft length."""
+
+    nodes: tuple[float, ...]  #: where L may bend
+    vanilla: TimeLaw
+    weights: Array  #: of each θ
+    coefficients: Array  #: of L, one row for each θ
+    covariances: npt.NDArray[np.floating]  #: of the coefficients, one matrix for each θ
+    least_ms: float  #: a shorter L is not believed
+    longest: TimeLaw | None = None  #: L, where no time was of a shorter draft
+
+    def at(self, size: float, context: float = BASE_CONTEXT, *, length: float = 1.0) -> LogEstimate:
+        """ln(milliseconds) and its variance, at that share of the longest draft."""
+        if length >= 1.0 and self.longest is not None:
+            return self.longest.at(size, context)
+        (row,) = rows_of(self.nodes, [size], [context])
+        vanilla = self.vanilla.at(size, context)
+        vanilla_ms = math.exp(vanilla.mean)
+        longest_ms = np.maximum(self.coefficients @ row, self.least_ms)
+        shares = np.where(longest_ms > vanilla_ms, _shares(length), 1.0)
+        each_ms = vanilla_ms + shares * (longest_ms - vanilla_ms)
+        ms = float(self.weights @ each_ms)
+        variances = shares**2 * (self.covariances @ row @ row)
+        variances += ((1.0 - shares) * vanilla_ms) ** 2 * vanilla.variance
+        variance = float(self.weights @ (variances + (each_ms - ms) ** 2))
+        return LogEstimate(math.log(ms), min(variance / ms**2, MOST_SD**2))
+
+
+def assumed_lengths(longest: TimeLaw, vanilla: TimeLaw) -> LengthLaw:
+    """Before any request with a shorter draft: about even growth from the vanilla round to the longest draft's."""
+    count = len(_SLOPES)
+    coefficients = np.tile(np.asarray(longest.coefficients), (count, 1))
+    covariances = np.tile(longest.covariance, (count, 1, 1))
+    return LengthLaw(longest.nodes, vanilla, _PRIOR, coefficients, covariances, longest.least_ms, longest)
+
+
+def fitted_lengths(
+    nodes: Sequence[float], times: Sequence[Time], prior: Prior, vanilla: TimeLaw, half_life: float
+) -> LengthLaw:
+    """The law after `times` of any length, the latest last, at least one. `prior` is that of the longest draft."""
+    nodes = tuple(nodes)
+    rows = rows_of(nodes, [time.size for time in times], [time.context for time in times])
+    ms = np.array([time.ms for time in times])
+    least_ms = LEAST_SHARE * float(ms.min())
+    shares = np.array([_shares(time.length) for time in times]).T  # by θ, then by time
+    vanilla_ms = np.maximum(rows @ np.asarray(vanilla.coefficients), vanilla.least_ms)
+    mean = np.array([*prior.values, prior.context, prior.context_each])
+    precision = precision_of(nodes, prior)
+    weighing = Weighing(times, half_life)
+    expected, weights = np.maximum(ms, least_ms), _PRIOR
+    coefficients, covariances = np.empty((len(_SLOPES), len(mean))), np.empty((len(_SLOPES), len(mean), len(mean)))
+    for _ in range(NUM_SWEEPS):
+        precisions = weighing.precisions(expected)
+        likelihoods = np.empty(len(_SLOPES))
+        for i, share in enumerate(shares):
+            moves, wanted = rows * share[:, None], ms - (1.0 - share) * vanilla_ms
+            known = precision + (moves * precisions[:, None]).T @ moves
+            covariances[i] = np.linalg.inv(known)
+            coefficients[i] = covariances[i] @ (precision @ mean + moves.T @ (precisions * wanted))
+            missed, moved = wanted - moves @ coefficients[i], coefficients[i] - mean
+            likelihoods[i] = -0.5 * (
+                precisions @ missed**2 + moved @ precision @ moved + float(np.linalg.slogdet(known)[1])
+            )
+        weights = np.exp(likelihoods - likelihoods.max())
+        weights = weights / weights.sum()
+        each_ms = vanilla_ms + shares * (coefficients @ rows.T - vanilla_ms)
+        expected = np.maximum(weights @ each_ms, least_ms)
+        weighing.learn((ms - expected) / expected)
+    return LengthLaw(nodes, vanilla, weights, coefficients, covariances, least_ms)
+
+
+def _shares(length: float) -> Array:
+    """w, for each θ."""
+    return np.maximum(0.0, 1.0 - _SLOPES * (1.0 - length))
+
+
+#: A drafter, or None, the vanilla route.
+Route: TypeAlias = str | None
+
+#: Times that are kept, in half-lives: older ones weigh 2^-4.
+_KEPT_HALF_LIVES: Final = 4
+#: Of the ratio of a route's times to the leading route's, how much it changes from one size to the double.
+_STEP_SD: Final = 0.2
+#: A law is fitted anew at most so often; but the first times of a route count at once.
+FITTED_EVERY_S: Final = 1.0
+_FIRST_TIMES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class UsualShape:
+    """What is assumed of the leading route before any time."""
+
+    nodes: tuple[float, ...]
+    values: tuple[float, ...]  #: times at the nodes, in proportion
+    slope_sd: float  #: of the change to the second node, as a share of the first value
+
+
+@dataclass(slots=True)
+class _Learned:
+    times: deque[Time]
+    taken_s: float  #: when the last one was
+    num_longest: int = 0  #: times ever taken with the longest draft, those before this process included
+    num_shorter: int = 0  #: with a shorter one
+    law: LengthLaw | None = None
+    is_new: bool = False  #: whether times came since the law was fitted
+    fitted_s: float = -math.inf
+
+
+class RouteLaws:
+    """Of the routes in `assumed`, which says what each takes in proportion, with nothing known."""
+
+    def __init__(self, assumed: Mapping[Route, float], shape: UsualShape, *, half_life: int, now: float) -> None:
+        self.nodes: Final = shape.nodes
+        self._assumed, self._shape, self._half_life = assumed, shape, half_life
+        most = _KEPT_HALF_LIVES * half_life
+        self._routes = {route: _Learned(deque(maxlen=most), now) for route in assumed}
+
+    def take(self, route: Route, taken: Time, now: float) -> None:
+        """A time of a request."""
+        learned = self._routes[route]
+        learned.times.append(taken)
+        learned.num_shorter += taken.length < 1
+        learned.num_longest += taken.length >= 1
+        learned.is_new, learned.taken_s = True, now
+
+    def take_stored(self, route: Route, taken: Time, num_times: int) -> None:
+        """A value from before, that rested on so many times; before any request."""
+        learned = self._routes[route]
+        learned.times.append(taken)
+        if taken.length < 1:
+            learned.num_shorter = max(learned.num_shorter, num_times)
+        else:
+            learned.num_longest = max(learned.num_longest, num_times)
+        learned.is_new = True
+
+    def fit(self, now: float, *, pause_s: float = FITTED_EVERY_S) -> bool:
+        """Fit anew where times came and `pause_s` have passed; whether any law may have changed.
+
+        The first times of a route do not wait.
+        """
+        if not any(self._is_due(its, now, pause_s) for its in self._routes.values()):
+            return False
+        first = self._leading()
+        times, shape = list(self._routes[first].times), self._shape
+        priors = {first: usual(self.nodes, shape.values, times, shape.slope_sd)}
+        laws = {first: fitted(self.nodes, times, priors[first], self._half_life)}
+        for route, its in self._routes.items():
+            if route != first:
+                ratio = self._assumed[route] / self._assumed[first]
+                priors[route] = laws[first].as_prior(ratio, PRIOR_SD, _STEP_SD)
+                laws[route] = fitted(self.nodes, list(its.times), priors[route], self._half_life)
+            its.is_new, its.fitted_s = False, now
+        for route, its in self._routes.items():
+            its.law = assumed_lengths(laws[route], laws[None])
+            if any(taken.length < 1 for taken in its.times):
+                its.law = fitted_lengths(self.nodes, list(its.times), priors[route], laws[None], self._half_life)
+        return True
+
+    def law(self, route: Route) -> LengthLaw | None:
+        """As last fitted; None while no route has times."""
+        return self._routes[route].law
+
+    def num_times(self, route: Route, *, length: float = 1.0) -> int:
+        """Times that its law rests on: of the longest draft, or of shorter ones."""
+        its = self._routes[route]
+        return its.num_longest if length >= 1 else its.num_shorter
+
+    def seconds_unused(self, route: Route, now: float) -> float:
+        """Since the last time of the route, or since the beginning."""
+        return now - self._routes[route].taken_s
+
+    def _leading(self) -> Route:
+        if self._routes[None].times:
+            return None
+        return max(self._routes, key=lambda route: len(self._routes[route].times))
+
+    @staticmethod
+    def _is_due(its: _Learned, now: float, pause_s: float) -> bool:
+        is_first = its.num_longest + its.num_shorter < _FIRST_TIMES
+        return its.is_new and (is_first or now - its.fitted_s >= pause_s)
+
+
+def loads_up_to(most: int) -> Sequence[int]:
+    """1, 2, 4 … and `most`."""
+    loads = [1]
+    while 2 * loads[-1] < most:
+        loads.append(2 * loads[-1])
+    return loads if most <= 1 else [*loads, most]

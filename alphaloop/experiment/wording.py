@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Final, Protocol
 
-from alphaloop.switchback.speedup import LEAST_BLOCKS, Verdict
+from alphaloop.experiment.estimate import LEAST_BLOCKS, Verdict
 
 NO_VERDICT: Final = "no verdict yet"
 
@@ -34,7 +34,7 @@ class Loaded(Protocol):
 
 
 class Measured(Loaded, Protocol):
-    """A measured speed-up, as screens show it: alphaloop.switchback.task_speedup.TaskSpeedup, or the report's line."""
+    """A measured speed-up, as screens show it: alphaloop.experiment.figures.TaskSpeedup, or the report's line."""
 
     @property
     def drafter(self) -> str: ...
@@ -96,7 +96,7 @@ def _moment(measured: Measured) -> str:
 
 
 class Compared(Loaded, Protocol):
-    """How reliable expectations were: alphaloop.switchback.reliability.Reliability, or the report's line."""
+    """How reliable expectations were: alphaloop.experiment.figures.Reliability, or the report's line."""
 
     @property
     def task(self) -> str: ...
