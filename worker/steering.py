@@ -17,7 +17,7 @@ from typing import Final, Protocol
 
 from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence
 from alphaloop.deciding.policy import Decision, DraftSetting, Reason
-from alphaloop.experiment.assign import Arm, RequestSchedule, SwitchbackSchedule
+from alphaloop.experiment.assign import Arm, RequestSchedule, RoundSchedule
 from alphaloop.experiment.figures import SpeedupSubject
 from alphaloop.experiment.observe import (
     Expected,
@@ -74,7 +74,7 @@ class TaskSlice:
 class RoundSteering:
     """A `Steering` that sets drafters and k before each round and counts the round afterwards."""
 
-    def __init__(self, schedule: SwitchbackSchedule, lengths: LengthsTogether, now: Callable[[], datetime]) -> None:
+    def __init__(self, schedule: RoundSchedule, lengths: LengthsTogether, now: Callable[[], datetime]) -> None:
         self._schedule = schedule
         self._lengths = lengths
         self._now = now

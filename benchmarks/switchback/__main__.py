@@ -20,7 +20,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from alphaloop.experiment.assign import SwitchbackDesign
+from alphaloop.experiment.assign import RoundDesign
 from alphaloop.experiment.estimate import Verdict
 from benchmarks.switchback.methods import Found, by_batches, by_slices
 from benchmarks.switchback.world import Drafting, Host, Scenario, Truth, with_speedup
@@ -53,7 +53,7 @@ class Summary:
 def main() -> None:
     """Run every scenario, print the table and the JSON line."""
     options = _options()
-    design = SwitchbackDesign(options.share, options.control_rounds, options.washout_rounds, options.window_rounds)
+    design = RoundDesign(options.share, options.control_rounds, options.washout_rounds, options.window_rounds)
     wanted = [scenario for scenario in scenarios() if options.only in scenario.name]
     summaries: list[Summary] = []
     with Pool(options.processes) as pool:
@@ -145,7 +145,7 @@ def _percent(part: int, whole: int) -> str:
 
 
 def _options() -> argparse.Namespace:
-    design = SwitchbackDesign()
+    design = RoundDesign()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=30_000, help="of one run: five to ten minutes of a device")

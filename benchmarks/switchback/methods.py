@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alphaloop.acceptance import Z95
-from alphaloop.experiment.assign import SwitchbackDesign, SwitchbackSchedule
+from alphaloop.experiment.assign import RoundDesign, RoundSchedule
 from alphaloop.experiment.estimate import Verdict, measured_speedup
 from alphaloop.experiment.observe import Slice
 from benchmarks.switchback.world import TASK, Scenario, Truth, World
@@ -26,10 +26,10 @@ class Found:
     truth: Truth
 
 
-def by_slices(scenario: Scenario, seed: int, design: SwitchbackDesign, num_rounds: int) -> Found:
+def by_slices(scenario: Scenario, seed: int, design: RoundDesign, num_rounds: int) -> Found:
     """The switchback experiment."""
     world = World(scenario, seed)
-    schedule = SwitchbackSchedule(design, random.Random(seed))
+    schedule = RoundSchedule(design, random.Random(seed))
     slices: list[Slice] = []
     control_s = 0.0
     for _ in range(num_rounds):
@@ -45,7 +45,7 @@ def by_slices(scenario: Scenario, seed: int, design: SwitchbackDesign, num_round
     return Found(low, ratio, high, found.verdict, control_s / world.busy_s, world.truth)
 
 
-def by_batches(scenario: Scenario, seed: int, design: SwitchbackDesign, num_rounds: int) -> Found:
+def by_batches(scenario: Scenario, seed: int, design: RoundDesign, num_rounds: int) -> Found:
     """Batches decoded to their end, some of them vanilla. Jobs are the unit, whenever they ran.
 
     The chance of a batch is such that control takes the same share of the device's time.

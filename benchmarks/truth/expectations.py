@@ -18,7 +18,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from alphaloop.experiment.assign import SwitchbackDesign
+from alphaloop.experiment.assign import RoundDesign
 from alphaloop.experiment.figures import ExpectationPair
 from benchmarks.policy.rules.ours_on_slots import OursOnSlots
 from benchmarks.policy.scenario import read_scenarios
@@ -75,7 +75,7 @@ def _play(name: str, seed: int, num_jobs: int, *, learns: bool) -> tuple[list[tu
         scenario,
         device.points(scenario.inferred),
         seed,
-        design=SwitchbackDesign(CONTROL_SHARE),
+        design=RoundDesign(CONTROL_SHARE),
         learns=learns,
     )
     trace = play_slots(

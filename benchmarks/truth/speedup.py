@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from alphaloop.experiment.assign import SwitchbackDesign, SwitchbackSchedule
+from alphaloop.experiment.assign import RoundDesign, RoundSchedule
 from alphaloop.experiment.figures import SpeedupSubject, task_speedup
 from alphaloop.experiment.observe import Phase, Slice
 from benchmarks.switchback.world import NOTHING, TASK, Drafting, Host, Scenario, Truth, World, with_speedup
@@ -42,7 +42,7 @@ def scenarios() -> list[Scenario]:
 def play(scenario: Scenario, num_jobs: int, control_share: float, seed: int) -> Run:
     """Decode so many jobs; the last ones leave slots empty."""
     world = World(scenario, seed)
-    schedule = SwitchbackSchedule(SwitchbackDesign(control_share), random.Random(seed))
+    schedule = RoundSchedule(RoundDesign(control_share), random.Random(seed))
     slices: list[Slice] = []
     num_begun = 0
     while num_begun < num_jobs or world.running:

@@ -25,7 +25,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
 from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, TaskRules
 from alphaloop.deciding.session import DecisionSession
-from alphaloop.experiment.assign import Arm, SwitchbackDesign, SwitchbackSchedule
+from alphaloop.experiment.assign import Arm, RoundDesign, RoundSchedule
 from alphaloop.experiment.observe import Expected, RoundFacts, TaskRound, Treatment, mean_expected
 from benchmarks.policy.load import Slower
 from benchmarks.policy.play import BEGINNING
@@ -60,7 +60,7 @@ class OursOnSlots:
         points: Sequence[CostPoint],
         seed: int,
         *,
-        design: SwitchbackDesign | None = None,
+        design: RoundDesign | None = None,
         learns: bool = True,
     ) -> None:
         assert scenario.slots is not None
@@ -90,7 +90,7 @@ class OursOnSlots:
             num_slots=scenario.slots.num_slots,
         )
         self._lengths = self._session.lengths
-        self._schedule = SwitchbackSchedule(design or SwitchbackDesign(), random.Random(seed))
+        self._schedule = RoundSchedule(design or RoundDesign(), random.Random(seed))
         self._decided: dict[int, _Decided] = {}
         self._running: list[Running] = []
         self._arms: Mapping[str, Arm] = {}

@@ -10,7 +10,7 @@ from typing import cast
 
 from alphaloop.deciding.decision import Decision, DraftSetting
 from alphaloop.deciding.draft_lengths import LengthsTogether
-from alphaloop.experiment.assign import SwitchbackDesign, SwitchbackSchedule
+from alphaloop.experiment.assign import RoundDesign, RoundSchedule
 from alphaloop.messages import Purpose
 from benchmarks.policy.load import Bursts, Slots, Slower
 from benchmarks.policy.play import BEGINNING
@@ -54,7 +54,7 @@ class BesideAWorker(OursOnSlots):
     def watch(self, seed: int) -> None:
         self.now_ms, self.num_rounds, self.num_paused = 0.0, 0, 0
         self.jobs = WorkersJobs()
-        schedule = SwitchbackSchedule(SwitchbackDesign(), random.Random(seed))
+        schedule = RoundSchedule(RoundDesign(), random.Random(seed))
         self.worker = RoundSteering(
             schedule,
             LengthsTogether(lambda: self._costs.table),

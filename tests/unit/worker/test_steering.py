@@ -14,7 +14,7 @@ from alphaloop.costs import CostTable
 from alphaloop.deciding.draft_lengths import LengthsTogether
 from alphaloop.deciding.goodput import Alternative, DrafterState
 from alphaloop.deciding.policy import Decision, DraftSetting, Reason
-from alphaloop.experiment.assign import RequestDesign, RequestSchedule, SwitchbackDesign, SwitchbackSchedule
+from alphaloop.experiment.assign import RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
 from alphaloop.experiment.estimate import measured_speedup
 from alphaloop.experiment.observe import Phase, Slice
 from alphaloop.messages import Mode
@@ -28,7 +28,7 @@ from worker.running import RunningJob, RunningJobs, Stepped
 from worker.steering import REFRESH_EVERY_S, RequestSteering, RoundSteering, SliceRecorder, TaskSlice
 
 DRAFTERS = (DrafterState("lookup", "look-1", 8), DrafterState("model", "model-1", 8))
-DESIGN = SwitchbackDesign(control_share=0.2, num_control_rounds=4, num_washout_rounds=1, num_window_rounds=4)
+DESIGN = RoundDesign(control_share=0.2, num_control_rounds=4, num_washout_rounds=1, num_window_rounds=4)
 LOOKUP = Decision(Mode.SPECULATIVE, "lookup", "look-1", 3, Reason.FASTER, "")
 FORCED = replace(LOOKUP, reason=Reason.FORCED)
 VANILLA = Decision(Mode.VANILLA, None, None, 0, Reason.NOT_FASTER, "")
@@ -43,7 +43,7 @@ class World:
         self.jobs = jobs
         design = replace(DESIGN, control_share=share)
         self.steering = RoundSteering(
-            SwitchbackSchedule(design, random.Random(seed)), LengthsTogether(lambda: CostTable(())), lambda: NOW
+            RoundSchedule(design, random.Random(seed)), LengthsTogether(lambda: CostTable(())), lambda: NOW
         )
         self.slices: list[TaskSlice] = []
         self.num_started = 0
