@@ -7,7 +7,7 @@ yields is counted over *all* treatment rounds. For group s of strata (number run
     speed-up = ( Σ_s tokens_s · t̄_s / q_s + P ) / ( Σ_s R_s · t̄_s + P )
 
 R_s sequence-rounds of the treatment and tokens_s their tokens, t̄_s its mean time of a round without a prompt, q_s that
-time over a control round's (time_ratio.py), P the time that reading prompts added, which is the same in both arms. So
+time over a control round's (`time_ratios`), P the time that reading prompts added, which is the same in both arms. So
 every group has the weight that it has in the traffic.
 
 The interval: blocks are the unit of the times, stretches between two blocks the unit of the texts, and t has the
@@ -286,7 +286,26 @@ class TimeRatios:
 
 
 def time_ratios(blocks: Sequence[ComparedBlock], groups: Sequence[int], mean_proposed: Sequence[float]) -> TimeRatios:
-    """Fit q and β. `groups` has the group of each block, `mean_proposed` x̄ of each group; a group needs two blocks."""
+    """How much longer a treatment round takes than a control round of the same moment, robustly, from blocks.
+
+    Every block gives two comparisons, log(t / c): the window before its control slice with the slice, and the window
+    after. For group s and a window with x proposed tokens a sequence and r times the slice's sequences running,
+
+        log(t / c) = log(q_s + β · (x - x̄_s)) + γ · log r + noise
+
+    q_s is the time of a round with the proposals of all rounds of the group, x̄_s on average; β is the time of one more
+    proposed token; both in vanilla rounds. Look-up proposes in runs, so the windows near control have more or fewer
+    proposals than all rounds have; β takes that out (a regression estimator: Cochran 1977, ch. 7). γ takes out that the
+    load changed inside a block. Blocks begin at moments drawn from the device's time, and the speed-up is that of
+    sequences. So a block counts in proportion to the sequences that run (unequal chances: Hájek 1971).
+
+    The fit is Huber's (1964): a comparison further from the rest than 2.5 standard deviations counts as if it were at
+    2.5, because a host that becomes slow inside a block spoils it. Both comparisons of a block enter on their own.
+    Without a difference between the arms each has a symmetric distribution, so that cutting its tails does not shift
+    the mean; the difference to the mean of both windows has not, because a mean of more rounds is less skewed.
+
+    `groups` has the group of each block, `mean_proposed` x̄ of each group; a group needs two blocks.
+    """
     group = np.repeat(np.asarray(groups), 2)  # [comparisons], two a block
     windows = [window for block in blocks for window in (block.before, block.after)]
     controls = [block.control for block in blocks for _ in range(2)]
@@ -422,7 +441,19 @@ class LoadLaw:
 
 
 def load_law(blocks: Sequence[ComparedBlock]) -> LoadLaw | None:
-    """None where the load inside control slices never differs: of a device, whose slices are not parted by load."""
+    """How the load of servers slows vanilla requests, told from the requests of control slices.
+
+    When a control slice begins, the load moves from one endpoint to another. So its requests meet other loads than
+    those of the treatment windows, in the same direction in every block, and comparing windows with slices cannot tell
+    that from the effect of speculation. But inside a control slice the load runs through all values up to the usual
+    one. With n requests at the vanilla endpoint and m elsewhere, whoever sent them,
+
+        log(seconds a round) = α_block + log(1 + g · n + h · m) + log(1 + c · context) + noise
+
+    Servers with devices of their own have h = 0, servers that share one have h = g, and neither has to be known before.
+
+    None where the load inside control slices never differs: of a device, whose slices are not parted by load.
+    """
     parted = [index for index, block in enumerate(blocks) if len(block.control_parts) > 1]
     if len(parted) < _LEAST_PARTED:
         return None

@@ -1,4 +1,8 @@
-"""The measured speed-up of a task: the one figure that status, report, explain and SQL show. Pure."""
+"""The figures of a subject, for screens: its measured speed-up, what decisions expected, and how often that held. Pure.
+
+The measured speed-up is a mean of speed-ups over the seconds times sequences of the treatment (estimate.py). So the
+expectation of a window of time is the mean of its decisions' expectations with the same weights.
+"""
 
 from __future__ import annotations
 
