@@ -172,7 +172,6 @@ class Worker:
             num_waiting=lambda: self.num_waiting,
         )
         num_started = self._start(0.0 if len(self.running) else timeout_s)
-        self.costs.refresh()
         self.costs.save_when_due()
         if not len(self.running):
             return Turn(num_started, num_ended)

@@ -1,4 +1,25 @@
-"""A robust mean of a stream: an exponentially weighted median, and how sure it is."""
+"""What real rounds say about calibrated costs: a device's speed now, and how each shape differs from it.
+
+The logarithm of (time taken / time calibrated) of a round has two parts: the level of what was timed, the target or one
+drafter, and a deviation of its shape. Shapes that are seldom decoded follow the level, so that a device that slows down
+does not make them look cheap. A shape that was calibrated in a bad moment is corrected by its deviation.
+
+Level and deviations are exponentially weighted medians that begin as if every round so far had agreed with what was
+known. So
+
+- a disturbance of fewer rounds than the half-life moves neither beyond what undisturbed rounds show, however long
+  those rounds took: its weight is below one half;
+- a lasting change is followed in full as soon as it has lasted for one half-life of rounds.
+
+A mean has neither property: one round of ten seconds moves it, unless values are clipped so tightly that learning takes
+hundreds of rounds.
+
+The level of a drafter that is not used fades towards the target's, and its doubt grows (`alphaloop.costs.faded`).
+Without fading, a drafter that was slow for two seconds is never used again, because only its own rounds could show
+that it is fast again. A slowness that has lasted for R of the drafter's own rounds fades more slowly: its half-life is
+multiplied by 1 + R / (2 · the correction's half-life). A state that has lasted for long is expected to last (Gott
+1993), so a drafter that stays slow is re-checked less and less often.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +29,107 @@ from collections import deque
 from collections.abc import Hashable, Mapping
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from alphaloop.costs import Deviation, LogEstimate, faded, num_half_lives
+from alphaloop.costs import LogEstimate, faded, num_half_lives
 
 #: Values kept of a median, in half-lives: older ones weigh 2^-5 of all together and count as `first`.
 _KEPT_HALF_LIVES: Final = 5
+#: A pause of fewer half-lives does not count, because other tasks' rounds cause short pauses.
+_PAUSE: Final = 0.1
+#: The least weight of a level against new rounds, after any pause: one round alone shows little.
+_LEAST_SHARE: Final = 0.25
+#: Levels (logarithms) closer together than this are the same.
+_SAME: Final = 0.2
+#: The largest factor on the half-life of a slowness, however long it has lasted: five hours.
+_MAX_FACTOR: Final = 64.0
+Shape = TypeVar("Shape", bound=Hashable)
+
+
+class Moment(NamedTuple):
+    """When something was timed: seconds of a clock, and rounds of the target so far."""
+
+    seconds: float
+    num_rounds: int
+
+
+class Deviation(NamedTuple):
+    """Of one shape from the level of what was timed."""
+
+    mean: float  #: of the logarithm
+    variance: float
+    num_rounds: int  #: real rounds behind it
+
+
+class Correction(Generic[Shape]):
+    """The corrections of one part of a round, the target's pass or one drafter's proposal, updated by rounds.
+
+    `known` is the correction of each shape from before. A round's deviation is taken from the level as it stands one
+    half-life of rounds later, because only then does the level show whether the device had changed.
+
+    `towards` is ln(the target's level), towards which the level fades without rounds of its own. It is None of the
+    target itself, which takes part in every round and does not fade.
+    """
+
+    def __init__(self, half_life: int, known: Mapping[Shape, LogEstimate], now: Moment) -> None:
+        self._half_life = half_life
+        means = sorted(estimate.mean for estimate in known.values())
+        first = means[len(means) // 2] if means else 0.0
+        # The level's variance is at most that of the most certain shape.
+        variance = min((estimate.variance for estimate in known.values()), default=0.0)
+        self._level = ExponentialMedian(half_life, first, variance)
+        self._deviations = {
+            shape: ExponentialMedian(half_life, estimate.mean - first, estimate.variance - variance)
+            for shape, estimate in known.items()
+        }
+        self._pending: deque[tuple[Shape, float]] = deque()
+        self._used_at = now
+        self._held_level, self._num_held = first, 0
+
+    def observe(self, shape: Shape, ratio: float, now: Moment, towards: float | None) -> None:
+        """A round nearest to `shape` took `ratio` times what was calibrated for it."""
+        half_lives = self._half_lives_unused(now)
+        if towards is not None and half_lives >= _PAUSE:
+            # After a pause the level has less of its usual weight against the rounds to come; deviations stay.
+            level, share = faded(self._estimate, towards, half_lives), max(_LEAST_SHARE, 2.0**-half_lives)
+            self._level = ExponentialMedian(self._half_life, level.mean, level.variance, share)
+            self._pending.clear()
+        self._used_at = now
+        self._learn(shape, math.log(ratio))
+        self._num_held += 1
+        # Below one half the level follows its own rounds rather than the value from before them.
+        if self._level.first_share < 0.5 and abs(self.log_level - self._held_level) > _SAME:
+            self._held_level, self._num_held = self.log_level, 0
+
+    @property
+    def log_level(self) -> float:
+        """ln(how much slower than calibrated this was when its last round came), over all shapes."""
+        return self._level.value
+
+    def level(self, now: Moment, towards: float | None) -> LogEstimate:
+        """How much slower than calibrated this is expected to be, over all shapes."""
+        return self._estimate if towards is None else faded(self._estimate, towards, self._half_lives_unused(now))
+
+    def deviation(self, shape: Shape) -> Deviation:
+        """How much slower than the level this shape is."""
+        median = self._deviations.get(shape)
+        return Deviation(median.value, median.variance, median.num_values) if median else Deviation(0.0, 0.0, 0)
+
+    @property
+    def _estimate(self) -> LogEstimate:
+        return LogEstimate(self._level.value, self._level.variance)
+
+    def _learn(self, shape: Shape, log: float) -> None:
+        self._level.add(log - (self._deviations[shape].value if shape in self._deviations else 0.0))
+        self._pending.append((shape, log))
+        if len(self._pending) > self._half_life:
+            settled, past = self._pending.popleft()
+            if settled not in self._deviations:
+                self._deviations[settled] = ExponentialMedian(self._half_life, 0.0)
+            self._deviations[settled].add(past - self._level.value)
+
+    def _half_lives_unused(self, now: Moment) -> float:
+        since = self._used_at
+        factor = min(1 + self._num_held / (2 * self._half_life), _MAX_FACTOR)
+        return num_half_lives(now.seconds - since.seconds, now.num_rounds - since.num_rounds) / factor
 
 
 class ExponentialMedian:
@@ -92,133 +210,3 @@ class ExponentialMedian:
             if lacking <= 0:
                 return value
         return first if not is_counted else self._ordered[-1][0]
-
-
-Shape = TypeVar("Shape", bound=Hashable)
-
-_NONE: Final = Deviation(0.0, 0.0, 0)
-
-
-class Correction(Generic[Shape]):
-    """The corrections of one part of a round, the target's pass or one drafter's proposal, updated by rounds.
-
-    `known` is the correction of each shape from before. A round's deviation is taken from the level as it stands one
-    half-life of rounds later, because only then does the level show whether the device had changed.
-    """
-
-    def __init__(self, half_life: int, known: Mapping[Shape, LogEstimate]) -> None:
-        self._half_life = half_life
-        means = sorted(estimate.mean for estimate in known.values())
-        first = means[len(means) // 2] if means else 0.0
-        # The level's variance is at most that of the most certain shape.
-        variance = min((estimate.variance for estimate in known.values()), default=0.0)
-        self._level = ExponentialMedian(half_life, first, variance)
-        self._deviations = {
-            shape: ExponentialMedian(half_life, estimate.mean - first, estimate.variance - variance)
-            for shape, estimate in known.items()
-        }
-        self._pending: deque[tuple[Shape, float]] = deque()
-
-    def observe(self, shape: Shape, ratio: float) -> None:
-        """A round nearest to `shape` took `ratio` times what was calibrated for it."""
-        log = math.log(ratio)
-        self._level.add(log - self._deviation(shape))
-        self._pending.append((shape, log))
-        if len(self._pending) > self._half_life:
-            settled, past = self._pending.popleft()
-            if settled not in self._deviations:
-                self._deviations[settled] = ExponentialMedian(self._half_life, 0.0)
-            self._deviations[settled].add(past - self._level.value)
-
-    def resume(self, level: LogEstimate, share: float) -> None:
-        """Rounds come again after a pause that left this share of the level; deviations stay.
-
-        `share` in (0, 1] says how much of its usual weight the level keeps against the rounds to come.
-        """
-        self._level = ExponentialMedian(self._half_life, level.mean, level.variance, share)
-        self._pending.clear()
-
-    @property
-    def level(self) -> LogEstimate:
-        """How much slower than calibrated this is, over all shapes."""
-        return LogEstimate(self._level.value, self._level.variance)
-
-    @property
-    def log_level(self) -> float:
-        """The same without its variance, which takes longer to work out."""
-        return self._level.value
-
-    @property
-    def has_settled(self) -> bool:
-        """Whether the level follows its own rounds rather than the value from before them."""
-        return self._level.first_share < 0.5
-
-    def deviation(self, shape: Shape) -> Deviation:
-        """How much slower than the level this shape is."""
-        median = self._deviations.get(shape)
-        return _NONE if median is None else Deviation(median.value, median.variance, median.num_values)
-
-    def _deviation(self, shape: Shape) -> float:
-        return self._deviations[shape].value if shape in self._deviations else 0.0
-
-
-#: A pause of fewer half-lives does not count, because other tasks' rounds cause short pauses.
-_PAUSE: Final = 0.1
-#: The least weight of a level against new rounds, after any pause: one round alone shows little.
-_LEAST_SHARE: Final = 0.25
-#: Levels (logarithms) closer together than this are the same.
-_SAME: Final = 0.2
-#: The largest factor on the half-life of a slowness, however long it has lasted: five hours.
-_MAX_FACTOR: Final = 64.0
-
-
-class Moment(NamedTuple):
-    """When something was timed: seconds of a clock, and rounds of the target so far."""
-
-    seconds: float
-    num_rounds: int
-
-
-class FadingCorrection(Generic[Shape]):
-    """A correction with the time since its last round. `towards` is ln(the target's level) at that moment.
-
-    None in its place is for the target itself, which takes part in every round and does not fade.
-    """
-
-    def __init__(self, half_life: int, known: Mapping[Shape, LogEstimate], now: Moment) -> None:
-        self._correction = Correction(half_life, known)
-        self._slowing_rounds = 2 * half_life
-        self._used_at = now
-        self._held_level, self._num_held = self._correction.log_level, 0
-
-    def observe(self, shape: Shape, ratio: float, now: Moment, towards: float | None) -> None:
-        """A round nearest to `shape` took `ratio` times what was calibrated for it."""
-        half_lives = self._half_lives_unused(now)
-        if towards is not None and half_lives >= _PAUSE:
-            share = max(_LEAST_SHARE, 2.0**-half_lives)
-            self._correction.resume(faded(self._correction.level, towards, half_lives), share)
-        self._used_at = now
-        self._correction.observe(shape, ratio)
-        self._num_held += 1
-        level = self._correction.log_level
-        if self._correction.has_settled and abs(level - self._held_level) > _SAME:
-            self._held_level, self._num_held = level, 0
-
-    @property
-    def log_level(self) -> float:
-        """ln(how much slower than calibrated this was when its last round came)."""
-        return self._correction.log_level
-
-    def level(self, now: Moment, towards: float | None) -> LogEstimate:
-        """How much slower than calibrated this is expected to be, over all shapes."""
-        level = self._correction.level
-        return level if towards is None else faded(level, towards, self._half_lives_unused(now))
-
-    def deviation(self, shape: Shape) -> Deviation:
-        """How much slower than the level this shape is."""
-        return self._correction.deviation(shape)
-
-    def _half_lives_unused(self, now: Moment) -> float:
-        since = self._used_at
-        factor = min(1 + self._num_held / self._slowing_rounds, _MAX_FACTOR)
-        return num_half_lives(now.seconds - since.seconds, now.num_rounds - since.num_rounds) / factor

@@ -1,22 +1,33 @@
-"""The costs that a worker knows, whether it owns a device or sends jobs to servers."""
+"""The costs that a worker knows, and goes on learning: of its own device from rounds, of servers from requests.
+
+`LiveCosts` starts from what was calibrated. Each round corrects it, and corrections of drafters that are not used fade.
+
+`RequestCosts` learns from answers, because nobody can time a round inside a server. Each request tells how long its
+rounds took on average, with how many others in flight, and at what context. Of each route, the vanilla one and each
+drafter's, these times are a regression (laws.py), and its values at a few loads and contexts are the points of the cost
+table. What was calibrated or stored before counts as times that were taken before all others. Where requests choose
+their draft length, the law has a slope over it, and the route has points for the shortest draft and for the longest.
+
+With nothing known of it, a route takes `ASSUMED_RATIO` of what vanilla takes, within a factor of 2.2: so it is tried
+where that may pay, and its first requests tell. Routes without new times grow doubtful, as drafters do on a device
+(`alphaloop.costs.faded`).
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from alphaloop.costs import (
     BASE_CONTEXT,
-    CostBasis,
     CostKind,
     CostPoint,
-    CostState,
     CostTable,
-    Deviation,
     LogEstimate,
     faded,
     num_half_lives,
@@ -28,46 +39,44 @@ from alphaloop.settings import WorkerSettings
 from alphaloop.store.costs import CostStore
 from worker.background import Write
 from worker.costs.calibration import calibrate, calibrate_servers, plan, timed_by
-from worker.costs.correction import FadingCorrection, Moment
+from worker.costs.correction import Correction, Moment
 from worker.costs.laws import FITTED_EVERY_S, LengthLaw, Route, RouteLaws, Time, UsualShape, loads_up_to
 from worker.engine import Engine, Generation, Step
 
-
-class KnownCosts(Protocol):
-    """Costs that follow what steps take. One thread owns them; others may ask `level` and `read_s`."""
-
-    @property
-    def parts(self) -> tuple[str | None, ...]:
-        """What is timed: None, the target, and the names of drafters."""
-
-    @property
-    def table(self) -> CostTable:
-        """The costs as they are now, as far as `refresh` took in what was observed."""
-
-    @property
-    def state(self) -> CostState:
-        """What `table` was made from when it was last asked for."""
-
-    def level(self, part: str | None) -> float:
-        """How much slower than first known the target or a drafter is now."""
-
-    def read_s(self, num_tokens: int) -> float:
-        """Seconds in which the target reads so many tokens of a prompt; 0 if not known."""
-
-    def observe(self, step: Step) -> None:
-        """Learn from what a step took."""
-
-    def refresh(self) -> None:
-        """Take in what was observed where that takes time; called when no job waits for a decision."""
-
-    def save_when_due(self) -> bool:
-        """Store what was learned if it is time and there is news; True if it was stored."""
-
-    def save(self) -> bool:
-        """Store what was learned if there is news."""
-
-
 log = logging.getLogger(__name__)
+
+#: A logarithm that moved by less is not worth a write.
+_NEWS: Final = math.log(1.01)
+#: A standard deviation that moved by less neither.
+_DOUBT_NEWS: Final = 0.02
+#: Corrections that rest on new rounds are stored at least so often, though they did not move: after a restart they are
+#: as doubtful as they are old.
+_STORED_EVERY_S: Final = 600.0
+#: A table has the doubt of the moment when it was made, and is made again after so long.
+_TABLE_LASTS_S: Final = 10.0
+#: Contexts are rounded to so many tokens, because a context changes a pass's time little and grows every round.
+_CONTEXT_STEP: Final = 64
+#: Most steps that wait to be observed. Observed together between two decisions, a step takes a quarter of the time
+#: that it takes right after a pass, because a pass fills the processor's caches with weights.
+_MOST_WAITING: Final = 64
+#: Shapes whose calibrated time is remembered.
+_MOST_KNOWN: Final = 10_000
+#: A round with drafts takes so many times a vanilla one, with nothing known of that server: the pass is wider, and
+#: something drafts.
+ASSUMED_RATIO: Final = 1.25
+#: Requests behind a half-life, for each round of `worker.correction_half_life_rounds`: they vary more than rounds.
+_REQUESTS_A_ROUND: Final = 4
+FAR_CONTEXT: Final = 2048
+#: Reading takes in proportion to the tokens of a prompt, and a little more.
+_PROMPTS: Final = UsualShape((64.0, 512.0, 4096.0), (0.5, 1.0, 5.0), 2.0)
+#: Of a further request in flight, in proportion to the first: mean and standard deviation.
+_LOAD_SLOPE, _LOAD_SLOPE_SD = 0.05, 0.3
+#: A stored point stands for times that other points of its law share.
+_STORED_SHARE: Final = 2.0
+#: A request of few rounds tells less: the clock, the network and the first round weigh as much as so many rounds.
+_ROUNDS_OF_OWN: Final = 8
+#: Of the errors of requests that share their rounds. Assumed: their prompts and texts differ, their minute does not.
+_CORRELATION: Final = 0.25
 
 
 def open_costs(
@@ -80,25 +89,29 @@ def open_costs(
 ) -> KnownCosts:
     """Costs stored for this host, device, engine, target and drafters; what they lack is measured and stored first.
 
-    Corrections are stored through `write`, which may do it later. Servers are asked only where nothing is stored of
+    What is learned is stored through `write`, which may do it later. Servers are asked only where nothing is stored of
     them, and not at all with `calibration_budget_s` = 0.
     """
-    if not engine.can_redraft:
-        return _open_request_costs(settings, engine, store, clock=clock, write=write)
-    identity = engine.identity
+    identity, timed = engine.identity, timed_by(engine.drafters)
     revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
     key = (identity.host, identity.device, identity.engine, identity.target_revision, revisions)
-    timed = timed_by(engine.drafters)
     known = store.load(*key).points
-    lacking = plan(engine, settings, known).missing(known)
-    if lacking.needed:
-        log.info(
-            "measuring what a round costs here", extra={"action": "calibration_started", "device": identity.device}
-        )
-        measured = calibrate(
-            engine, lacking, num_samples=settings.calibration_samples, budget_s=settings.calibration_budget_s
-        )
-        store.save(*key, with_shared_weights(measured, timed))
+    half_life, save_every_s = settings.correction_half_life_rounds, settings.correction_save_s
+    told = {"action": "calibration_started", "device": identity.device}
+    measured: list[CostPoint] = []
+    if engine.can_redraft:
+        lacking = plan(engine, settings, known).missing(known)
+        if lacking.needed:
+            log.info("measuring what a round costs here", extra=told)
+            found = calibrate(
+                engine, lacking, num_samples=settings.calibration_samples, budget_s=settings.calibration_budget_s
+            )
+            measured = [*with_shared_weights(found, timed)]
+    elif not known and settings.calibration_budget_s > 0:
+        log.info("asking servers what a round costs", extra=told)
+        measured = calibrate_servers(engine, budget_s=settings.calibration_budget_s)
+    if measured:
+        store.save(*key, measured)
     points = store.load(*key).points
     log.info(
         "costs: %d points, %d of them measured now",
@@ -106,66 +119,112 @@ def open_costs(
         len(points) - len(known),
         extra={"action": "calibration_done"},
     )
-    return LiveCosts(
-        points,
-        half_life=settings.correction_half_life_rounds,
-        save_every_s=settings.correction_save_s,
-        timed=timed,
-        save=lambda corrected: write("corrected costs", lambda: store.save_corrections(*key, corrected)),
-        clock=clock,
-    )
-
-
-def _open_request_costs(
-    settings: WorkerSettings, engine: Engine, store: CostStore, *, clock: Callable[[], float], write: Write
-) -> RequestCosts:
-    identity = engine.identity
-    revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
-    key = (identity.host, identity.device, identity.engine, identity.target_revision, revisions)
-    points = store.load(*key).points
-    if not points and settings.calibration_budget_s > 0:
-        told = {"action": "calibration_started", "device": identity.device}
-        log.info("asking servers what a round costs", extra=told)
-        measured = calibrate_servers(engine, budget_s=settings.calibration_budget_s)
-        store.save(*key, measured)
-        points = store.load(*key).points
-        log.info("costs of servers: %d points", len(points), extra={"action": "calibration_done"})
+    if engine.can_redraft:
+        return LiveCosts(
+            points,
+            half_life=half_life,
+            save=lambda corrected: write("corrected costs", lambda: store.save_corrections(*key, corrected)),
+            save_every_s=save_every_s,
+            timed=timed,
+            clock=clock,
+        )
     return RequestCosts(
         engine.drafters,
         points,
         most_in_flight=engine.load().num_slots,
-        half_life=settings.correction_half_life_rounds,
+        half_life=half_life,
         save=lambda learned: write("costs of servers", lambda: store.save(*key, learned)),
-        save_every_s=settings.correction_save_s,
+        save_every_s=save_every_s,
         clock=clock,
     )
 
 
-#: A correction that moved by less is not worth a write.
-_NEWS: Final = math.log(1.01)
-#: A standard deviation that moved by less neither.
-_DOUBT_NEWS: Final = 0.02
-#: Corrections that rest on new rounds are stored at least so often, though they did not move: after a restart they are
-#: as doubtful as they are old.
-_STORED_EVERY_S: Final = 600.0
-#: A table has the doubt of the moment when it was made; after so long without a step it is made again.
-_TABLE_LASTS_S: Final = 10.0
-#: Contexts are rounded to so many tokens, because a context changes a pass's time little and grows every round.
-_CONTEXT_STEP: Final = 64
-#: Most steps that wait to be observed. Observed together between two decisions, a step takes a quarter of the time
-#: that it takes right after a pass, because a pass fills the processor's caches with weights.
-_MOST_WAITING: Final = 64
-#: Shapes whose calibrated time is remembered.
-_MOST_KNOWN: Final = 10_000
+class KnownCosts(ABC):
+    """Costs that follow what steps take. One thread owns them; others may ask `level` and `read_s`.
+
+    `save` is given points whenever there is news, at most every `save_every_s`. `clock` tells seconds from any
+    beginning.
+    """
+
+    def __init__(
+        self, save: Callable[[Sequence[CostPoint]], object], save_every_s: float, clock: Callable[[], float]
+    ) -> None:
+        self._save, self._save_every_s, self._clock = save, save_every_s, clock
+        self._due = clock() + save_every_s
+        self._has_learned = False  # since the last save
+        self._made: tuple[float, CostTable] | None = None
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[str | None, ...]:
+        """What is timed: None, the target, and the names of drafters."""
+
+    @property
+    def table(self) -> CostTable:
+        """The costs as they are now."""
+        self._take_in()
+        if self._made is None or self._clock() - self._made[0] >= _TABLE_LASTS_S:
+            self._made = self._clock(), self._table_now()
+        return self._made[1]
+
+    @abstractmethod
+    def level(self, part: str | None) -> float:
+        """How much slower than first known the target or a drafter is now."""
+
+    @abstractmethod
+    def read_s(self, num_tokens: int) -> float:
+        """Seconds in which the target reads so many tokens of a prompt; 0 if not known."""
+
+    @abstractmethod
+    def observe(self, step: Step) -> None:
+        """Learn from what a step took."""
+
+    def save_when_due(self) -> bool:
+        """Store what was learned if it is time and there is news; True if it was stored.
+
+        Called when no job waits for a decision: here laws are fitted, which takes time.
+        """
+        if self._clock() < self._due:
+            return False
+        self._due = self._clock() + self._save_every_s
+        return self.save()
+
+    def save(self) -> bool:
+        """Store what was learned if there is news; a database that is away is tried again later."""
+        points = self._news()
+        if not points:
+            return False
+        try:
+            self._save(points)
+        except StoreError as error:
+            log.warning("learned costs not stored: %s", error.message, extra={"action": "costs_not_saved"})
+            return False
+        self._has_learned = False
+        self._remember(points)
+        return True
+
+    @abstractmethod
+    def _take_in(self) -> None:
+        """Learn what the next decision has to know of what was observed, and forget the table where it is old."""
+
+    @abstractmethod
+    def _table_now(self) -> CostTable:
+        """The table of this moment."""
+
+    @abstractmethod
+    def _news(self) -> Sequence[CostPoint]:
+        """The points to store; none where nothing has moved."""
+
+    @abstractmethod
+    def _remember(self, saved: Sequence[CostPoint]) -> None:
+        """What was stored, to tell what is news then."""
 
 
-class LiveCosts:
-    """Measured points and what real rounds make of them. One thread owns it; others may ask `level` and `read_s`.
+class LiveCosts(KnownCosts):
+    """Measured points of a device, and what real rounds make of them.
 
-    Steps are learned from when the costs are asked for, so `level` is as of the last decision, or 64 steps old.
-    `save` is called with every point whenever a correction or its doubt has moved, at most every `save_every_s`.
-    Drafters named in `timed` have the times of the other one, corrections included (decoding/counts.py). `clock` tells
-    seconds from any beginning.
+    Steps are learned from when the costs are asked for, so `level` is as of the last decision, or 64 steps old. `save`
+    is given every point. Drafters named in `timed` have the times of the other one, corrections included.
     """
 
     def __init__(
@@ -178,20 +237,18 @@ class LiveCosts:
         timed: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(save, save_every_s, clock)
         self._timed = dict(timed or {})
         points = [point for point in points if point.drafter not in self._timed]
         self._calibrated = CostTable(replace(point, correction=1.0) for point in points)
-        self._points = self._saved = tuple(points)
-        self._basis = CostBasis(self._points, self._timed)
-        self._save, self._save_every_s, self._clock = save, save_every_s, clock
+        self._points = tuple(points)
+        self._saved: Sequence[CostPoint] = with_shared_weights(points, self._timed)
         self._saved_at = clock()
-        self._due = self._saved_at + save_every_s
         self._num_rounds = 0  # of the target
-        self._has_learned = False  # since the last save
         self._by_part = {part: [p for p in points if p.drafter == part] for part in {p.drafter for p in points}}
         self._known: dict[tuple[CostKind, str | None, int, float, int], tuple[CostPoint, float] | None] = {}
         self._corrections = {
-            part: FadingCorrection(
+            part: Correction(
                 half_life,
                 {point: LogEstimate(math.log(point.correction), point.correction_variance) for point in measured},
                 self._now(),
@@ -199,9 +256,6 @@ class LiveCosts:
             for part, measured in self._by_part.items()
         }
         self._waiting: list[tuple[float, Step]] = []  # with the clock's seconds
-        self._table: CostTable | None = None
-        self._state: CostState | None = None  # that the table was made from
-        self._table_at = 0.0
 
     @property
     def parts(self) -> tuple[str | None, ...]:
@@ -217,21 +271,6 @@ class LiveCosts:
         ms = self._calibrated.prefill_ms(None, num_tokens)
         return ms * self.level(None) / 1000 if ms else 0.0
 
-    @property
-    def table(self) -> CostTable:
-        """The costs as they are now."""
-        self._learn_from_waiting()
-        if self._table is None or self._clock() - self._table_at >= _TABLE_LASTS_S:
-            self._state = self._now_corrected()
-            self._table = self._state.table()
-            self._table_at = self._clock()
-        return self._table
-
-    @property
-    def state(self) -> CostState:
-        """What `table` was made from when it was last asked for."""
-        return self._state or self._now_corrected()
-
     def observe(self, step: Step) -> None:
         """Observe a step. Time that is not the draft's counts as the target's, because a vanilla round takes it too.
 
@@ -242,66 +281,6 @@ class LiveCosts:
         self._waiting.append((self._clock(), step))
         if len(self._waiting) >= _MOST_WAITING:
             self._learn_from_waiting()
-
-    def _learn_from_waiting(self) -> None:
-        if self._waiting:
-            self._table = None
-        for at_s, step in self._waiting:
-            self._num_rounds += not step.num_prefill_tokens
-            self._learn_from(step, Moment(at_s, self._num_rounds))
-        self._waiting.clear()
-
-    def _learn_from(self, step: Step, at: Moment) -> None:
-        if step.num_prefill_tokens:
-            self._learn(at, CostKind.PREFILL, None, 1, step.num_prefill_tokens, 0, step.verify_s)
-            return
-        # A pass holds what its sequences proposed, side by side; a drafter is done when its longest proposal is.
-        mean_width = step.num_positions / step.batch if step.num_positions else step.width
-        context = step.context - step.context % _CONTEXT_STEP
-        self._learn(at, CostKind.ROUND, None, step.batch, mean_width, context, step.verify_s + step.overhead_s)
-        if step.drafter is not None and step.draft_s > 0:
-            self._learn_from_draft(at, step, self._timed.get(step.drafter, step.drafter), context)
-
-    def _learn_from_draft(self, at: Moment, step: Step, part: str, context: int) -> None:
-        if not step.num_draft_prefill_tokens:
-            self._learn(at, CostKind.ROUND, part, step.batch, step.width, context, step.draft_s)
-            return
-        # A prompt is measured up to its first token, which is the first of these drafts.
-        first, all_of_them = (self._expected_ms(part, step.batch, width, context) for width in (2, step.width))
-        if first is not None and all_of_them is not None and step.width > 1:
-            seconds = step.draft_s - (all_of_them - first) / 1000
-            if seconds > 0:
-                self._learn(at, CostKind.PREFILL, part, 1, step.num_draft_prefill_tokens, 0, seconds)
-
-    def _expected_ms(self, part: str, batch: int, width: int, context: int) -> float | None:
-        """Milliseconds of a proposal, as slow as the drafter is on the whole now."""
-        ms = self._calibrated.part_ms(part, batch, width, context)
-        return None if ms is None else ms * self.level(part)
-
-    def refresh(self) -> None:
-        """The table is made in no time: whoever asks for it has all that was observed."""
-
-    def save_when_due(self) -> bool:
-        """Store corrections if there is news; a database that is away is tried again later. True if it was stored."""
-        if self._clock() < self._due:
-            return False
-        self._due = self._clock() + self._save_every_s
-        return self.save()
-
-    def save(self) -> bool:
-        """Store corrections if rounds have moved them since the last time; fading alone is no news."""
-        self._learn_from_waiting()
-        points = self._now_corrected().points()
-        is_old = self._clock() - self._saved_at >= _STORED_EVERY_S
-        if not self._has_learned or not (is_old or any(map(_is_news, points, self._saved))):
-            return False
-        try:
-            self._save(with_shared_weights(points, self._timed))
-        except StoreError as error:
-            log.warning("corrected costs not stored: %s", error.message, extra={"action": "costs_not_saved"})
-            return False
-        self._saved, self._saved_at, self._has_learned = points, self._clock(), False
-        return True
 
     def _learn(
         self, at: Moment, kind: CostKind, part: str | None, batch: int, width: float, context: int, seconds: float
@@ -336,13 +315,78 @@ class LiveCosts:
 
         return min((point for point in self._by_part[part] if point.kind is kind), key=distance), ms
 
-    def _now_corrected(self) -> CostState:
-        now = self._now()
-        return CostState(
-            self._basis,
-            {part: its.level(now, self._towards(part)) for part, its in self._corrections.items()},
-            tuple(self._corrections[point.drafter].deviation(point) for point in self._points),
-        )
+    def _take_in(self) -> None:
+        self._learn_from_waiting()
+
+    def _table_now(self) -> CostTable:
+        return CostTable(self._corrected())
+
+    def _news(self) -> Sequence[CostPoint]:
+        """Of corrections that rounds have moved since the last time; fading alone is no news."""
+        self._learn_from_waiting()
+        points = self._corrected()
+        is_old = self._clock() - self._saved_at >= _STORED_EVERY_S
+        return points if self._has_learned and (is_old or any(map(_is_news, points, self._saved))) else ()
+
+    def _remember(self, saved: Sequence[CostPoint]) -> None:
+        self._saved, self._saved_at = saved, self._clock()
+
+    def _learn_from_waiting(self) -> None:
+        if self._waiting:
+            self._made = None
+        for at_s, step in self._waiting:
+            self._num_rounds += not step.num_prefill_tokens
+            self._learn_from(step, Moment(at_s, self._num_rounds))
+        self._waiting.clear()
+
+    def _learn_from(self, step: Step, at: Moment) -> None:
+        if step.num_prefill_tokens:
+            self._learn(at, CostKind.PREFILL, None, 1, step.num_prefill_tokens, 0, step.verify_s)
+            return
+        # A pass holds what its sequences proposed, side by side; a drafter is done when its longest proposal is.
+        mean_width = step.num_positions / step.batch if step.num_positions else step.width
+        context = step.context - step.context % _CONTEXT_STEP
+        self._learn(at, CostKind.ROUND, None, step.batch, mean_width, context, step.verify_s + step.overhead_s)
+        if step.drafter is not None and step.draft_s > 0:
+            self._learn_from_draft(at, step, self._timed.get(step.drafter, step.drafter), context)
+
+    def _learn_from_draft(self, at: Moment, step: Step, part: str, context: int) -> None:
+        if not step.num_draft_prefill_tokens:
+            self._learn(at, CostKind.ROUND, part, step.batch, step.width, context, step.draft_s)
+            return
+        # A prompt is measured up to its first token, which is the first of these drafts.
+        first, all_of_them = (self._expected_ms(part, step.batch, width, context) for width in (2, step.width))
+        if first is not None and all_of_them is not None and step.width > 1:
+            seconds = step.draft_s - (all_of_them - first) / 1000
+            if seconds > 0:
+                self._learn(at, CostKind.PREFILL, part, 1, step.num_draft_prefill_tokens, 0, seconds)
+
+    def _expected_ms(self, part: str, batch: int, width: int, context: int) -> float | None:
+        """Milliseconds of a proposal, as slow as the drafter is on the whole now."""
+        ms = self._calibrated.part_ms(part, batch, width, context)
+        return None if ms is None else ms * self.level(part)
+
+    def _corrected(self) -> tuple[CostPoint, ...]:
+        """Every point as it is now: a decision asks for them, so points are not made by `replace`, twice as slow."""
+        now, found = self._now(), []
+        levels = {part: its.level(now, self._towards(part)) for part, its in self._corrections.items()}
+        for point in self._points:
+            level, own = levels[point.drafter], self._corrections[point.drafter].deviation(point)
+            found.append(
+                CostPoint(
+                    point.drafter,
+                    point.batch,
+                    point.width,
+                    point.median_ms,
+                    point.num_samples,
+                    point.context,
+                    point.kind,
+                    math.exp(level.mean + own.mean),
+                    point.num_corrections + own.num_rounds,
+                    level.variance + own.variance,
+                )
+            )
+        return with_shared_weights(found, self._timed)
 
     def _now(self) -> Moment:
         return Moment(self._clock(), self._num_rounds)
@@ -359,40 +403,11 @@ def _is_news(now: CostPoint, then: CostPoint) -> bool:
     return has_moved or abs(math.sqrt(now.correction_variance) - math.sqrt(then.correction_variance)) >= _DOUBT_NEWS
 
 
-#: A round with drafts takes so many times a vanilla one, with nothing known of that server: the pass is wider, and
-#: something drafts.
-ASSUMED_RATIO: Final = 1.25
-#: Requests behind a half-life, for each round of `worker.correction_half_life_rounds`: they vary more than rounds.
-_REQUESTS_A_ROUND: Final = 4
-FAR_CONTEXT: Final = 2048
-#: Reading takes in proportion to the tokens of a prompt, and a little more.
-_PROMPTS: Final = UsualShape((64.0, 512.0, 4096.0), (0.5, 1.0, 5.0), 2.0)
-#: Of a further request in flight, in proportion to the first: mean and standard deviation.
-_LOAD_SLOPE, _LOAD_SLOPE_SD = 0.05, 0.3
-#: A table has the doubt of the moment when it was made, and is made again after so long.
-#: A stored point stands for times that other points of its law share.
-_STORED_SHARE: Final = 2.0
-#: A logarithm that moved by less is no news.
+class RequestCosts(KnownCosts):
+    """The costs of the routes to servers.
 
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """What one point of the table is about."""
-
-    route: Route
-    kind: CostKind
-    size: int  #: requests in flight, or tokens of a prompt
-    context: int
-    width: int = 1  #: draft tokens and one; 1 of a prompt
-    length: float = 1.0  #: draft tokens, as a share of the route's longest draft
-
-
-class RequestCosts:
-    """The costs of the routes to servers. One thread owns it; others may ask `level` and `read_s`.
-
-    `points` are what was calibrated or stored. `most_in_flight` is the largest load that one server may get.
-    `save` is given points in place of those stored, at most every `save_every_s`. `clock` tells seconds from any
-    beginning.
+    `points` are what was calibrated or stored. `most_in_flight` is the largest load that one server may get. `save` is
+    given points in place of those stored.
     """
 
     def __init__(
@@ -406,9 +421,8 @@ class RequestCosts:
         save_every_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__(save, save_every_s, clock)
         self._drafters: dict[Route, DrafterState | None] = {None: None} | {d.name: d for d in drafters}
-        self._clock, self._save, self._save_every_s = clock, save, save_every_s
-        self._due = clock() + save_every_s
         loads = tuple(map(float, loads_up_to(most_in_flight)))
         slopes = UsualShape(loads, tuple(1 + _LOAD_SLOPE * (load - 1) for load in loads), _LOAD_SLOPE_SD)
         half_life, now = _REQUESTS_A_ROUND * half_life, clock()
@@ -416,11 +430,7 @@ class RequestCosts:
         self._rounds = RouteLaws(assumed, slopes, half_life=half_life, now=now)
         self._prompts = RouteLaws(dict.fromkeys(self._drafters, 1.0), _PROMPTS, half_life=half_life, now=now)
         self._first_ms: dict[_Shape, float] = {}  # of each shape, when it was first known
-        self._shapes: tuple[_Shape, ...] = ()
-        self._basis = CostBasis((), {})
-        self._made: tuple[float, CostState, CostTable] | None = None
-        self._saved: dict[_Shape, float] = {}
-        self._has_learned = False
+        self._saved: dict[Hashable, float] = {}  # ln(ms)
         for point in points:
             self._take_stored(point)
 
@@ -428,16 +438,6 @@ class RequestCosts:
     def parts(self) -> tuple[Route, ...]:
         """None, the vanilla route, and the drafters."""
         return tuple(self._drafters)
-
-    @property
-    def table(self) -> CostTable:
-        """The costs as `refresh` left them, with a route's first times; empty before the first time of any route."""
-        return self._at_hand(math.inf)[2]
-
-    @property
-    def state(self) -> CostState:
-        """What `table` was made from when it was last asked for."""
-        return (self._made or self._at_hand(math.inf))[1]
 
     def level(self, part: Route) -> float:
         """How much slower a route is than when it was first known, with one request in flight; 1 before that."""
@@ -454,45 +454,62 @@ class RequestCosts:
         """Learn from the texts that ended in a step."""
         now = self._clock()
         for generation in step.finished:
-            for found in timed(generation):
+            for found in _timed(generation):
                 if found.drafter in self._drafters:
                     length = 1.0 if found.kind is CostKind.PREFILL else self._length(found.drafter, found.width)
                     self._laws(found.kind).take(found.drafter, found.time._replace(length=length), now)
                     self._has_learned = True
 
-    def refresh(self) -> None:
-        """Fit the laws to the times that came, at most once a second: that takes some milliseconds."""
-        self._at_hand(FITTED_EVERY_S)
-
     def save_when_due(self) -> bool:
-        """Store what was learned if it is time and there is news; True if it was stored."""
-        if self._clock() < self._due:
-            return False
-        self._due = self._clock() + self._save_every_s
-        return self.save()
+        """Fit the laws to the times that came, at most once a second: that takes some milliseconds. Then store them."""
+        self._fit(FITTED_EVERY_S)
+        return super().save_when_due()
 
-    def save(self) -> bool:
-        """Store the points of routes that were timed, if any moved; a database that is away is tried again later."""
+    def _take_in(self) -> None:
+        self._fit(math.inf)
+
+    def _fit(self, pause_s: float) -> None:
+        """Where times came and the pause is over; a route's first times count at once."""
+        has_moved = [laws.fit(self._clock(), pause_s=pause_s) for laws in (self._rounds, self._prompts)]
+        if any(has_moved):
+            self._made = None
+            for shape, law in self._known():
+                self._first_ms.setdefault(shape, math.exp(_at(law, shape).mean))
+
+    def _table_now(self) -> CostTable:
+        return CostTable(self._points())
+
+    def _news(self) -> Sequence[CostPoint]:
+        """The points of routes that were timed."""
         if not self._has_learned:
-            return False
-        points = self._at_hand(0.0)[1].points()
-        moved = dict(zip(self._shapes, (math.log(point.ms) for point in points), strict=True))
-        if not any(abs(value - self._saved.get(shape, math.inf)) >= _NEWS for shape, value in moved.items()):
-            return False
-        counted = [self._num_times(shape) for shape in self._shapes]
-        try:
-            self._save(
-                [
-                    replace(point, median_ms=point.ms, num_samples=number, correction=1.0, num_corrections=0)
-                    for point, number in zip(points, counted, strict=True)
-                    if number
-                ]
+            return ()
+        self._fit(0.0)
+        points = [point for point in self._points() if point.num_samples]
+        has_news = any(abs(math.log(one.ms) - self._saved.get(_name(one), math.inf)) >= _NEWS for one in points)
+        return points if has_news else ()
+
+    def _remember(self, saved: Sequence[CostPoint]) -> None:
+        self._saved = {_name(point): math.log(point.ms) for point in saved}
+
+    def _points(self) -> list[CostPoint]:
+        """What the laws say now; the doubt about a route grows while it gets no requests."""
+        now, found = self._clock(), []
+        doubts = {route: self._doubt(route, now) for route in self._drafters}
+        for shape, law in self._known():
+            estimate, is_prompt = _at(law, shape), shape.kind is CostKind.PREFILL
+            found.append(
+                CostPoint(
+                    drafter=shape.route,
+                    batch=1 if is_prompt else shape.size,
+                    width=shape.size if is_prompt else shape.width,
+                    median_ms=math.exp(estimate.mean),
+                    num_samples=self._laws(shape.kind).num_times(shape.route, length=shape.length),
+                    context=0 if is_prompt else shape.context,
+                    kind=shape.kind,
+                    correction_variance=estimate.variance + doubts[shape.route],
+                )
             )
-        except StoreError as error:
-            log.warning("costs of servers not stored: %s", error.message, extra={"action": "costs_not_saved"})
-            return False
-        self._saved, self._has_learned = moved, False
-        return True
+        return found
 
     def _laws(self, kind: CostKind) -> RouteLaws:
         return self._prompts if kind is CostKind.PREFILL else self._rounds
@@ -507,29 +524,6 @@ class RequestCosts:
         length = 1.0 if point.kind is CostKind.PREFILL else self._length(point.drafter, point.width)
         taken = Time(float(size), float(context), point.ms, variance, is_relative=False, length=length)
         self._laws(point.kind).take_stored(point.drafter, taken, point.num_samples)
-
-    def _at_hand(self, pause_s: float) -> tuple[float, CostState, CostTable]:
-        """The table, made again where a law was fitted or the table's doubt is old."""
-        now = self._clock()
-        has_moved = [laws.fit(now, pause_s=pause_s) for laws in (self._rounds, self._prompts)]
-        if self._made is None or any(has_moved) or now - self._made[0] >= _TABLE_LASTS_S:
-            state = self._state_at(now)
-            self._made = now, state, state.table()
-        return self._made
-
-    def _state_at(self, now: float) -> CostState:
-        known = dict(self._known())
-        shapes = tuple(known)
-        if shapes != self._shapes:
-            for shape, law in known.items():
-                self._first_ms.setdefault(shape, math.exp(_at(law, shape).mean))
-            self._shapes, self._basis = shapes, CostBasis(tuple(map(self._first_point, shapes)), {})
-        deviations = []
-        for shape, law in known.items():
-            estimate = _at(law, shape)
-            mean = estimate.mean - math.log(self._first_ms[shape])
-            deviations.append(Deviation(mean, estimate.variance, self._num_times(shape)))
-        return CostState(self._basis, {route: self._doubt(route, now) for route in self._drafters}, tuple(deviations))
 
     def _known(self) -> Iterator[tuple[_Shape, LengthLaw]]:
         for route in self._drafters:
@@ -554,32 +548,33 @@ class RequestCosts:
             return 1.0
         return drafter.within(width - 1) / drafter.max_draft_tokens
 
-    def _num_times(self, shape: _Shape) -> int:
-        return self._laws(shape.kind).num_times(shape.route, length=shape.length)
-
-    def _first_point(self, shape: _Shape) -> CostPoint:
-        ms = self._first_ms[shape]
-        if shape.kind is CostKind.PREFILL:
-            return CostPoint(shape.route, 1, shape.size, ms, 0, 0, shape.kind)
-        return CostPoint(shape.route, shape.size, shape.width, ms, 0, shape.context, shape.kind)
-
-    def _doubt(self, route: Route, now: float) -> LogEstimate:
+    def _doubt(self, route: Route, now: float) -> float:
         """What grows while a route gets no requests: another's load, or a restart, may have changed its speed."""
         unused_s = self._rounds.seconds_unused(route, now)
-        return faded(LogEstimate(0.0, 0.0), 0.0, num_half_lives(unused_s))
+        return faded(LogEstimate(0.0, 0.0), 0.0, num_half_lives(unused_s)).variance
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What one point of the table is about."""
+
+    route: Route
+    kind: CostKind
+    size: int  #: requests in flight, or tokens of a prompt
+    context: int
+    width: int = 1  #: draft tokens and one; 1 of a prompt
+    length: float = 1.0  #: draft tokens, as a share of the route's longest draft
+
+
+def _name(point: CostPoint) -> Hashable:
+    return (point.drafter, point.kind, point.batch, point.width, point.context)
 
 
 def _at(law: LengthLaw, shape: _Shape) -> LogEstimate:
     return law.at(shape.size, shape.context, length=shape.length)
 
 
-#: A request of few rounds tells less: the clock, the network and the first round weigh as much as so many rounds.
-_ROUNDS_OF_OWN: Final = 8
-#: Of the errors of requests that share their rounds. Assumed: their prompts and texts differ, their minute does not.
-_CORRELATION: Final = 0.25
-
-
-class Timed(NamedTuple):
+class _Timed(NamedTuple):
     """A time of one route; `drafter` is None for the target alone."""
 
     drafter: str | None
@@ -588,7 +583,7 @@ class Timed(NamedTuple):
     width: int = 1  #: of a round: draft tokens that it may have, and one
 
 
-def timed(generation: Generation) -> list[Timed]:
+def _timed(generation: Generation) -> list[_Timed]:
     """The times that a text of a server gives; none for one that this process decoded.
 
     Requests that are in flight together share their rounds, so their times are correlated and n of them tell less than
@@ -607,8 +602,8 @@ def timed(generation: Generation) -> list[Timed]:
         variance = (1 + (load - 1) * _CORRELATION) * (1 + _ROUNDS_OF_OWN / (num_rounds - 1))
         context = generation.num_prompt_tokens + num_tokens / 2
         kind = CostKind.SERVED if served.drafter else CostKind.ROUND
-        found.append(Timed(served.drafter, kind, Time(load, context, ms, variance), served.num_draft_tokens + 1))
+        found.append(_Timed(served.drafter, kind, Time(load, context, ms, variance), served.num_draft_tokens + 1))
     if served.prefill_s and generation.num_prompt_tokens:
         time = Time(generation.num_prompt_tokens, BASE_CONTEXT, 1000 * served.prefill_s, 1.0)
-        found.append(Timed(served.drafter, CostKind.PREFILL, time))
+        found.append(_Timed(served.drafter, CostKind.PREFILL, time))
     return found

@@ -59,7 +59,7 @@ def serve(
             law = replace(law, fixed_ms=slower * law.fixed_ms, each_ms=slower * law.each_ms)
             ways = {"drafter": "ngram", "k": 4, "tokens_per_round": TOKENS} if route else {}
             costs.observe(step_of([answered(rng, law, rng.choice(loads), **ways)]))  # type: ignore[arg-type]
-        costs.refresh()
+        costs.save_when_due()
         clock.now_s += 0.5
 
 
@@ -152,7 +152,7 @@ def test_what_was_stored_is_where_the_next_worker_begins(store: Store, clock: Cl
     serve(costs, clock, 200)
     assert costs.save()
     assert not costs.save(), "no news"
-    (points,) = store.saved
+    points = store.saved[-1]
     assert all(point.correction == 1.0 and point.num_samples == 200 for point in points)
     again = made(store, clock, points)
     for load in LOADS:
@@ -231,5 +231,5 @@ def test_decisions_do_not_wait_for_a_fit_but_see_the_first_times_at_once(store: 
     for _ in range(20):
         known = answer(1.0)
     assert answer(9.0) == known, "a later one waits for a turn without a decision"
-    costs.refresh()
+    costs.save_when_due()
     assert costs.table.rounds(1).round_ms(None, 0) != known
