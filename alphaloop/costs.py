@@ -356,7 +356,17 @@ def num_half_lives(seconds: float, num_rounds: float = 0.0) -> float:
 
 
 def faded(estimate: LogEstimate, towards: float, half_lives: float) -> LogEstimate:
-    """The estimate after so many half-lives without a measurement; `towards` is ln(the target's correction)."""
+    """The estimate after so many half-lives without a measurement; `towards` is ln(the target's correction).
+
+    The logarithm of a drafter's correction is modelled as an Ornstein–Uhlenbeck process around that of the target's
+    correction (Uhlenbeck and Ornstein 1930), because other load on a host slows a drafter down only for a while. With m
+    the last estimate of variance v, t the target's level and κ = 2^-h after h half-lives, the estimate becomes
+
+        mean      t + κ · (m - t)
+        variance  κ² · v + (1 - κ²) · PRIOR_SD²
+
+    Fading in two steps is fading in one: faded(h1) and then faded(h2) is faded(h1 + h2).
+    """
     kept = 2.0**-half_lives
     mean = towards + kept * (estimate.mean - towards)
     return LogEstimate(mean, kept**2 * estimate.variance + (1 - kept**2) * PRIOR_SD**2)

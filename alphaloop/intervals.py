@@ -1,4 +1,4 @@
-"""Quantiles of Student's t distribution, for degrees of freedom that need not be whole."""
+"""95 % intervals: quantiles of Student's t, and a share, such as α, of trials that come in clusters. Pure."""
 
 from __future__ import annotations
 
@@ -98,6 +98,12 @@ def share_interval(clusters: Sequence[Counts]) -> Interval | None:
 
     Clusters are independent of each other; those without a trial do not count. The interval is the whole range where
     one cluster holds nearly all trials.
+
+    The variance of Σa / Σn over clusters is the linearised one (Cochran 1977, §6.4). Every residual is divided by one
+    less the cluster's share of the trials, because a large cluster pulls the estimate towards itself (HC3: MacKinnon
+    and White 1985; about the jackknife). The degrees of freedom are the effective number of clusters (Σn)² / Σn² (Kish
+    1965), less one. Both become an effective number of trials (Korn and Graubard 1998), and the interval is Wilson's
+    (1927). `make bench-truth` measures how often it holds the truth (docs/concepts/acceptance.md).
     """
     tested = [(accepts, trials) for accepts, trials in clusters if trials]
     if not tested:

@@ -9,56 +9,7 @@ from typing import Final
 from alphaloop.engine_identity import EngineIdentity
 from alphaloop.payoff.figures import Candidate, Figures, Judgement
 
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What was asked for, and of what."""
-
-    identity: EngineIdentity
-    num_prompts: int
-    prompt_tokens: float  #: median
-    max_tokens: int  #: the most that any prompt allows
-    temperature: float  #: the highest of the prompts
-    batch: int
-    num_repeats: int
-    bar: float
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A model that is loaded. A drafter without weights is no part."""
-
-    name: str
-    weight_bytes: int
-    kv_bytes_per_token: int
-    kv_bytes_per_slot: int  #: of a sequence that fills the context
-    device: str = ""  #: where it lies: `cuda:1`
-
-
-@dataclass(frozen=True, slots=True)
-class Footprint:
-    """Of the process that decodes."""
-
-    parts: tuple[Part, ...]
-    peak_process_bytes: int  #: main memory, with everything that was ever loaded
-    device_bytes: int | None  #: the most that was held on GPUs between two texts; None on a CPU
-    bytes_by_device: Mapping[str, int] = field(default_factory=dict)  #: the same by GPU
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One candidate, judged."""
-
-    figures: Figures
-    judgement: Judgement
-    costs: RoundParts | None
-    reasons: tuple[tuple[str, str], ...]  #: name and sentence; of what ships, only what its total hides
-
-    @property
-    def candidate(self) -> Candidate:
-        """The way to decode."""
-        return self.figures.candidate
+_NUM_HALVINGS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +28,72 @@ class Report:
     is_interrupted: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One candidate, judged."""
+
+    figures: Figures
+    judgement: Judgement
+    costs: RoundParts | None
+    reasons: tuple[tuple[str, str], ...]  #: name and sentence; of what ships, only what its total hides
+
+    @property
+    def candidate(self) -> Candidate:
+        """The way to decode."""
+        return self.figures.candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What was asked for, and of what."""
+
+    identity: EngineIdentity
+    num_prompts: int
+    prompt_tokens: float  #: median
+    max_tokens: int  #: the most that any prompt allows
+    temperature: float  #: the highest of the prompts
+    batch: int
+    num_repeats: int
+    bar: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Of the process that decodes."""
+
+    parts: tuple[Part, ...]
+    peak_process_bytes: int  #: main memory, with everything that was ever loaded
+    device_bytes: int | None  #: the most that was held on GPUs between two texts; None on a CPU
+    bytes_by_device: Mapping[str, int] = field(default_factory=dict)  #: the same by GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A model that is loaded. A drafter without weights is no part."""
+
+    name: str
+    weight_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes_per_slot: int  #: of a sequence that fills the context
+    device: str = ""  #: where it lies: `cuda:1`
+
+
 def best_of(rows: Sequence[Row], drafter: str) -> Row:
     """The fastest of a drafter's candidates."""
     return max((row for row in rows if row.candidate.drafter == drafter), key=lambda row: row.figures.ratio.estimate)
 
 
-_NUM_HALVINGS: Final = 40
-
-
 @dataclass(frozen=True, slots=True)
 class RoundParts:
-    """One candidate's rounds in units of a vanilla round, and its reading in units of vanilla's time."""
+    """One candidate's rounds in units of a vanilla round, and its reading in units of vanilla's time.
+
+        speed-up of the rounds = tokens a round / R,   R = milliseconds of its round / of a vanilla round
+        speed-up of the whole  = 1 / (r' + (1 - r) / speed-up of the rounds)
+
+    with r the share of vanilla's time that goes into reading prompts and r' the candidate's reading over vanilla's time
+    (Amdahl 1967). R is split into drafting, the target's pass, and the rest (text, counts).
+    """
 
     num_draft_tokens: int
     tokens: float  #: a round

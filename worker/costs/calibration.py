@@ -20,7 +20,6 @@ from worker.costs.laws import loads_up_to
 from worker.engine import AsksServers, Engine
 
 log = logging.getLogger(__name__)
-
 #: Everything is measured in this many passes, because a burst of other work lasts longer than one shape's samples.
 NUM_PASSES: Final = 3
 FAR_CONTEXT: Final = 2048
@@ -28,6 +27,10 @@ _EACH_WIDTH: Final = 5  #: every width up to it is measured
 PROMPT_TOKENS: Final = (64, 512)
 #: Sequences grow while a drafter is measured on them.
 _ROOM_TO_GROW: Final = 0.5
+#: Of a prompt that is read for its time.
+SERVED_PROMPT_TOKENS: Final = 512
+#: Variance of ln(one answer's milliseconds a round): a server has other work beside.
+ANSWER_VARIANCE: Final = 0.15**2
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -210,46 +213,6 @@ def calibrate(
     ]
 
 
-def _try(shape: Shape, measure: Callable[[Shape], None], left_out: set[str]) -> None:
-    """Measure a shape, unless its drafter is left out; a drafter that fails is left out from then on."""
-    if shape.drafter in left_out:
-        return
-    try:
-        measure(shape)
-    except DecodeFailed as error:
-        if not shape.drafter:
-            raise
-        left_out.add(shape.drafter)
-        told = {"action": "drafter_not_measured", "drafter": shape.drafter}
-        log.error("%s is not used, because its costs are not known: %s", shape.drafter, error.message, extra=told)
-
-
-def _without(left_out: Collection[str], shapes: Iterable[Shape]) -> list[Shape]:
-    return [shape for shape in shapes if shape.drafter not in left_out]
-
-
-def _foresee_s(shape: Shape, seconds: dict[Shape, float]) -> float:
-    """Seconds that a shape will take: in proportion to its tokens, from the timed one nearest in size."""
-    alike = [s for s in seconds if s.drafter == shape.drafter] or list(seconds)
-    if not alike:
-        return 0.0
-    nearest = min(alike, key=lambda s: abs(s.num_tokens - shape.num_tokens))
-    return seconds[nearest] * max(1.0, shape.num_tokens / nearest.num_tokens)
-
-
-def _doublings(first: int, below: int, *, offset: int = 0) -> Iterator[int]:
-    """first, 2·first, 4·first …, each plus `offset`, while less than `below`."""
-    while first + offset < below:
-        yield first + offset
-        first *= 2
-
-
-#: Of a prompt that is read for its time.
-SERVED_PROMPT_TOKENS: Final = 512
-#: Variance of ln(one answer's milliseconds a round): a server has other work beside.
-ANSWER_VARIANCE: Final = 0.15**2
-
-
 def calibrate_servers(
     engine: Engine,
     *,
@@ -261,6 +224,11 @@ def calibrate_servers(
 
     A route that fails to answer is asked no more, because a server that hangs would take the time of the others.
     `on_measured` is called after each point.
+
+    Requests of our own are few, because they are real work. Each shape is asked once: first every route alone, then a
+    prompt, then the shortest draft where requests choose it, then the largest load of one server, then doublings below
+    it, then a far context. Every request decodes a few dozen tokens. It ends with the budget: a step is begun if the
+    time that it is foreseen to take is left. What is not asked is learned from jobs (learning.py).
     """
     began = clock()
     found: list[CostPoint] = []
@@ -336,6 +304,8 @@ def timed_by(drafters: Sequence[DrafterState]) -> dict[str, str]:
     """By drafter, the drafter whose times it has: of those with its weights the one with the longest drafts.
 
     Of several the first. Drafters that are measured themselves are not in the mapping.
+
+    Measured apart, drafters that share weights would differ by noise, and rounds would correct only the one in use.
     """
     longest: dict[str, DrafterState] = {}
     for drafter in drafters:
@@ -344,3 +314,37 @@ def timed_by(drafters: Sequence[DrafterState]) -> dict[str, str]:
             longest[drafter.shared_weights] = drafter
     whose = {drafter.name: longest[drafter.shared_weights].name for drafter in drafters if drafter.shared_weights}
     return {name: other for name, other in whose.items() if name != other}
+
+
+def _try(shape: Shape, measure: Callable[[Shape], None], left_out: set[str]) -> None:
+    """Measure a shape, unless its drafter is left out; a drafter that fails is left out from then on."""
+    if shape.drafter in left_out:
+        return
+    try:
+        measure(shape)
+    except DecodeFailed as error:
+        if not shape.drafter:
+            raise
+        left_out.add(shape.drafter)
+        told = {"action": "drafter_not_measured", "drafter": shape.drafter}
+        log.error("%s is not used, because its costs are not known: %s", shape.drafter, error.message, extra=told)
+
+
+def _without(left_out: Collection[str], shapes: Iterable[Shape]) -> list[Shape]:
+    return [shape for shape in shapes if shape.drafter not in left_out]
+
+
+def _foresee_s(shape: Shape, seconds: dict[Shape, float]) -> float:
+    """Seconds that a shape will take: in proportion to its tokens, from the timed one nearest in size."""
+    alike = [s for s in seconds if s.drafter == shape.drafter] or list(seconds)
+    if not alike:
+        return 0.0
+    nearest = min(alike, key=lambda s: abs(s.num_tokens - shape.num_tokens))
+    return seconds[nearest] * max(1.0, shape.num_tokens / nearest.num_tokens)
+
+
+def _doublings(first: int, below: int, *, offset: int = 0) -> Iterator[int]:
+    """first, 2·first, 4·first …, each plus `offset`, while less than `below`."""
+    while first + offset < below:
+        yield first + offset
+        first *= 2

@@ -219,7 +219,21 @@ _PRIOR: Final = np.full(len(_SLOPES), 1 / len(_SLOPES))
 
 @dataclass(frozen=True, slots=True)
 class LengthLaw:
-    """The law of a route at every draft length."""
+    """The law of a route at every draft length.
+
+        ms(k) = V + w(k) · (L - V)        w(k) = max(0, 1 - θ · (1 - k / K))        L where L < V
+
+    L is a round at the route's longest draft K, and V one of the vanilla route, to which such a server belongs. Both
+    are laws over requests in flight and context (`TimeLaw`). A round of k drafts is a pass of k + 1 positions, so at
+    θ = 1 time grows evenly with the width, from V to L. θ = 0 is a server on which every length takes as long as the
+    longest, because the pass reads weights or drafting itself takes the time; θ > 1 one on which short drafts cost
+    hardly more than none. With nothing known θ is anywhere between 0 and 2. Time never falls with k.
+
+    Given θ, L is a linear regression. θ is summed over: each of a row of values has a law of its own, weighed by how
+    likely it makes the times (its marginal likelihood). What is told is their mean, and the variance of all together:
+    requests of one length alone leave it open whether L is long or θ is. V is taken as it is known. Its doubt counts in
+    what is told of short drafts.
+    """
 
     nodes: tuple[float, ...]  #: where L may bend
     vanilla: TimeLaw
@@ -327,7 +341,12 @@ class _Learned:
 
 
 class RouteLaws:
-    """Of the routes in `assumed`, which says what each takes in proportion, with nothing known."""
+    """Of the routes in `assumed`, which says what each takes in proportion, with nothing known.
+
+    The laws of one kind of time, of rounds or of prompts, on all routes to servers. They lean on each other: the
+    vanilla route's law stands on its own times, and another route's law a priori follows it, so that a route with few
+    requests is known at all loads about as vanilla is. Where vanilla has no times, the route with most of them leads.
+    """
 
     def __init__(self, assumed: Mapping[Route, float], shape: UsualShape, *, half_life: int, now: float) -> None:
         self.nodes: Final = shape.nodes
