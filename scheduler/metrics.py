@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -189,7 +190,7 @@ class SchedulerMetrics:
             for purpose, number in by_purpose.items():
                 self._jobs.labels(line.task, purpose).set(number)
             if line.alpha_1 is not None and line.acceptance_from == "traffic":
-                for name, value in line.alpha_1.model_dump().items():
+                for name, value in asdict(line.alpha_1).items():
                     self._alpha_1[name].labels(line.task, line.acceptance_drafter).set(value)
 
     def _set_speedups(self, report: DriftReport) -> None:
