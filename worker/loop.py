@@ -21,6 +21,7 @@ from uuid import UUID, uuid4
 
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.errors import BrokerError, DecodeFailed, EngineSick, StoreError, StoreUnavailable, reason_of
+from alphaloop.experiment.observe import Slice
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.liveness import beat
 from alphaloop.messages import Failure, Mode, Status
@@ -42,7 +43,7 @@ from worker.publishing import Publisher
 from worker.recording import EndedJob, Recorder
 from worker.retry import Retry
 from worker.running import RunningJob, RunningJobs, Stepped
-from worker.steering import SliceRecorder, Steering, TaskSlice
+from worker.steering import SliceRecorder, Steering
 from worker.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -399,7 +400,7 @@ class Worker:
         self._end(ended)
         return len(ended)
 
-    def _keep(self, slices: Sequence[TaskSlice]) -> None:
+    def _keep(self, slices: Sequence[Slice]) -> None:
         if slices:
             self.background.put("switchback slices", partial(self.slices.store, slices))
 

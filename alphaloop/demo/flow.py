@@ -51,7 +51,7 @@ STALLED_S: Final = 180.0
 SCHEDULER_TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.5
 # A minute of traffic has to end with verdicts: blocks follow each other without a round between them (the largest
-# `SwitchbackDesign.control_share`), and few slots make many rounds of few tokens. These have fewer costs to measure.
+# `RoundDesign.control_share`), and few slots make many rounds of few tokens. These have fewer costs to measure.
 _WORKER_ENVIRONMENT: Final = {
     "ALPHALOOP_POLICY__CONTROL_SHARE": "0.38",
     "ALPHALOOP_WORKER__BATCH_SIZE": "2",

@@ -38,7 +38,7 @@ from alphaloop.errors import StoreError
 from alphaloop.settings import WorkerSettings
 from alphaloop.store.costs import CostStore
 from worker.background import Write
-from worker.costs.calibration import calibrate, calibrate_servers, plan, timed_by
+from worker.costs.calibration import FAR_CONTEXT, calibrate, calibrate_servers, plan, timed_by
 from worker.costs.correction import Correction, Moment
 from worker.costs.laws import FITTED_EVERY_S, LengthLaw, Route, RouteLaws, Time, UsualShape, loads_up_to
 from worker.engine import Engine, Generation, Step
@@ -66,7 +66,6 @@ _MOST_KNOWN: Final = 10_000
 ASSUMED_RATIO: Final = 1.25
 #: Requests behind a half-life, for each round of `worker.correction_half_life_rounds`: they vary more than rounds.
 _REQUESTS_A_ROUND: Final = 4
-FAR_CONTEXT: Final = 2048
 #: Reading takes in proportion to the tokens of a prompt, and a little more.
 _PROMPTS: Final = UsualShape((64.0, 512.0, 4096.0), (0.5, 1.0, 5.0), 2.0)
 #: Of a further request in flight, in proportion to the first: mean and standard deviation.
@@ -280,7 +279,42 @@ class LiveCosts(KnownCosts):
             return
         self._waiting.append((self._clock(), step))
         if len(self._waiting) >= _MOST_WAITING:
-            self._learn_from_waiting()
+            self._take_in()
+
+    def _take_in(self) -> None:
+        if self._waiting:
+            self._made = None
+        for at_s, step in self._waiting:
+            self._num_rounds += not step.num_prefill_tokens
+            self._learn_from(step, Moment(at_s, self._num_rounds))
+        self._waiting.clear()
+
+    def _learn_from(self, step: Step, at: Moment) -> None:
+        if step.num_prefill_tokens:
+            self._learn(at, CostKind.PREFILL, None, 1, step.num_prefill_tokens, 0, step.verify_s)
+            return
+        # A pass holds what its sequences proposed, side by side; a drafter is done when its longest proposal is.
+        mean_width = step.num_positions / step.batch if step.num_positions else step.width
+        context = step.context - step.context % _CONTEXT_STEP
+        self._learn(at, CostKind.ROUND, None, step.batch, mean_width, context, step.verify_s + step.overhead_s)
+        if step.drafter is not None and step.draft_s > 0:
+            self._learn_from_draft(at, step, self._timed.get(step.drafter, step.drafter), context)
+
+    def _learn_from_draft(self, at: Moment, step: Step, part: str, context: int) -> None:
+        if not step.num_draft_prefill_tokens:
+            self._learn(at, CostKind.ROUND, part, step.batch, step.width, context, step.draft_s)
+            return
+        # A prompt is measured up to its first token, which is the first of these drafts.
+        first, all_of_them = (self._expected_ms(part, step.batch, width, context) for width in (2, step.width))
+        if first is not None and all_of_them is not None and step.width > 1:
+            seconds = step.draft_s - (all_of_them - first) / 1000
+            if seconds > 0:
+                self._learn(at, CostKind.PREFILL, part, 1, step.num_draft_prefill_tokens, 0, seconds)
+
+    def _expected_ms(self, part: str, batch: int, width: int, context: int) -> float | None:
+        """Milliseconds of a proposal, as slow as the drafter is on the whole now."""
+        ms = self._calibrated.part_ms(part, batch, width, context)
+        return None if ms is None else ms * self.level(part)
 
     def _learn(
         self, at: Moment, kind: CostKind, part: str | None, batch: int, width: float, context: int, seconds: float
@@ -315,56 +349,18 @@ class LiveCosts(KnownCosts):
 
         return min((point for point in self._by_part[part] if point.kind is kind), key=distance), ms
 
-    def _take_in(self) -> None:
-        self._learn_from_waiting()
-
     def _table_now(self) -> CostTable:
         return CostTable(self._corrected())
 
     def _news(self) -> Sequence[CostPoint]:
         """Of corrections that rounds have moved since the last time; fading alone is no news."""
-        self._learn_from_waiting()
+        self._take_in()
         points = self._corrected()
         is_old = self._clock() - self._saved_at >= _STORED_EVERY_S
         return points if self._has_learned and (is_old or any(map(_is_news, points, self._saved))) else ()
 
     def _remember(self, saved: Sequence[CostPoint]) -> None:
         self._saved, self._saved_at = saved, self._clock()
-
-    def _learn_from_waiting(self) -> None:
-        if self._waiting:
-            self._made = None
-        for at_s, step in self._waiting:
-            self._num_rounds += not step.num_prefill_tokens
-            self._learn_from(step, Moment(at_s, self._num_rounds))
-        self._waiting.clear()
-
-    def _learn_from(self, step: Step, at: Moment) -> None:
-        if step.num_prefill_tokens:
-            self._learn(at, CostKind.PREFILL, None, 1, step.num_prefill_tokens, 0, step.verify_s)
-            return
-        # A pass holds what its sequences proposed, side by side; a drafter is done when its longest proposal is.
-        mean_width = step.num_positions / step.batch if step.num_positions else step.width
-        context = step.context - step.context % _CONTEXT_STEP
-        self._learn(at, CostKind.ROUND, None, step.batch, mean_width, context, step.verify_s + step.overhead_s)
-        if step.drafter is not None and step.draft_s > 0:
-            self._learn_from_draft(at, step, self._timed.get(step.drafter, step.drafter), context)
-
-    def _learn_from_draft(self, at: Moment, step: Step, part: str, context: int) -> None:
-        if not step.num_draft_prefill_tokens:
-            self._learn(at, CostKind.ROUND, part, step.batch, step.width, context, step.draft_s)
-            return
-        # A prompt is measured up to its first token, which is the first of these drafts.
-        first, all_of_them = (self._expected_ms(part, step.batch, width, context) for width in (2, step.width))
-        if first is not None and all_of_them is not None and step.width > 1:
-            seconds = step.draft_s - (all_of_them - first) / 1000
-            if seconds > 0:
-                self._learn(at, CostKind.PREFILL, part, 1, step.num_draft_prefill_tokens, 0, seconds)
-
-    def _expected_ms(self, part: str, batch: int, width: int, context: int) -> float | None:
-        """Milliseconds of a proposal, as slow as the drafter is on the whole now."""
-        ms = self._calibrated.part_ms(part, batch, width, context)
-        return None if ms is None else ms * self.level(part)
 
     def _corrected(self) -> tuple[CostPoint, ...]:
         """Every point as it is now: a decision asks for them, so points are not made by `replace`, twice as slow."""
