@@ -19,9 +19,10 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Final
 
 from alphaloop.costs import (
     BASE_CONTEXT,
@@ -40,8 +41,8 @@ from alphaloop.store.costs import CostStore
 from worker.background import Write
 from worker.costs.calibration import FAR_CONTEXT, calibrate, calibrate_servers, plan, timed_by
 from worker.costs.correction import Correction, Moment
-from worker.costs.laws import FITTED_EVERY_S, LengthLaw, Route, RouteLaws, Time, UsualShape, loads_up_to
-from worker.engine import Engine, Generation, Step
+from worker.costs.laws import FITTED_EVERY_S, Route, RouteLaws, Time, UsualShape, loads_up_to
+from worker.engine import Engine, Generation, Served, Step
 
 log = logging.getLogger(__name__)
 
@@ -425,7 +426,7 @@ class RequestCosts(KnownCosts):
         assumed: dict[Route, float] = {route: ASSUMED_RATIO if route else 1.0 for route in self._drafters}
         self._rounds = RouteLaws(assumed, slopes, half_life=half_life, now=now)
         self._prompts = RouteLaws(dict.fromkeys(self._drafters, 1.0), _PROMPTS, half_life=half_life, now=now)
-        self._first_ms: dict[_Shape, float] = {}  # of each shape, when it was first known
+        self._first_ms: dict[Route, float] = {}  # of a round with one request in flight, when it was first known
         self._saved: dict[Hashable, float] = {}  # ln(ms)
         for point in points:
             self._take_stored(point)
@@ -438,8 +439,7 @@ class RequestCosts(KnownCosts):
     def level(self, part: Route) -> float:
         """How much slower a route is than when it was first known, with one request in flight; 1 before that."""
         law = self._rounds.law(part)
-        first_ms = self._first_ms.get(self._shapes_of(part, 1, BASE_CONTEXT)[-1])
-        return 1.0 if law is None or first_ms is None else math.exp(law.at(1).mean) / first_ms
+        return 1.0 if law is None or part not in self._first_ms else math.exp(law.at(1).mean) / self._first_ms[part]
 
     def read_s(self, num_tokens: int) -> float:
         """Seconds in which a server on which nothing drafts reads so many tokens of a prompt; 0 if not known."""
@@ -450,11 +450,29 @@ class RequestCosts(KnownCosts):
         """Learn from the texts that ended in a step."""
         now = self._clock()
         for generation in step.finished:
-            for found in _timed(generation):
-                if found.drafter in self._drafters:
-                    length = 1.0 if found.kind is CostKind.PREFILL else self._length(found.drafter, found.width)
-                    self._laws(found.kind).take(found.drafter, found.time._replace(length=length), now)
-                    self._has_learned = True
+            if generation.served is not None and generation.served.drafter in self._drafters:
+                self._learn(generation, generation.served, now)
+
+    def _learn(self, generation: Generation, served: Served, now: float) -> None:
+        """The times that a text of a server gives: of its rounds, and of its prompt.
+
+        Requests that are in flight together share their rounds, so their times are correlated and n of them tell less
+        than n others would.
+        """
+        load, num_tokens = max(1.0, served.num_beside), generation.counts.num_tokens
+        num_rounds = served.num_passes(num_tokens)
+        # The first pass read the prompt.
+        if served.decode_s and num_rounds is not None and num_rounds > 1:
+            ms = 1000 * served.decode_s / (num_rounds - 1)
+            variance = (1 + (load - 1) * _CORRELATION) * (1 + _ROUNDS_OF_OWN / (num_rounds - 1))
+            context = generation.num_prompt_tokens + num_tokens / 2
+            length = self._length(served.drafter, served.num_draft_tokens + 1)
+            self._rounds.take(served.drafter, Time(load, context, ms, variance, length=length), now)
+            self._has_learned = True
+        if served.prefill_s and generation.num_prompt_tokens:
+            taken = Time(generation.num_prompt_tokens, BASE_CONTEXT, 1000 * served.prefill_s, 1.0)
+            self._prompts.take(served.drafter, taken, now)
+            self._has_learned = True
 
     def save_when_due(self) -> bool:
         """Fit the laws to the times that came, at most once a second: that takes some milliseconds. Then store them."""
@@ -469,8 +487,9 @@ class RequestCosts(KnownCosts):
         has_moved = [laws.fit(self._clock(), pause_s=pause_s) for laws in (self._rounds, self._prompts)]
         if any(has_moved):
             self._made = None
-            for shape, law in self._known():
-                self._first_ms.setdefault(shape, math.exp(_at(law, shape).mean))
+            for route in self._drafters:
+                if route not in self._first_ms and (law := self._rounds.law(route)) is not None:
+                    self._first_ms[route] = math.exp(law.at(1).mean)
 
     def _table_now(self) -> CostTable:
         return CostTable(self._points())
@@ -489,53 +508,41 @@ class RequestCosts(KnownCosts):
 
     def _points(self) -> list[CostPoint]:
         """What the laws say now; the doubt about a route grows while it gets no requests."""
-        now, found = self._clock(), []
-        doubts = {route: self._doubt(route, now) for route in self._drafters}
-        for shape, law in self._known():
-            estimate, is_prompt = _at(law, shape), shape.kind is CostKind.PREFILL
-            found.append(
-                CostPoint(
-                    drafter=shape.route,
-                    batch=1 if is_prompt else shape.size,
-                    width=shape.size if is_prompt else shape.width,
-                    median_ms=math.exp(estimate.mean),
-                    num_samples=self._laws(shape.kind).num_times(shape.route, length=shape.length),
-                    context=0 if is_prompt else shape.context,
-                    kind=shape.kind,
-                    correction_variance=estimate.variance + doubts[shape.route],
-                )
-            )
+        found, now = [], self._clock()
+        for route, drafter in self._drafters.items():
+            doubt = self._doubt(route, now)
+            # Of requests that choose it, the shortest draft and the longest.
+            widths = {1} if drafter is None else {drafter.least_draft_tokens + 1, drafter.max_draft_tokens + 1}
+            kind = CostKind.ROUND if drafter is None else CostKind.SERVED
+            if (law := self._rounds.law(route)) is not None:
+                for context, load, width in product((BASE_CONTEXT, FAR_CONTEXT), law.nodes, sorted(widths)):
+                    length = self._length(route, width)
+                    number, its = self._rounds.num_times(route, length=length), law.at(load, context, length=length)
+                    ms, variance = math.exp(its.mean), its.variance + doubt
+                    point = CostPoint(route, int(load), width, ms, number, context, kind, correction_variance=variance)
+                    found.append(point)
+            if (law := self._prompts.law(route)) is not None:
+                for size in law.nodes:
+                    number, its = self._prompts.num_times(route), law.at(size)
+                    ms, variance = math.exp(its.mean), its.variance + doubt
+                    point = CostPoint(
+                        route, 1, int(size), ms, number, 0, CostKind.PREFILL, correction_variance=variance
+                    )
+                    found.append(point)
         return found
-
-    def _laws(self, kind: CostKind) -> RouteLaws:
-        return self._prompts if kind is CostKind.PREFILL else self._rounds
 
     def _take_stored(self, point: CostPoint) -> None:
         """As a time from before: its error is what is stored with it."""
         if point.drafter not in self._drafters:
             return
-        size = point.width if point.kind is CostKind.PREFILL else point.batch
-        context = BASE_CONTEXT if point.kind is CostKind.PREFILL else point.context
         variance = _STORED_SHARE * max(point.correction_variance, 1e-4)
-        length = 1.0 if point.kind is CostKind.PREFILL else self._length(point.drafter, point.width)
-        taken = Time(float(size), float(context), point.ms, variance, is_relative=False, length=length)
-        self._laws(point.kind).take_stored(point.drafter, taken, point.num_samples)
-
-    def _known(self) -> Iterator[tuple[_Shape, LengthLaw]]:
-        for route in self._drafters:
-            if (law := self._rounds.law(route)) is not None:
-                for context in (BASE_CONTEXT, FAR_CONTEXT):
-                    yield from ((shape, law) for n in law.nodes for shape in self._shapes_of(route, int(n), context))
-            if (law := self._prompts.law(route)) is not None:
-                yield from ((_Shape(route, CostKind.PREFILL, int(n), BASE_CONTEXT), law) for n in law.nodes)
-
-    def _shapes_of(self, route: Route, load: int, context: int) -> list[_Shape]:
-        """Rounds with the shortest and the longest draft, of which the second may be the only one."""
-        drafter = self._drafters[route]
-        if drafter is None:
-            return [_Shape(route, CostKind.ROUND, load, context)]
-        widths = sorted({drafter.least_draft_tokens + 1, drafter.max_draft_tokens + 1})
-        return [_Shape(route, CostKind.SERVED, load, context, w, self._length(route, w)) for w in widths]
+        if point.kind is CostKind.PREFILL:
+            laws, taken = self._prompts, Time(float(point.width), BASE_CONTEXT, point.ms, variance, is_relative=False)
+        else:
+            length = self._length(point.drafter, point.width)
+            taken = Time(float(point.batch), float(point.context), point.ms, variance, False, length)
+            laws = self._rounds
+        laws.take_stored(point.drafter, taken, point.num_samples)
 
     def _length(self, route: Route, width: int) -> float:
         """The draft of such a round, as a share of the route's longest draft; 1 where it has one length."""
@@ -550,56 +557,5 @@ class RequestCosts(KnownCosts):
         return faded(LogEstimate(0.0, 0.0), 0.0, num_half_lives(unused_s)).variance
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """What one point of the table is about."""
-
-    route: Route
-    kind: CostKind
-    size: int  #: requests in flight, or tokens of a prompt
-    context: int
-    width: int = 1  #: draft tokens and one; 1 of a prompt
-    length: float = 1.0  #: draft tokens, as a share of the route's longest draft
-
-
 def _name(point: CostPoint) -> Hashable:
     return (point.drafter, point.kind, point.batch, point.width, point.context)
-
-
-def _at(law: LengthLaw, shape: _Shape) -> LogEstimate:
-    return law.at(shape.size, shape.context, length=shape.length)
-
-
-class _Timed(NamedTuple):
-    """A time of one route; `drafter` is None for the target alone."""
-
-    drafter: str | None
-    kind: CostKind  #: prefill, or a whole round
-    time: Time
-    width: int = 1  #: of a round: draft tokens that it may have, and one
-
-
-def _timed(generation: Generation) -> list[_Timed]:
-    """The times that a text of a server gives; none for one that this process decoded.
-
-    Requests that are in flight together share their rounds, so their times are correlated and n of them tell less than
-    n others would.
-    """
-    served = generation.served
-    if served is None:
-        return []
-    found = []
-    load = max(1.0, served.num_beside)
-    num_tokens = generation.counts.num_tokens
-    num_rounds = served.num_passes(num_tokens)
-    # The first pass read the prompt.
-    if served.decode_s and num_rounds is not None and num_rounds > 1:
-        ms = 1000 * served.decode_s / (num_rounds - 1)
-        variance = (1 + (load - 1) * _CORRELATION) * (1 + _ROUNDS_OF_OWN / (num_rounds - 1))
-        context = generation.num_prompt_tokens + num_tokens / 2
-        kind = CostKind.SERVED if served.drafter else CostKind.ROUND
-        found.append(_Timed(served.drafter, kind, Time(load, context, ms, variance), served.num_draft_tokens + 1))
-    if served.prefill_s and generation.num_prompt_tokens:
-        time = Time(generation.num_prompt_tokens, BASE_CONTEXT, 1000 * served.prefill_s, 1.0)
-        found.append(_Timed(served.drafter, CostKind.PREFILL, time))
-    return found
