@@ -209,8 +209,8 @@ def test_an_interrupted_report_says_so(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_report_crosses_to_the_command_line_unchanged() -> None:
     report = report_of(session_of(Timed(acceptance=(0.45,))))
-    event = EVENT.validate_json(commands.Report(data=report).model_dump_json())
-    assert isinstance(event, commands.Report)
+    event = EVENT.validate_json(commands.ReportEvent(data=report).model_dump_json())
+    assert isinstance(event, commands.ReportEvent)
     assert TypeAdapter(Report).validate_python(event.data) == report
 
 
