@@ -19,9 +19,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from alphaloop.acceptance import Interval
+from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.store.drafts import DraftStatus
 from alphaloop.store.drift import DriftEvent, EventChange, EventContent, EventState
-from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.causes import About, Cause, DriftFinding, Judged
 from scheduler.counts import SettingInForce
 from scheduler.drift.watching import State, TrafficVerdict

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from alphaloop.as_decoded import NextJob
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import AlphaloopError, StoreBusy, StoreError
+from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import DRIFT_REPORTS
 from alphaloop.messages import encode_job, payload_digest
@@ -37,7 +38,6 @@ from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
 from alphaloop.store.task_figures import TaskFigures, begin_of, task_figures
 from alphaloop.store.traffic import TrafficStore
 from alphaloop.store.workers import ServerIdentityStore
-from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.causes import About, DriftFinding, Judged, SeenIncident, judge
 from scheduler.counts import RunCounts, SettingInForce
 from scheduler.drift.watching import watch_traffic

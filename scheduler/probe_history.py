@@ -24,8 +24,8 @@ from itertools import groupby
 from typing import Final, Self
 
 from alphaloop.acceptance import Interval
+from alphaloop.intervals import t95
 from alphaloop.measurements import AcceptedLevel, DriftSubject, ProbeResult
-from alphaloop.switchback.student import t95
 from scheduler.drift.watching import State
 
 #: Measurements on each side of a change of traffic that are added up.

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.deciding.draft_lengths import LengthsTogether
 from alphaloop.errors import ConfigError
+from alphaloop.experiment.assign import RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import CONTROL, TopicIds, ensure_topic, ensure_topics
 from alphaloop.liveness import Liveness, Pulse
@@ -30,10 +31,6 @@ from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probes import ProbeStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.workers import WorkerSetup, WorkerStore
-from alphaloop.switchback.block import SwitchbackDesign
-from alphaloop.switchback.request_block import RequestDesign
-from alphaloop.switchback.request_schedule import RequestSchedule
-from alphaloop.switchback.schedule import SwitchbackSchedule
 from worker.background import BackgroundThread, BackgroundWrites
 from worker.claims import Claiming, LeaseKeeper
 from worker.dead_letters import DeadMessage, FailedTry, Forwarder, JobRetries, letter_of
@@ -289,7 +286,7 @@ def open_steering(
     """
     share = policy.control_share
     if engine.can_redraft:
-        schedule = SwitchbackSchedule(SwitchbackDesign(control_share=share), rng)
+        schedule = RoundSchedule(RoundDesign(control_share=share), rng)
         return RoundSteering(schedule, lengths, now)
     endpoints = engine.endpoints if isinstance(engine, AsksServers) else tuple
     return RequestSteering(

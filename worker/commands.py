@@ -44,8 +44,7 @@ from alphaloop.commands import (
     Tell,
     TrainOrder,
 )
-from alphaloop.cost import CostPoint
-from alphaloop.cost_state import with_shared_weights
+from alphaloop.costs import CostPoint, with_shared_weights
 from alphaloop.embedded.stack import with_running_stack
 from alphaloop.errors import AlphaloopError, ConfigError, MessageError, StoreError
 from alphaloop.files import readable_again
@@ -55,9 +54,7 @@ from alphaloop.payoff.report import Footprint
 from alphaloop.settings import EndpointSettings, ModelSettings, Settings, load_settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
-from worker.costs.calibrating_servers import calibrate_servers
-from worker.costs.calibration import calibrate, plan
-from worker.costs.shared_weights import timed_by
+from worker.costs.calibration import calibrate, calibrate_servers, plan, timed_by
 from worker.engine import Engine
 from worker.engine_opening import open_engine
 from worker.measuring.observing import choose_candidates, choose_drafters

@@ -21,13 +21,14 @@ from uuid import UUID, uuid4
 
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.errors import BrokerError, DecodeFailed, EngineSick, StoreError, StoreUnavailable, reason_of
+from alphaloop.experiment.observe import Slice
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.liveness import beat
 from alphaloop.messages import Failure, Mode, Status
 from worker import outcomes
 from worker.background import BackgroundWrites
 from worker.claims import ClaimedJob, EndedUndecoded, LeaseKeeper, cancelled
-from worker.costs.known import KnownCosts
+from worker.costs.learning import KnownCosts
 from worker.dead_letters import Forwarder, JobRetries
 from worker.deciding.decider import Decider
 from worker.engine import AsksServers, Engine, Generation
@@ -42,7 +43,7 @@ from worker.publishing import Publisher
 from worker.recording import EndedJob, Recorder
 from worker.retry import Retry
 from worker.running import RunningJob, RunningJobs, Stepped
-from worker.steering import SliceRecorder, Steering, TaskSlice
+from worker.steering import SliceRecorder, Steering
 from worker.threads import Threads
 
 log = logging.getLogger(__name__)
@@ -172,7 +173,6 @@ class Worker:
             num_waiting=lambda: self.num_waiting,
         )
         num_started = self._start(0.0 if len(self.running) else timeout_s)
-        self.costs.refresh()
         self.costs.save_when_due()
         if not len(self.running):
             return Turn(num_started, num_ended)
@@ -400,7 +400,7 @@ class Worker:
         self._end(ended)
         return len(ended)
 
-    def _keep(self, slices: Sequence[TaskSlice]) -> None:
+    def _keep(self, slices: Sequence[Slice]) -> None:
         if slices:
             self.background.put("switchback slices", partial(self.slices.store, slices))
 

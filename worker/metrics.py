@@ -24,7 +24,7 @@ from alphaloop.errors import PromptTooLong, ServerError
 from alphaloop.liveness import Pulse
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.outcomes import Outcome
-from worker.costs.known import KnownCosts
+from worker.costs.learning import KnownCosts
 from worker.engine import AsksServers, Engine, Step
 from worker.intake.polling import Intake
 from worker.servers.fleet_member import EndpointState, EndpointStatus, SuspectCounts

@@ -17,15 +17,20 @@ from typing import Final, Protocol
 
 from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence
 from alphaloop.deciding.policy import Decision, DraftSetting, Reason
+from alphaloop.experiment.assign import Arm, RequestSchedule, RoundSchedule
+from alphaloop.experiment.figures import SpeedupSubject
+from alphaloop.experiment.observe import (
+    Expected,
+    RequestFacts,
+    RoundFacts,
+    Slice,
+    TaskRound,
+    Treatment,
+    TrialGroup,
+    mean_expected,
+)
 from alphaloop.messages import Purpose
 from alphaloop.store.switchback import SliceRow, SwitchbackStore
-from alphaloop.switchback.expectation import Expected, mean_expected
-from alphaloop.switchback.request_schedule import RequestSchedule
-from alphaloop.switchback.requests import RequestFacts, Trial
-from alphaloop.switchback.rounds import RoundFacts, TaskRound
-from alphaloop.switchback.schedule import Arm, SwitchbackSchedule
-from alphaloop.switchback.slices import Slice, Treatment
-from alphaloop.switchback.task_speedup import Subject
 from worker.engine import EngineIdentity, Generation, Served, Step
 from worker.lanes import LaneKey
 from worker.running import RunningJob, RunningJobs
@@ -51,25 +56,17 @@ class Steering(Protocol):
     def steer(self, running: RunningJobs) -> None:
         """Before each step: set how every sequence drafts, where that may change."""
 
-    def observe(self, step: Step) -> list[TaskSlice]:
-        """Count the step that ran; returns the slices that ended with it."""
+    def observe(self, step: Step) -> Sequence[Slice]:
+        """Count the step that ran; returns the slices that ended with it, whose `task` is the subject's name."""
 
-    def close(self) -> list[TaskSlice]:
+    def close(self) -> Sequence[Slice]:
         """End all slices and return them: when the worker ends, or when a step failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class TaskSlice:
-    """A slice with the sampling bucket whose sequences it is about."""
-
-    sampling_bucket: str
-    slice: Slice
 
 
 class RoundSteering:
     """A `Steering` that sets drafters and k before each round and counts the round afterwards."""
 
-    def __init__(self, schedule: SwitchbackSchedule, lengths: LengthsTogether, now: Callable[[], datetime]) -> None:
+    def __init__(self, schedule: RoundSchedule, lengths: LengthsTogether, now: Callable[[], datetime]) -> None:
         self._schedule = schedule
         self._lengths = lengths
         self._now = now
@@ -97,7 +94,7 @@ class RoundSteering:
             running.redraft(self._setting_of)
         self._round_began = self._now()
 
-    def observe(self, step: Step) -> list[TaskSlice]:
+    def observe(self, step: Step) -> Sequence[Slice]:
         """Count the round that ran; returns the slices that ended with it."""
         rounds: dict[str, TaskRound] = {}
         for job_id, num_tokens in step.tokens_by_job.items():
@@ -118,11 +115,11 @@ class RoundSteering:
             has_prompt=step.num_prefill_tokens > 0 or step.num_draft_prefill_tokens > 0,
             tasks=rounds,
         )
-        return _by_sampling_bucket(self._schedule.observe(facts))
+        return self._schedule.observe(facts)
 
-    def close(self) -> list[TaskSlice]:
+    def close(self) -> Sequence[Slice]:
         """End all slices and return them: when the worker ends, or when a step failed."""
-        return _by_sampling_bucket(self._schedule.close())
+        return self._schedule.close()
 
     def _consider(self, jobs: Sequence[RunningJob]) -> None:
         """Find every sequence's setting outside control slices, and the subjects' treatments."""
@@ -199,7 +196,7 @@ class RequestSteering:
         drafter, num_draft_tokens = decision.setting.drafter, decision.setting.num_draft_tokens
         if not (drafter and num_draft_tokens and _is_free(lane, decision)) or self._lacks_load():
             return decision.setting
-        trial = Trial(_subject_of(lane), Treatment(drafter, num_draft_tokens))
+        trial = TrialGroup(_subject_of(lane), Treatment(drafter, num_draft_tokens))
         speculates = self._schedule.start(job_id, trial, self._seen_at)
         setting = decision.setting if speculates else DraftSetting()
         self._assigned[job_id] = _Assigned(setting, self._seen_at, decision.expected)
@@ -209,7 +206,7 @@ class RequestSteering:
         """See what runs; nothing that runs can change."""
         self._look(running)
 
-    def observe(self, step: Step) -> list[TaskSlice]:
+    def observe(self, step: Step) -> Sequence[Slice]:
         """Count the requests that ended."""
         self._pass_time()
         for generation in step.finished:
@@ -217,12 +214,12 @@ class RequestSteering:
                 self._schedule.end(generation.job_id, self._facts(generation, assigned), self._seen_at)
         for job_id in (*(failed.job_id for failed in step.failed), *step.interrupted):
             self._leave(job_id)
-        return _by_sampling_bucket(self._schedule.take())
+        return self._schedule.take()
 
-    def close(self) -> list[TaskSlice]:
+    def close(self) -> Sequence[Slice]:
         """What was counted of requests that ended; those that run are not counted."""
         self._assigned.clear()
-        return _by_sampling_bucket(self._schedule.close())
+        return self._schedule.close()
 
     def _look(self, running: RunningJobs) -> None:
         """Requests that were cancelled, or that the engine did not take, are gone since the last look."""
@@ -313,15 +310,6 @@ def _subject_of(lane: LaneKey) -> str:
     return f"{lane.task} {lane.sampling_bucket}"
 
 
-def _by_sampling_bucket(slices: Sequence[Slice]) -> list[TaskSlice]:
-    """The slices of subjects as those of tasks."""
-    found = []
-    for one in slices:
-        task, _, sampling_bucket = one.task.partition(" ")
-        found.append(TaskSlice(sampling_bucket, replace(one, task=task)))
-    return found
-
-
 class SliceRecorder:
     """Called with slices, from the thread that writes in the background. Raises StoreError."""
 
@@ -341,20 +329,22 @@ class SliceRecorder:
         self._tasks: set[str] = set()  # with slices since their speed-up was computed
         self._due = clock()
 
-    def store(self, slices: Sequence[TaskSlice]) -> None:
+    def store(self, slices: Sequence[Slice]) -> None:
         """Store these, and refresh the speed-ups where that is due."""
-        self._store.add([self._row(one) for one in slices])
-        self._tasks |= {one.slice.task for one in slices}
+        rows = [self._row(one) for one in slices]
+        self._store.add(rows)
+        self._tasks |= {row.subject.task for row in rows}
         if self._tasks and self._clock() >= self._due:
             self._store.refresh(self._now(), self._tasks)
             self._tasks = set()
             self._due = self._clock() + REFRESH_EVERY_S
 
-    def _row(self, one: TaskSlice) -> SliceRow:
-        drafter, identity = one.slice.treatment.drafter, self._identity
-        subject = Subject(
-            task=one.slice.task,
-            sampling_bucket=one.sampling_bucket,
+    def _row(self, one: Slice) -> SliceRow:
+        drafter, identity = one.treatment.drafter, self._identity
+        task, _, sampling_bucket = one.task.partition(" ")  # see _subject_of
+        subject = SpeedupSubject(
+            task=task,
+            sampling_bucket=sampling_bucket,
             target_revision=identity.target_revision,
             engine=identity.engine,
             host=identity.host,
@@ -362,4 +352,4 @@ class SliceRecorder:
             drafter=drafter,
             draft_revision=self._revisions[drafter],
         )
-        return SliceRow(subject, one.slice, self._owner)
+        return SliceRow(subject, replace(one, task=task), self._owner)

@@ -15,8 +15,8 @@ from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import Alternative, JobSize
 from alphaloop.deciding.job_facts import Objective
 from alphaloop.deciding.posterior import Posterior
+from alphaloop.experiment.observe import Expected
 from alphaloop.messages import Decoding, Mode, Purpose
-from alphaloop.switchback.expectation import Expected
 
 
 class Reason(StrEnum):

@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple, TypeAlias
 
-from alphaloop.cost import CostTable, RoundCosts
+from alphaloop.costs import CostTable, RoundCosts
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
 from alphaloop.deciding.goodput import DrafterState, JobSize, expected_round_ms
 from alphaloop.deciding.job_facts import Aim, PolicyLimits

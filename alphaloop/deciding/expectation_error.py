@@ -23,8 +23,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from alphaloop.switchback.expectation import ExpectationPair
-from alphaloop.switchback.task_speedup import Subject
+from alphaloop.experiment.figures import ExpectationPair, SpeedupSubject
 
 #: Pairs of a task and drafter that count: the newest.
 MOST_PAIRS: Final = 32
@@ -79,7 +78,7 @@ class ExpectationErrors:
     def __init__(self, half_life: timedelta, pairs: Iterable[ExpectationPair] = ()) -> None:
         self._half_life = half_life
         self._lock = threading.Lock()
-        self._held: dict[str, dict[tuple[Subject, datetime], ExpectationPair]] = {}  # by drafter
+        self._held: dict[str, dict[tuple[SpeedupSubject, datetime], ExpectationPair]] = {}  # by drafter
         self._fits: dict[str, _Fit] = {}
         self.add(pairs)
 

@@ -24,11 +24,11 @@ from math import exp, hypot, log, sqrt
 from typing import Final, NamedTuple
 
 from alphaloop.acceptance import Z95
-from alphaloop.cost import CostTable, RoundCosts
+from alphaloop.costs import CostTable, RoundCosts
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.job_facts import Aim, Objective
 from alphaloop.deciding.posterior import Posterior
-from alphaloop.switchback.expectation import Expected
+from alphaloop.experiment.observe import Expected
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from alphaloop.cost import CostTable, RoundCosts
+from alphaloop.costs import CostTable, RoundCosts
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
 from alphaloop.deciding.draft_lengths import COMPARED
 from alphaloop.deciding.exploration import ExplorationBudget, noise_between, worth_trying

@@ -13,7 +13,7 @@ from typing import Final
 from uuid import UUID
 
 from alphaloop.acceptance import EvidenceKey, prompt_bucket
-from alphaloop.cost import CostTable
+from alphaloop.costs import CostTable
 from alphaloop.deciding.decision import ChoiceLog, Decision, DecisionContext, IncumbentKey, Incumbents
 from alphaloop.deciding.draft_lengths import LengthsTogether, SettingsTables
 from alphaloop.deciding.exploration import Budgets, ExplorationBudget

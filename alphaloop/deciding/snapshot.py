@@ -17,7 +17,7 @@ from itertools import groupby
 from typing import Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
-from alphaloop.cost import CostKind, CostPoint, CostTable, RoundCosts
+from alphaloop.costs import CostKind, CostPoint, CostTable, RoundCosts
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.expectation_error import ExpectationError

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from alphaloop.acceptance import Z95, EvidenceKey, Interval
 from alphaloop.as_decoded import NextJob
-from alphaloop.cost import CostTable
+from alphaloop.costs import CostTable
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, IncumbentKey, Reason
 from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, KeyEvidence, Place
 from alphaloop.deciding.expectation_error import ExpectationErrors
@@ -23,6 +23,7 @@ from alphaloop.deciding.posterior import Posterior, logistic
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.errors import AlphaloopError
+from alphaloop.experiment.figures import ExpectationPair, Reliability, TaskSpeedup, by_drafter, reliability
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.costs import CostStore, MeasuredEngine
@@ -34,9 +35,6 @@ from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
 from alphaloop.store.task_figures import WINDOW, TaskFigures, figures_of, recent_tasks, task_figures
 from alphaloop.store.traffic import TrafficStore, WayDecoded
 from alphaloop.store.workers import WorkerStore, running
-from alphaloop.switchback.expectation import ExpectationPair
-from alphaloop.switchback.reliability import Reliability, by_drafter, reliability
-from alphaloop.switchback.task_speedup import TaskSpeedup
 
 
 @dataclass(frozen=True, slots=True)

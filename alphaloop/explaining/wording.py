@@ -7,9 +7,9 @@ from typing import Any, Final
 
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
+from alphaloop.experiment.estimate import Verdict
+from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.explaining.explanation import Evidence, Explanation
-from alphaloop.switchback.speedup import Verdict
-from alphaloop.switchback.task_speedup import TaskSpeedup
 
 #: Why a task is decoded as it is, as the end of a sentence.
 _WHY: Final = {

@@ -10,8 +10,7 @@ from typing import Final, NamedTuple
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 
-from alphaloop.cost import CostKind, CostPoint, CostTable
-from alphaloop.cost_doubt import after_pause
+from alphaloop.costs import CostKind, CostPoint, CostTable, after_pause
 from alphaloop.store.database import Database
 from alphaloop.tables import cost_profiles
 
@@ -41,7 +40,7 @@ class CostStore:
         """What was measured for the target and for `drafters` (name → revision); empty if nothing was.
 
         Corrections are faded to now: since they were stored, those of drafters have moved towards the target's, and
-        their variance has grown (alphaloop/cost_doubt.py).
+        their variance has grown (alphaloop/costs.py).
         """
         costs = cost_profiles.c
         query = select(

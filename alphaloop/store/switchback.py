@@ -16,12 +16,18 @@ from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.acceptance import Interval
 from alphaloop.deciding.expectation_error import MOST_PAIRS
+from alphaloop.experiment.estimate import Verdict
+from alphaloop.experiment.figures import (
+    ExpectationPair,
+    SpeedupSubject,
+    TaskSpeedup,
+    expectation_pair,
+    shown_of,
+    task_speedup,
+)
+from alphaloop.experiment.observe import SUMS, Phase, Slice, Treatment
 from alphaloop.store.database import Database
 from alphaloop.store.housekeeping import ensure_days, utc_day
-from alphaloop.switchback.expectation import ExpectationPair, expectation_pair
-from alphaloop.switchback.slices import SUMS, Phase, Slice, Treatment
-from alphaloop.switchback.speedup import Verdict
-from alphaloop.switchback.task_speedup import Subject, TaskSpeedup, shown_of, task_speedup
 from alphaloop.tables import expectation_pairs, switchback_slices, task_speedups
 from alphaloop.tables.switchback import SUBJECT
 
@@ -33,7 +39,7 @@ WINDOW: Final = timedelta(days=1)
 class SliceRow:
     """A slice and its subject."""
 
-    subject: Subject
+    subject: SpeedupSubject
     slice: Slice
     owner: str  #: worker that decoded it
 
@@ -160,7 +166,7 @@ def _slices(since: datetime, until: datetime | None, tasks: Collection[str] | No
 
 def _by_subject(
     connection: Connection, now: datetime, tasks: Collection[str] | None
-) -> Iterator[tuple[Subject, list[Slice]]]:
+) -> Iterator[tuple[SpeedupSubject, list[Slice]]]:
     """The slices of the window before `now`, in order; those of one subject at a time are in memory."""
     subject = [switchback_slices.c[name] for name in SUBJECT]
     query = _slices(now - WINDOW, now, tasks).order_by(*subject, *_IN_TIME)
@@ -169,7 +175,7 @@ def _by_subject(
             yield of, [row.slice for row in its]
 
 
-def _speedup_of(subject: Subject, slices: Sequence[Slice], now: datetime) -> list[TaskSpeedup]:
+def _speedup_of(subject: SpeedupSubject, slices: Sequence[Slice], now: datetime) -> list[TaskSpeedup]:
     """None without a slice of the treatment."""
     is_treated = any(one.phase is not Phase.CONTROL for one in slices)
     return [task_speedup(subject, slices, now)] if is_treated else []
@@ -203,8 +209,8 @@ def _row(row: Row[Any]) -> SliceRow:
     )
 
 
-def _subject(row: Row[Any]) -> Subject:
-    return Subject(**{name: getattr(row, name) for name in SUBJECT})
+def _subject(row: Row[Any]) -> SpeedupSubject:
+    return SpeedupSubject(**{name: getattr(row, name) for name in SUBJECT})
 
 
 _SPEEDUP_FIGURES: Final = tuple(
@@ -246,7 +252,7 @@ _FIGURES: Final = (
 
 
 def _pair_since(
-    ended: datetime | None, subject: Subject, slices: Sequence[Slice], now: datetime
+    ended: datetime | None, subject: SpeedupSubject, slices: Sequence[Slice], now: datetime
 ) -> list[ExpectationPair]:
     """The pair of a subject if its slices since its last pair suffice, else none.
 
@@ -263,12 +269,12 @@ def _add_pairs(connection: Connection, pairs: Sequence[ExpectationPair]) -> None
         connection.execute(insert(expectation_pairs).on_conflict_do_nothing(), [_pair_values(pair) for pair in pairs])
 
 
-def _last_ends(connection: Connection, since: datetime) -> dict[Subject, datetime]:
+def _last_ends(connection: Connection, since: datetime) -> dict[SpeedupSubject, datetime]:
     """When the last slice of each subject's last pair began, of pairs since then."""
     pairs = expectation_pairs.c
     names = [pairs[name] for name in SUBJECT]
     query = select(*names, func.max(pairs.covers_to)).where(pairs.computed_at >= since).group_by(*names)
-    return {Subject(*names): ended for *names, ended in connection.execute(query)}
+    return {SpeedupSubject(*names): ended for *names, ended in connection.execute(query)}
 
 
 def _pair_values(pair: ExpectationPair) -> dict[str, Any]:
@@ -286,7 +292,7 @@ def _pair_values(pair: ExpectationPair) -> dict[str, Any]:
 
 def _pair(row: Row[Any]) -> ExpectationPair:
     return ExpectationPair(
-        subject=Subject(**{name: getattr(row, name) for name in SUBJECT}),
+        subject=SpeedupSubject(**{name: getattr(row, name) for name in SUBJECT}),
         expected=Interval(row.expected, row.expected_low, row.expected_high),
         measured=Interval(row.speedup, row.speedup_low, row.speedup_high),
         **{name: getattr(row, name) for name in _FIGURES},

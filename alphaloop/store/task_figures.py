@@ -16,13 +16,13 @@ from sqlalchemy import ARRAY, BigInteger, Connection, Row, Text, bindparam, cast
 
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import Decoded, NextJob, at_loads, usual_load
-from alphaloop.clustered_share import MOST_RUNS, share_interval
+from alphaloop.experiment.figures import TaskSpeedup
+from alphaloop.intervals import MOST_RUNS, share_interval
 from alphaloop.messages import Mode, Purpose
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import LoggedSetting
 from alphaloop.store.jobs import RUNNING
 from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.switchback.task_speedup import TaskSpeedup
 from alphaloop.tables import acceptance_hourly
 
 #: The time that figures cover, unless somebody asks for another.
@@ -52,7 +52,7 @@ _SHOWN: Final = """
         ORDER BY task, num_jobs DESC, drafter, draft_revision, sampling_bucket, target_revision, engine
     )
 """
-# A cluster a row, for alphaloop.clustered_share: an hour, or a run of jobs in the order of their decoding.
+# A cluster a row, for alphaloop.intervals: an hour, or a run of jobs in the order of their decoding.
 _HOURS: Final = text(
     _SHOWN  # noqa: S608 - no values
     + """

@@ -19,7 +19,7 @@ from sqlalchemy import (
 
 from alphaloop.tables.metadata import instant, metadata
 
-#: The columns of alphaloop.switchback.task_speedup.Subject.
+#: The columns of alphaloop.experiment.figures.SpeedupSubject.
 SUBJECT: Final = (
     "task",
     "sampling_bucket",
@@ -108,7 +108,7 @@ task_speedups: Final = Table(
     Column("speedup", Double, comment="Measured, over vanilla; null before there are eight blocks"),
     Column("speedup_low", Double, comment="Lower 95 % bound"),
     Column("speedup_high", Double, comment="Upper 95 % bound"),
-    Column("verdict", Text, nullable=False, comment="alphaloop.switchback.speedup.Verdict"),
+    Column("verdict", Text, nullable=False, comment="alphaloop.experiment.estimate.Verdict"),
     instant("covers_from", "When the first slice began"),
     instant("covers_to", "When the last slice began"),
     instant("computed_at", "When it was computed"),

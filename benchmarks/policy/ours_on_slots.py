@@ -1,38 +1,61 @@
 """Our rule on slots: decided and steered as the worker does, and measured by switchback beside the simulated truth."""
 
 from __future__ import annotations
-
-import math
-import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
-from typing import Final, NamedTuple
-
-from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
-from alphaloop.cost import CostPoint
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.costs import CostPoint
 from alphaloop.deciding import job_facts
-from alphaloop.deciding.decision import ChoicesInMemory, Decision, DraftSetting, Reason
+from alphaloop.deciding.decision import ChoicesInMemory
+from alphaloop.deciding.decision import Decision
+from alphaloop.deciding.decision import DraftSetting
+from alphaloop.deciding.decision import Reason
 from alphaloop.deciding.draft_lengths import RunningSequence
-from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums
+from alphaloop.deciding.evidence import EvidenceSnapshot
+from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.expectation_error import ExpectationErrors
 from alphaloop.deciding.exploration import BudgetsInMemory
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, TaskRules
+from alphaloop.deciding.job_facts import JobFacts
+from alphaloop.deciding.job_facts import PolicyLimits
+from alphaloop.deciding.job_facts import TaskRules
 from alphaloop.deciding.session import DecisionSession
-from alphaloop.switchback.block import SwitchbackDesign
-from alphaloop.switchback.expectation import ExpectationPair, Expected, expectation_pair, mean_expected
-from alphaloop.switchback.rounds import RoundFacts, TaskRound
-from alphaloop.switchback.schedule import Arm, SwitchbackSchedule
-from alphaloop.switchback.slices import Slice, Treatment
+from alphaloop.experiment.assign import Arm
+from alphaloop.experiment.assign import RoundDesign
+from alphaloop.experiment.assign import RoundSchedule
+from alphaloop.experiment.observe import Expected
+from alphaloop.experiment.observe import RoundFacts
+from alphaloop.experiment.observe import TaskRound
+from alphaloop.experiment.observe import Treatment
+from alphaloop.experiment.observe import mean_expected
+from alphaloop.switchback.expectation import ExpectationPair
+from alphaloop.switchback.expectation import expectation_pair
+from alphaloop.switchback.slices import Slice
 from alphaloop.switchback.task_speedup import Subject
-from benchmarks.policy.ours import CORRECTION_HALF_LIFE, ENGINE, HALF_LIFE, TARGET, evidence_key
+from benchmarks.policy.ours import CORRECTION_HALF_LIFE
+from benchmarks.policy.ours import ENGINE
+from benchmarks.policy.ours import HALF_LIFE
+from benchmarks.policy.ours import TARGET
+from benchmarks.policy.ours import evidence_key
 from benchmarks.policy.play import BEGINNING
-from benchmarks.policy.scenario import Scenario, Slower
-from benchmarks.policy.slots import Counter, Running, SlotRound
-from worker.costs.live import LiveCosts
+from benchmarks.policy.scenario import Scenario
+from benchmarks.policy.scenario import Slower
+from benchmarks.policy.slots import Counter
+from benchmarks.policy.slots import Running
+from benchmarks.policy.slots import SlotRound
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
+from datetime import datetime
+from datetime import timedelta
+from typing import Final
+from typing import NamedTuple
+from worker.costs.learning import LiveCosts
 from worker.engine import Step
+import math
+import random
 
 
 @dataclass(slots=True)
@@ -173,7 +196,7 @@ class OursOnSlots:
         points: Sequence[CostPoint],
         seed: int,
         *,
-        design: SwitchbackDesign | None = None,
+        design: RoundDesign | None = None,
         learns: bool = True,
     ) -> None:
         assert scenario.slots is not None
@@ -203,7 +226,7 @@ class OursOnSlots:
             num_slots=scenario.slots.num_slots,
         )
         self._lengths = self._session.lengths
-        self._schedule = SwitchbackSchedule(design or SwitchbackDesign(), random.Random(seed))
+        self._schedule = RoundSchedule(design or RoundDesign(), random.Random(seed))
         self._decided: dict[int, _Decided] = {}
         self._running: list[Running] = []
         self._arms: Mapping[str, Arm] = {}

@@ -5,19 +5,24 @@ stretches at the same piece of work.
 """
 
 from __future__ import annotations
-
-import tomllib
+from alphaloop.costs import CostKind
+from alphaloop.costs import CostPoint
+from alphaloop.costs import CostTable
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
-
+from pydantic import BaseModel
+from pydantic import ConfigDict
+from pydantic import Field
+from pydantic import model_validator
+from typing import Annotated
+from typing import Literal
+from typing import TypeAlias
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import tomllib
 
-from alphaloop.cost import CostKind, CostPoint, CostTable
 
 Slower: TypeAlias = tuple[tuple[str, float], ...]
 

@@ -9,25 +9,28 @@ With `--workers 2` two workers ask the same servers and switch each by itself. `
 """
 
 from __future__ import annotations
-
-import math
-import random
+from alphaloop.experiment.assign import RequestDesign
+from alphaloop.experiment.assign import RequestSchedule
+from alphaloop.experiment.estimate import measured_speedup
+from alphaloop.experiment.observe import RequestFacts
+from alphaloop.experiment.observe import Slice
+from benchmarks.reporting import parser_of
+from benchmarks.switchback.request_world import Experiment
+from benchmarks.switchback.request_world import KnownLoad
+from benchmarks.switchback.request_world import RequestScenario
+from benchmarks.switchback.request_world import RequestWorld
+from benchmarks.switchback.world import Truth
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from statistics import median
-from typing import Final, get_args
-
-from alphaloop.switchback.request_block import RequestDesign
-from alphaloop.switchback.request_schedule import RequestSchedule
-from alphaloop.switchback.requests import RequestFacts
-from alphaloop.switchback.slices import Slice
-from alphaloop.switchback.speedup import measured_speedup
-from benchmarks.reporting import parser_of
-from benchmarks.switchback.request_world import Experiment, KnownLoad, RequestScenario, RequestWorld
-from benchmarks.switchback.world import Truth
+from typing import Final
+from typing import get_args
+import math
+import random
 
 
 @dataclass(frozen=True, slots=True)

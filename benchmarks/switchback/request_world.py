@@ -1,24 +1,28 @@
 """Two simulated servers and the workers that ask them: what is simulated, what a worker sees of the load, and a run."""
 
 from __future__ import annotations
-
-import math
-import random
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Final, Literal, TypeAlias
-
-import numpy as np
-
-from alphaloop.switchback.requests import RequestFacts, Trial
-from alphaloop.switchback.slices import Treatment
+from alphaloop.experiment.observe import RequestFacts
+from alphaloop.experiment.observe import Treatment
+from alphaloop.experiment.observe import TrialGroup
 from benchmarks.switchback.world import Truth
+from bisect import bisect_right
+from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
+from typing import Final
+from typing import Literal
+from typing import TypeAlias
 from worker.engine import ServerLoad
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import FleetEndpoint
 from worker.servers.load import Flight
+import math
+import numpy as np
+import random
+
 
 _NAMES: Final = ("vanilla", "speculative")  #: by whether a server speculates
 _MOST: Final = 100_000  #: requests at a server: never the limit here
@@ -95,7 +99,7 @@ class SeenLoad:
         return self._fleet.ended(flight).load
 
 
-TRIAL: Final = Trial("task greedy", Treatment("draft", 4))
+TRIAL: Final = TrialGroup("task greedy", Treatment("draft", 4))
 _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _READ_S: Final = 0.05
 #: Changes of the host's speed are seen at least so often.
@@ -106,7 +110,7 @@ _LONGEST_S: Final = 1.0
 class Experiment:
     """One worker's: it draws the arm of a request when that starts, and takes what is known of one that ended."""
 
-    start: Callable[[str, Trial, datetime], bool]
+    start: Callable[[str, TrialGroup, datetime], bool]
     end: Callable[[str, RequestFacts | None, datetime], None]
 
 

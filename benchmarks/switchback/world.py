@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from alphaloop.switchback.rounds import RoundFacts, TaskRound
-from alphaloop.switchback.slices import Treatment
+from alphaloop.experiment.observe import RoundFacts, TaskRound, Treatment
 
 TASK: Final = "task"
 _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)

@@ -15,7 +15,9 @@ from typing import Final
 
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import percent
-from alphaloop.clustered_share import consecutive_runs, share_interval
+from alphaloop.experiment.estimate import Verdict
+from alphaloop.experiment.figures import ExpectationPair, TaskSpeedup, by_drafter, reliability
+from alphaloop.intervals import consecutive_runs, share_interval
 from alphaloop.measurements import DecodedJob, ProbeResult, TaskSpend
 from alphaloop.probe_plan import Measurement
 from alphaloop.settings.report import ReportSettings
@@ -23,10 +25,6 @@ from alphaloop.store.drafts import DraftRevision
 from alphaloop.store.drift import DriftEvent
 from alphaloop.store.incidents import KnownIncident
 from alphaloop.store.task_figures import TaskFigures
-from alphaloop.switchback.expectation import ExpectationPair
-from alphaloop.switchback.reliability import by_drafter, reliability
-from alphaloop.switchback.speedup import Verdict
-from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.causes import Cause
 from scheduler.counts import RunCounts, SettingInForce
 from scheduler.events import Flagged
@@ -38,7 +36,6 @@ from scheduler.report.data import (
     DraftLine,
     DriftLine,
     DriftReport,
-    Estimate,
     ExactnessLine,
     ExpectationLine,
     ExpectationPoint,
@@ -185,8 +182,8 @@ def _of_traffic(figures: TaskFigures) -> dict[str, object]:
         "acceptance_from": "traffic",
         "acceptance_drafter": figures.alpha_drafter,
         "sampling_buckets": (figures.alpha_sampling_bucket,),
-        "alpha_1": Estimate.of(figures.alpha_1) if figures.alpha_1 else None,
-        "alpha": Estimate.of(figures.alpha) if figures.alpha else None,
+        "alpha_1": figures.alpha_1,
+        "alpha": figures.alpha,
         "alpha_num_draft_tokens": tuple(sorted(set(figures.alpha_num_draft_tokens or ()))),
     }
 
@@ -202,8 +199,8 @@ def _of_probes(counts: RunCounts, task: str, drafter: str) -> dict[str, object]:
         "acceptance_from": "probes",
         "acceptance_drafter": drafter,
         "sampling_buckets": ("greedy",),
-        "alpha_1": Estimate.of(found.alpha_1),
-        "alpha": Estimate.of(found.alpha) if found.alpha else None,
+        "alpha_1": found.alpha_1,
+        "alpha": found.alpha,
         "alpha_num_draft_tokens": tuple(sorted({probe.num_draft_tokens for probe in probes})),
     }
 
@@ -265,8 +262,7 @@ def task_history(counts: RunCounts, task: str, drafter: str) -> TaskHistory | No
     )
     step = _step(jobs)
     traffic = tuple(
-        HistoryPoint(start=p.start, num_jobs=p.num_jobs, alpha_1=Estimate.of(p.alpha))
-        for p in alpha_over_time(jobs, step)
+        HistoryPoint(start=p.start, num_jobs=p.num_jobs, alpha_1=p.alpha) for p in alpha_over_time(jobs, step)
     )
     probed = tuple(_probe_points(probes))
     if not traffic and not probed:
@@ -295,7 +291,7 @@ def _probe_points(probes: Sequence[ProbeResult]) -> Iterable[HistoryPoint]:
         results = list(group)
         found = acceptance(results).alpha_1
         if found is not None:
-            yield HistoryPoint(start=scheduled_for, num_jobs=len(results), alpha_1=Estimate.of(found))
+            yield HistoryPoint(start=scheduled_for, num_jobs=len(results), alpha_1=found)
 
 
 def _marks(seen: Iterable[tuple[datetime, ProbeSetup]]) -> Iterable[RevisionMark]:
@@ -361,8 +357,8 @@ def expectation_lines(pairs: Iterable[ExpectationPair]) -> tuple[ExpectationLine
 def _line(pairs: Sequence[ExpectationPair]) -> ExpectationLine:
     points = tuple(
         ExpectationPoint(
-            expected=Estimate.of(pair.expected),
-            measured=Estimate.of(pair.measured),
+            expected=pair.expected,
+            measured=pair.measured,
             is_held=pair.is_held,
             covers_from=pair.covers_from,
             covers_to=pair.covers_to,
@@ -372,7 +368,7 @@ def _line(pairs: Sequence[ExpectationPair]) -> ExpectationLine:
     return ExpectationLine(**asdict(reliability(pairs)), points=points)
 
 
-def saved_device_s(measured: TaskSpeedup | None) -> Estimate | None:
+def saved_device_s(measured: TaskSpeedup | None) -> Interval | None:
     """Device seconds that speculation saved a task in the slices of its speed-up; below 0 they were lost.
 
     The speculative rounds took their share of the device's time, seconds times sequences over the sequences of a
@@ -383,16 +379,16 @@ def saved_device_s(measured: TaskSpeedup | None) -> Estimate | None:
     if measured.mean_running <= 0:
         return None
     spent_s, found = measured.sequence_s / measured.mean_running, measured.speedup
-    return Estimate(mean=spent_s * (found.mean - 1), low=spent_s * (found.low - 1), high=spent_s * (found.high - 1))
+    return Interval(mean=spent_s * (found.mean - 1), low=spent_s * (found.low - 1), high=spent_s * (found.high - 1))
 
 
-def cost_line(spent: TaskSpend, saved_device_s: Estimate | None, prices: ReportSettings) -> CostLine:
+def cost_line(spent: TaskSpend, saved_device_s: Interval | None, prices: ReportSettings) -> CostLine:
     """The cost of a task's traffic. Amounts are null without a price, and where nothing was decoded."""
     price_per_s = None if prices.device_cost_per_hour is None else prices.device_cost_per_hour / _HOUR_S
     cost = None if price_per_s is None else spent.device_s * price_per_s
     saved = None
     if price_per_s is not None and saved_device_s is not None:
-        saved = Estimate(
+        saved = Interval(
             mean=saved_device_s.mean * price_per_s,
             low=saved_device_s.low * price_per_s,
             high=saved_device_s.high * price_per_s,

@@ -9,11 +9,11 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import Decoded, NextJob
+from alphaloop.experiment.estimate import Verdict
+from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.probe_plan import Why
 from alphaloop.store.drift import EventState
 from alphaloop.store.incidents import IncidentKind
-from alphaloop.switchback.speedup import Verdict
-from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.causes import Cause
 
 
@@ -23,24 +23,11 @@ class ReportPart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Estimate(ReportPart):
-    """A figure with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, interval: Interval) -> Self:
-        """An interval as it is published."""
-        return cls(mean=interval.mean, low=interval.low, high=interval.high)
-
-
 class ExpectationPoint(ReportPart):
     """An expected speed-up, and the one that was measured over the same rounds."""
 
-    expected: Estimate = Field(description="As it was shown and decided on: mean over the rounds.")
-    measured: Estimate
+    expected: Interval = Field(description="As it was shown and decided on: mean over the rounds.")
+    measured: Interval
     is_held: bool = Field(description="Whether the expected interval holds the measured speed-up.")
     covers_from: AwareDatetime = Field(description="When the first slice began.")
     covers_to: AwareDatetime = Field(description="When the last slice began.")
@@ -66,7 +53,7 @@ class HistoryPoint(ReportPart):
 
     start: AwareDatetime
     num_jobs: int = Field(description="Jobs of traffic, or probes.")
-    alpha_1: Estimate
+    alpha_1: Interval
 
 
 class RevisionMark(ReportPart):
@@ -90,7 +77,7 @@ class MeasuredLine(ReportPart):
     """The measured speed-up of a task, by the switchback experiment: a row of the view task_speedup_now."""
 
     drafter: str = Field(description="The drafter that decoded most of the task's speculated text.")
-    speedup: Estimate | None = Field(description="Over vanilla; null before there are eight blocks.")
+    speedup: Interval | None = Field(description="Over vanilla; null before there are eight blocks.")
     verdict: Verdict
     min_num_draft_tokens: int = Field(description="Smallest k that was used.")
     max_num_draft_tokens: int = Field(description="Largest k that was used.")
@@ -110,7 +97,7 @@ class MeasuredLine(ReportPart):
         """The figure as it is published."""
         return cls(
             drafter=found.subject.drafter,
-            speedup=Estimate.of(found.speedup) if found.speedup else None,
+            speedup=found.speedup,
             verdict=found.verdict,
             min_num_draft_tokens=found.min_num_draft_tokens,
             max_num_draft_tokens=found.max_num_draft_tokens,
@@ -167,7 +154,7 @@ class CostLine(ReportPart):
     device_s: float = Field(description="Device seconds that they took.")
     per_1000_jobs: float | None = Field(description="Cost of 1,000 such jobs; null without a price or a job.")
     per_million_tokens: float | None = Field(description="Cost of a million such tokens; null likewise.")
-    saved: Estimate | None = Field(description="Cost of saved_device_s; null without a price or a verdict.")
+    saved: Interval | None = Field(description="Cost of saved_device_s; null without a price or a verdict.")
 
 
 class TaskLine(ReportPart):
@@ -192,11 +179,11 @@ class TaskLine(ReportPart):
     acceptance_from: Literal["traffic", "probes"] | None = None
     acceptance_drafter: str | None = Field(None, description="Whose acceptance it is.")
     sampling_buckets: tuple[str, ...] = Field((), description="Sampling settings that the figures pool.")
-    alpha_1: Estimate | None = Field(None, description="Acceptance of the first drafted token.")
-    alpha: Estimate | None = Field(None, description="Pooled over positions; read it with its k.")
+    alpha_1: Interval | None = Field(None, description="Acceptance of the first drafted token.")
+    alpha: Interval | None = Field(None, description="Pooled over positions; read it with its k.")
     alpha_num_draft_tokens: tuple[int, ...] = Field((), description="The k of the jobs behind alpha.")
     measured: MeasuredLine | None = Field(None, description="Null where the last day has no slice of the task.")
-    saved_device_s: Estimate | None = Field(
+    saved_device_s: Interval | None = Field(
         None, description="Saved in the slices of the measured speed-up; below 0 lost; null without a verdict."
     )
     num_saved_passes: int = Field(

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from alphaloop.as_decoded import at_load, drafted_by_load, percent, setting
+from alphaloop.experiment.wording import expectations, sentence, why
 from alphaloop.probe_plan import Why
-from alphaloop.switchback.wording import expectations, sentence, why
 from alphaloop.wording import share, words
 from scheduler.report.data import DriftReport, TaskLine
 from scheduler.report.wording import (

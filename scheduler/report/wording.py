@@ -6,15 +6,16 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
+from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import at_load
+from alphaloop.experiment.estimate import Verdict
+from alphaloop.experiment.wording import draft_lengths, figure
 from alphaloop.measurements import DriftSubject
 from alphaloop.store.drift import EventState, PastState
 from alphaloop.store.incidents import KnownIncident
 from alphaloop.store.workers import ServerLife
-from alphaloop.switchback.speedup import Verdict
-from alphaloop.switchback.wording import draft_lengths, figure
 from alphaloop.wording import acceptance_of, counted_apart, share, words
-from scheduler.report.data import ChangeKind, ChangeLine, Changes, DraftLine, DriftLine, DriftReport, Estimate, TaskLine
+from scheduler.report.data import ChangeKind, ChangeLine, Changes, DraftLine, DriftLine, DriftReport, TaskLine
 
 #: A system without a job for so long is called idle.
 IDLE: Final = timedelta(hours=1)
@@ -22,7 +23,7 @@ IDLE: Final = timedelta(hours=1)
 MAX_GAPS: Final = 10
 
 
-def estimate(value: Estimate | None) -> str:
+def estimate(value: Interval | None) -> str:
     """`.72 [.65 .78]`, or a dash."""
     if value is None:
         return "-"

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.cost import CostKind
+from alphaloop.costs import CostKind
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, InvalidField, PromptTooLong
 from alphaloop.settings import WorkerSettings

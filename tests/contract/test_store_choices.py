@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
-from alphaloop.cost import CostKind, CostPoint
+from alphaloop.costs import CostKind, CostPoint
 from alphaloop.deciding.decision import NOT_A_CHOICE, Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import Alternative

@@ -10,16 +10,14 @@ from typing import Final
 import pytest
 from sqlalchemy import text
 
-from alphaloop.cost import CostKind, CostPoint
-from alphaloop.cost_doubt import HALF_LIFE_S, PRIOR_SD, timing_variance
+from alphaloop.costs import HALF_LIFE_S, PRIOR_SD, CostKind, CostPoint, timing_variance
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.settings import WorkerSettings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.served import ServerLaw, answered, step_of
-from worker.costs.live import LiveCosts
-from worker.costs.opening import open_costs
+from worker.costs.learning import LiveCosts, open_costs
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
 

@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.deciding.expectation_error import MOST_PAIRS, ExpectationErrors
+from alphaloop.experiment.observe import Expected
 from alphaloop.store.database import Database
 from alphaloop.store.switchback import ExpectationStore, SliceRow, SwitchbackStore
-from alphaloop.switchback.expectation import Expected
 from tests.fixtures.runs import DEVICE, ENGINE, TARGET
 from tests.fixtures.slices import block_rows, subject
 

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.experiment.observe import Expected
 from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Mode, Purpose, Status
 from alphaloop.messages.result import Failure
@@ -24,7 +25,6 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import recent_tasks
-from alphaloop.switchback.expectation import Expected
 from alphaloop.tables import metadata
 from benchmarks.stored_runs.questions import ROOT, questions
 from tests.fixtures.decoded_jobs import DecodedJobs, calibrate, choose

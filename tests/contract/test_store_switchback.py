@@ -8,11 +8,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import text
 
+from alphaloop.experiment.estimate import Verdict
+from alphaloop.experiment.figures import shown_of, task_speedup
 from alphaloop.store.database import Database
 from alphaloop.store.housekeeping import PartitionKeeper
 from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.switchback.speedup import Verdict
-from alphaloop.switchback.task_speedup import shown_of, task_speedup
 from alphaloop.tables.switchback import SUBJECT
 from tests.fixtures.slices import block_rows, subject
 

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from alphaloop.cli.status import told_of
-from alphaloop.cost import CostPoint
+from alphaloop.costs import CostPoint
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.snapshot import SessionFacts, SnapshotEncoder

@@ -14,6 +14,7 @@ from sqlalchemy import func, select, update
 
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.errors import DeliveryFailed
+from alphaloop.experiment.wording import figure, load, sentence
 from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Mode, Purpose, parse_job
 from alphaloop.messages.dead_letter import Origin
@@ -25,7 +26,6 @@ from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.switchback.wording import figure, load, sentence
 from alphaloop.tables import decode_runs, draft_revisions, drift_events, probe_runs, schedule_runs
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics

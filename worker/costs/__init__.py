@@ -1,1 +1,1 @@
-"""What a round costs on this device: calibrated, corrected by real rounds, stored."""
+"""What rounds cost: calibrated, learned from rounds and requests, stored."""

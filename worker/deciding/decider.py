@@ -32,8 +32,7 @@ from alphaloop.store.snapshots import SnapshotStore
 from alphaloop.store.switchback import ExpectationStore
 from alphaloop.store.traffic import TrafficStore
 from worker.background import Write
-from worker.costs.known import KnownCosts
-from worker.costs.opening import open_costs
+from worker.costs.learning import KnownCosts, open_costs
 from worker.deciding.evidence_cache import EvidenceCache
 from worker.deciding.keeping import SharedBudgets, SnapshotJournal, StoredChoices
 from worker.engine import Engine, PreparedJob

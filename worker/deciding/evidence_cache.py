@@ -19,9 +19,9 @@ from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import MAX_TASKS, EvidenceSnapshot, EvidenceSums, JobLengths, Place, Standing, place_of
 from alphaloop.deciding.expectation_error import ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.experiment.figures import ExpectationPair
 from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRow
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.switchback.expectation import ExpectationPair
 
 #: Of a task, beside its jobs without a segment.
 MOST_SEGMENTS: Final = 64

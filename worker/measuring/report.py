@@ -17,11 +17,21 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from alphaloop.acceptance import Interval
-from alphaloop.payoff.bounds import Block, median_bounds, total_bounds
-from alphaloop.payoff.figures import VANILLA, Acceptance, Candidate, Exactness, Figures, RoundTimes, Tails
-from alphaloop.payoff.report import Footprint, Report, Row, Setup
-from alphaloop.payoff.rounds import RoundCosts, costs_of
-from alphaloop.payoff.verdict import Verdict, judge
+from alphaloop.payoff.figures import (
+    VANILLA,
+    Acceptance,
+    Candidate,
+    Exactness,
+    Figures,
+    PromptBlock,
+    RoundTimes,
+    ShipVerdict,
+    Tails,
+    judge,
+    median_bounds,
+    total_bounds,
+)
+from alphaloop.payoff.report import Footprint, Report, RoundParts, Row, Setup, costs_of
 from worker.measuring.observing import Measurements, Observation
 
 #: A setting that is faster by less than this is no advice.
@@ -97,10 +107,10 @@ def report_of(
             records.findings.get(name, ()),
             records.held_out.get(name),
         )
-        why = hidden(evidence) if judgement.verdict is Verdict.SHIP else reasons(evidence)
+        why = hidden(evidence) if judgement.verdict is ShipVerdict.SHIP else reasons(evidence)
         rows.append(Row(own, judgement, costs, tuple(why)))
     shipped = max(
-        (row for row in rows if row.judgement.verdict is Verdict.SHIP),
+        (row for row in rows if row.judgement.verdict is ShipVerdict.SHIP),
         key=lambda row: row.figures.ratio.estimate,
         default=None,
     )
@@ -122,7 +132,7 @@ def _rivals(shipped: Row | None, rows: Sequence[Row]) -> tuple[Candidate, ...]:
     """Those whose ratio to the chosen one, of all tokens, has 1 between its bounds."""
     if shipped is None:
         return ()
-    others = [row for row in rows if row.judgement.verdict is Verdict.SHIP and row is not shipped]
+    others = [row for row in rows if row.judgement.verdict is ShipVerdict.SHIP and row is not shipped]
     found = []
     for row in others:
         bounds = total_bounds(shipped.figures.blocks, row.figures.blocks, len(others))
@@ -162,13 +172,13 @@ def figures_of(measured: Measurements, candidate: Candidate, exactness: Exactnes
     )
 
 
-def blocks_of(observations: Sequence[Observation]) -> tuple[Block, ...]:
+def blocks_of(observations: Sequence[Observation]) -> tuple[PromptBlock, ...]:
     """Of every block, by its number, all repeats added up. Blocks are independent of each other, repeats are not."""
     by_number: dict[int, list[Observation]] = defaultdict(list)
     for one in observations:
         by_number[one.block].append(one)
     return tuple(
-        Block(sum(one.num_tokens for one in same), sum(one.wall_s for one in same))
+        PromptBlock(sum(one.num_tokens for one in same), sum(one.wall_s for one in same))
         for _, same in sorted(by_number.items())
     )
 
@@ -180,7 +190,7 @@ class CandidateEvidence:
     own: Figures
     vanilla: Figures
     bar: float
-    costs: RoundCosts | None
+    costs: RoundParts | None
     siblings: Sequence[Figures] = ()  #: the same drafter at other lengths
     batch: int = 1
     temperature: float = 0.0  #: the highest of the prompts

@@ -19,10 +19,8 @@ from alphaloop.errors import ConfigError, DecodeFailed, MessageError
 from alphaloop.files import reading
 from alphaloop.job_lines import BadLine, JobLine, JobReader, Overrides
 from alphaloop.messages import Purpose
-from alphaloop.payoff.bounds import min_values
-from alphaloop.payoff.figures import VANILLA, Acceptance, Candidate, Exactness
+from alphaloop.payoff.figures import VANILLA, Acceptance, Candidate, Exactness, ShipVerdict, min_values
 from alphaloop.payoff.report import Footprint, Report, Setup, best_of
-from alphaloop.payoff.verdict import Verdict
 from alphaloop.settings import Settings, TaskSettings
 from worker.engine import Engine, PreparedJob
 from worker.intake.validation import sampling_of
@@ -234,7 +232,7 @@ class MeasuringSession:
         found = {}
         for drafter in dict.fromkeys(row.candidate.drafter or "" for row in report.rows):
             best = best_of(report.rows, drafter)
-            if best.judgement.verdict is Verdict.SHIP:
+            if best.judgement.verdict is ShipVerdict.SHIP:
                 continue
             try:
                 generations, _, _ = self._runner.decode(jobs, best.candidate)

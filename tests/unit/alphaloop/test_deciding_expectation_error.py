@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from alphaloop.acceptance import Z95, Interval
-from alphaloop.cost import CostPoint, CostTable
+from alphaloop.costs import CostPoint, CostTable
 from alphaloop.deciding.decision import DecisionContext, Reason
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError, ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState, weigh
@@ -17,7 +17,7 @@ from alphaloop.deciding.inference import PairPosterior
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
 from alphaloop.deciding.posterior import Posterior
-from alphaloop.switchback.expectation import ExpectationPair
+from alphaloop.experiment.figures import ExpectationPair
 from tests.fixtures.slices import subject
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.costs import CostKind, CostPoint, CostTable
 from alphaloop.deciding.exploration import News, news_of, noise_between
 from alphaloop.deciding.goodput import Alternative, DrafterState, JobSize, weigh
 from alphaloop.deciding.posterior import Posterior, Profile

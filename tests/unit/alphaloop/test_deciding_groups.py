@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.costs import CostKind, CostPoint, CostTable
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState, JobSize
 from alphaloop.deciding.job_facts import PolicyLimits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from alphaloop.cost import CostPoint, CostTable
+from alphaloop.costs import CostPoint, CostTable
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import Aim, Objective
 from alphaloop.deciding.policy import Reason

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from alphaloop.cost import CostPoint, CostTable
+from alphaloop.costs import CostPoint, CostTable
 from alphaloop.deciding.goodput import JobSize, weigh
 from alphaloop.deciding.policy import Reason
 from alphaloop.messages import Mode

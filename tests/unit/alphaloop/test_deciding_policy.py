@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.cost import CostPoint, CostTable
+from alphaloop.costs import CostPoint, CostTable
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState, weigh
 from alphaloop.deciding.job_facts import PolicyLimits

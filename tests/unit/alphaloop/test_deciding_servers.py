@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.costs import CostKind, CostPoint, CostTable
 from alphaloop.deciding import snapshot as codec
 from alphaloop.deciding.decision import DecisionContext, DraftSetting, Reason
 from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence, settings_by_running

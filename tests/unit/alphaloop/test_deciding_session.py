@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
-from alphaloop.cost import CostPoint, CostTable
+from alphaloop.costs import CostPoint, CostTable
 from alphaloop.deciding.decision import ChoicesInMemory, Decision, DraftSetting, IncumbentKey, Reason
 from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums
 from alphaloop.deciding.exploration import BudgetsInMemory

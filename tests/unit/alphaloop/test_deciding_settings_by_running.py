@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.costs import CostKind, CostPoint, CostTable
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
 from alphaloop.deciding.draft_lengths import settings_by_running
 from alphaloop.deciding.goodput import DrafterState, JobSize, expected_round_ms

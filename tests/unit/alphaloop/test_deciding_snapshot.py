@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.cost import CostKind, CostPoint, CostTable
+from alphaloop.costs import CostKind, CostPoint, CostTable
 from alphaloop.deciding.decision import DraftSetting
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState

@@ -10,10 +10,10 @@ import pytest
 from alphaloop.acceptance import Interval
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
+from alphaloop.experiment.estimate import Verdict
 from alphaloop.explaining.explanation import Explanation
 from alphaloop.explaining.wording import opening
 from alphaloop.messages import Mode
-from alphaloop.switchback.speedup import Verdict
 
 
 def explained(decision: Decision, *, bounds: Interval | None = None, verdict: Verdict | None = None) -> Explanation:

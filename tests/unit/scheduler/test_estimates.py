@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from alphaloop.clustered_share import wilson
+from alphaloop.intervals import wilson
 from alphaloop.measurements import DecodedJob
 from scheduler.report.build import acceptance, alpha_over_time
 

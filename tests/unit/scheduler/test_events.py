@@ -9,11 +9,11 @@ from datetime import datetime, timedelta
 import pytest
 
 from alphaloop.acceptance import Interval
+from alphaloop.experiment.estimate import Verdict
+from alphaloop.experiment.figures import SpeedupSubject, TaskSpeedup
 from alphaloop.measurements import DriftSubject
 from alphaloop.store.drafts import DraftStatus
 from alphaloop.store.drift import DriftEvent, EventChange, EventState
-from alphaloop.switchback.speedup import Verdict
-from alphaloop.switchback.task_speedup import Subject, TaskSpeedup
 from scheduler.causes import Cause, DrafterEvidence, DriftFinding, Judged, explain
 from scheduler.counts import SettingInForce
 from scheduler.drift.watching import State, TrafficVerdict
@@ -178,7 +178,7 @@ VANILLA = SettingInForce("vanilla", None, 0, "not_faster", "")
 
 
 def speedup(mean: float, since: datetime, drafter: str = "small") -> TaskSpeedup:
-    subject = Subject("code", "greedy", "target-1", "engine-1", "host", "cpu", drafter, "draft-1")
+    subject = SpeedupSubject("code", "greedy", "target-1", "engine-1", "host", "cpu", drafter, "draft-1")
     bounds = Interval(mean, mean - 0.1, mean + 0.1)
     return TaskSpeedup(
         subject,

@@ -8,12 +8,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from alphaloop.acceptance import Interval
+from alphaloop.experiment.estimate import Verdict
+from alphaloop.experiment.figures import SpeedupSubject, TaskSpeedup
 from alphaloop.measurements import TaskSpend
 from alphaloop.settings import ReportSettings
-from alphaloop.switchback.speedup import Verdict
-from alphaloop.switchback.task_speedup import Subject, TaskSpeedup
 from scheduler.report.build import cost_line, gaps, saved_device_s
-from scheduler.report.data import Estimate
 from scheduler.report.pages import render_page
 from scheduler.report.text import render_text
 from scheduler.report.wording import MAX_GAPS, cost_of_all, cost_of_jobs, gap_lines, money, probe_spend, saved
@@ -22,7 +21,7 @@ from tests.fixtures.reports import empty, full, task_line
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 SPEEDUP = TaskSpeedup(
-    subject=Subject("code", "greedy", "t", "e", "h", "cpu", "lookup", "r"),
+    subject=SpeedupSubject("code", "greedy", "t", "e", "h", "cpu", "lookup", "r"),
     min_num_draft_tokens=3,
     max_num_draft_tokens=3,
     mean_running=4.0,
@@ -91,7 +90,7 @@ def test_page_and_text_tell_the_same() -> None:
 
 def test_the_cost_of_jobs_is_their_device_time_at_the_price_of_a_device() -> None:
     prices = ReportSettings(device_cost_per_hour=3.6, currency="EUR")
-    found = cost_line(TaskSpend(200, 50_000, 1000.0), Estimate(mean=500.0, low=-100.0, high=900.0), prices)
+    found = cost_line(TaskSpend(200, 50_000, 1000.0), Interval(mean=500.0, low=-100.0, high=900.0), prices)
     assert (found.num_jobs, found.num_tokens, found.device_s) == (200, 50_000, 1000.0)
     assert found.per_1000_jobs == pytest.approx(5.0), "1,000 s cost 1 EUR, and are 200 jobs"
     assert found.per_million_tokens == pytest.approx(20.0)
@@ -100,7 +99,7 @@ def test_the_cost_of_jobs_is_their_device_time_at_the_price_of_a_device() -> Non
 
 
 def test_without_a_price_a_job_or_a_verdict_there_is_no_amount() -> None:
-    prices, saved_s = ReportSettings(device_cost_per_hour=3.6), Estimate(mean=1.0, low=0.0, high=2.0)
+    prices, saved_s = ReportSettings(device_cost_per_hour=3.6), Interval(mean=1.0, low=0.0, high=2.0)
     unpriced = cost_line(TaskSpend(200, 50_000, 1000.0), saved_s, ReportSettings())
     assert (unpriced.device_s, unpriced.per_1000_jobs, unpriced.per_million_tokens, unpriced.saved) == (
         1000.0, None, None, None,

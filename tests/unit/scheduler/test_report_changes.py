@@ -7,13 +7,14 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from alphaloop.acceptance import Interval
+from alphaloop.experiment.estimate import Verdict
 from alphaloop.measurements import DriftSubject
 from alphaloop.server_identity import ServerIdentity
 from alphaloop.store.drift import EventState, PastState
 from alphaloop.store.incidents import Incident, IncidentKind, KnownIncident
 from alphaloop.store.workers import ServerLife
-from alphaloop.switchback.speedup import Verdict
-from scheduler.report.data import ChangeKind, DriftReport, Estimate, TaskLine
+from scheduler.report.data import ChangeKind, DriftReport, TaskLine
 from scheduler.report.wording import changes_between, freshness, told_changes
 from tests.fixtures.reports import AT, empty, full, task_line
 
@@ -40,7 +41,7 @@ def later(report: DriftReport, **update: object) -> DriftReport:
 def with_verdict(verdict: Verdict, mean: float) -> TaskLine:
     line = task_line("code")
     assert line.measured is not None
-    bounds = Estimate(mean=mean, low=mean - 0.02, high=mean + 0.02)
+    bounds = Interval(mean=mean, low=mean - 0.02, high=mean + 0.02)
     return line.model_copy(
         update={"measured": line.measured.model_copy(update={"verdict": verdict, "speedup": bounds})}
     )

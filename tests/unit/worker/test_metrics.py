@@ -9,12 +9,12 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
-from alphaloop.cost import CostPoint
+from alphaloop.costs import CostPoint
 from alphaloop.errors import RequestRefused, StoreError
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.outcomes import Outcome
 from tests.fixtures.simulated_fleet import FleetSimulation, SimulatedJob
-from worker.costs.live import LiveCosts
+from worker.costs.learning import LiveCosts
 from worker.engine import Load, Step
 from worker.metrics import EndpointMetrics, WorkerMetrics
 from worker.servers.fleet_member import EndpointStatus, FleetEndpoint, SuspectCounts

@@ -10,28 +10,25 @@ from uuid import uuid4
 
 import pytest
 
-from alphaloop.cost import CostTable
+from alphaloop.costs import CostTable
 from alphaloop.deciding.draft_lengths import LengthsTogether
 from alphaloop.deciding.goodput import Alternative, DrafterState
 from alphaloop.deciding.policy import Decision, DraftSetting, Reason
+from alphaloop.experiment.assign import RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
+from alphaloop.experiment.estimate import measured_speedup
+from alphaloop.experiment.observe import Phase, Slice
 from alphaloop.messages import Mode
 from alphaloop.store.switchback import SliceRow
-from alphaloop.switchback.block import SwitchbackDesign
-from alphaloop.switchback.request_block import RequestDesign
-from alphaloop.switchback.request_schedule import RequestSchedule
-from alphaloop.switchback.schedule import SwitchbackSchedule
-from alphaloop.switchback.slices import Phase, Slice
-from alphaloop.switchback.speedup import measured_speedup
 from tests.fakes import FakeEngine
 from tests.fixtures.claimed import NOW, claimed_job
 from tests.fixtures.served_requests import ServingEngine
 from tests.fixtures.slices import block_rows, subject
 from worker.engine import Generation
 from worker.running import RunningJob, RunningJobs, Stepped
-from worker.steering import REFRESH_EVERY_S, RequestSteering, RoundSteering, SliceRecorder, TaskSlice
+from worker.steering import REFRESH_EVERY_S, RequestSteering, RoundSteering, SliceRecorder
 
 DRAFTERS = (DrafterState("lookup", "look-1", 8), DrafterState("model", "model-1", 8))
-DESIGN = SwitchbackDesign(control_share=0.2, num_control_rounds=4, num_washout_rounds=1, num_window_rounds=4)
+DESIGN = RoundDesign(control_share=0.2, num_control_rounds=4, num_washout_rounds=1, num_window_rounds=4)
 LOOKUP = Decision(Mode.SPECULATIVE, "lookup", "look-1", 3, Reason.FASTER, "")
 FORCED = replace(LOOKUP, reason=Reason.FORCED)
 VANILLA = Decision(Mode.VANILLA, None, None, 0, Reason.NOT_FASTER, "")
@@ -46,9 +43,9 @@ class World:
         self.jobs = jobs
         design = replace(DESIGN, control_share=share)
         self.steering = RoundSteering(
-            SwitchbackSchedule(design, random.Random(seed)), LengthsTogether(lambda: CostTable(())), lambda: NOW
+            RoundSchedule(design, random.Random(seed)), LengthsTogether(lambda: CostTable(())), lambda: NOW
         )
-        self.slices: list[TaskSlice] = []
+        self.slices: list[Slice] = []
         self.num_started = 0
         self.rounds: list[dict[str, set[DraftSetting]]] = []
 
@@ -91,20 +88,19 @@ def test_a_control_slice_pauses_all_free_sequences_of_all_tasks_and_nobody_else(
     assert together == {(True, True), (False, False)}, "tasks switch together"
     share = sum({paused} == settings for settings in free) / len(free)
     assert 0.05 < share < 0.3
-    assert {one.slice.task for one in world.slices} == {"code", "sql"}
-    assert {one.sampling_bucket for one in world.slices} == {"greedy"}
-    assert {one.slice.phase for one in world.slices} >= {Phase.BEFORE, Phase.CONTROL, Phase.AFTER}
+    assert {one.task for one in world.slices} == {"code greedy", "sql greedy"}
+    assert {one.phase for one in world.slices} >= {Phase.BEFORE, Phase.CONTROL, Phase.AFTER}
     for one in world.slices:
-        if one.slice.phase is Phase.CONTROL:
-            assert one.slice.num_tokens == one.slice.num_sequence_rounds, "vanilla: a token a round"
-            assert one.slice.num_proposed == 0
+        if one.phase is Phase.CONTROL:
+            assert one.num_tokens == one.num_sequence_rounds, "vanilla: a token a round"
+            assert one.num_proposed == 0
 
 
 def test_the_slices_tell_the_speed_up_of_the_engine() -> None:
     world = World(("code", LOOKUP))
     for _ in range(4000):
         world.turn()
-    found = measured_speedup([one.slice for one in world.slices])
+    found = measured_speedup(world.slices)
     assert found.decoding is not None
     # Expected tokens a round at α = .8 and k = 3, with the times that the fake reports for the two widths. Rounds that
     # end a text are cropped, so a little less is seen.
@@ -122,13 +118,15 @@ def test_the_slices_carry_what_the_decisions_expected_of_the_drafter_they_run_wi
     for _ in range(400):
         world.turn()
     by_task: dict[str, list[Slice]] = {}
-    for one in (one.slice for one in world.slices if one.slice.phase is not Phase.CONTROL):
+    for one in (one for one in world.slices if one.phase is not Phase.CONTROL):
         by_task.setdefault(one.task, []).append(one)
-    for one in by_task["code"]:
+    for one in by_task["code greedy"]:
         assert one.expected_sequence_s == pytest.approx(one.sequence_s + one.prompt_sequence_s)
         means = one.expected_vanilla_s, one.expected_low_s, one.expected_high_s, one.uncorrected_vanilla_s
         assert [mean / one.expected_sequence_s for mean in means] == pytest.approx([1.4, 1.2, 1.7, 1.4])
-    assert all(one.expected_sequence_s == 0 for one in by_task["sql"]), "its decision expected nothing of a drafter"
+    assert all(one.expected_sequence_s == 0 for one in by_task["sql greedy"]), (
+        "its decision expected nothing of a drafter"
+    )
 
 
 def test_without_a_control_share_nobody_is_paused() -> None:
@@ -136,7 +134,7 @@ def test_without_a_control_share_nobody_is_paused() -> None:
     for _ in range(200):
         world.turn()
     assert all(arms == {"code faster": {DraftSetting("lookup", 3)}} for arms in world.rounds)
-    assert {one.slice.phase for one in world.steering.close()} == {Phase.BETWEEN}
+    assert {one.phase for one in world.steering.close()} == {Phase.BETWEEN}
 
 
 def test_sequences_draft_more_as_the_engine_empties_and_stop_when_it_fills() -> None:
@@ -159,7 +157,7 @@ def test_jobs_that_are_not_free_to_speculate_are_on_no_trial(decision: Decision)
     for _ in range(300):
         world.turn()
     assert world.slices == []
-    assert world.steering.close() == []
+    assert not world.steering.close()
 
 
 class RequestWorld:
@@ -189,7 +187,7 @@ class RequestWorld:
             lambda: self.num_peers,
             lambda: self.engine.tells_load,
         )
-        self.slices: list[TaskSlice] = []
+        self.slices: list[Slice] = []
         self.stepped: list[Stepped] = []
         self.started: list[RunningJob] = []
 
@@ -227,13 +225,12 @@ def test_requests_on_trial_that_start_in_a_control_slice_are_admitted_vanilla_an
         assert job.decision.reason is Reason.FASTER
     ended = {generation.job_id: generation for one in world.stepped for _, generation in one.finished}
     assert all(not ended[job.job_id].drafted for job in control if job.job_id in ended), "as it began, so it ends"
-    assert {one.slice.task for one in world.slices} == {"code", "sql"}
-    assert {one.sampling_bucket for one in world.slices} == {"greedy"}
+    assert {one.task for one in world.slices} == {"code greedy", "sql greedy"}
 
 
 def num_counted(world: RequestWorld) -> int:
     """Requests that are in a slice, at the end."""
-    return sum(one.slice.num_prompt_rounds for one in (*world.slices, *world.steering.close()))
+    return sum(one.num_prompt_rounds for one in (*world.slices, *world.steering.close()))
 
 
 def test_nothing_is_on_trial_and_nothing_counted_while_others_ask_servers_that_do_not_tell_their_load() -> None:
@@ -251,7 +248,7 @@ def test_requests_are_on_trial_beside_other_workers_where_servers_tell_their_loa
     world.num_peers, world.engine.num_others = 1, 4
     world.turn(900)
     assert {job.setting for job in world.started} == {LOOKUP.setting, DraftSetting()}
-    slices = [one.slice for one in (*world.slices, *world.steering.close())]
+    slices = [*world.slices, *world.steering.close()]
     assert {one.phase for one in slices} == set(Phase)
     assert all(13.9 < one.mean_running + one.mean_elsewhere < 14.1 for one in slices), "six of ours, eight of others"
 
@@ -272,13 +269,13 @@ def test_a_lone_worker_measures_at_servers_that_do_not_tell_their_load() -> None
     world = RequestWorld(("code", LOOKUP))
     world.engine.tells_load = False
     world.turn(700)
-    assert {one.slice.phase for one in world.slices} >= {Phase.BEFORE, Phase.CONTROL, Phase.AFTER}
+    assert {one.phase for one in world.slices} >= {Phase.BEFORE, Phase.CONTROL, Phase.AFTER}
 
 
 def test_a_slice_adds_up_what_its_requests_took() -> None:
     world = RequestWorld(("code", LOOKUP))
     world.turn(900)
-    slices = [one.slice for one in (*world.slices, *world.steering.close())]
+    slices = [*world.slices, *world.steering.close()]
     ended = [generation for one in world.stepped for _, generation in one.finished]
     treated = [one for one in slices if one.phase is not Phase.CONTROL]
     control = [one for one in slices if one.phase is Phase.CONTROL]
@@ -302,7 +299,7 @@ def test_a_request_that_another_endpoint_took_is_not_counted() -> None:
     away = frozenset(f"{number}" for number in range(0, 120, 3))
     world = RequestWorld(("code", LOOKUP), share=0.0, overflowing=away)
     world.turn(300)
-    slices = [one.slice for one in (*world.slices, *world.steering.close())]
+    slices = [*world.slices, *world.steering.close()]
     ended = [generation for one in world.stepped for _, generation in one.finished]
     assert sum(one.num_prompt_rounds for one in slices) == sum(bool(one.drafted) for one in ended) < len(ended)
 
@@ -321,7 +318,7 @@ def test_a_request_that_had_another_draft_length_than_its_arm_is_not_counted() -
 
     world.engine._served = served  # type: ignore[method-assign]
     world.turn(200)
-    slices = [one.slice for one in (*world.slices, *world.steering.close())]
+    slices = [*world.slices, *world.steering.close()]
     assert sum(one.num_prompt_rounds for one in slices) == asked.count(3) > 0
     assert {one.treatment.num_draft_tokens for one in slices} == {3}
 
@@ -332,14 +329,14 @@ def test_requests_that_are_dropped_or_fail_to_start_are_forgotten() -> None:
     world.running.drop([job.job_id for job in world.started])
     world.steering.begin("never admitted", world.started[0].lane, LOOKUP, world.running)
     world.turn(700)
-    assert {one.slice.phase for one in world.slices} >= {Phase.BEFORE, Phase.CONTROL, Phase.AFTER}
+    assert {one.phase for one in world.slices} >= {Phase.BEFORE, Phase.CONTROL, Phase.AFTER}
 
 
 def test_without_a_control_share_nothing_is_admitted_vanilla() -> None:
     world = RequestWorld(("code", LOOKUP), share=0.0)
     world.turn(200)
     assert all(job.setting == LOOKUP.setting for job in world.started)
-    assert {one.slice.phase for one in world.steering.close()} == {Phase.BETWEEN}
+    assert {one.phase for one in world.steering.close()} == {Phase.BETWEEN}
 
 
 def test_rounds_that_a_server_does_not_tell_are_its_tokens() -> None:
@@ -350,8 +347,8 @@ def test_rounds_that_a_server_does_not_tell_are_its_tokens() -> None:
     )(hidden(one))
     world.turn(200)
     for one in world.steering.close():
-        assert one.slice.num_sequence_rounds == one.slice.num_tokens > 0
-        assert one.slice.num_prompt_rounds == 0
+        assert one.num_sequence_rounds == one.num_tokens > 0
+        assert one.num_prompt_rounds == 0
 
 
 NOON = datetime(2026, 3, 1, tzinfo=UTC)
@@ -382,8 +379,9 @@ class Clock:
         return self.now_s
 
 
-def slices_of(*tasks: str) -> list[TaskSlice]:
-    return [TaskSlice("greedy", row.slice) for task in tasks for row in block_rows(subject(task), NOON, 1)]
+def slices_of(*tasks: str) -> list[Slice]:
+    rows = [row for task in tasks for row in block_rows(subject(task), NOON, 1)]
+    return [replace(row.slice, task=f"{row.slice.task} greedy") for row in rows]
 
 
 def recorder(store: Store, clock: Clock) -> SliceRecorder:
@@ -395,7 +393,7 @@ def test_slices_are_stored_for_this_engine_and_the_drafter_that_is_loaded() -> N
     slices = slices_of("code")
     recorder(store, Clock()).store(slices)
     identity = FakeEngine().identity
-    assert [row.slice for row in store.rows] == [one.slice for one in slices]
+    assert [row.slice for row in store.rows] == [replace(one, task="code") for one in slices]
     (found,) = {row.subject for row in store.rows}
     assert (found.task, found.sampling_bucket, found.drafter, found.draft_revision) == (
         "code",

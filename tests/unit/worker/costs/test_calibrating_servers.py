@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from alphaloop.cost import CostKind
+from alphaloop.costs import CostKind
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import DecodeFailed
 from tests.fakes import FakeEngine
-from worker.costs.calibrating_servers import calibrate_servers, steps
-from worker.costs.calibration import Shape
+from worker.costs.calibration import Shape, calibrate_servers, steps
 from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4, num_vanilla_endpoints=1)

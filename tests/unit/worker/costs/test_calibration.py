@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from alphaloop.cost import CostKind, CostPoint, CostTable
-from alphaloop.cost_state import with_shared_weights
+from alphaloop.costs import CostKind, CostPoint, CostTable, with_shared_weights
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import DecodeFailed
 from alphaloop.settings import WorkerSettings
 from tests.fakes import FakeEngine
-from worker.costs.calibration import NUM_PASSES, Plan, Shape, calibrate, plan
-from worker.costs.shared_weights import timed_by
+from worker.costs.calibration import NUM_PASSES, Plan, Shape, calibrate, plan, timed_by
 
 SETTINGS = WorkerSettings(batch_size=8)
 DRAFTERS = (DrafterState("lookup", "r1", 8), DrafterState("model", "r1", 4))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.cost_doubt import LogEstimate
-from worker.costs.correction import Correction
+from alphaloop.costs import LogEstimate
+from worker.costs.correction import Correction, Moment
 
 HALF_LIFE = 32
+NOW = Moment(0.0, 0)
 SIZES = ("narrow", "wide", "seldom")
 
 ratios = st.floats(1e-3, 1e3)
@@ -24,8 +25,18 @@ def noise(rng: random.Random, spread: float = 0.05) -> Callable[[], float]:
     return lambda: math.exp(rng.gauss(0, spread))
 
 
-def calibrated() -> Correction[str]:
-    return Correction(HALF_LIFE, dict.fromkeys(SIZES, LogEstimate(0.0, 0.0)))
+class OfTheTarget(Correction[str]):
+    """Of the target, which takes part in every round."""
+
+    def __init__(self, known: Mapping[str, LogEstimate]) -> None:
+        super().__init__(HALF_LIFE, known, NOW)
+
+    def took(self, shape: str, ratio: float) -> None:
+        self.observe(shape, ratio, NOW, None)
+
+
+def calibrated() -> OfTheTarget:
+    return OfTheTarget(dict.fromkeys(SIZES, LogEstimate(0.0, 0.0)))
 
 
 def factor(correction: Correction[str], shape: str) -> float:
@@ -37,13 +48,13 @@ def factor(correction: Correction[str], shape: str) -> float:
 def test_no_disturbance_shorter_than_the_half_life_moves_anything(burst: list[float], num_before: int) -> None:
     correction = calibrated()
     for _ in range(num_before):
-        correction.observe("narrow", 1.0)
+        correction.took("narrow", 1.0)
     for ratio in burst:
-        correction.observe("narrow", ratio)
+        correction.took("narrow", ratio)
         assert factor(correction, "narrow") == pytest.approx(1.0)
         assert factor(correction, "seldom") == pytest.approx(1.0)
     for _ in range(3 * HALF_LIFE):
-        correction.observe("narrow", 1.0)
+        correction.took("narrow", 1.0)
         assert factor(correction, "narrow") == pytest.approx(1.0)
 
 
@@ -51,25 +62,25 @@ def test_no_disturbance_shorter_than_the_half_life_moves_anything(burst: list[fl
 def test_a_lasting_change_is_believed_in_full_after_one_half_life(ratio: float, before: list[str]) -> None:
     correction = calibrated()
     for shape in before:
-        correction.observe(shape, 1.0)
+        correction.took(shape, 1.0)
     for _ in range(HALF_LIFE + 1):
-        correction.observe("wide", ratio)
-    assert correction.level.factor == pytest.approx(ratio)
+        correction.took("wide", ratio)
+    assert correction.level(NOW, None).factor == pytest.approx(ratio)
     # Shapes that were not decoded meanwhile have become as slow, or speculation would be judged by yesterday's device.
     for shape in SIZES:
         assert factor(correction, shape) == pytest.approx(ratio)
     for _ in range(3 * HALF_LIFE):
-        correction.observe("wide", ratio)
+        correction.took("wide", ratio)
         assert factor(correction, "wide") == pytest.approx(ratio)
 
 
 def test_a_device_twice_as_slow_is_learned_to_a_tenth_amid_noise(rng: random.Random) -> None:
     correction, drawn = calibrated(), noise(rng)
     for _ in range(300):
-        correction.observe(rng.choice(("narrow", "wide")), drawn())
+        correction.took(rng.choice(("narrow", "wide")), drawn())
     # Twenty rounds more than the half-life: amid noise a weight of one half is reached at the noise's edge.
     for _ in range(HALF_LIFE + 20):
-        correction.observe(rng.choice(("narrow", "wide")), 2 * drawn())
+        correction.took(rng.choice(("narrow", "wide")), 2 * drawn())
     for shape in SIZES:
         assert factor(correction, shape) == pytest.approx(2.0, rel=0.1)
 
@@ -78,7 +89,7 @@ def test_bursts_amid_noise_stay_within_the_noise(rng: random.Random) -> None:
     correction, drawn = calibrated(), noise(rng)
     for i in range(1500):
         # 16 of every 80 rounds take 20 times as long: half of a half-life, then two half-lives of quiet.
-        correction.observe(rng.choice(("narrow", "wide")), drawn() * (20.0 if i % 80 >= 64 else 1.0))
+        correction.took(rng.choice(("narrow", "wide")), drawn() * (20.0 if i % 80 >= 64 else 1.0))
         if i > 200:
             for shape in SIZES:
                 assert factor(correction, shape) == pytest.approx(1.0, rel=0.25)
@@ -88,7 +99,7 @@ def test_a_shape_calibrated_in_a_bad_moment_is_told_from_a_slow_device(rng: rand
     correction, drawn = calibrated(), noise(rng)
     for _ in range(900):
         shape = rng.choice(("narrow", "wide"))
-        correction.observe(shape, drawn() * (1.6 if shape == "wide" else 1.0))
+        correction.took(shape, drawn() * (1.6 if shape == "wide" else 1.0))
     assert factor(correction, "wide") / factor(correction, "narrow") == pytest.approx(1.6, rel=0.15)
     assert correction.deviation("wide").num_rounds > 300
     assert correction.deviation("seldom").num_rounds == 0
@@ -96,9 +107,9 @@ def test_a_shape_calibrated_in_a_bad_moment_is_told_from_a_slow_device(rng: rand
 
 def test_what_was_learned_before_a_restart_is_where_the_next_life_begins() -> None:
     known = {"narrow": 2.0, "wide": 3.0, "seldom": 2.0}
-    correction = Correction(HALF_LIFE, {shape: LogEstimate(math.log(x), 0.01) for shape, x in known.items()})
-    assert correction.level.factor == pytest.approx(2.0)
+    correction = OfTheTarget({shape: LogEstimate(math.log(x), 0.01) for shape, x in known.items()})
+    assert correction.level(NOW, None).factor == pytest.approx(2.0)
     for shape, expected in known.items():
         assert factor(correction, shape) == pytest.approx(expected)
-    correction.observe("narrow", 50.0)
+    correction.took("narrow", 50.0)
     assert factor(correction, "narrow") == pytest.approx(2.0)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.cost_doubt import HALF_LIFE_ROUNDS, HALF_LIFE_S, PRIOR_SD, LogEstimate
-from worker.costs.fading import FadingCorrection, Moment
+from alphaloop.costs import HALF_LIFE_ROUNDS, HALF_LIFE_S, PRIOR_SD, LogEstimate
+from worker.costs.correction import Correction, Moment
 
 HALF_LIFE = 16
 START = Moment(0.0, 0)
@@ -17,11 +17,11 @@ levels = st.floats(-2, 2)
 pauses_s = st.floats(0, 20 * HALF_LIFE_S)
 
 
-def calibrated(variance: float = 0.0) -> FadingCorrection[str]:
-    return FadingCorrection(HALF_LIFE, {"shape": LogEstimate(0.0, variance)}, START)
+def calibrated(variance: float = 0.0) -> Correction[str]:
+    return Correction(HALF_LIFE, {"shape": LogEstimate(0.0, variance)}, START)
 
 
-def use(correction: FadingCorrection[str], level: float, now: Moment, num_rounds: int = 4 * HALF_LIFE) -> None:
+def use(correction: Correction[str], level: float, now: Moment, num_rounds: int = 4 * HALF_LIFE) -> None:
     for _ in range(num_rounds):
         correction.observe("shape", math.exp(level), now, 0.0)
 

@@ -10,8 +10,7 @@ from dataclasses import replace
 import pytest
 
 from alphaloop.acceptance import Z95
-from alphaloop.cost import CostKind, CostPoint
-from alphaloop.cost_doubt import PRIOR_SD
+from alphaloop.costs import PRIOR_SD, CostKind, CostPoint
 from alphaloop.deciding.decision import Decision, DecisionContext, Reason
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
@@ -19,7 +18,7 @@ from alphaloop.deciding.policy import decide
 from tests.fixtures.choosing import inferred
 from tests.fixtures.cost_store import Clock, Store
 from tests.fixtures.served import ServerLaw, answered, step_of
-from worker.costs.from_requests import ASSUMED_RATIO, RequestCosts
+from worker.costs.learning import ASSUMED_RATIO, RequestCosts
 
 NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4)
 VANILLA_LAW = ServerLaw(20.0, 1.0, 0.005)
@@ -60,7 +59,7 @@ def serve(
             law = replace(law, fixed_ms=slower * law.fixed_ms, each_ms=slower * law.each_ms)
             ways = {"drafter": "ngram", "k": 4, "tokens_per_round": TOKENS} if route else {}
             costs.observe(step_of([answered(rng, law, rng.choice(loads), **ways)]))  # type: ignore[arg-type]
-        costs.refresh()
+        costs.save_when_due()
         clock.now_s += 0.5
 
 
@@ -153,7 +152,7 @@ def test_what_was_stored_is_where_the_next_worker_begins(store: Store, clock: Cl
     serve(costs, clock, 200)
     assert costs.save()
     assert not costs.save(), "no news"
-    (points,) = store.saved
+    points = store.saved[-1]
     assert all(point.correction == 1.0 and point.num_samples == 200 for point in points)
     again = made(store, clock, points)
     for load in LOADS:
@@ -232,5 +231,5 @@ def test_decisions_do_not_wait_for_a_fit_but_see_the_first_times_at_once(store: 
     for _ in range(20):
         known = answer(1.0)
     assert answer(9.0) == known, "a later one waits for a turn without a decision"
-    costs.refresh()
+    costs.save_when_due()
     assert costs.table.rounds(1).round_ms(None, 0) != known

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from alphaloop.cost import CostKind, CostPoint
-from alphaloop.cost_doubt import HALF_LIFE_ROUNDS, HALF_LIFE_S
+from alphaloop.costs import HALF_LIFE_ROUNDS, HALF_LIFE_S, CostKind, CostPoint
 from tests.fixtures.cost_store import Clock, Store
-from worker.costs.live import LiveCosts
+from worker.costs.learning import LiveCosts
 from worker.engine import Step
 
 POINTS = (

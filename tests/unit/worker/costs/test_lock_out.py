@@ -9,13 +9,13 @@ from typing import Final
 
 import pytest
 
-from alphaloop.cost import CostPoint
+from alphaloop.costs import CostPoint
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import Decision, DecisionContext, DraftSetting, decide
 from alphaloop.deciding.posterior import Posterior, Profile
-from worker.costs.live import LiveCosts
+from worker.costs.learning import LiveCosts
 from worker.engine import Step
 
 VANILLA_MS: Final = 20.0

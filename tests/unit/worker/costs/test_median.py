@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.costs.median import ExponentialMedian
+from worker.costs.correction import ExponentialMedian
 
 
 @given(st.integers(1, 40), st.lists(st.floats(-5, 5), max_size=400))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from alphaloop.acceptance import Z95
-from worker.costs.time_law import Time, TimeLaw, fitted, usual
+from worker.costs.laws import Time, TimeLaw, fitted, usual
 
 NODES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 SHAPE = tuple(1 + 0.05 * (load - 1) for load in NODES)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from alphaloop.cost import CostTable
+from alphaloop.costs import CostTable
 from alphaloop.deciding.decision import ChoicesInMemory, Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSnapshot
 from alphaloop.deciding.goodput import DrafterState

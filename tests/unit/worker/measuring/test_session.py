@@ -1,29 +1,36 @@
 """A whole measurement over an engine without a model, whose clock is what its rounds are said to cost."""
 
 from __future__ import annotations
-
-import json
-import random
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
-
-import pytest
-from pydantic import TypeAdapter
-
 from alphaloop import commands
-from alphaloop.cli.measure import SHORTER_IS_BETTER, report_as_json, show
+from alphaloop.cli.measure import SHORTER_IS_BETTER
+from alphaloop.cli.measure import report_as_json
+from alphaloop.cli.measure import show
 from alphaloop.commands import EVENT
 from alphaloop.errors import ConfigError
-from alphaloop.messages import Origin, parse_job
+from alphaloop.messages import Origin
+from alphaloop.messages import parse_job
+from alphaloop.payoff.figures import ShipVerdict
 from alphaloop.payoff.figures import VANILLA
-from alphaloop.payoff.report import Footprint, Report
-from alphaloop.payoff.verdict import Verdict
+from alphaloop.payoff.report import Footprint
+from alphaloop.payoff.report import Report
+from collections.abc import Callable
+from dataclasses import replace
+from pydantic import TypeAdapter
 from tests.fakes import FakeEngine
-from worker.engine import PreparedJob, Sampling, Step
+from typing import Any
+from worker.engine import PreparedJob
+from worker.engine import Sampling
+from worker.engine import Step
 from worker.measuring.observing import choose_candidates
-from worker.measuring.report import REASONS, DrafterRecords
-from worker.measuring.session import MeasuringPlan, MeasuringSession, refuse_few
+from worker.measuring.report import DrafterRecords
+from worker.measuring.report import REASONS
+from worker.measuring.session import MeasuringPlan
+from worker.measuring.session import MeasuringSession
+from worker.measuring.session import refuse_few
+import json
+import pytest
+import random
+
 
 NUM = 14
 SECRET = "zebra"
@@ -80,7 +87,7 @@ def report_of(session: MeasuringSession) -> Report:
 
 def test_what_pays_ships_and_says_by_how_much(seed: int) -> None:
     report = report_of(session_of(Timed(acceptance=(0.95,)), seed=seed))
-    assert {row.judgement.verdict for row in report.rows} == {Verdict.SHIP}
+    assert {row.judgement.verdict for row in report.rows} == {ShipVerdict.SHIP}
     assert report.shipped is not None
     assert report.shipped.candidate.num_draft_tokens == 4
     assert report.shipped.figures.ratio.estimate > 2
@@ -95,7 +102,7 @@ def test_what_pays_ships_and_says_by_how_much(seed: int) -> None:
 
 def test_what_does_not_pay_says_why(seed: int) -> None:
     report = report_of(session_of(Timed(acceptance=(0.1,)), seed=seed))
-    assert {row.judgement.verdict for row in report.rows} == {Verdict.DO_NOT_SHIP}
+    assert {row.judgement.verdict for row in report.rows} == {ShipVerdict.DO_NOT_SHIP}
     assert report.shipped is None
     for row in report.rows:
         assert {"account", "low_acceptance"} <= {name for name, _ in row.reasons}
@@ -209,8 +216,8 @@ def test_an_interrupted_report_says_so(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_report_crosses_to_the_command_line_unchanged() -> None:
     report = report_of(session_of(Timed(acceptance=(0.45,))))
-    event = EVENT.validate_json(commands.Report(data=report).model_dump_json())
-    assert isinstance(event, commands.Report)
+    event = EVENT.validate_json(commands.ReportEvent(data=report).model_dump_json())
+    assert isinstance(event, commands.ReportEvent)
     assert TypeAdapter(Report).validate_python(event.data) == report
 
 

@@ -1,29 +1,34 @@
 """The experiment over whole requests, on two simulated servers whose law and true speed-up are known."""
 
 from __future__ import annotations
-
-import math
-import random
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from statistics import mean
-
-import pytest
-
 from alphaloop.errors import ConfigError
-from alphaloop.switchback.load_law import load_law
-from alphaloop.switchback.request_block import RequestDesign
-from alphaloop.switchback.request_schedule import RequestSchedule
-from alphaloop.switchback.requests import RequestFacts, Trial
-from alphaloop.switchback.slices import Phase, Slice, Treatment
-from alphaloop.switchback.speedup import measured_speedup
-from alphaloop.switchback.strata import compared_blocks
-from benchmarks.switchback.over_requests import Found, play
-from benchmarks.switchback.request_world import KnownLoad, RequestScenario
+from alphaloop.experiment.assign import RequestDesign
+from alphaloop.experiment.assign import RequestSchedule
+from alphaloop.experiment.estimate import compared_blocks
+from alphaloop.experiment.estimate import load_law
+from alphaloop.experiment.estimate import measured_speedup
+from alphaloop.experiment.observe import Phase
+from alphaloop.experiment.observe import RequestFacts
+from alphaloop.experiment.observe import Slice
+from alphaloop.experiment.observe import Treatment
+from alphaloop.experiment.observe import TrialGroup
+from benchmarks.switchback.over_requests import Found
+from benchmarks.switchback.over_requests import play
+from benchmarks.switchback.request_world import KnownLoad
+from benchmarks.switchback.request_world import RequestScenario
+from dataclasses import replace
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
+from statistics import mean
+import math
+import pytest
+import random
+
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-CODE = Trial("code greedy", Treatment("draft", 4))
-SQL = Trial("sql greedy", Treatment("draft", 4))
+CODE = TrialGroup("code greedy", Treatment("draft", 4))
+SQL = TrialGroup("sql greedy", Treatment("draft", 4))
 DESIGN = RequestDesign(control_share=0.2, control_turnover=1.0, window_turnover=1.0, least_counted=4)
 
 
@@ -34,7 +39,7 @@ def facts(second: float, *, decode_s: float = 1.0) -> RequestFacts:
 class Traffic:
     """Four requests at once, each of four seconds; one starts and one ends each second."""
 
-    def __init__(self, design: RequestDesign = DESIGN, *, trials: tuple[Trial, ...] = (CODE,)) -> None:
+    def __init__(self, design: RequestDesign = DESIGN, *, trials: tuple[TrialGroup, ...] = (CODE,)) -> None:
         self.schedule = RequestSchedule(design, random.Random(1))
         self.trials = trials
         self.speculates: list[bool] = []

@@ -9,12 +9,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from alphaloop.acceptance import Z95
-from alphaloop.switchback.expectation import ExpectationPair, Expected, expectation_pair, mean_expected
-from alphaloop.switchback.reliability import by_drafter, reliability
-from alphaloop.switchback.rounds import RoundFacts, Tally, TaskRound
-from alphaloop.switchback.slices import Phase, Slice, Treatment
-from alphaloop.switchback.speedup import measured_speedup
-from alphaloop.switchback.wording import expectations, expectations_of_all
+from alphaloop.experiment.estimate import measured_speedup
+from alphaloop.experiment.figures import ExpectationPair, by_drafter, expectation_pair, reliability
+from alphaloop.experiment.observe import Expected, Phase, RoundFacts, Slice, Tally, TaskRound, Treatment, mean_expected
+from alphaloop.experiment.wording import expectations, expectations_of_all
 from tests.fixtures.slices import block_rows, subject
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)

@@ -8,10 +8,15 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from alphaloop.switchback.slices import Phase, Slice, Stratum, Treatment
-from alphaloop.switchback.speedup import Verdict, measured_speedup
-from alphaloop.switchback.strata import ComparedBlock, collapsed, compared_blocks
-from alphaloop.switchback.time_ratio import time_ratios
+from alphaloop.experiment.estimate import (
+    ComparedBlock,
+    Verdict,
+    collapsed,
+    compared_blocks,
+    measured_speedup,
+    time_ratios,
+)
+from alphaloop.experiment.observe import Phase, Slice, Stratum, Treatment
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DRAFT = Treatment("draft", 3)

@@ -11,13 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaloop.errors import ConfigError
-from alphaloop.switchback.block import SwitchbackDesign
-from alphaloop.switchback.rounds import RoundFacts, TaskRound
-from alphaloop.switchback.schedule import Arm, SwitchbackSchedule
-from alphaloop.switchback.slices import Phase, Slice, Treatment
+from alphaloop.experiment.assign import Arm, RoundDesign, RoundSchedule
+from alphaloop.experiment.observe import Phase, RoundFacts, Slice, TaskRound, Treatment
 
 LOOKUP = Treatment("lookup", 4)
-DESIGN = SwitchbackDesign(control_share=0.05, num_control_rounds=8, num_washout_rounds=2, num_window_rounds=8)
+DESIGN = RoundDesign(control_share=0.05, num_control_rounds=8, num_washout_rounds=2, num_window_rounds=8)
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
@@ -29,7 +27,7 @@ def facts(
 
 
 def play(
-    schedule: SwitchbackSchedule, rounds: Iterator[tuple[Mapping[str, Treatment], RoundFacts]]
+    schedule: RoundSchedule, rounds: Iterator[tuple[Mapping[str, Treatment], RoundFacts]]
 ) -> tuple[list[Mapping[str, Arm]], list[Slice]]:
     """The arms of every round, and the slices."""
     arms, slices = [], []
@@ -54,9 +52,9 @@ def steady(num_rounds: int, *tasks: str) -> Iterator[tuple[Mapping[str, Treatmen
 def test_the_share_of_control_is_the_one_asked_for(
     seed: int, share: float, slower: float, others: int, prompts: float
 ) -> None:
-    design = SwitchbackDesign(share, num_control_rounds=8, num_washout_rounds=2, num_window_rounds=8)
+    design = RoundDesign(share, num_control_rounds=8, num_washout_rounds=2, num_window_rounds=8)
     rng = random.Random(seed)
-    schedule = SwitchbackSchedule(design, random.Random(seed))
+    schedule = RoundSchedule(design, random.Random(seed))
     control_s = whole_s = block_s = largest_block_s = 0.0
     for i in range(6000):
         arm = schedule.next_round({"sql": LOOKUP})["sql"]
@@ -74,7 +72,7 @@ def test_the_share_of_control_is_the_one_asked_for(
 
 
 def test_a_block_is_a_sandwich_and_its_washouts_are_not_counted() -> None:
-    schedule = SwitchbackSchedule(DESIGN, random.Random(1))
+    schedule = RoundSchedule(DESIGN, random.Random(1))
     stretches: list[tuple[Arm, int]] = []
     slices: list[Slice] = []
     for i in range(2000):
@@ -105,7 +103,7 @@ def test_a_block_is_a_sandwich_and_its_washouts_are_not_counted() -> None:
 @settings(max_examples=50, deadline=None)
 def test_a_slow_first_round_does_not_put_the_first_block_off(seed: int) -> None:
     """The first round reads prompts: twenty times as long as the others, it says nothing of what a block takes."""
-    schedule = SwitchbackSchedule(DESIGN, random.Random(seed))
+    schedule = RoundSchedule(DESIGN, random.Random(seed))
     for i in range(2000):
         if schedule.next_round({"sql": LOOKUP})["sql"] is None:
             break
@@ -116,7 +114,7 @@ def test_a_slow_first_round_does_not_put_the_first_block_off(seed: int) -> None:
 
 
 def test_every_round_is_counted_once_or_is_a_washout() -> None:
-    schedule = SwitchbackSchedule(DESIGN, random.Random(2))
+    schedule = RoundSchedule(DESIGN, random.Random(2))
     _, slices = play(schedule, steady(3000, "sql"))
     num_blocks = sum(one.phase is Phase.CONTROL for one in slices)
     unfinished = sum(one.phase is Phase.BEFORE for one in slices) - num_blocks
@@ -126,7 +124,7 @@ def test_every_round_is_counted_once_or_is_a_washout() -> None:
 
 
 def test_all_tasks_that_speculate_switch_together() -> None:
-    schedule = SwitchbackSchedule(DESIGN, random.Random(3))
+    schedule = RoundSchedule(DESIGN, random.Random(3))
     arms, slices = play(schedule, steady(3000, "sql", "code", "chat"))
     assert {sum(arm is None for arm in one.values()) for one in arms} == {0, 3}
     controls = [one for one in slices if one.phase is Phase.CONTROL]
@@ -136,7 +134,7 @@ def test_all_tasks_that_speculate_switch_together() -> None:
 
 
 def test_a_task_that_comes_in_a_control_slice_is_vanilla_too_and_not_counted() -> None:
-    schedule = SwitchbackSchedule(DESIGN, random.Random(3))
+    schedule = RoundSchedule(DESIGN, random.Random(3))
     slices: list[Slice] = []
     num_joined, is_vanilla = 0, False
     for i in range(3000):
@@ -151,7 +149,7 @@ def test_a_task_that_comes_in_a_control_slice_is_vanilla_too_and_not_counted() -
 
 
 def test_a_task_that_leaves_takes_nothing_from_the_others() -> None:
-    schedule = SwitchbackSchedule(DESIGN, random.Random(3))
+    schedule = RoundSchedule(DESIGN, random.Random(3))
     slices: list[Slice] = []
     was_vanilla = False
     for i in range(3000):
@@ -165,7 +163,7 @@ def test_a_task_that_leaves_takes_nothing_from_the_others() -> None:
 def test_control_begins_at_moments_that_cannot_be_foretold() -> None:
     gaps = []
     for seed in range(3):
-        arms, _ = play(SwitchbackSchedule(DESIGN, random.Random(seed)), steady(4000, "sql"))
+        arms, _ = play(RoundSchedule(DESIGN, random.Random(seed)), steady(4000, "sql"))
         begins = [i for i in range(1, len(arms)) if arms[i]["sql"] is None and arms[i - 1]["sql"] is not None]
         gaps.append([after - before for before, after in pairwise(begins)])
     assert all(max(own) > 1.5 * min(own) for own in gaps)
@@ -173,7 +171,7 @@ def test_control_begins_at_moments_that_cannot_be_foretold() -> None:
 
 
 def test_a_block_without_its_control_slice_leaves_nothing() -> None:
-    schedule = SwitchbackSchedule(DESIGN, random.Random(4))
+    schedule = RoundSchedule(DESIGN, random.Random(4))
     slices: list[Slice] = []
     for i in range(3000):
         arm = schedule.next_round({"sql": LOOKUP})["sql"]
@@ -183,7 +181,7 @@ def test_a_block_without_its_control_slice_leaves_nothing() -> None:
 
 
 def test_a_complete_control_slice_is_kept_when_the_sequences_end_behind_it() -> None:
-    schedule = SwitchbackSchedule(DESIGN, random.Random(5))
+    schedule = RoundSchedule(DESIGN, random.Random(5))
     slices: list[Slice] = []
     was_vanilla, i = False, 0
     while not any(one.phase is Phase.CONTROL for one in slices):
@@ -197,7 +195,7 @@ def test_a_complete_control_slice_is_kept_when_the_sequences_end_behind_it() -> 
 
 
 def test_the_draft_length_follows_the_policy_and_another_drafter_ends_the_block() -> None:
-    schedule = SwitchbackSchedule(DESIGN, random.Random(6))
+    schedule = RoundSchedule(DESIGN, random.Random(6))
     wanted = {True: Treatment("lookup", 2), False: Treatment("lookup", 6)}
     slices: list[Slice] = []
     for i in range(3000):
@@ -213,14 +211,14 @@ def test_the_draft_length_follows_the_policy_and_another_drafter_ends_the_block(
     between = {one.treatment for one in slices if one.phase is Phase.BETWEEN}
     assert between == set(wanted.values())
 
-    schedule = SwitchbackSchedule(DESIGN, random.Random(6))
+    schedule = RoundSchedule(DESIGN, random.Random(6))
     alternating = [Treatment("lookup", 2), Treatment("draft", 2)]
     _, slices = play(schedule, (({"sql": alternating[i // 5 % 2]}, facts(i, {"sql": 1})) for i in range(2000)))
     assert all(one.phase is Phase.BETWEEN for one in slices)
 
 
 def test_rounds_with_a_prompt_are_kept_apart() -> None:
-    schedule = SwitchbackSchedule(DESIGN, random.Random(7))
+    schedule = RoundSchedule(DESIGN, random.Random(7))
     reads = [i % 4 == 0 for i in range(3000)]
     rounds = (
         ({"sql": LOOKUP}, facts(i, {"sql": 2}, wall_s=0.05 if reading else 0.01, has_prompt=reading))
@@ -237,27 +235,27 @@ def test_rounds_with_a_prompt_are_kept_apart() -> None:
 
 
 def test_a_task_whose_every_round_reads_a_prompt_is_not_held_in_control() -> None:
-    schedule = SwitchbackSchedule(DESIGN, random.Random(8))
+    schedule = RoundSchedule(DESIGN, random.Random(8))
     arms, slices = play(schedule, (({"sql": LOOKUP}, facts(i, {"sql": 2}, has_prompt=True)) for i in range(2000)))
     assert {one.phase for one in slices} == {Phase.BETWEEN}
     assert all(one["sql"] is not None for one in arms)
 
 
 def test_no_share_means_no_trials() -> None:
-    design = SwitchbackDesign(control_share=0.0)
-    arms, _ = play(SwitchbackSchedule(design, random.Random(9)), steady(2000, "sql"))
+    design = RoundDesign(control_share=0.0)
+    arms, _ = play(RoundSchedule(design, random.Random(9)), steady(2000, "sql"))
     assert all(one["sql"] is not None for one in arms)
 
 
 def test_a_share_that_blocks_cannot_reach_is_refused() -> None:
     with pytest.raises(ConfigError, match="control share"):
-        SwitchbackDesign(control_share=0.5)
+        RoundDesign(control_share=0.5)
     with pytest.raises(ConfigError, match="control round"):
-        SwitchbackDesign(num_control_rounds=0)
+        RoundDesign(num_control_rounds=0)
 
 
 def test_slices_between_blocks_are_split_by_load() -> None:
-    schedule = SwitchbackSchedule(DESIGN, random.Random(10))
+    schedule = RoundSchedule(DESIGN, random.Random(10))
     rounds = (({"sql": LOOKUP}, facts(i, {"sql": 1 if i % 400 < 200 else 8})) for i in range(4000))
     _, slices = play(schedule, rounds)
     between = [one for one in slices if one.phase is Phase.BETWEEN]

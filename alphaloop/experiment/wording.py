@@ -6,40 +6,19 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Final, Protocol
 
-from alphaloop.switchback.speedup import LEAST_BLOCKS, Verdict
+from alphaloop.acceptance import Interval
+from alphaloop.experiment.estimate import LEAST_BLOCKS, Verdict
 
 NO_VERDICT: Final = "no verdict yet"
 
 
-class Bounds(Protocol):
-    """An estimate with its 95 % bounds."""
-
-    @property
-    def mean(self) -> float: ...
-    @property
-    def low(self) -> float: ...
-    @property
-    def high(self) -> float: ...
-
-
-class Loaded(Protocol):
-    """What was measured: with which draft lengths, and at which load."""
-
-    @property
-    def min_num_draft_tokens(self) -> int: ...
-    @property
-    def max_num_draft_tokens(self) -> int: ...
-    @property
-    def mean_running(self) -> float: ...
-
-
-class Measured(Loaded, Protocol):
-    """A measured speed-up, as screens show it: alphaloop.switchback.task_speedup.TaskSpeedup, or the report's line."""
+class SpeedupShown(Protocol):
+    """A measured speed-up, as screens show it: alphaloop.experiment.figures.TaskSpeedup, or the report's line."""
 
     @property
     def drafter(self) -> str: ...
     @property
-    def speedup(self) -> Bounds | None: ...
+    def speedup(self) -> Interval | None: ...
     @property
     def verdict(self) -> str: ...
     @property
@@ -48,9 +27,15 @@ class Measured(Loaded, Protocol):
     def control_share(self) -> float: ...
     @property
     def computed_at(self) -> datetime: ...
+    @property
+    def min_num_draft_tokens(self) -> int: ...
+    @property
+    def max_num_draft_tokens(self) -> int: ...
+    @property
+    def mean_running(self) -> float: ...
 
 
-def figure(measured: Measured | None) -> str:
+def figure(measured: SpeedupShown | None) -> str:
     """`1.62 [1.55 1.70]`; `no verdict yet` instead of the estimate where the interval allows both.
 
     A dash where the task did not speculate.
@@ -64,7 +49,7 @@ def figure(measured: Measured | None) -> str:
     return f"{estimate} [{bounds.low:.2f} {bounds.high:.2f}]"
 
 
-def load(measured: Loaded | None) -> str:
+def load(measured: SpeedupShown | ExpectationsShown | None) -> str:
     """`k 3-5, 6.2 running`: the draft lengths of the treatment, and the mean number of sequences in a round."""
     if measured is None:
         return ""
@@ -80,23 +65,23 @@ def draft_lengths(found: Collection[int]) -> str:
     return f"k {least}" if least == most else f"k {least}-{most}"
 
 
-def control(measured: Measured | None) -> str:
+def control(measured: SpeedupShown | None) -> str:
     """`12 blocks, 2.0% control`: the evidence, and the share of the time that it took."""
     return "" if measured is None else f"{measured.num_blocks} blocks, {measured.control_share:.1%} control"
 
 
-def computed(measured: Iterable[Measured | None]) -> str:
+def computed(measured: Iterable[SpeedupShown | None]) -> str:
     """`Speed-ups computed at 2026-11-23 11:58 UTC.`; with two moments where they differ, empty without any."""
     moments = sorted({_moment(one) for one in measured if one is not None})
     return f"Speed-ups computed at {' to '.join(sorted({moments[0], moments[-1]}))} UTC." if moments else ""
 
 
-def _moment(measured: Measured) -> str:
+def _moment(measured: SpeedupShown) -> str:
     return f"{measured.computed_at:%Y-%m-%d %H:%M}"
 
 
-class Compared(Loaded, Protocol):
-    """How reliable expectations were: alphaloop.switchback.reliability.Reliability, or the report's line."""
+class ExpectationsShown(Protocol):
+    """How reliable expectations were: alphaloop.experiment.figures.Reliability, or the report's line."""
 
     @property
     def task(self) -> str: ...
@@ -110,9 +95,15 @@ class Compared(Loaded, Protocol):
     def ratio(self) -> float: ...
     @property
     def ratio_bounds(self) -> tuple[float, float] | None: ...
+    @property
+    def min_num_draft_tokens(self) -> int: ...
+    @property
+    def max_num_draft_tokens(self) -> int: ...
+    @property
+    def mean_running(self) -> float: ...
 
 
-def expectations(compared: Compared) -> str:
+def expectations(compared: ExpectationsShown) -> str:
     """How expected speed-ups compared with measured ones, in one sentence."""
     num = compared.num_pairs
     return (
@@ -121,13 +112,13 @@ def expectations(compared: Compared) -> str:
     )
 
 
-def ratio(compared: Compared) -> str:
+def ratio(compared: ExpectationsShown) -> str:
     """`0.94 [0.88 1.00]`: measured over expected; without bounds where there is one pair."""
     bounds = compared.ratio_bounds
     return f"{compared.ratio:.2f}" + ("" if bounds is None else f" [{bounds[0]:.2f} {bounds[1]:.2f}]")
 
 
-def expectations_of_all(compared: Sequence[Compared]) -> str:
+def expectations_of_all(compared: Sequence[ExpectationsShown]) -> str:
     """The same of all tasks, in one line; empty without any."""
     if not compared:
         return ""
@@ -147,7 +138,7 @@ def reason_word(reason: str | None, verdict: str | None) -> str:
     }.get(Verdict(verdict or Verdict.NO_VERDICT_YET), "expected faster")
 
 
-def why(reason: str | None, drafter: str | None, measured: Measured | None) -> str:
+def why(reason: str | None, drafter: str | None, measured: SpeedupShown | None) -> str:
     """The reason of a choice. What was measured counts for it where its own drafter was measured, and not another."""
     is_its_own = measured is not None and measured.drafter == drafter
     return reason_word(reason, measured.verdict if is_its_own and measured else None)
@@ -160,7 +151,7 @@ def why_then(reason: str, expected_low: float | None) -> str:
     return reason_word(reason, None)
 
 
-def sentence(drafter: str, measured: Measured) -> str:
+def sentence(drafter: str, measured: SpeedupShown) -> str:
     """What the experiment says of a drafter, in one sentence."""
     blocks = f"{measured.num_blocks} block{'' if measured.num_blocks == 1 else 's'} of control rounds"
     where = f"{drafter}, {load(measured)}; {blocks}, {measured.control_share:.1%} of the time"

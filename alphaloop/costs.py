@@ -12,13 +12,13 @@ requests in flight at one server.
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
-from typing import Final
-
-from alphaloop.cost_surface import Line, Surface, interpolated
+from typing import Final, TypeAlias
 
 #: Tokens that a measured sequence already has, where nothing else is said.
 BASE_CONTEXT: Final = 256
@@ -244,3 +244,172 @@ def _mean_variances(points: Iterable[CostPoint]) -> dict[str | None, Line]:
 
 def _order(point: CostPoint) -> tuple[str, str, int, int, int]:
     return (point.drafter or "", point.kind, point.context, point.batch, point.width)
+
+
+#: Widths, ascending, and the value at each.
+Line: TypeAlias = tuple[Sequence[float], Sequence[float]]
+#: Lines by batch size.
+Plane: TypeAlias = Mapping[int, Line]
+
+
+class Surface:
+    """One drafter's or the target's times.
+
+    `planes` are by context, milliseconds. The context with the most points is the base. A value at another context is
+    the base's value times a ratio, because only a few shapes are measured there.
+    """
+
+    def __init__(self, planes: Mapping[int, Plane]) -> None:
+        base = max(planes, key=lambda context: (sum(len(line[0]) for line in planes[context].values()), -context))
+        self._base = planes[base]
+        self._ratios: list[tuple[int, Plane | None]] = [
+            (context, None if context == base else self._over_base(planes[context])) for context in sorted(planes)
+        ]
+
+    def line(self, batch: float, context: float | None) -> Line:
+        """Milliseconds by width; without a `context`, at the one with the most points."""
+        ms = _line(self._base, batch)
+        if context is None or len(self._ratios) == 1:
+            return ms
+        after = bisect_left(self._ratios, context, key=lambda ratio: ratio[0])
+        (far, one), (near, other) = self._ratios[min(after, len(self._ratios) - 1)], self._ratios[max(after - 1, 0)]
+        share = (context - near) / (far - near) if far > near else 0.0
+        ratio = _blend(_flat(other, batch), _flat(one, batch), share)
+        widths = sorted({*ms[0], *ratio[0]})
+        return widths, [interpolated(ms, width) * interpolated(ratio, width) for width in widths]
+
+    def _over_base(self, plane: Plane) -> Plane:
+        return {
+            batch: (
+                widths,
+                [ms / interpolated(_line(self._base, batch), width) for width, ms in zip(widths, values, strict=True)],
+            )
+            for batch, (widths, values) in plane.items()
+        }
+
+
+def _line(plane: Plane, batch: float) -> Line:
+    """Values by width at one batch size, interpolated between the two nearest that were measured."""
+    if batch in plane:
+        return plane[int(batch)]
+    sizes = sorted(plane)
+    after = bisect_left(sizes, batch)
+    if after in (0, len(sizes)):
+        return plane[sizes[min(after, len(sizes) - 1)]]
+    smaller, larger = sizes[after - 1], sizes[after]
+    return _blend(plane[smaller], plane[larger], (batch - smaller) / (larger - smaller))
+
+
+def _flat(plane: Plane | None, batch: float) -> Line:
+    return ((1,), (1.0,)) if plane is None else _line(plane, batch)
+
+
+def _blend(one: Line, other: Line, share: float) -> Line:
+    """(1 - share) · one + share · other, at every width of either."""
+    if share == 0.0 or one is other:
+        return one
+    widths = sorted({*one[0], *other[0]})
+    return widths, [(1 - share) * interpolated(one, w) + share * interpolated(other, w) for w in widths]
+
+
+def interpolated(line: Line, x: float) -> float:
+    """The value of the line at width `x`."""
+    xs, ys = line
+    after = bisect_left(xs, x)
+    if after == 0:
+        return ys[0]
+    if after == len(xs):
+        return ys[-1]
+    x0, y0 = xs[after - 1], ys[after - 1]
+    return y0 + (ys[after] - y0) * (x - x0) / (xs[after] - x0)
+
+
+#: Work that slows a host down (a build, a backup, another tenant's load) ends after seconds to minutes.
+HALF_LIFE_S: Final = 300.0
+#: A return to a drafter that is still slow is noticed within 32 rounds. Once in so many rounds of the target it costs
+#: at most 32 / 8,192 = 0.4 % of the time, a fifth of the usual share for exploration.
+HALF_LIFE_ROUNDS: Final = 8192
+#: Standard deviation of ln(a drafter's slowness over the target's), with nothing known: 95 % within a factor of 2.2.
+PRIOR_SD: Final = 0.4
+#: Seconds in which a stored estimate does not age: a fiftieth of a half-life.
+SHORTEST_PAUSE_S: Final = HALF_LIFE_S / 50
+#: Standard deviation of ln(one timing) on a quiet host.
+TIMING_SD: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LogEstimate:
+    """The logarithm of a correction: its expected value and the variance of that value."""
+
+    mean: float
+    variance: float
+
+    @property
+    def factor(self) -> float:
+        """The correction itself."""
+        return math.exp(self.mean)
+
+
+def num_half_lives(seconds: float, num_rounds: float = 0.0) -> float:
+    """Half-lives that pass in so many seconds and rounds of the target; both age an estimate."""
+    return max(0.0, seconds) / HALF_LIFE_S + num_rounds / HALF_LIFE_ROUNDS
+
+
+def faded(estimate: LogEstimate, towards: float, half_lives: float) -> LogEstimate:
+    """The estimate after so many half-lives without a measurement; `towards` is ln(the target's correction).
+
+    The logarithm of a drafter's correction is modelled as an Ornstein–Uhlenbeck process around that of the target's
+    correction (Uhlenbeck and Ornstein 1930), because other load on a host slows a drafter down only for a while. With m
+    the last estimate of variance v, t the target's level and κ = 2^-h after h half-lives, the estimate becomes
+
+        mean      t + κ · (m - t)
+        variance  κ² · v + (1 - κ²) · PRIOR_SD²
+
+    Fading in two steps is fading in one: faded(h1) and then faded(h2) is faded(h1 + h2).
+    """
+    kept = 2.0**-half_lives
+    mean = towards + kept * (estimate.mean - towards)
+    return LogEstimate(mean, kept**2 * estimate.variance + (1 - kept**2) * PRIOR_SD**2)
+
+
+def timing_variance(num_samples: int) -> float:
+    """Variance of ln(median of so many timings): π/2 · σ² / n, the asymptotic one of a normal sample's median."""
+    return math.pi / 2 * TIMING_SD**2 / num_samples
+
+
+def after_pause(points: Iterable[CostPoint], seconds: Mapping[str, float]) -> tuple[CostPoint, ...]:
+    """Stored points as they stand after a pause in which nothing was measured; `seconds` are by drafter.
+
+    A drafter's level fades towards the target's; the differences between its shapes stay. The target's points stay too,
+    because all alternatives share its level and its first rounds measure it again.
+    """
+    points = tuple(points)
+    towards = level_of(point for point in points if point.drafter is None)
+    moved: dict[str, tuple[float, float]] = {}
+    for drafter, pause_s in seconds.items():
+        if pause_s < SHORTEST_PAUSE_S:
+            continue
+        own = level_of(point for point in points if point.drafter == drafter)
+        half_lives = num_half_lives(pause_s)
+        moved[drafter] = faded(LogEstimate(own, 0.0), towards, half_lives).mean - own, half_lives
+    return tuple(point if point.drafter not in moved else _moved(point, *moved[point.drafter]) for point in points)
+
+
+def level_of(points: Iterable[CostPoint]) -> float:
+    """ln(correction) over all shapes, as one median; 0 without any."""
+    logs = sorted(math.log(point.correction) for point in points)
+    return logs[len(logs) // 2] if logs else 0.0
+
+
+def _moved(point: CostPoint, by: float, half_lives: float) -> CostPoint:
+    variance = faded(LogEstimate(0.0, point.correction_variance), 0.0, half_lives).variance
+    return replace(point, correction=point.correction * math.exp(by), correction_variance=variance)
+
+
+def with_shared_weights(points: Iterable[CostPoint], timed: Mapping[str, str]) -> tuple[CostPoint, ...]:
+    """What was measured, and the same under the name of every drafter in `timed`, which has the other one's times."""
+    measured = [point for point in points if point.drafter not in timed]
+    theirs = (
+        replace(point, drafter=name) for name, other in timed.items() for point in measured if point.drafter == other
+    )
+    return (*measured, *theirs)

@@ -1,0 +1,239 @@
+"""The figures of a subject, for screens: its measured speed-up, what decisions expected, and how often that held. Pure.
+
+The measured speed-up is a mean of speed-ups over the seconds times sequences of the treatment (estimate.py). So the
+expectation of a window of time is the mean of its decisions' expectations with the same weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from statistics import fmean, stdev
+from typing import Final
+
+from alphaloop.acceptance import Z95, Interval
+from alphaloop.experiment.estimate import LEAST_BLOCKS, Verdict, compared_blocks, measured_speedup
+from alphaloop.experiment.observe import Phase, Slice
+from alphaloop.intervals import t95
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SpeedupSubject:
+    """What is compared with itself: a drafter in a task, on one engine of one machine."""
+
+    task: str
+    sampling_bucket: str
+    target_revision: str
+    engine: str
+    host: str
+    device: str
+    drafter: str
+    draft_revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpeedup:
+    """How many times faster a subject's texts come than vanilla, with the draft lengths and the load it was seen at."""
+
+    subject: SpeedupSubject
+    min_num_draft_tokens: int
+    max_num_draft_tokens: int
+    mean_running: float  #: sequences of all tasks a round
+    mean_context: float  #: tokens of context a sequence
+    num_tokens: int  #: of the treatment
+    sequence_s: float  #: seconds times sequences of the treatment
+    num_blocks: int
+    num_control_rounds: int
+    control_share: float  #: of the seconds times sequences of all slices, those of control; washouts are in no slice
+    speedup: Interval | None  #: None before there are eight blocks
+    verdict: Verdict
+    covers_from: datetime
+    covers_to: datetime
+    computed_at: datetime
+
+    @property
+    def drafter(self) -> str:
+        """The drafter that was measured."""
+        return self.subject.drafter
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens a second of one running sequence, as it drafts; None without time."""
+        return self.num_tokens / self.sequence_s if self.sequence_s > 0 else None
+
+    @property
+    def vanilla_tokens_per_s(self) -> float | None:
+        """The same of vanilla rounds, by the measured speed-up; None before it was measured."""
+        tokens_per_s = self.tokens_per_s
+        return tokens_per_s / self.speedup.mean if tokens_per_s is not None and self.speedup is not None else None
+
+
+def task_speedup(subject: SpeedupSubject, slices: Sequence[Slice], computed_at: datetime) -> TaskSpeedup:
+    """The figure of all slices of a subject in a window of time, of which at least one is of the treatment."""
+    treated = [one for one in slices if one.phase is not Phase.CONTROL]
+    num_rounds = sum(one.num_rounds + one.num_prompt_rounds for one in treated)
+    lengths = [one.treatment.num_draft_tokens for one in treated]
+    found = measured_speedup(slices)
+    begins = [one.started_at for one in slices]
+    return TaskSpeedup(
+        subject=subject,
+        min_num_draft_tokens=min(lengths),
+        max_num_draft_tokens=max(lengths),
+        mean_running=sum(one.sum_running for one in treated) / num_rounds,
+        mean_context=sum(one.sum_context for one in treated) / num_rounds,
+        num_tokens=sum(one.num_tokens + one.num_prompt_tokens for one in treated),
+        sequence_s=_sequence_s(treated),
+        num_blocks=found.num_blocks,
+        num_control_rounds=found.num_control_rounds,
+        control_share=1 - _sequence_s(treated) / whole_s if (whole_s := _sequence_s(slices)) else 0.0,
+        speedup=found.speedup,
+        verdict=found.verdict,
+        covers_from=min(begins),
+        covers_to=max(begins),
+        computed_at=computed_at,
+    )
+
+
+def _sequence_s(slices: Iterable[Slice]) -> float:
+    return sum(one.sequence_s + one.prompt_sequence_s for one in slices)
+
+
+def shown_of(speedups: Iterable[TaskSpeedup]) -> TaskSpeedup | None:
+    """Of one task's subjects the one that is shown: where most of its text was speculated. None without any.
+
+    The view task_speedup_now chooses by the same rule.
+    """
+    return min(speedups, key=lambda one: (-one.num_tokens, one.subject), default=None)
+
+
+#: Of a window's treatment, sequences with an expectation for their drafter must have taken at least this share.
+_LEAST_EXPECTED: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectationPair:
+    """What was expected of a subject over a window of time, and what was measured over the same rounds."""
+
+    subject: SpeedupSubject
+    expected: Interval  #: as it was shown
+    uncorrected: float
+    model_sd: float
+    measured: Interval
+    num_blocks: int
+    min_num_draft_tokens: int
+    max_num_draft_tokens: int
+    mean_running: float
+    covers_from: datetime
+    covers_to: datetime  #: when the last slice began
+    computed_at: datetime
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the shown interval holds the measured speed-up."""
+        return self.expected.low <= self.measured.mean <= self.expected.high
+
+    @property
+    def log_ratio(self) -> float:
+        """ln(measured / expected), as it was shown."""
+        return math.log(self.measured.mean / self.expected.mean)
+
+    @property
+    def log_error(self) -> float:
+        """ln(measured / expected), without the correction: what a correction is learned from."""
+        return math.log(self.measured.mean / self.uncorrected)
+
+    @property
+    def variance(self) -> float:
+        """Of `log_error`, as the expectation and the measurement state it themselves."""
+        measured_sd = math.log(self.measured.high / self.measured.low) / (2 * Z95)
+        return self.model_sd**2 + measured_sd**2
+
+
+def expectation_pair(subject: SpeedupSubject, slices: Sequence[Slice], now: datetime) -> ExpectationPair | None:
+    """The pair of all slices of a subject in a window of time.
+
+    None before there are `LEAST_BLOCKS` blocks, and where decisions expected nothing of this drafter.
+    """
+    treated = [one for one in slices if one.phase is not Phase.CONTROL]
+    expected_s = sum(one.expected_sequence_s for one in treated)
+    spent_s = sum(one.sequence_s + one.prompt_sequence_s for one in treated)
+    if expected_s <= 0 or expected_s < _LEAST_EXPECTED * spent_s or len(compared_blocks(slices)) < LEAST_BLOCKS:
+        return None
+    found = measured_speedup(slices)
+    if found.speedup is None or not math.isfinite(found.speedup.high):
+        return None
+    mean, low, high, uncorrected, model_sd = (
+        sum(values) / expected_s
+        for values in zip(
+            *(
+                (
+                    one.expected_vanilla_s,
+                    one.expected_low_s,
+                    one.expected_high_s,
+                    one.uncorrected_vanilla_s,
+                    one.model_sd_s,
+                )
+                for one in treated
+            ),
+            strict=True,
+        )
+    )
+    num_rounds = sum(one.num_rounds + one.num_prompt_rounds for one in treated)
+    lengths = [one.treatment.num_draft_tokens for one in treated]
+    return ExpectationPair(
+        subject=subject,
+        expected=Interval(mean, low, high),
+        uncorrected=uncorrected,
+        model_sd=model_sd,
+        measured=found.speedup,
+        num_blocks=found.num_blocks,
+        min_num_draft_tokens=min(lengths),
+        max_num_draft_tokens=max(lengths),
+        mean_running=sum(one.sum_running for one in treated) / num_rounds,
+        covers_from=min(one.started_at for one in slices),
+        covers_to=max(one.started_at for one in slices),
+        computed_at=now,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Reliability:
+    """The pairs of one drafter in one task together, with the draft lengths and the load of their rounds."""
+
+    task: str
+    drafter: str
+    num_pairs: int
+    num_held: int  #: shown intervals that hold the measured speed-up; 95 % of them should
+    ratio: float  #: measured over expected as shown, geometric mean
+    ratio_bounds: tuple[float, float] | None  #: 95 %, pairs as the unit; None with one pair
+    min_num_draft_tokens: int
+    max_num_draft_tokens: int
+    mean_running: float
+
+
+def by_drafter(pairs: Iterable[ExpectationPair]) -> dict[tuple[str, str], list[ExpectationPair]]:
+    """Pairs by task and drafter, in order of their names; pairs stay in their order."""
+    found: dict[tuple[str, str], list[ExpectationPair]] = {}
+    for pair in sorted(pairs, key=lambda one: (one.subject.task, one.subject.drafter)):
+        found.setdefault((pair.subject.task, pair.subject.drafter), []).append(pair)
+    return found
+
+
+def reliability(pairs: Sequence[ExpectationPair]) -> Reliability:
+    """Of pairs of one task and drafter, at least one."""
+    log_ratios = [pair.log_ratio for pair in pairs]
+    mean, num = fmean(log_ratios), len(log_ratios)
+    margin = t95(num - 1) * stdev(log_ratios) / math.sqrt(num) if num > 1 else None
+    return Reliability(
+        task=pairs[0].subject.task,
+        drafter=pairs[0].subject.drafter,
+        num_pairs=num,
+        num_held=sum(pair.is_held for pair in pairs),
+        ratio=math.exp(mean),
+        ratio_bounds=None if margin is None else (math.exp(mean - margin), math.exp(mean + margin)),
+        min_num_draft_tokens=min(pair.min_num_draft_tokens for pair in pairs),
+        max_num_draft_tokens=max(pair.max_num_draft_tokens for pair in pairs),
+        mean_running=fmean(pair.mean_running for pair in pairs),
+    )

@@ -1,0 +1,427 @@
+"""How long something takes by its size, learned from times that vary: a robust Bayesian regression. Pure.
+
+    ms = f(size) + (c + e · (size - s_0)) · (context - 256) / 1024
+
+f is a line that may bend at every *node*. Sizes are requests in flight at a server, or tokens of a prompt. A priori
+
+- with nothing known, f has a usual shape: the prior holds its first value, its first slope and its bends, so beyond the
+  sizes that were seen f goes straight on;
+- where another law is known, f is about a multiple of it: the prior holds the multiple at the first node, and how much
+  it changes from node to node.
+
+In both cases the variance grows with the distance from the sizes that were seen.
+
+Times have relative errors. The weight of one halves with every `half_life` newer ones. The further a time is from the
+law, the less it counts (Cauchy weights, Holland and Welsch 1977): a server that stalls once moves little. The standard
+deviation is taken from the residuals: 1.48 times their median.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from alphaloop.costs import BASE_CONTEXT, PRIOR_SD, LogEstimate
+
+Array: TypeAlias = npt.NDArray[np.float64]
+
+#: Tokens of context in which the two coefficients of context are counted.
+_CONTEXT_UNIT: Final = 1024
+#: Standard deviations at which a time counts half: 95 % as good as least squares where errors are normal.
+_CAUCHY: Final = 2.385
+NUM_SWEEPS: Final = 6
+#: Relative standard deviation of one time before any residual was seen, and the times that this is worth.
+_USUAL_SD, _USUAL_TIMES = 0.15, 8
+_LEAST_SD: Final = 0.02
+#: A time that the line puts at less than so much of the shortest seen, far from what was seen, is not believed.
+LEAST_SHARE: Final = 0.5
+#: Doubt of a value is never more: within a factor of 3.2 with 95 %.
+MOST_SD: Final = 0.6
+#: Standard deviation of a bend, as a share of the time at its node.
+_BEND_SD: Final = 0.2
+#: Of the coefficients of context, as shares of the time at the first node.
+_CONTEXT_SD, _CONTEXT_EACH_SD = 0.3, 0.03
+_CONTEXT_MEAN: Final = 0.03
+
+
+class Time(NamedTuple):
+    """One time that was taken."""
+
+    size: float
+    context: float
+    ms: float
+    #: Variance of ln(ms); where `is_relative`, in units of the regression's own error.
+    variance: float
+    is_relative: bool = True
+    #: Most draft tokens a round, as a share of the route's longest draft; 1 where all its requests have one length.
+    length: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Prior:
+    """The law before any time: values at the nodes, and how far it may be from them."""
+
+    values: tuple[float, ...]
+    level_sd: float  #: of the first value, as a share of it
+    step_sd: float  #: of the change to the second node, as a share of the first value; of a multiple, to every node
+    is_multiple: bool = False  #: whether the law is about a multiple of `values`, rather than as straight
+    context: float = 0.0
+    context_each: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLaw:
+    """A fitted law."""
+
+    nodes: tuple[float, ...]
+    coefficients: tuple[float, ...]
+    covariance: npt.NDArray[np.floating]
+    least_ms: float  #: shorter times are not believed
+    error_sd: float  #: relative, of one time
+
+    def at(self, size: float, context: float = BASE_CONTEXT) -> LogEstimate:
+        """ln(milliseconds) and its variance."""
+        (row,) = rows_of(self.nodes, [size], [context])
+        ms = float(row @ np.asarray(self.coefficients))
+        variance = float(row @ self.covariance @ row)
+        ms = max(ms, self.least_ms)
+        return LogEstimate(math.log(ms), min(variance / ms**2, MOST_SD**2))
+
+    def as_prior(self, ratio: float, level_sd: float, step_sd: float) -> Prior:
+        """The prior of something that takes about `ratio` times as long."""
+        values = tuple(ratio * max(value, self.least_ms) for value in self.coefficients[: len(self.nodes)])
+        context, context_each = (ratio * value for value in self.coefficients[len(self.nodes) :])
+        return Prior(values, level_sd, step_sd, True, context, context_each)
+
+
+def usual(nodes: Sequence[float], shape: Sequence[float], times: Sequence[Time], slope_sd: float) -> Prior:
+    """The prior without a reference: the shape, at the level of the times, at least one; hardly sure of either."""
+    levels = sorted(time.ms / float(np.interp(time.size, nodes, shape)) for time in times)
+    level = levels[len(levels) // 2]
+    values = tuple(level * value for value in shape)
+    return Prior(values, 1.0, slope_sd, context=_CONTEXT_MEAN * values[0])
+
+
+def fitted(nodes: Sequence[float], times: Sequence[Time], prior: Prior, half_life: float) -> TimeLaw:
+    """The law after `times`, the latest last. Without any it is the prior."""
+    nodes = tuple(nodes)
+    mean = np.array([*prior.values, prior.context, prior.context_each])
+    precision = precision_of(nodes, prior)
+    least_ms = LEAST_SHARE * min([time.ms for time in times] or [min(prior.values)])
+    if not times:
+        return TimeLaw(nodes, tuple(mean.tolist()), np.linalg.inv(precision), least_ms, _USUAL_SD)
+    rows = rows_of(nodes, [time.size for time in times], [time.context for time in times])
+    ms = np.array([time.ms for time in times])
+    weighing = Weighing(times, half_life)
+    coefficients, expected = mean, np.maximum(ms, least_ms)
+    covariance = np.linalg.inv(precision)
+    for _ in range(NUM_SWEEPS):
+        weights = weighing.precisions(expected)
+        covariance = np.linalg.inv(precision + (rows * weights[:, None]).T @ rows)
+        coefficients = covariance @ (precision @ mean + rows.T @ (weights * ms))
+        expected = np.maximum(rows @ coefficients, least_ms)
+        weighing.learn((ms - expected) / expected)
+    return TimeLaw(nodes, tuple(coefficients.tolist()), covariance, least_ms, weighing.error_sd)
+
+
+class Weighing:
+    """How much each time counts: by its own variance, its age, and how far it was from what was expected last."""
+
+    def __init__(self, times: Sequence[Time], half_life: float) -> None:
+        self._sd: Array = np.sqrt(np.array([time.variance for time in times]))
+        self._is_relative = np.array([time.is_relative for time in times])
+        self._kept = 2.0 ** (-np.arange(len(times))[::-1] / half_life)
+        self._trust = np.ones(len(times))
+        self.error_sd = _USUAL_SD  #: relative, of one time
+
+    def precisions(self, expected_ms: Array) -> Array:
+        """The weight of each time in least squares."""
+        weights: Array = self._kept * self._trust / (self._errors() * expected_ms) ** 2
+        return weights
+
+    def learn(self, residuals: Array) -> None:
+        """Take the relative distances from what was expected."""
+        self.error_sd = _error_sd(residuals[self._is_relative], self._kept[self._is_relative])
+        self._trust = 1 / (1 + (residuals / self._errors() / _CAUCHY) ** 2)
+
+    def _errors(self) -> Array:
+        errors: Array = np.where(self._is_relative, self.error_sd * self._sd, self._sd)
+        return errors
+
+
+def rows_of(nodes: Sequence[float], sizes: Sequence[float], contexts: Sequence[float]) -> Array:
+    """How much each coefficient counts in each time. Sizes outside the nodes count as the nearest node."""
+    x = np.clip(np.array(sizes, dtype=float), nodes[0], nodes[-1])
+    rows = np.zeros((len(x), len(nodes) + 2))
+    each = np.arange(len(x))
+    if len(nodes) == 1:
+        rows[:, 0] = 1.0
+    else:
+        ends = np.array(nodes, dtype=float)
+        after = np.clip(np.searchsorted(ends, x), 1, len(nodes) - 1)
+        share = (x - ends[after - 1]) / (ends[after] - ends[after - 1])
+        rows[each, after - 1], rows[each, after] = 1 - share, share
+    units = (np.array(contexts, dtype=float) - BASE_CONTEXT) / _CONTEXT_UNIT
+    rows[:, -2], rows[:, -1] = units, units * (x - nodes[0])
+    return rows
+
+
+def precision_of(nodes: Sequence[float], prior: Prior) -> Array:
+    """Of the difference between the coefficients and their prior means."""
+    count, values = len(nodes), prior.values
+    first = values[0]
+    rows = [_unit(count, {0: 1 / (prior.level_sd * first)})]
+    if prior.is_multiple:
+        steps = (_unit(count, {i: -1 / values[i], i + 1: 1 / values[i + 1]}) for i in range(count - 1))
+        rows += [step / prior.step_sd for step in steps]
+    elif count > 1:
+        rows.append(_unit(count, {0: -1.0, 1: 1.0}) / (prior.step_sd * first))
+    for i in range(1, count - 1 if not prior.is_multiple else 0):
+        before, after = nodes[i] - nodes[i - 1], nodes[i + 1] - nodes[i]
+        # How far the next value is from where the line before leads to.
+        bend = _unit(count, {i - 1: after / before, i: -1 - after / before, i + 1: 1.0})
+        rows.append(bend / (_BEND_SD * values[i + 1]))
+    rows.append(_unit(count, {count: 1 / (_CONTEXT_SD * first)}))
+    rows.append(_unit(count, {count + 1: 1 / (_CONTEXT_EACH_SD * first)}))
+    matrix = np.array(rows)
+    return matrix.T @ matrix
+
+
+def _unit(num_nodes: int, entries: dict[int, float]) -> Array:
+    row = np.zeros(num_nodes + 2)
+    for index, value in entries.items():
+        row[index] = value
+    return row
+
+
+def _error_sd(residuals: Array, weights: Array) -> float:
+    """Relative, of one time, from the median of the residuals' sizes and the usual one."""
+    if not len(residuals):
+        return _USUAL_SD
+    order = np.argsort(np.abs(residuals))
+    reached = np.cumsum(weights[order])
+    median = float(np.abs(residuals)[order][int(np.searchsorted(reached, reached[-1] / 2))])
+    number = float(reached[-1])
+    seen = 1.4826 * median
+    return max(math.sqrt((number * seen**2 + _USUAL_TIMES * _USUAL_SD**2) / (number + _USUAL_TIMES)), _LEAST_SD)
+
+
+#: Values of θ, all as likely with nothing known.
+_SLOPES: Final = np.linspace(0.0, 2.0, 17)
+_PRIOR: Final = np.full(len(_SLOPES), 1 / len(_SLOPES))
+
+
+@dataclass(frozen=True, slots=True)
+class LengthLaw:
+    """The law of a route at every draft length.
+
+        ms(k) = V + w(k) · (L - V)        w(k) = max(0, 1 - θ · (1 - k / K))        L where L < V
+
+    L is a round at the route's longest draft K, and V one of the vanilla route, to which such a server belongs. Both
+    are laws over requests in flight and context (`TimeLaw`). A round of k drafts is a pass of k + 1 positions, so at
+    θ = 1 time grows evenly with the width, from V to L. θ = 0 is a server on which every length takes as long as the
+    longest, because the pass reads weights or drafting itself takes the time; θ > 1 one on which short drafts cost
+    hardly more than none. With nothing known θ is anywhere between 0 and 2. Time never falls with k.
+
+    Given θ, L is a linear regression. θ is summed over: each of a row of values has a law of its own, weighed by how
+    likely it makes the times (its marginal likelihood). What is told is their mean, and the variance of all together:
+    requests of one length alone leave it open whether L is long or θ is. V is taken as it is known. Its doubt counts in
+    what is told of short drafts.
+    """
+
+    nodes: tuple[float, ...]  #: where L may bend
+    vanilla: TimeLaw
+    weights: Array  #: of each θ
+    coefficients: Array  #: of L, one row for each θ
+    covariances: npt.NDArray[np.floating]  #: of the coefficients, one matrix for each θ
+    least_ms: float  #: a shorter L is not believed
+    longest: TimeLaw | None = None  #: L, where no time was of a shorter draft
+
+    def at(self, size: float, context: float = BASE_CONTEXT, *, length: float = 1.0) -> LogEstimate:
+        """ln(milliseconds) and its variance, at that share of the longest draft."""
+        if length >= 1.0 and self.longest is not None:
+            return self.longest.at(size, context)
+        (row,) = rows_of(self.nodes, [size], [context])
+        vanilla = self.vanilla.at(size, context)
+        vanilla_ms = math.exp(vanilla.mean)
+        longest_ms = np.maximum(self.coefficients @ row, self.least_ms)
+        shares = np.where(longest_ms > vanilla_ms, _shares(length), 1.0)
+        each_ms = vanilla_ms + shares * (longest_ms - vanilla_ms)
+        ms = float(self.weights @ each_ms)
+        variances = shares**2 * (self.covariances @ row @ row)
+        variances += ((1.0 - shares) * vanilla_ms) ** 2 * vanilla.variance
+        variance = float(self.weights @ (variances + (each_ms - ms) ** 2))
+        return LogEstimate(math.log(ms), min(variance / ms**2, MOST_SD**2))
+
+
+def assumed_lengths(longest: TimeLaw, vanilla: TimeLaw) -> LengthLaw:
+    """Before any request with a shorter draft: about even growth from the vanilla round to the longest draft's."""
+    count = len(_SLOPES)
+    coefficients = np.tile(np.asarray(longest.coefficients), (count, 1))
+    covariances = np.tile(longest.covariance, (count, 1, 1))
+    return LengthLaw(longest.nodes, vanilla, _PRIOR, coefficients, covariances, longest.least_ms, longest)
+
+
+def fitted_lengths(
+    nodes: Sequence[float], times: Sequence[Time], prior: Prior, vanilla: TimeLaw, half_life: float
+) -> LengthLaw:
+    """The law after `times` of any length, the latest last, at least one. `prior` is that of the longest draft."""
+    nodes = tuple(nodes)
+    rows = rows_of(nodes, [time.size for time in times], [time.context for time in times])
+    ms = np.array([time.ms for time in times])
+    least_ms = LEAST_SHARE * float(ms.min())
+    shares = np.array([_shares(time.length) for time in times]).T  # by θ, then by time
+    vanilla_ms = np.maximum(rows @ np.asarray(vanilla.coefficients), vanilla.least_ms)
+    mean = np.array([*prior.values, prior.context, prior.context_each])
+    precision = precision_of(nodes, prior)
+    weighing = Weighing(times, half_life)
+    expected, weights = np.maximum(ms, least_ms), _PRIOR
+    coefficients, covariances = np.empty((len(_SLOPES), len(mean))), np.empty((len(_SLOPES), len(mean), len(mean)))
+    for _ in range(NUM_SWEEPS):
+        precisions = weighing.precisions(expected)
+        likelihoods = np.empty(len(_SLOPES))
+        for i, share in enumerate(shares):
+            moves, wanted = rows * share[:, None], ms - (1.0 - share) * vanilla_ms
+            known = precision + (moves * precisions[:, None]).T @ moves
+            covariances[i] = np.linalg.inv(known)
+            coefficients[i] = covariances[i] @ (precision @ mean + moves.T @ (precisions * wanted))
+            missed, moved = wanted - moves @ coefficients[i], coefficients[i] - mean
+            likelihoods[i] = -0.5 * (
+                precisions @ missed**2 + moved @ precision @ moved + float(np.linalg.slogdet(known)[1])
+            )
+        weights = np.exp(likelihoods - likelihoods.max())
+        weights = weights / weights.sum()
+        each_ms = vanilla_ms + shares * (coefficients @ rows.T - vanilla_ms)
+        expected = np.maximum(weights @ each_ms, least_ms)
+        weighing.learn((ms - expected) / expected)
+    return LengthLaw(nodes, vanilla, weights, coefficients, covariances, least_ms)
+
+
+def _shares(length: float) -> Array:
+    """w, for each θ."""
+    return np.maximum(0.0, 1.0 - _SLOPES * (1.0 - length))
+
+
+#: A drafter, or None, the vanilla route.
+Route: TypeAlias = str | None
+
+#: Times that are kept, in half-lives: older ones weigh 2^-4.
+_KEPT_HALF_LIVES: Final = 4
+#: Of the ratio of a route's times to the leading route's, how much it changes from one size to the double.
+_STEP_SD: Final = 0.2
+#: A law is fitted anew at most so often; but the first times of a route count at once.
+FITTED_EVERY_S: Final = 1.0
+_FIRST_TIMES: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class UsualShape:
+    """What is assumed of the leading route before any time."""
+
+    nodes: tuple[float, ...]
+    values: tuple[float, ...]  #: times at the nodes, in proportion
+    slope_sd: float  #: of the change to the second node, as a share of the first value
+
+
+@dataclass(slots=True)
+class _Learned:
+    times: deque[Time]
+    taken_s: float  #: when the last one was
+    num_longest: int = 0  #: times ever taken with the longest draft, those before this process included
+    num_shorter: int = 0  #: with a shorter one
+    law: LengthLaw | None = None
+    is_new: bool = False  #: whether times came since the law was fitted
+    fitted_s: float = -math.inf
+
+
+class RouteLaws:
+    """Of the routes in `assumed`, which says what each takes in proportion, with nothing known.
+
+    The laws of one kind of time, of rounds or of prompts, on all routes to servers. They lean on each other: the
+    vanilla route's law stands on its own times, and another route's law a priori follows it, so that a route with few
+    requests is known at all loads about as vanilla is. Where vanilla has no times, the route with most of them leads.
+    """
+
+    def __init__(self, assumed: Mapping[Route, float], shape: UsualShape, *, half_life: int, now: float) -> None:
+        self.nodes: Final = shape.nodes
+        self._assumed, self._shape, self._half_life = assumed, shape, half_life
+        most = _KEPT_HALF_LIVES * half_life
+        self._routes = {route: _Learned(deque(maxlen=most), now) for route in assumed}
+
+    def take(self, route: Route, taken: Time, now: float) -> None:
+        """A time of a request."""
+        learned = self._routes[route]
+        learned.times.append(taken)
+        learned.num_shorter += taken.length < 1
+        learned.num_longest += taken.length >= 1
+        learned.is_new, learned.taken_s = True, now
+
+    def take_stored(self, route: Route, taken: Time, num_times: int) -> None:
+        """A value from before, that rested on so many times; before any request."""
+        learned = self._routes[route]
+        learned.times.append(taken)
+        if taken.length < 1:
+            learned.num_shorter = max(learned.num_shorter, num_times)
+        else:
+            learned.num_longest = max(learned.num_longest, num_times)
+        learned.is_new = True
+
+    def fit(self, now: float, *, pause_s: float = FITTED_EVERY_S) -> bool:
+        """Fit anew where times came and `pause_s` have passed; whether any law may have changed.
+
+        The first times of a route do not wait.
+        """
+        if not any(self._is_due(its, now, pause_s) for its in self._routes.values()):
+            return False
+        first = self._leading()
+        times, shape = list(self._routes[first].times), self._shape
+        priors = {first: usual(self.nodes, shape.values, times, shape.slope_sd)}
+        laws = {first: fitted(self.nodes, times, priors[first], self._half_life)}
+        for route, its in self._routes.items():
+            if route != first:
+                ratio = self._assumed[route] / self._assumed[first]
+                priors[route] = laws[first].as_prior(ratio, PRIOR_SD, _STEP_SD)
+                laws[route] = fitted(self.nodes, list(its.times), priors[route], self._half_life)
+            its.is_new, its.fitted_s = False, now
+        for route, its in self._routes.items():
+            its.law = assumed_lengths(laws[route], laws[None])
+            if any(taken.length < 1 for taken in its.times):
+                its.law = fitted_lengths(self.nodes, list(its.times), priors[route], laws[None], self._half_life)
+        return True
+
+    def law(self, route: Route) -> LengthLaw | None:
+        """As last fitted; None while no route has times."""
+        return self._routes[route].law
+
+    def num_times(self, route: Route, *, length: float = 1.0) -> int:
+        """Times that its law rests on: of the longest draft, or of shorter ones."""
+        its = self._routes[route]
+        return its.num_longest if length >= 1 else its.num_shorter
+
+    def seconds_unused(self, route: Route, now: float) -> float:
+        """Since the last time of the route, or since the beginning."""
+        return now - self._routes[route].taken_s
+
+    def _leading(self) -> Route:
+        if self._routes[None].times:
+            return None
+        return max(self._routes, key=lambda route: len(self._routes[route].times))
+
+    @staticmethod
+    def _is_due(its: _Learned, now: float, pause_s: float) -> bool:
+        is_first = its.num_longest + its.num_shorter < _FIRST_TIMES
+        return its.is_new and (is_first or now - its.fitted_s >= pause_s)
+
+
+def loads_up_to(most: int) -> Sequence[int]:
+    """1, 2, 4 … and `most`."""
+    loads = [1]
+    while 2 * loads[-1] < most:
+        loads.append(2 * loads[-1])
+    return loads if most <= 1 else [*loads, most]

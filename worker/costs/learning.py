@@ -1,0 +1,561 @@
+"""The costs that a worker knows, and goes on learning: of its own device from rounds, of servers from requests.
+
+`LiveCosts` starts from what was calibrated. Each round corrects it, and corrections of drafters that are not used fade.
+
+`RequestCosts` learns from answers, because nobody can time a round inside a server. Each request tells how long its
+rounds took on average, with how many others in flight, and at what context. Of each route, the vanilla one and each
+drafter's, these times are a regression (laws.py), and its values at a few loads and contexts are the points of the cost
+table. What was calibrated or stored before counts as times that were taken before all others. Where requests choose
+their draft length, the law has a slope over it, and the route has points for the shortest draft and for the longest.
+
+With nothing known of it, a route takes `ASSUMED_RATIO` of what vanilla takes, within a factor of 2.2: so it is tried
+where that may pay, and its first requests tell. Routes without new times grow doubtful, as drafters do on a device
+(`alphaloop.costs.faded`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Final
+
+from alphaloop.costs import (
+    BASE_CONTEXT,
+    CostKind,
+    CostPoint,
+    CostTable,
+    LogEstimate,
+    faded,
+    num_half_lives,
+    with_shared_weights,
+)
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.errors import StoreError
+from alphaloop.settings import WorkerSettings
+from alphaloop.store.costs import CostStore
+from worker.background import Write
+from worker.costs.calibration import FAR_CONTEXT, calibrate, calibrate_servers, plan, timed_by
+from worker.costs.correction import Correction, Moment
+from worker.costs.laws import FITTED_EVERY_S, Route, RouteLaws, Time, UsualShape, loads_up_to
+from worker.engine import Engine, Generation, Served, Step
+
+log = logging.getLogger(__name__)
+
+#: A logarithm that moved by less is not worth a write.
+_NEWS: Final = math.log(1.01)
+#: A standard deviation that moved by less neither.
+_DOUBT_NEWS: Final = 0.02
+#: Corrections that rest on new rounds are stored at least so often, though they did not move: after a restart they are
+#: as doubtful as they are old.
+_STORED_EVERY_S: Final = 600.0
+#: A table has the doubt of the moment when it was made, and is made again after so long.
+_TABLE_LASTS_S: Final = 10.0
+#: Contexts are rounded to so many tokens, because a context changes a pass's time little and grows every round.
+_CONTEXT_STEP: Final = 64
+#: Most steps that wait to be observed. Observed together between two decisions, a step takes a quarter of the time
+#: that it takes right after a pass, because a pass fills the processor's caches with weights.
+_MOST_WAITING: Final = 64
+#: Shapes whose calibrated time is remembered.
+_MOST_KNOWN: Final = 10_000
+#: A round with drafts takes so many times a vanilla one, with nothing known of that server: the pass is wider, and
+#: something drafts.
+ASSUMED_RATIO: Final = 1.25
+#: Requests behind a half-life, for each round of `worker.correction_half_life_rounds`: they vary more than rounds.
+_REQUESTS_A_ROUND: Final = 4
+#: Reading takes in proportion to the tokens of a prompt, and a little more.
+_PROMPTS: Final = UsualShape((64.0, 512.0, 4096.0), (0.5, 1.0, 5.0), 2.0)
+#: Of a further request in flight, in proportion to the first: mean and standard deviation.
+_LOAD_SLOPE, _LOAD_SLOPE_SD = 0.05, 0.3
+#: A stored point stands for times that other points of its law share.
+_STORED_SHARE: Final = 2.0
+#: A request of few rounds tells less: the clock, the network and the first round weigh as much as so many rounds.
+_ROUNDS_OF_OWN: Final = 8
+#: Of the errors of requests that share their rounds. Assumed: their prompts and texts differ, their minute does not.
+_CORRELATION: Final = 0.25
+
+
+def open_costs(
+    settings: WorkerSettings,
+    engine: Engine,
+    store: CostStore,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    write: Write = lambda what, act: act(),
+) -> KnownCosts:
+    """Costs stored for this host, device, engine, target and drafters; what they lack is measured and stored first.
+
+    What is learned is stored through `write`, which may do it later. Servers are asked only where nothing is stored of
+    them, and not at all with `calibration_budget_s` = 0.
+    """
+    identity, timed = engine.identity, timed_by(engine.drafters)
+    revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
+    key = (identity.host, identity.device, identity.engine, identity.target_revision, revisions)
+    known = store.load(*key).points
+    half_life, save_every_s = settings.correction_half_life_rounds, settings.correction_save_s
+    told = {"action": "calibration_started", "device": identity.device}
+    measured: list[CostPoint] = []
+    if engine.can_redraft:
+        lacking = plan(engine, settings, known).missing(known)
+        if lacking.needed:
+            log.info("measuring what a round costs here", extra=told)
+            found = calibrate(
+                engine, lacking, num_samples=settings.calibration_samples, budget_s=settings.calibration_budget_s
+            )
+            measured = [*with_shared_weights(found, timed)]
+    elif not known and settings.calibration_budget_s > 0:
+        log.info("asking servers what a round costs", extra=told)
+        measured = calibrate_servers(engine, budget_s=settings.calibration_budget_s)
+    if measured:
+        store.save(*key, measured)
+    points = store.load(*key).points
+    log.info(
+        "costs: %d points, %d of them measured now",
+        len(points),
+        len(points) - len(known),
+        extra={"action": "calibration_done"},
+    )
+    if engine.can_redraft:
+        return LiveCosts(
+            points,
+            half_life=half_life,
+            save=lambda corrected: write("corrected costs", lambda: store.save_corrections(*key, corrected)),
+            save_every_s=save_every_s,
+            timed=timed,
+            clock=clock,
+        )
+    return RequestCosts(
+        engine.drafters,
+        points,
+        most_in_flight=engine.load().num_slots,
+        half_life=half_life,
+        save=lambda learned: write("costs of servers", lambda: store.save(*key, learned)),
+        save_every_s=save_every_s,
+        clock=clock,
+    )
+
+
+class KnownCosts(ABC):
+    """Costs that follow what steps take. One thread owns them; others may ask `level` and `read_s`.
+
+    `save` is given points whenever there is news, at most every `save_every_s`. `clock` tells seconds from any
+    beginning.
+    """
+
+    def __init__(
+        self, save: Callable[[Sequence[CostPoint]], object], save_every_s: float, clock: Callable[[], float]
+    ) -> None:
+        self._save, self._save_every_s, self._clock = save, save_every_s, clock
+        self._due = clock() + save_every_s
+        self._has_learned = False  # since the last save
+        self._made: tuple[float, CostTable] | None = None
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[str | None, ...]:
+        """What is timed: None, the target, and the names of drafters."""
+
+    @property
+    def table(self) -> CostTable:
+        """The costs as they are now."""
+        self._take_in()
+        if self._made is None or self._clock() - self._made[0] >= _TABLE_LASTS_S:
+            self._made = self._clock(), self._table_now()
+        return self._made[1]
+
+    @abstractmethod
+    def level(self, part: str | None) -> float:
+        """How much slower than first known the target or a drafter is now."""
+
+    @abstractmethod
+    def read_s(self, num_tokens: int) -> float:
+        """Seconds in which the target reads so many tokens of a prompt; 0 if not known."""
+
+    @abstractmethod
+    def observe(self, step: Step) -> None:
+        """Learn from what a step took."""
+
+    def save_when_due(self) -> bool:
+        """Store what was learned if it is time and there is news; True if it was stored.
+
+        Called when no job waits for a decision: here laws are fitted, which takes time.
+        """
+        if self._clock() < self._due:
+            return False
+        self._due = self._clock() + self._save_every_s
+        return self.save()
+
+    def save(self) -> bool:
+        """Store what was learned if there is news; a database that is away is tried again later."""
+        points = self._news()
+        if not points:
+            return False
+        try:
+            self._save(points)
+        except StoreError as error:
+            log.warning("learned costs not stored: %s", error.message, extra={"action": "costs_not_saved"})
+            return False
+        self._has_learned = False
+        self._remember(points)
+        return True
+
+    @abstractmethod
+    def _take_in(self) -> None:
+        """Learn what the next decision has to know of what was observed, and forget the table where it is old."""
+
+    @abstractmethod
+    def _table_now(self) -> CostTable:
+        """The table of this moment."""
+
+    @abstractmethod
+    def _news(self) -> Sequence[CostPoint]:
+        """The points to store; none where nothing has moved."""
+
+    @abstractmethod
+    def _remember(self, saved: Sequence[CostPoint]) -> None:
+        """What was stored, to tell what is news then."""
+
+
+class LiveCosts(KnownCosts):
+    """Measured points of a device, and what real rounds make of them.
+
+    Steps are learned from when the costs are asked for, so `level` is as of the last decision, or 64 steps old. `save`
+    is given every point. Drafters named in `timed` have the times of the other one, corrections included.
+    """
+
+    def __init__(
+        self,
+        points: Sequence[CostPoint],
+        *,
+        half_life: int,
+        save: Callable[[Sequence[CostPoint]], object],
+        save_every_s: float,
+        timed: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(save, save_every_s, clock)
+        self._timed = dict(timed or {})
+        points = [point for point in points if point.drafter not in self._timed]
+        self._calibrated = CostTable(replace(point, correction=1.0) for point in points)
+        self._points = tuple(points)
+        self._saved: Sequence[CostPoint] = with_shared_weights(points, self._timed)
+        self._saved_at = clock()
+        self._num_rounds = 0  # of the target
+        self._by_part = {part: [p for p in points if p.drafter == part] for part in {p.drafter for p in points}}
+        self._known: dict[tuple[CostKind, str | None, int, float, int], tuple[CostPoint, float] | None] = {}
+        self._corrections = {
+            part: Correction(
+                half_life,
+                {point: LogEstimate(math.log(point.correction), point.correction_variance) for point in measured},
+                self._now(),
+            )
+            for part, measured in self._by_part.items()
+        }
+        self._waiting: list[tuple[float, Step]] = []  # with the clock's seconds
+
+    @property
+    def parts(self) -> tuple[str | None, ...]:
+        """What was timed: None, the target, and the names of drafters; of those with the same weights one."""
+        return tuple(self._corrections)
+
+    def level(self, part: str | None) -> float:
+        """How much slower than calibrated the target or a drafter is now."""
+        return self._corrections[part].level(self._now(), self._towards(part)).factor
+
+    def read_s(self, num_tokens: int) -> float:
+        """Seconds in which the target reads so many tokens of a prompt, as slow as it is now; 0 if never measured."""
+        ms = self._calibrated.prefill_ms(None, num_tokens)
+        return ms * self.level(None) / 1000 if ms else 0.0
+
+    def observe(self, step: Step) -> None:
+        """Observe a step. Time that is not the draft's counts as the target's, because a vanilla round takes it too.
+
+        A step that reads prompts beside a round is left out, because the one cannot be told from the other.
+        """
+        if step.batch == 0 or step.verify_s <= 0 or (step.num_prefill_tokens and step.num_positions):
+            return
+        self._waiting.append((self._clock(), step))
+        if len(self._waiting) >= _MOST_WAITING:
+            self._take_in()
+
+    def _take_in(self) -> None:
+        if self._waiting:
+            self._made = None
+        for at_s, step in self._waiting:
+            self._num_rounds += not step.num_prefill_tokens
+            self._learn_from(step, Moment(at_s, self._num_rounds))
+        self._waiting.clear()
+
+    def _learn_from(self, step: Step, at: Moment) -> None:
+        if step.num_prefill_tokens:
+            self._learn(at, CostKind.PREFILL, None, 1, step.num_prefill_tokens, 0, step.verify_s)
+            return
+        # A pass holds what its sequences proposed, side by side; a drafter is done when its longest proposal is.
+        mean_width = step.num_positions / step.batch if step.num_positions else step.width
+        context = step.context - step.context % _CONTEXT_STEP
+        self._learn(at, CostKind.ROUND, None, step.batch, mean_width, context, step.verify_s + step.overhead_s)
+        if step.drafter is not None and step.draft_s > 0:
+            self._learn_from_draft(at, step, self._timed.get(step.drafter, step.drafter), context)
+
+    def _learn_from_draft(self, at: Moment, step: Step, part: str, context: int) -> None:
+        if not step.num_draft_prefill_tokens:
+            self._learn(at, CostKind.ROUND, part, step.batch, step.width, context, step.draft_s)
+            return
+        # A prompt is measured up to its first token, which is the first of these drafts.
+        first, all_of_them = (self._expected_ms(part, step.batch, width, context) for width in (2, step.width))
+        if first is not None and all_of_them is not None and step.width > 1:
+            seconds = step.draft_s - (all_of_them - first) / 1000
+            if seconds > 0:
+                self._learn(at, CostKind.PREFILL, part, 1, step.num_draft_prefill_tokens, 0, seconds)
+
+    def _expected_ms(self, part: str, batch: int, width: int, context: int) -> float | None:
+        """Milliseconds of a proposal, as slow as the drafter is on the whole now."""
+        ms = self._calibrated.part_ms(part, batch, width, context)
+        return None if ms is None else ms * self.level(part)
+
+    def _learn(
+        self, at: Moment, kind: CostKind, part: str | None, batch: int, width: float, context: int, seconds: float
+    ) -> None:
+        self._has_learned = True
+        shape = (kind, part, batch, width, context)
+        if shape not in self._known:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[shape] = self._calibrated_for(*shape)
+        if (known := self._known[shape]) is not None:
+            nearest, ms = known
+            self._corrections[part].observe(nearest, 1000 * seconds / ms, at, self._towards(part))
+
+    def _calibrated_for(
+        self, kind: CostKind, part: str | None, batch: int, width: float, context: int
+    ) -> tuple[CostPoint, float] | None:
+        """The measured point of the most similar shape, and the milliseconds calibrated for this one; None without.
+
+        What a point lacks or has too much is counted in doublings.
+        """
+        if kind is CostKind.PREFILL:
+            ms: float | None = self._calibrated.prefill_ms(part, width)
+        else:
+            ms = self._calibrated.part_ms(part, batch, width, context)
+        if not ms:
+            return None
+
+        def distance(point: CostPoint) -> float:
+            sizes = zip((point.batch, point.width, point.context), (batch, width, context), strict=True)
+            return sum(abs(math.log((one + 1) / (other + 1))) for one, other in sizes)
+
+        return min((point for point in self._by_part[part] if point.kind is kind), key=distance), ms
+
+    def _table_now(self) -> CostTable:
+        return CostTable(self._corrected())
+
+    def _news(self) -> Sequence[CostPoint]:
+        """Of corrections that rounds have moved since the last time; fading alone is no news."""
+        self._take_in()
+        points = self._corrected()
+        is_old = self._clock() - self._saved_at >= _STORED_EVERY_S
+        return points if self._has_learned and (is_old or any(map(_is_news, points, self._saved))) else ()
+
+    def _remember(self, saved: Sequence[CostPoint]) -> None:
+        self._saved, self._saved_at = saved, self._clock()
+
+    def _corrected(self) -> tuple[CostPoint, ...]:
+        """Every point as it is now: a decision asks for them, so points are not made by `replace`, twice as slow."""
+        now, found = self._now(), []
+        levels = {part: its.level(now, self._towards(part)) for part, its in self._corrections.items()}
+        for point in self._points:
+            level, own = levels[point.drafter], self._corrections[point.drafter].deviation(point)
+            found.append(
+                CostPoint(
+                    point.drafter,
+                    point.batch,
+                    point.width,
+                    point.median_ms,
+                    point.num_samples,
+                    point.context,
+                    point.kind,
+                    math.exp(level.mean + own.mean),
+                    point.num_corrections + own.num_rounds,
+                    level.variance + own.variance,
+                )
+            )
+        return with_shared_weights(found, self._timed)
+
+    def _now(self) -> Moment:
+        return Moment(self._clock(), self._num_rounds)
+
+    def _towards(self, part: str | None) -> float | None:
+        """ln(the level) that a drafter fades towards while it is not used; None for the target."""
+        if part is None:
+            return None
+        return self._corrections[None].log_level if None in self._corrections else 0.0
+
+
+def _is_news(now: CostPoint, then: CostPoint) -> bool:
+    has_moved = abs(math.log(now.correction / then.correction)) >= _NEWS
+    return has_moved or abs(math.sqrt(now.correction_variance) - math.sqrt(then.correction_variance)) >= _DOUBT_NEWS
+
+
+class RequestCosts(KnownCosts):
+    """The costs of the routes to servers.
+
+    `points` are what was calibrated or stored. `most_in_flight` is the largest load that one server may get. `save` is
+    given points in place of those stored.
+    """
+
+    def __init__(
+        self,
+        drafters: Sequence[DrafterState],
+        points: Sequence[CostPoint],
+        *,
+        most_in_flight: int,
+        half_life: int,
+        save: Callable[[Sequence[CostPoint]], object],
+        save_every_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(save, save_every_s, clock)
+        self._drafters: dict[Route, DrafterState | None] = {None: None} | {d.name: d for d in drafters}
+        loads = tuple(map(float, loads_up_to(most_in_flight)))
+        slopes = UsualShape(loads, tuple(1 + _LOAD_SLOPE * (load - 1) for load in loads), _LOAD_SLOPE_SD)
+        half_life, now = _REQUESTS_A_ROUND * half_life, clock()
+        assumed: dict[Route, float] = {route: ASSUMED_RATIO if route else 1.0 for route in self._drafters}
+        self._rounds = RouteLaws(assumed, slopes, half_life=half_life, now=now)
+        self._prompts = RouteLaws(dict.fromkeys(self._drafters, 1.0), _PROMPTS, half_life=half_life, now=now)
+        self._first_ms: dict[Route, float] = {}  # of a round with one request in flight, when it was first known
+        self._saved: dict[Hashable, float] = {}  # ln(ms)
+        for point in points:
+            self._take_stored(point)
+
+    @property
+    def parts(self) -> tuple[Route, ...]:
+        """None, the vanilla route, and the drafters."""
+        return tuple(self._drafters)
+
+    def level(self, part: Route) -> float:
+        """How much slower a route is than when it was first known, with one request in flight; 1 before that."""
+        law = self._rounds.law(part)
+        return 1.0 if law is None or part not in self._first_ms else math.exp(law.at(1).mean) / self._first_ms[part]
+
+    def read_s(self, num_tokens: int) -> float:
+        """Seconds in which a server on which nothing drafts reads so many tokens of a prompt; 0 if not known."""
+        law = self._prompts.law(None)
+        return math.exp(law.at(num_tokens).mean) / 1000 if law is not None and num_tokens > 0 else 0.0
+
+    def observe(self, step: Step) -> None:
+        """Learn from the texts that ended in a step."""
+        now = self._clock()
+        for generation in step.finished:
+            if generation.served is not None and generation.served.drafter in self._drafters:
+                self._learn(generation, generation.served, now)
+
+    def _learn(self, generation: Generation, served: Served, now: float) -> None:
+        """The times that a text of a server gives: of its rounds, and of its prompt.
+
+        Requests that are in flight together share their rounds, so their times are correlated and n of them tell less
+        than n others would.
+        """
+        load, num_tokens = max(1.0, served.num_beside), generation.counts.num_tokens
+        num_rounds = served.num_passes(num_tokens)
+        # The first pass read the prompt.
+        if served.decode_s and num_rounds is not None and num_rounds > 1:
+            ms = 1000 * served.decode_s / (num_rounds - 1)
+            variance = (1 + (load - 1) * _CORRELATION) * (1 + _ROUNDS_OF_OWN / (num_rounds - 1))
+            context = generation.num_prompt_tokens + num_tokens / 2
+            length = self._length(served.drafter, served.num_draft_tokens + 1)
+            self._rounds.take(served.drafter, Time(load, context, ms, variance, length=length), now)
+            self._has_learned = True
+        if served.prefill_s and generation.num_prompt_tokens:
+            taken = Time(generation.num_prompt_tokens, BASE_CONTEXT, 1000 * served.prefill_s, 1.0)
+            self._prompts.take(served.drafter, taken, now)
+            self._has_learned = True
+
+    def save_when_due(self) -> bool:
+        """Fit the laws to the times that came, at most once a second: that takes some milliseconds. Then store them."""
+        self._fit(FITTED_EVERY_S)
+        return super().save_when_due()
+
+    def _take_in(self) -> None:
+        self._fit(math.inf)
+
+    def _fit(self, pause_s: float) -> None:
+        """Where times came and the pause is over; a route's first times count at once."""
+        has_moved = [laws.fit(self._clock(), pause_s=pause_s) for laws in (self._rounds, self._prompts)]
+        if any(has_moved):
+            self._made = None
+            for route in self._drafters:
+                if route not in self._first_ms and (law := self._rounds.law(route)) is not None:
+                    self._first_ms[route] = math.exp(law.at(1).mean)
+
+    def _table_now(self) -> CostTable:
+        return CostTable(self._points())
+
+    def _news(self) -> Sequence[CostPoint]:
+        """The points of routes that were timed."""
+        if not self._has_learned:
+            return ()
+        self._fit(0.0)
+        points = [point for point in self._points() if point.num_samples]
+        has_news = any(abs(math.log(one.ms) - self._saved.get(_name(one), math.inf)) >= _NEWS for one in points)
+        return points if has_news else ()
+
+    def _remember(self, saved: Sequence[CostPoint]) -> None:
+        self._saved = {_name(point): math.log(point.ms) for point in saved}
+
+    def _points(self) -> list[CostPoint]:
+        """What the laws say now; the doubt about a route grows while it gets no requests."""
+        found, now = [], self._clock()
+        for route, drafter in self._drafters.items():
+            doubt = self._doubt(route, now)
+            # Of requests that choose it, the shortest draft and the longest.
+            widths = {1} if drafter is None else {drafter.least_draft_tokens + 1, drafter.max_draft_tokens + 1}
+            kind = CostKind.ROUND if drafter is None else CostKind.SERVED
+            if (law := self._rounds.law(route)) is not None:
+                for context, load, width in product((BASE_CONTEXT, FAR_CONTEXT), law.nodes, sorted(widths)):
+                    length = self._length(route, width)
+                    number, its = self._rounds.num_times(route, length=length), law.at(load, context, length=length)
+                    ms, variance = math.exp(its.mean), its.variance + doubt
+                    point = CostPoint(route, int(load), width, ms, number, context, kind, correction_variance=variance)
+                    found.append(point)
+            if (law := self._prompts.law(route)) is not None:
+                for size in law.nodes:
+                    number, its = self._prompts.num_times(route), law.at(size)
+                    ms, variance = math.exp(its.mean), its.variance + doubt
+                    point = CostPoint(
+                        route, 1, int(size), ms, number, 0, CostKind.PREFILL, correction_variance=variance
+                    )
+                    found.append(point)
+        return found
+
+    def _take_stored(self, point: CostPoint) -> None:
+        """As a time from before: its error is what is stored with it."""
+        if point.drafter not in self._drafters:
+            return
+        variance = _STORED_SHARE * max(point.correction_variance, 1e-4)
+        if point.kind is CostKind.PREFILL:
+            laws, taken = self._prompts, Time(float(point.width), BASE_CONTEXT, point.ms, variance, is_relative=False)
+        else:
+            length = self._length(point.drafter, point.width)
+            taken = Time(float(point.batch), float(point.context), point.ms, variance, False, length)
+            laws = self._rounds
+        laws.take_stored(point.drafter, taken, point.num_samples)
+
+    def _length(self, route: Route, width: int) -> float:
+        """The draft of such a round, as a share of the route's longest draft; 1 where it has one length."""
+        drafter = self._drafters[route]
+        if drafter is None or drafter.least_draft_tokens == drafter.max_draft_tokens:
+            return 1.0
+        return drafter.within(width - 1) / drafter.max_draft_tokens
+
+    def _doubt(self, route: Route, now: float) -> float:
+        """What grows while a route gets no requests: another's load, or a restart, may have changed its speed."""
+        unused_s = self._rounds.seconds_unused(route, now)
+        return faded(LogEstimate(0.0, 0.0), 0.0, num_half_lives(unused_s)).variance
+
+
+def _name(point: CostPoint) -> Hashable:
+    return (point.drafter, point.kind, point.batch, point.width, point.context)
