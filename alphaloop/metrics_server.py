@@ -43,7 +43,7 @@ class MetricsServer:
         *,
         healthy: Check,
         ready: Check,
-        username: str = "",
+        username: str = "metrics",
         password: SecretStr | None = None,
     ) -> None:
         handler = _handler(

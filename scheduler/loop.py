@@ -20,7 +20,7 @@ from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import DRIFT_REPORTS
 from alphaloop.messages import encode_job, payload_digest
 from alphaloop.messages.topics import jobs_topic
-from alphaloop.probe_plan import ProbePlanner
+from alphaloop.probe_plan import DEADLINE, DECODED_SHARE, WINDOW, ProbePlanner
 from alphaloop.settings import Settings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database
@@ -41,7 +41,7 @@ from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.causes import About, DriftFinding, Judged, SeenIncident, judge
 from scheduler.counts import RunCounts, SettingInForce
 from scheduler.drift.watching import watch_traffic
-from scheduler.events import Flagged, TaskPace, event_changes, lost_tokens_per_s, status_changes
+from scheduler.events import REOPENED_WITHIN, Flagged, TaskPace, event_changes, lost_tokens_per_s, status_changes
 from scheduler.housekeeping import MessageRetention, Retention
 from scheduler.metrics import SchedulerMetrics
 from scheduler.probe_history import probe_histories
@@ -59,6 +59,7 @@ SCHEDULE_ID: Final = "measure"
 _HEADERS: Final = (("content-type", b"application/json"),)
 _FLUSH_TIMEOUT_S: Final = 30.0
 _DAY: Final = timedelta(days=1)
+_DAYS_AHEAD: Final = 7  #: for which tables partitioned by day have partitions
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,10 +177,10 @@ class Scheduler:
         It comes first, so that no later step lacks a partition. Every step can be repeated.
         """
         oldest = now - timedelta(days=self._dials.history_retention_days)
-        self._partitions.ensure(now, self._dials.partitions_ahead_days)
+        self._partitions.ensure(now, _DAYS_AHEAD)
         # Before retention, which deletes hours.
         self._rollups.roll_up(now)
-        self._probes.settle_unsent(now - timedelta(seconds=self._dials.probe_deadline_s))
+        self._probes.settle_unsent(now - DEADLINE)
         self._state.drop_before(oldest)
         # After `state.drop_before`, because choices of forgotten targets go too.
         self._retention.keep(now)
@@ -190,7 +191,7 @@ class Scheduler:
             log.warning("%s", error.message, extra={"action": "retention_postponed", "code": error.code})
 
     def _read_counts(self, now: datetime) -> RunCounts:
-        since = now - timedelta(days=self._dials.drift_window_days)
+        since = now - WINDOW
         # A draft is compared with its first probes, which are older than the window.
         probed_since = now - timedelta(days=self._dials.history_retention_days)
         return RunCounts(
@@ -247,14 +248,14 @@ class Scheduler:
         """Open, confirm and close drift events; make drafts stale or active."""
         made = event_changes(
             judged,
-            self._events.since(now - timedelta(days=self._dials.drift_reopen_days)),
+            self._events.since(now - REOPENED_WITHIN),
             lambda finding: self._cost_of_inaction(finding, choices, now),
             now,
             forget_after=timedelta(days=self._dials.history_retention_days),
         )
         self._events.write(made, now)
         statuses = {(d.drafter, d.draft_revision, d.target_revision): d.status for d in self._drafts.all()}
-        found = status_changes(judged.values(), statuses, self._dials.stale_drop)
+        found = status_changes(judged.values(), statuses)
         for one in found:
             self._drafts.set_status(one.drafter, one.draft_revision, one.target_revision, one.status, one.reason)
         states = Counter(change.state for change in made)
@@ -282,8 +283,8 @@ class Scheduler:
             sets,
             due,
             num_prompts=dials.probe_prompts,
-            decoded_share=dials.probe_decoded_share,
-            deadline=now + timedelta(seconds=dials.probe_deadline_s),
+            decoded_share=DECODED_SHARE,
+            deadline=now + DEADLINE,
         )
         if planned:
             # Recorded first, marked as sent when Kafka has acknowledged them.

@@ -62,7 +62,6 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
         database = Database(
             settings.postgres.url,
             pool_size=settings.postgres.pool_size,
-            connect_timeout_s=settings.postgres.connect_timeout_s,
             limits=settings.postgres.limits(),
         )
         exits.callback(database.close)
@@ -74,7 +73,6 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
             metrics.registry,
             healthy=health.unhealthy,
             ready=health.unready,
-            username=settings.worker.metrics_username,
             password=settings.worker.metrics_password,
         )
         exits.callback(endpoint.close)

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 
 #: Messages that wait to be published before the recorder waits.
 PUBLISHING_ITEMS: Final = 8192
+#: Between two reads of other workers' evidence without a notice.
+EVIDENCE_POLL_S: Final = 5.0
 
 
 def owner_name() -> str:
@@ -199,9 +201,7 @@ def assemble(
         setup=lambda: WorkerSetup(deciding.facts, tuple(engine.drafters), engine.unserved(())),
         clock=time.monotonic,
     )
-    topic_watch = TopicWatch(
-        [intake, control_intake], TopicIds(settings.kafka).ask, every_s=settings.kafka.topic_check_s
-    )
+    topic_watch = TopicWatch([intake, control_intake], TopicIds(settings.kafka).ask)
 
     def refresh() -> None:
         clock.measure()
@@ -232,12 +232,12 @@ def assemble(
         intake=intake,
         control_intake=control_intake,
         leases=leases,
-        watch=Watch(Listener(database), refresh, every_s=limits.evidence_poll_s),
+        watch=Watch(Listener(database), refresh, every_s=EVIDENCE_POLL_S),
         tracing=tracing,
         liveness=liveness,
         loop_pulse=liveness.watch(Pulse("the engine's step"), limits.max_step_s),
     )
-    threads.watch_pulses(limits.max_silence_s)
+    threads.watch_pulses()
     return Worker(
         engine=engine,
         stop=stop,

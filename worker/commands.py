@@ -263,8 +263,7 @@ def _points(engine: Engine, settings: Settings, budget_s: float, tell: Tell) -> 
 def _database(settings: Settings) -> Database:
     if settings.postgres.url is None:
         raise ConfigError("no database is configured", hint="start `alphaloop up`, set DATABASE_URL or give --no-store")
-    postgres = settings.postgres
-    database = Database(settings.postgres.url, connect_timeout_s=postgres.connect_timeout_s, limits=postgres.limits())
+    database = Database(settings.postgres.url, limits=settings.postgres.limits())
     database.check_revision()
     return database
 

@@ -35,6 +35,10 @@ IDLE_WAIT_S: Final = 0.1
 #: Between two questions about a job whose claim another worker holds.
 HELD_WAIT_S: Final = 0.02
 MOST_CLAIMED_AT_ONCE: Final = 256  #: jobs in one transaction
+#: Device time that a task may use more than others before they go first.
+QUANTUM_S: Final = 1.0
+#: Most device time by which jobs may go before their turn to share a prompt's beginning with a running job.
+MOST_SLACK_S: Final = 10.0
 #: Jobs claimed ahead last for so long where jobs are short: a claim costs a transaction, whatever its number of jobs.
 AHEAD_S: Final = 0.1
 #: Jobs that are claimed before the engine has room for them, at least; as many as it has slots if those are more.
@@ -350,10 +354,7 @@ def open_reader(
     settings: Settings, validation: Validation, contents: ContentStore | None, intake: Intake, retry: Retry
 ) -> MessageReader:
     """What reads the messages of `intake`; `contents` is where prompts lie that are in no message."""
-    num_at_once = settings.claim_check.num_readers
-    return MessageReader(
-        validation, Fetching(contents, validation, num_at_once=num_at_once, retry=retry, wake=intake.wake)
-    )
+    return MessageReader(validation, Fetching(contents, validation, retry=retry, wake=intake.wake))
 
 
 def open_feed(
@@ -377,10 +378,10 @@ def open_feed(
     limits, num_slots = settings.worker, engine.load().num_slots
     queue: AdmissionQueue[ReadyJob] = AdmissionQueue(
         num_slots=num_slots,
-        quantum_s=limits.task_quantum_s,
+        quantum_s=QUANTUM_S,
         weight_of=lambda task: reader.task(task).weight,
         read_s=read_s,
-        most_slack_s=limits.shared_beginning_slack_s,
+        most_slack_s=MOST_SLACK_S,
     )
     ready = ClaimedAhead(
         max(LEAST_AHEAD, num_slots), limits.max_buffered_bytes, is_ending=is_ending, wake_engine=engine.wake

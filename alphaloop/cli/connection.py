@@ -11,12 +11,7 @@ def open_database(settings: Settings) -> Database:
     """The database that the settings name, its schema checked. Raises ConfigError, StoreError, SchemaMismatch."""
     if settings.postgres.url is None:
         raise ConfigError("no database is configured", hint="set DATABASE_URL, or start everything with `alphaloop up`")
-    database = Database(
-        settings.postgres.url,
-        pool_size=2,
-        connect_timeout_s=settings.postgres.connect_timeout_s,
-        limits=settings.postgres.long_limits(),
-    )
+    database = Database(settings.postgres.url, pool_size=2, limits=settings.postgres.long_limits())
     try:
         database.check_revision()
     except BaseException:

@@ -69,7 +69,7 @@ def _try_kafka(settings: Settings) -> None:
         return
     note("no Apache Kafka is here; fetching it, for a minute at most …")
     try:
-        fetch_kafka(settings, deadline_s=_INSTALL_S)
+        fetch_kafka(deadline_s=_INSTALL_S)
     except InstallFailed as error:
         note(f"not fetched: {error.message.splitlines()[0]}")
 

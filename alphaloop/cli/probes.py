@@ -17,7 +17,7 @@ from alphaloop.cli.screen import note, out, print_json
 from alphaloop.errors import AlphaloopError
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.probe_plan import ProbePlanner
-from alphaloop.probes import ProbeSet, ProbeSource, draw_prompts, new_probe_set
+from alphaloop.probes import DEFAULT_K, ProbeSet, ProbeSource, draw_prompts, new_probe_set
 from alphaloop.settings import Settings
 from alphaloop.store.database import DatabaseClock
 from alphaloop.store.probes import ProbeSetStore
@@ -145,7 +145,7 @@ def _put_in_use(
     made = new_probe_set(
         task,
         bodies,
-        num_draft_tokens=num_draft_tokens or pinned.probe_num_draft_tokens,
+        num_draft_tokens=num_draft_tokens or DEFAULT_K,
         max_tokens=max_tokens or pinned.probe_max_tokens,
         source=source,
     )

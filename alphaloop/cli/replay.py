@@ -17,6 +17,7 @@ from alphaloop.cli.replaying.screens import document, show
 from alphaloop.cli.screen import print_json, progress
 from alphaloop.deciding.replay import Rules
 from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.explaining.explanation import HISTORY
 from alphaloop.moments import moment
 from alphaloop.settings import Settings, load_settings, overridden
 from alphaloop.store.database import Database
@@ -37,8 +38,6 @@ _DECIDING: Final = (
 )
 #: Settings that decisions depended on, and that a snapshot has the outcome of alone.
 _INFERRED: Final = {
-    "policy.prior_alpha": "it is in the posteriors of a snapshot",
-    "policy.prior_spread": "it is in the posteriors of a snapshot",
     "worker.history_half_life_days": "it is in the posteriors of a snapshot",
     "tasks.*.max_tokens": "a snapshot has the limits of the jobs themselves",
 }
@@ -71,7 +70,7 @@ def replay(
     with open_database(was) as database:
         if task is not None:
             check_task(database, was, task)
-        window = _window(database, task, begin, end, timedelta(days=was.worker.history_days))
+        window = _window(database, task, begin, end, HISTORY)
         found = _run(database, rules_of(was, would), window, seed)
     changed = [*([f"--configs {configs}"] if configs else []), *changes]
     if as_json:
@@ -91,10 +90,9 @@ def changed_settings(context: typer.Context, was: Settings, configs: Path | None
             raise ConfigError(f"{path}: no decision of the past depends on it", hint=f"any of {', '.join(_DECIDING)}")
     found = was if configs is None else load_settings(configs, profile=global_options(context).profile)
     would = overridden(found, changes)
-    for path in ("policy.prior_alpha", "policy.prior_spread", "worker.history_half_life_days"):
-        section, name = path.split(".")
-        if getattr(getattr(would, section), name) != getattr(getattr(was, section), name):
-            raise _cannot_change(path, _INFERRED[path])
+    if would.worker.history_half_life_days != was.worker.history_half_life_days:
+        path = "worker.history_half_life_days"
+        raise _cannot_change(path, _INFERRED[path])
     for name in would.models.drafters.keys() & was.models.drafters.keys():
         longest, known = (one.models.drafters[name].max_draft_tokens for one in (would, was))
         if longest > known:
@@ -108,7 +106,7 @@ def changed_settings(context: typer.Context, was: Settings, configs: Path | None
 def _cannot_change(path: str, why: str) -> ConfigError:
     return ConfigError(
         f"{path}: expected a setting that a snapshot is decided with, found one that comes before: {why}",
-        hint=f"what replay can change: {', '.join(_DECIDING)}, except policy.prior_alpha and policy.prior_spread",
+        hint=f"what replay can change: {', '.join(_DECIDING)}",
     )
 
 

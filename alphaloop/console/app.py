@@ -23,7 +23,7 @@ from alphaloop.console.headers import SafeHeaders
 from alphaloop.console.page import NotFound, Page, WrongRequest, respond, wants_json
 from alphaloop.console.places import PLACES, place_of
 from alphaloop.console.sessions import COOKIE, Session, Sessions, TooManyFailures, is_token_of
-from alphaloop.console.sources import Sources
+from alphaloop.console.sources import REFRESH_S, Sources
 from alphaloop.console.streaming import Read, Streams
 from alphaloop.console.views import batches, drafts, drift, jobs, letters, now, reports, task, tasks
 from alphaloop.errors import AlphaloopError, BrokerError, StoreUnavailable
@@ -231,7 +231,7 @@ class Console:
             "is_open": not self._sessions.are_needed,
             "version": alphaloop.__version__,
             "asset_url": assets.asset_url,
-            "refresh_s": self._settings.refresh_s,
+            "refresh_s": REFRESH_S,
         }
 
     def _error(self, request: Request, status: int, message: str, hint: str | None) -> Response:

@@ -19,7 +19,10 @@ from alphaloop.store.task_figures import TaskFigures, waits
 
 #: The figures of tasks are those of `alphaloop status` without options.
 WINDOW: Final = timedelta(days=1)
+#: Between two readings of the figures of a page that somebody looks at.
+REFRESH_S: Final = 5.0
 _POOL_SIZE: Final = 6
+_STATEMENT_S: Final = 20.0  #: longest query for a page: somebody waits for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,7 @@ class Sources:
         url = settings.console.database_url or settings.postgres.url
         if url is None:
             raise ConfigError("no database is configured", hint="set DATABASE_URL")
-        return cls(settings, _database(settings, url), Remembered(settings.console.refresh_s))
+        return cls(settings, _database(settings, url), Remembered(REFRESH_S))
 
     def tasks(self) -> Reading[Sequence[TaskFigures]]:
         """Every task of the last day, by name: what `alphaloop status` shows."""
@@ -66,6 +69,5 @@ def _database(settings: Settings, url: SecretStr) -> Database:
     return Database(
         url,
         pool_size=_POOL_SIZE,
-        connect_timeout_s=settings.postgres.connect_timeout_s,
-        limits=settings.postgres.limits().with_statements_of(settings.console.statement_timeout_s),
+        limits=settings.postgres.limits().with_statements_of(_STATEMENT_S),
     )

@@ -32,7 +32,7 @@ from alphaloop.kafka.producer import Producer
 from alphaloop.messages import Job, Mode, Result, encode_job
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.outcomes.reading import Outcome, OutcomeReader, is_success
-from alphaloop.probes import new_probe_set
+from alphaloop.probes import DEFAULT_K, new_probe_set
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import check
@@ -125,7 +125,7 @@ class Demo:
             made = new_probe_set(
                 task,
                 [_body(prompt) for prompt in found],
-                num_draft_tokens=pinned.probe_num_draft_tokens,
+                num_draft_tokens=DEFAULT_K,
                 max_tokens=pinned.probe_max_tokens,
             )
             store.register(made, now)

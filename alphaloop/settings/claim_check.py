@@ -16,8 +16,6 @@ class ClaimCheckSettings(Section):
         (), max_length=100
     )  #: further folders or prefixes from which workers read the prompts of jobs
     max_bytes: int = Field(32 << 20, ge=1 << 10)  #: of one prompt or text
-    timeout_s: float = Field(30.0, gt=0)  #: longest wait for one answer of an object store
-    num_readers: int = Field(4, ge=1, le=64)  #: prompts that a worker reads at once
     options: dict[str, SecretStr | bool | int | float] = Field(
         {}
     )  #: of the object store's client, such as endpoint_url; credentials come better from its own environment variables

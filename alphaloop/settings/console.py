@@ -29,11 +29,7 @@ class ConsoleSettings(Section):
     database_url: SecretStr | None = (
         None  #: another login than postgres.url, whose rights are the scheduler's: it may not read texts
     )
-    session_hours: float = Field(12.0, gt=0)  #: after which a person signs in again
-    refresh_s: float = Field(5.0, ge=1)  #: between two readings of the figures of a page that somebody looks at
     max_batch_mb: int = Field(100, ge=1, le=1000)  #: largest batch file that is taken
-    batch_days: float = Field(30.0, gt=0)  #: after which an uploaded batch file is deleted; it lies in data_dir
-    statement_timeout_s: float = Field(20.0, gt=0)  #: longest query for a page
 
     @property
     def hosts(self) -> tuple[str, ...] | None:

@@ -55,7 +55,6 @@ class EndpointSettings(Section):
     )
     switches_drafts: bool = False  #: vLLM with alphaloop's look-up drafts as each request asks: so many tokens, or none
     max_requests: int = Field(16, ge=1, le=1024)  #: most requests at once
-    connect_s: float = Field(10.0, gt=0)  #: wait for a connection
     answer_s: float = Field(600.0, gt=0)  #: from a request to the first byte of its reply: a queue lies between
     silence_s: float = Field(60.0, gt=0)  #: between two pieces of a reply that has begun
 

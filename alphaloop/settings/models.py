@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
 
 from alphaloop.deciding.goodput import LOOKUP_OFFERED, LOOKUP_THROUGH, DrafterState
 from alphaloop.messages.job import TaskName
@@ -41,17 +40,6 @@ class TargetSettings(Section):
         #: set them; else they are greedy
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_gpu_kernels(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "gpu_kernels" in given:
-            raise PydanticCustomError(
-                "no_gpu_kernels",
-                "gpu_kernels is no longer a setting: on a GPU the worker computes with torch alone. Leave it out; for "
-                'speed on a GPU set engine = "server" and let vLLM decode (docs/guides/gpus.md)',
-            )
-        return given
-
 
 class LookupDrafterSettings(Section):
     """Look-up: proposes what followed earlier occurrences of the text's last tokens; docs/concepts/drafters.md.
@@ -70,15 +58,6 @@ class LookupDrafterSettings(Section):
     remember_tasks: tuple[TaskName, ...] = ()  #: tasks whose jobs also draft from earlier results of that task
     max_remembered_bytes: int = Field(16 << 20, ge=1 << 16)  #: of such results, for each task and worker
     shadow_share: Share = 0.005  #: share of the device time of other drafters' texts for scoring it on them; 0: never
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_device(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "device" in given:
-            raise PydanticCustomError(
-                "no_device", "Look-up has no weights, no keys and values, and so no device: leave `device` out"
-            )
-        return given
 
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """The drafter as decisions take it."""

@@ -21,5 +21,3 @@ class TracingSettings(Section):
     sample_share: Share = (
         1.0  #: share of the jobs without a trace of their own that get one; a job with a trace does as its trace says
     )
-    service_name: str = Field("alphaloop-worker", min_length=1, max_length=200)
-    timeout_s: float = Field(10.0, gt=0)  #: for one request to the endpoint

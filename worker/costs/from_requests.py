@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 #: A round with drafts takes so many times a vanilla one, with nothing known of that server: the pass is wider, and
 #: something drafts.
 ASSUMED_RATIO: Final = 1.25
-#: Requests behind a half-life, for each round of `worker.correction_half_life_rounds`: they vary more than rounds.
+#: Requests behind a half-life, for each round of `half_life`: they vary more than rounds.
 _REQUESTS_A_ROUND: Final = 4
 FAR_CONTEXT: Final = 2048
 #: Reading takes in proportion to the tokens of a prompt, and a little more.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import Final
 
 from alphaloop.cost_state import with_shared_weights
 from alphaloop.settings import WorkerSettings
@@ -19,6 +20,9 @@ from worker.costs.shared_weights import timed_by
 from worker.engine import Engine
 
 log = logging.getLogger(__name__)
+
+_HALF_LIFE_ROUNDS: Final = 32  #: a change of speed that lasts so many rounds is followed
+_SAVE_EVERY_S: Final = 60.0  #: between two times at which corrected costs are stored
 
 
 def open_costs(
@@ -59,8 +63,8 @@ def open_costs(
     )
     return LiveCosts(
         points,
-        half_life=settings.correction_half_life_rounds,
-        save_every_s=settings.correction_save_s,
+        half_life=_HALF_LIFE_ROUNDS,
+        save_every_s=_SAVE_EVERY_S,
         timed=timed,
         save=lambda corrected: write("corrected costs", lambda: store.save_corrections(*key, corrected)),
         clock=clock,
@@ -85,8 +89,8 @@ def _open_request_costs(
         engine.drafters,
         points,
         most_in_flight=engine.load().num_slots,
-        half_life=settings.correction_half_life_rounds,
+        half_life=_HALF_LIFE_ROUNDS,
         save=lambda learned: write("costs of servers", lambda: store.save(*key, learned)),
-        save_every_s=settings.correction_save_s,
+        save_every_s=_SAVE_EVERY_S,
         clock=clock,
     )

@@ -109,7 +109,7 @@ class Endpoint:
     @classmethod
     def of(cls, settings: EndpointSettings, *, model: str | None = None) -> Endpoint:
         """The endpoint that the settings describe; an empty model is the server's only one."""
-        limits = Limits(settings.connect_s, settings.answer_s, settings.silence_s)
+        limits = Limits(answer_s=settings.answer_s, silence_s=settings.silence_s)
         return cls(
             settings.url,
             settings.kind,
