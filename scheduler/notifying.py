@@ -31,11 +31,17 @@ class Notifier:
     """Sends what was not sent, with bounded retries."""
 
     def __init__(
-        self, database: Database, sinks: Sequence[Sink], settings: SchedulerSettings, metrics: SchedulerMetrics
+        self,
+        database: Database,
+        sinks: Sequence[Sink],
+        settings: SchedulerSettings,
+        metrics: SchedulerMetrics,
+        *,
+        delays_s: Sequence[int] = RETRY_DELAYS_S,
     ) -> None:
         """`database` refuses a process that does not lead any more."""
         self._store, self._sinks, self._metrics = NotificationStore(database), sinks, metrics
-        self._delays = [timedelta(seconds=delay) for delay in RETRY_DELAYS_S]
+        self._delays = [timedelta(seconds=delay) for delay in delays_s]
         self._reports = settings.notify_reports
         for sink in sinks:
             metrics.know_sink(sink.name)

@@ -61,7 +61,7 @@ class ContentStore:
         self._clients = {scheme: _Client(scheme, options or {}, timeout_s) for scheme in schemes}
 
     @classmethod
-    def of(cls, settings: ClaimCheckSettings) -> Self | None:
+    def of(cls, settings: ClaimCheckSettings, *, timeout_s: float = TIMEOUT_S) -> Self | None:
         """The store that the settings name; None where they name none."""
         if settings.url is None:
             return None
@@ -69,6 +69,7 @@ class ContentStore:
             settings.url,
             read_urls=settings.read_urls,
             max_bytes=settings.max_bytes,
+            timeout_s=timeout_s,
             options=settings.client_options(),
         )
 

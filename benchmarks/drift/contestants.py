@@ -17,9 +17,9 @@ from benchmarks.drift.rivals import hddm_a, hddm_w, kswin, page_hinkley
 from benchmarks.drift.streams import LONGEST_DELAY, Fork
 from scheduler.drift.memory import Floats, JobTally, Memory, empty_memory
 from scheduler.drift.phases import DriftRules, Jobs
+from scheduler.drift.watching import REFERENCE_JOBS
 
 OURS: Final = "alphaloop"
-REFERENCE_JOBS: Final = SchedulerSettings().drift_reference_jobs
 MARGIN: Final = SchedulerSettings().alpha_margin
 KSWIN_WINDOW, KSWIN_RECENT = 100, 30  # river's defaults
 KSWIN_BLOCK: Final = 8  # single jobs vary too much for windows of a hundred

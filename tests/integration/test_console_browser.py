@@ -20,15 +20,16 @@ from benchmarks.console.plans import plans
 from scheduler.report.pages import render_page
 from tests.fixtures import reports
 from tests.fixtures.browser import WAIT_MS, opened, overhang
-from tests.fixtures.console import PASSWORD, Visitor, console
+from tests.fixtures.console import PASSWORD, Visitor, console, read_every_second
 from tests.fixtures.runs import claim_request
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
 
 @pytest.fixture
-def visitor(database_url: SecretStr) -> Iterator[Visitor]:
-    with console(database_url, refresh_s=1) as found:
+def visitor(database_url: SecretStr, monkeypatch: pytest.MonkeyPatch) -> Iterator[Visitor]:
+    read_every_second(monkeypatch)
+    with console(database_url) as found:
         yield found
 
 

@@ -340,6 +340,7 @@ def test_an_installed_release_is_found(
     mirror: Mirror, small_release: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("KAFKA_HOME", raising=False)
+    monkeypatch.setattr("alphaloop.embedded.install.KAFKA_VERSION", VERSION)
     mirror.publish(small_release)
     home = install(mirror, tmp_path)
-    assert find_kafka_home(Settings(embedded=EmbeddedSettings(kafka_version=VERSION)), cache=tmp_path) == home
+    assert find_kafka_home(Settings(), cache=tmp_path) == home

@@ -17,7 +17,7 @@ from sqlalchemy import text
 from alphaloop.acceptance import Interval
 from alphaloop.demo.flow import final_table
 from alphaloop.explaining.explanation import next_jobs
-from alphaloop.settings import PolicySettings, SchedulerSettings, Settings, TaskSettings, load_settings
+from alphaloop.settings import SchedulerSettings, Settings, TaskSettings, load_settings
 from alphaloop.store.database import Database
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.switchback import SwitchbackStore
@@ -63,7 +63,6 @@ class Asked:
             Settings(
                 tasks={task: TaskSettings() for task in NUM_JOBS},
                 scheduler=SchedulerSettings(report_folder=self._folder),
-                policy=PolicySettings(change_jobs=1000.0),
             ),
             owner="test",
             metrics=self.metrics,

@@ -328,9 +328,9 @@ def test_times_without_a_good_run_are_gaps(make: Make, database: Database, outbo
 
 
 def test_an_idle_system_says_since_when(make: Make, database: Database, history: History) -> None:
-    history.traffic("code", 0.85, 3, NOW - 3 * DAY, MINUTE)
-    newest = NOW - 3 * DAY + 2 * MINUTE
-    summary = make(drift_window_days=1.0, interval_s=7200.0).run_once(NOW)
+    history.traffic("code", 0.85, 3, NOW - 15 * DAY, MINUTE)
+    newest = NOW - 15 * DAY + 2 * MINUTE
+    summary = make(interval_s=7200.0).run_once(NOW)
     assert "Nothing was decoded" in summary.headline
     stored = ReportStore(database).latest()
     assert stored is not None

@@ -20,7 +20,7 @@ from alphaloop.deciding.goodput import Alternative
 from alphaloop.demo.flow import final_table
 from alphaloop.explaining.explanation import next_jobs, tasks_now
 from alphaloop.messages import Mode
-from alphaloop.settings import PolicySettings, SchedulerSettings, Settings, TaskSettings, load_settings
+from alphaloop.settings import SchedulerSettings, Settings, TaskSettings, load_settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
@@ -74,7 +74,6 @@ def report_line(database: Database, settings: Settings, folder: Path) -> dict[st
         Settings(
             tasks={"chat": TaskSettings()},
             scheduler=SchedulerSettings(report_folder=folder),
-            policy=PolicySettings(change_jobs=1000.0),
         ),
         owner="test",
         metrics=SchedulerMetrics(),

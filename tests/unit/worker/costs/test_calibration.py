@@ -125,20 +125,6 @@ def test_the_corners_are_needed_and_what_lies_between_refines() -> None:
     assert not between & set(wanted.needed)
 
 
-def test_what_the_settings_name_is_needed() -> None:
-    settings = replace_settings(calibration_batches=(2, 64), calibration_widths=(3,), calibration_contexts=(100, 5000))
-    wanted = plan(TimedEngine(), settings)
-    shapes = {(s.batch, s.width, s.context) for s in wanted.needed if not s.drafter and s.kind is CostKind.ROUND}
-    # A batch beyond the worker's is never decoded; a context beyond half of the model's leaves no room to grow.
-    assert shapes >= {(batch, width, 100) for batch in (1, 2, 8) for width in (1, 3, 9)}
-    assert {context for _, _, context in shapes} == {100, 4096}
-    assert {s.batch for group in wanted.refining for s in group if s.kind is CostKind.ROUND} == set()
-
-
-def replace_settings(**changes: object) -> WorkerSettings:
-    return WorkerSettings.model_validate({**SETTINGS.model_dump(), **changes})
-
-
 def test_a_short_model_is_measured_within_its_context() -> None:
     engine = TimedEngine(context_length=64)
     wanted = plan(engine, SETTINGS)
