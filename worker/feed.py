@@ -35,8 +35,6 @@ IDLE_WAIT_S: Final = 0.1
 #: Between two questions about a job whose claim another worker holds.
 HELD_WAIT_S: Final = 0.02
 MOST_CLAIMED_AT_ONCE: Final = 256  #: jobs in one transaction
-#: Device time that a task may use more than others before they go first.
-QUANTUM_S: Final = 1.0
 #: Most device time by which jobs may go before their turn to share a prompt's beginning with a running job.
 MOST_SLACK_S: Final = 10.0
 #: Jobs claimed ahead last for so long where jobs are short: a claim costs a transaction, whatever its number of jobs.
@@ -378,7 +376,7 @@ def open_feed(
     limits, num_slots = settings.worker, engine.load().num_slots
     queue: AdmissionQueue[ReadyJob] = AdmissionQueue(
         num_slots=num_slots,
-        quantum_s=QUANTUM_S,
+        quantum_s=limits.task_quantum_s,
         weight_of=lambda task: reader.task(task).weight,
         read_s=read_s,
         most_slack_s=MOST_SLACK_S,

@@ -17,7 +17,7 @@ from alphaloop.cli.screen import note, out, print_json
 from alphaloop.errors import AlphaloopError
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.probe_plan import ProbePlanner
-from alphaloop.probes import DEFAULT_K, ProbeSet, ProbeSource, draw_prompts, new_probe_set
+from alphaloop.probes import DEFAULT_K, DEFAULT_MAX_TOKENS, ProbeSet, ProbeSource, draw_prompts, new_probe_set
 from alphaloop.settings import Settings
 from alphaloop.store.database import DatabaseClock
 from alphaloop.store.probes import ProbeSetStore
@@ -141,12 +141,11 @@ def _put_in_use(
     max_tokens: int | None,
     source: ProbeSource,
 ) -> None:
-    pinned = settings.scheduler
     made = new_probe_set(
         task,
         bodies,
         num_draft_tokens=num_draft_tokens or DEFAULT_K,
-        max_tokens=max_tokens or pinned.probe_max_tokens,
+        max_tokens=max_tokens or DEFAULT_MAX_TOKENS,
         source=source,
     )
     with open_database(settings) as database:

@@ -194,6 +194,7 @@ _GONE: Final = {
     "scheduler.partitions_ahead_days": "partitions are made 7 days ahead",
     "scheduler.probe_deadline_s": "a probe expires after 30 min",
     "scheduler.probe_decoded_share": "a quarter of the prompts is decoded, the others are scored",
+    "scheduler.probe_max_tokens": "48; give `alphaloop probes register --max-tokens`",
     "scheduler.probe_num_draft_tokens": "3; give `alphaloop probes register --k`",
     "scheduler.retention_max_s": "a run spends at most 120 s on deleting",
     "scheduler.stale_drop": "a draft is stale after a fall of 0.10",
@@ -214,7 +215,6 @@ _GONE: Final = {
     "worker.normal_lane_share": "one start in five is for a task's normal jobs while high ones wait too",
     "worker.priority_ageing_s": "10 s of waiting count as one step of priority; send other priorities",
     "worker.shared_beginning_slack_s": "10 s of device time at most",
-    "worker.task_quantum_s": "a task may run ahead by 1 s of device time over its weight",
 }
 #: Settings that say which section a table is.
 _TAGS: Final = ("method", "kind")

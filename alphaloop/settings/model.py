@@ -88,6 +88,7 @@ class WorkerSettings(Section):
     batch_size: int = Field(4, ge=1, le=256)  #: number of slots: sequences that run at once
     max_buffered: int = Field(4096, ge=1)  #: jobs of a lane read from Kafka and not yet decoded; then it is paused
     max_buffered_bytes: int = Field(64 << 20, ge=1 << 20)  #: the same in bytes of messages
+    task_quantum_s: float = Field(1.0, ge=0)  #: device time that a task may use more than others before they go first
     max_job_bytes: int = Field(1 << 20, ge=1024)  #: a larger job becomes a dead letter
     ignored_body_fields: tuple[str, ...] = (
         HARMLESS  #: unknown fields of a job's body that are dropped; others are refused
@@ -131,7 +132,6 @@ class SchedulerSettings(Section):
     leader_check_s: float = Field(5.0, gt=0)  #: between two attempts to become, or to stay, the leader
     probe_max_age_s: float = Field(86_400.0, gt=0)  #: a drafter whose newest probe is older is measured again
     probe_prompts: int = Field(4, ge=1)  #: prompts of the probe set a run uses for each task and drafter
-    probe_max_tokens: int = Field(48, ge=8)  #: output limit of the prompts of a probe set that is registered
     probe_device_share: Share = 0.01  #: share of the last day's device time that probes may take
     probe_min_device_s: float = Field(60.0, ge=0)  #: allowed in every run, so that a system without jobs is measured
     drift_false_alarms_per_month: float = Field(1.0, gt=0)  #: in 30 days, over all streams together

@@ -304,12 +304,10 @@ def test_a_job_of_another_task_does_not_wait_for_the_backlog(worker_settings: Se
 
 
 @pytest.mark.usefixtures("steady_claims")  # else a fast machine claims the whole backlog ahead
-def test_tasks_with_a_backlog_share_the_device_by_the_weights_of_the_settings(
-    worker_settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("worker.feed.QUANTUM_S", 0.1)
-    heavy = worker_settings.tasks["code"].model_copy(update={"weight": 3.0})
-    settings = worker_settings.model_copy(update={"tasks": {**worker_settings.tasks, "code": heavy}})
+def test_tasks_with_a_backlog_share_the_device_by_the_weights_of_the_settings(worker_settings: Settings) -> None:
+    settings = with_worker(worker_settings, task_quantum_s=0.1)
+    heavy = settings.tasks["code"].model_copy(update={"weight": 3.0})
+    settings = settings.model_copy(update={"tasks": {**settings.tasks, "code": heavy}})
     client, engine = Client(settings), SteppedEngine(num_slots=4)
     client.send("code", [job(f"code-{number}", 3) for number in range(500)], partition=0)
     with stepped_worker(settings, engine) as running:
