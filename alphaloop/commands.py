@@ -17,8 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from alphaloop.cost import CostPoint
 from alphaloop.engine_identity import EngineIdentity
 from alphaloop.server_identity import Granularity, ServerKind
-from alphaloop.settings.device import DeviceName
-from alphaloop.settings.models import Dtype
+from alphaloop.settings.models import DeviceName, Dtype
 
 
 class _Order(BaseModel):

@@ -27,7 +27,7 @@ from sqlalchemy import make_url
 from alphaloop.cli.children import LogFollower, field_of
 from alphaloop.embedded.postgres import EmbeddedPostgres, binaries
 from alphaloop.settings import ConsoleSettings, load_settings
-from alphaloop.settings.endpoint import EndpointSettings
+from alphaloop.settings.models import EndpointSettings
 from alphaloop.store import schema as schema_of
 from tests.fixtures import server_replies
 from tests.fixtures.inference_server import listening_beside

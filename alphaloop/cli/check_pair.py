@@ -12,8 +12,7 @@ from rich.text import Text
 from alphaloop.cli.carrying_out import carry_out
 from alphaloop.cli.screen import note, out, print_json, table
 from alphaloop.commands import CheckFinding, CheckPairOrder, PairCheck
-from alphaloop.settings.device import EXPECTED, is_device_name
-from alphaloop.settings.models import DraftModelDrafterSettings, Dtype
+from alphaloop.settings.models import EXPECTED, DraftModelDrafterSettings, Dtype, is_device_name
 
 EXAMPLE: Final = """\
 alphaloop check-pair /models/Qwen2.5-Coder-1.5B-Instruct /models/Qwen2.5-Coder-0.5B-Instruct

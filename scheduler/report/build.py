@@ -18,7 +18,7 @@ from alphaloop.as_decoded import percent
 from alphaloop.clustered_share import consecutive_runs, share_interval
 from alphaloop.measurements import DecodedJob, ProbeResult, TaskSpend
 from alphaloop.probe_plan import Measurement
-from alphaloop.settings.report import ReportSettings
+from alphaloop.settings.processes import ReportSettings
 from alphaloop.store.drafts import DraftRevision
 from alphaloop.store.drift import DriftEvent
 from alphaloop.store.incidents import KnownIncident

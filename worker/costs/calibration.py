@@ -15,7 +15,7 @@ from typing import Final
 from alphaloop.cost import BASE_CONTEXT, CostKind, CostPoint
 from alphaloop.cost_doubt import timing_variance
 from alphaloop.errors import DecodeFailed
-from alphaloop.settings.model import WorkerSettings
+from alphaloop.settings.processes import WorkerSettings
 from worker.costs.shared_weights import timed_by
 from worker.engine import Engine
 

@@ -35,8 +35,7 @@ from alphaloop.errors import (
 )
 from alphaloop.messages import Job
 from alphaloop.server_identity import ServerIdentity
-from alphaloop.settings.endpoint import EndpointSettings
-from alphaloop.settings.models import ModelSettings
+from alphaloop.settings.models import EndpointSettings, ModelSettings
 from alphaloop.store.workers import ServerIdentityStore
 from worker.engine import (
     CacheMemory,

@@ -39,7 +39,7 @@ from alphaloop.errors import (
     ServerUnreachable,
 )
 from alphaloop.server_identity import ServerKind
-from alphaloop.settings.endpoint import EndpointSettings, refuse_address, refuse_key
+from alphaloop.settings.models import EndpointSettings, refuse_address, refuse_key
 from worker.servers.replies import RefusalBody, ServerFailure
 from worker.servers.request_body import Body
 

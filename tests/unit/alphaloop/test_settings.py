@@ -10,8 +10,8 @@ import pytest
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.errors import ConfigError
 from alphaloop.settings import EndpointSettings, PolicySettings, Settings, find_configs, load_settings, read_tasks
-from alphaloop.settings.kafka_properties import RESERVED
 from alphaloop.settings.load import _GONE, PLAIN_ENV
+from alphaloop.settings.processes import RESERVED
 from alphaloop.settings.reference import settings_reference
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"

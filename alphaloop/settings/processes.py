@@ -1,18 +1,68 @@
-"""The settings of the processes and of their servers. The TOML files in configs/ explain them under the same names."""
+"""The settings of the processes and of the servers they need; configs/ explains them under the same names."""
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr, StringConstraints, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from alphaloop.claim_check.addresses import prefix_of
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.messages.job import HARMLESS
-from alphaloop.settings.kafka_properties import ExtraProperty
 from alphaloop.settings.section import Section, Share
 from alphaloop.store.session_limits import LONG_STATEMENT_S, SessionLimits
+
+_OFFSETS: Final = "the worker commits an offset only after the job's outcome is recorded and published"
+_REPORTS: Final = "a result counts as published only after the broker's own report of it"
+_STORED: Final = "a result counts as published only after all replicas in sync have stored it"
+_GROUP: Final = "the worker hands partitions over in small steps, as the cooperative assignor of classic groups does"
+_ALIASES: Final = "the setting of its own has to hold for all clients and topics"
+
+#: Properties of librdkafka that `kafka.extra` may not set because promises rest on their values, and the reason. Aliases
+#: of one property all stand here.
+RESERVED: Final = {
+    "enable.auto.commit": _OFFSETS,
+    "auto.commit.enable": _OFFSETS,
+    "auto.commit.interval.ms": _OFFSETS,
+    "enable.auto.offset.store": _OFFSETS,
+    "offset.store.method": _OFFSETS,
+    "offset.store.path": _OFFSETS,
+    "offset.store.sync.interval.ms": _OFFSETS,
+    "auto.offset.reset": "a group without offsets has to begin with the oldest job, or jobs are passed over",
+    "isolation.level": "a job of an aborted transaction was never sent",
+    "group.id": f"{_ALIASES}: kafka.group_id",
+    "group.instance.id": "two workers with one instance id put each other out of the group",
+    "group.protocol": _GROUP,
+    "group.remote.assignor": _GROUP,
+    "partition.assignment.strategy": _GROUP,
+    "acks": _STORED,
+    "request.required.acks": _STORED,
+    "enable.idempotence": "a retry of a send may not store a message twice or in another order",
+    "enable.gapless.guarantee": "one message that the broker refuses would end the producer",
+    "transactional.id": "results are published outside Kafka's transactions (docs/decisions/0003)",
+    "retries": "a message is sent again until its time is up",
+    "message.send.max.retries": "a message is sent again until its time is up",
+    "delivery.report.only.error": _REPORTS,
+    "dr_cb": _REPORTS,
+    "dr_msg_cb": _REPORTS,
+    "message.max.bytes": f"{_ALIASES}: kafka.max_message_bytes",
+    "test.mock.num.brokers": "the client would talk to a broker in its own memory, which loses messages",
+}
+
+
+def _not_reserved(name: str) -> str:
+    if name in RESERVED:
+        raise PydanticCustomError("reserved", "Expected another property: {reason}", {"reason": RESERVED[name]})
+    return name
+
+
+#: A property that `kafka.extra` may set.
+ExtraProperty = Annotated[str, AfterValidator(_not_reserved)]
+
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 RetryDelay = Annotated[int, Field(ge=1, le=86_400)]
@@ -173,3 +223,115 @@ class EmbeddedSettings(Section):
 
     kafka_home: Path | None = None  #: an unpacked Apache Kafka; also KAFKA_HOME
     broker: Literal["auto", "kafka", "tansu"] = "auto"  #: auto: Kafka if it is installed, else Tansu
+
+
+PublicUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+$", max_length=500)]
+_LOOPBACK_NAMES: Final = ("127.0.0.1", "localhost", "[::1]")
+
+
+class ConsoleSettings(Section):
+    """The web page that a scheduler serves. Without a password it only shows figures."""
+
+    is_on: bool = True
+    http_host: str = "127.0.0.1"  #: another address than the machine's own needs a password
+    http_port: int = Field(9466, ge=0, le=65535)  #: 0 picks a free one
+    public_url: PublicUrl | None = (
+        None  #: what people type where it is not http_host and http_port, such as https://alphaloop.example.org
+    )
+    username: str = Field("alphaloop", min_length=1, max_length=200)  #: of the one login, where password is set
+    password: SecretStr | None = None  #: then every page asks for it, and shows texts and carries out actions
+    database_url: SecretStr | None = (
+        None  #: another login than postgres.url, whose rights are the scheduler's: it may not read texts
+    )
+    max_batch_mb: int = Field(100, ge=1, le=1000)  #: largest batch file that is taken
+
+    @property
+    def hosts(self) -> tuple[str, ...] | None:
+        """Names by which a browser may ask, so that no other site can point its own name here; None: any name."""
+        if self.public_url is None and self._is_wildcard:
+            return None
+        public = urlsplit(self.public_url).hostname if self.public_url else None
+        named = [f"[{host}]" if ":" in host else host for host in (self.http_host, public) if host]
+        return tuple(dict.fromkeys((*_LOOPBACK_NAMES, *named)))
+
+    @property
+    def is_https(self) -> bool:
+        """Whether people reach it over TLS."""
+        return self.public_url is not None and self.public_url.startswith("https:")
+
+    @property
+    def _is_wildcard(self) -> bool:
+        return self.http_host in ("0.0.0.0", "::", "")  # noqa: S104 - compared, not bound
+
+    @property
+    def _is_loopback(self) -> bool:
+        if self.http_host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.http_host).is_loopback
+        except ValueError:
+            return False
+
+    @model_validator(mode="after")
+    def _reached_by_others_needs_a_password(self) -> Self:
+        if self.is_on and self.password is None and not self._is_loopback:
+            raise PydanticCustomError(
+                "password",
+                "Expected a password, because other machines reach {host}; set console.password",
+                {"host": self.http_host or "every address"},
+            )
+        return self
+
+
+class ClaimCheckSettings(Section):
+    """Where content lies that is too large for a message: prompts of jobs, texts of results."""
+
+    url: str | None = None  #: a folder, or s3://bucket/path (gs, abfs); unset: nothing travels by reference
+    read_urls: tuple[str, ...] = Field(
+        (), max_length=100
+    )  #: further folders or prefixes from which workers read the prompts of jobs
+    max_bytes: int = Field(32 << 20, ge=1 << 10)  #: of one prompt or text
+    options: dict[str, SecretStr | bool | int | float] = Field(
+        {}
+    )  #: of the object store's client, such as endpoint_url; credentials come better from its own environment variables
+
+    @field_validator("url")
+    @classmethod
+    def _one_spelling(cls, url: str | None) -> str | None:
+        return None if url is None else prefix_of(url)
+
+    @field_validator("read_urls")
+    @classmethod
+    def _one_spelling_each(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(prefix_of(url) for url in urls)
+
+    def client_options(self) -> dict[str, str | bool | int | float]:
+        """The options as the client takes them. They hold secrets: never log them."""
+        return {
+            name: option.get_secret_value() if isinstance(option, SecretStr) else option
+            for name, option in self.options.items()
+        }
+
+
+HttpUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+\S*$", max_length=2000)]
+
+
+class TracingSettings(Section):
+    """Where spans go. They hold names, counts and times, and never text of a prompt or of a result."""
+
+    endpoint: HttpUrl | None = (
+        None  #: OTLP over HTTP, with its path: http://collector:4318/v1/traces; unset: no traces are made
+    )
+    headers: dict[str, SecretStr] = Field({})  #: sent with every request to the endpoint, for its credentials
+    sample_share: Share = (
+        1.0  #: share of the jobs without a trace of their own that get one; a job with a trace does as its trace says
+    )
+
+
+class ReportSettings(Section):
+    """What a device costs. The same price holds for every device."""
+
+    device_cost_per_hour: float | None = Field(
+        None, gt=0, allow_inf_nan=False
+    )  #: of one device; unset: the report shows device time and no cost
+    currency: str = Field("", max_length=12)  #: written behind amounts: EUR
