@@ -22,8 +22,8 @@ _STORED: Final = "a result counts as published only after all replicas in sync h
 _GROUP: Final = "the worker hands partitions over in small steps, as the cooperative assignor of classic groups does"
 _ALIASES: Final = "the setting of its own has to hold for all clients and topics"
 
-#: Properties of librdkafka that `kafka.extra` may not set because promises rest on their values, and the reason. Aliases
-#: of one property all stand here.
+#: Properties of librdkafka that `kafka.extra` may not set because promises rest on their values, and the reason.
+#: Aliases of one property all stand here.
 RESERVED: Final = {
     "enable.auto.commit": _OFFSETS,
     "auto.commit.enable": _OFFSETS,
