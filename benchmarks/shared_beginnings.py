@@ -27,10 +27,9 @@ from alphaloop.messages import Mode
 from alphaloop.settings import load_settings
 from benchmarks.paired import paired_ratio
 from benchmarks.whole.jobs import PromptJob, draw_jobs, read_folder
-from worker.admission import AdmissionQueue, beginnings_of
+from worker.admission import AdmissionQueue, beginnings_of, lane_of
 from worker.decoding.engine import TransformersEngine, load_engine
 from worker.engine import PreparedJob, Sampling
-from worker.lanes import lane_of
 
 VANILLA: Final = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "benchmark")
 SLACKS_S: Final = (0.0, 10.0)

@@ -26,8 +26,7 @@ from alphaloop.settings import Settings, WorkerSettings, load_settings
 from alphaloop.start_wait import StartStopped, StartWait, await_servers
 from alphaloop.store.database import Database
 from alphaloop.store.workers import WorkerStore
-from worker.assembly import assemble, owner_name
-from worker.engine_opening import open_engine
+from worker.assembly import assemble, open_engine, owner_name
 from worker.loop import Worker
 from worker.metrics import WorkerMetrics
 from worker.threads import set_up_interpreter

@@ -22,19 +22,19 @@ from alphaloop.kafka.topics import CONTROL, TopicIds, ensure_topic, ensure_topic
 from alphaloop.liveness import Liveness, Pulse
 from alphaloop.messages import Status
 from alphaloop.messages.topics import JOBS_PATTERN
-from alphaloop.settings import PolicySettings, Settings
+from alphaloop.settings import ModelSettings, PolicySettings, Settings
 from alphaloop.store.database import Database, DatabaseClock, Listener
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox, RefusedResultStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probes import ProbeStore
 from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.workers import WorkerSetup, WorkerStore
+from alphaloop.store.workers import ServerIdentityStore, WorkerSetup, WorkerStore
 from alphaloop.switchback.block import SwitchbackDesign
 from alphaloop.switchback.request_block import RequestDesign
 from alphaloop.switchback.request_schedule import RequestSchedule
 from alphaloop.switchback.schedule import SwitchbackSchedule
-from worker.background import BackgroundThread, BackgroundWrites
+from worker.background import BackgroundThread, BackgroundWrites, Retry
 from worker.claims import Claiming, LeaseKeeper
 from worker.dead_letters import DeadMessage, FailedTry, Forwarder, JobRetries, letter_of
 from worker.deciding.decider import half_life, open_deciding, revisions
@@ -47,11 +47,9 @@ from worker.intake.polling import TopicWatch, make_topics, open_intake
 from worker.intake.validation import open_validation
 from worker.loop import Worker
 from worker.metrics import WorkerMetrics
-from worker.outcomes import ended
 from worker.presence import Presence
 from worker.publishing import Publisher, PublishingQueue, RefusedResults
-from worker.recording import EndedJob, Recorder
-from worker.retry import Retry
+from worker.recording import EndedJob, Recorder, ended
 from worker.sending import UnavailableTopics
 from worker.steering import RequestSteering, RoundSteering, SliceRecorder, Steering
 from worker.threads import Threads
@@ -317,3 +315,20 @@ def open_tracing(
             hint="pip install 'alphaloop[tracing]', or unset ALPHALOOP_TRACING__ENDPOINT",
         ) from None
     return Tracing.to_collector(settings.tracing, identity, owner=owner, group_id=settings.kafka.group_id, now=now)
+
+
+def open_engine(models: ModelSettings, *, num_slots: int, database: Database | None = None) -> Engine:
+    """Open it; `num_slots` are those of an engine that owns a device. `database` has what servers were earlier.
+
+    Raises AlphaloopError; ServerUnavailable where no server answers.
+    """
+    if models.target.engine == "server":
+        try:
+            from worker.servers.engine import open_server_engine
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"{error.name} is not installed", hint="pip install 'alphaloop[servers]'") from None
+        identities = ServerIdentityStore(database) if database is not None else None
+        return open_server_engine(models, identities=identities)
+    from worker.decoding.engine import load_engine
+
+    return load_engine(models, num_slots=num_slots)

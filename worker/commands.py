@@ -55,11 +55,11 @@ from alphaloop.payoff.report import Footprint
 from alphaloop.settings import EndpointSettings, ModelSettings, Settings, load_settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
+from worker.assembly import open_engine
 from worker.costs.calibrating_servers import calibrate_servers
 from worker.costs.calibration import calibrate, plan
 from worker.costs.shared_weights import timed_by
 from worker.engine import Engine
-from worker.engine_opening import open_engine
 from worker.measuring.observing import choose_candidates, choose_drafters
 from worker.measuring.report import DrafterRecords, busy_note, load_average, peak_process_bytes
 from worker.measuring.session import MeasuringPlan, MeasuringSession, draw, prepare, read_lines, refuse_few

@@ -16,19 +16,17 @@ from typing import Final
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import MessageError
 from alphaloop.settings import Settings, WorkerSettings
-from worker.admission import AdmissionQueue, Waiting, beginnings_of
-from worker.background import BoundedQueue
+from worker.admission import AdmissionQueue, LaneKey, Waiting, beginnings_of
+from worker.background import BoundedQueue, Retry
 from worker.claims import ClaimedJob, Claiming, Claims
 from worker.dead_letters import DeadMessage, Forwarder
 from worker.engine import Engine
 from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake, Room
 from worker.intake.validation import Fetching, MessageReader, ReadyJob, Validation
-from worker.lanes import LaneKey
-from worker.poison import Suspects
 from worker.publishing import AnswerAgain, PublishingQueue
 from worker.recording import Recorder, undecoded
-from worker.retry import Retry
+from worker.running import Suspects
 
 #: How long one turn waits for deliveries when there is nothing else to do.
 IDLE_WAIT_S: Final = 0.1

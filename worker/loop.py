@@ -24,8 +24,9 @@ from alphaloop.errors import BrokerError, DecodeFailed, EngineSick, StoreError, 
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.liveness import beat
 from alphaloop.messages import Failure, Mode, Status
-from worker import outcomes
-from worker.background import BackgroundWrites
+from worker import recording
+from worker.admission import LaneKey
+from worker.background import BackgroundWrites, Retry
 from worker.claims import ClaimedJob, EndedUndecoded, LeaseKeeper, cancelled
 from worker.costs.known import KnownCosts
 from worker.dead_letters import Forwarder, JobRetries
@@ -34,14 +35,11 @@ from worker.engine import AsksServers, Engine, Generation
 from worker.feed import JobFeed
 from worker.intake.polling import Intake
 from worker.intake.validation import Validation
-from worker.lanes import LaneKey
 from worker.metrics import WorkerMetrics
-from worker.poison import Blame
 from worker.presence import Presence
 from worker.publishing import Publisher
 from worker.recording import EndedJob, Recorder
-from worker.retry import Retry
-from worker.running import RunningJob, RunningJobs, Stepped
+from worker.running import Blame, RunningJob, RunningJobs, Stepped
 from worker.steering import SliceRecorder, Steering, TaskSlice
 from worker.threads import Threads
 
@@ -429,10 +427,10 @@ class Worker:
         self._end([self._undecoded(one, Status.CANCELLED, cancelled()) for one in claimed])
 
     def _end_expired(self, claimed: Sequence[ClaimedJob]) -> None:
-        self._end([self._undecoded(one, Status.EXPIRED, outcomes.expired(one)) for one in claimed])
+        self._end([self._undecoded(one, Status.EXPIRED, recording.expired(one)) for one in claimed])
 
     def _succeeded(self, job: RunningJob, generation: Generation, now: datetime) -> EndedJob:
-        outcome = outcomes.succeeded(
+        outcome = recording.succeeded(
             job.claimed,
             generation,
             job.recorded,
@@ -449,7 +447,7 @@ class Worker:
         return [self._undecoded(job.claimed, Status.FAILED, failure) for job, failure in blamed]
 
     def _undecoded(self, claimed: ClaimedJob, status: Status, failure: Failure) -> EndedJob:
-        return EndedJob(claimed, outcomes.ended(claimed, status, failure, now=self.now()))
+        return EndedJob(claimed, recording.ended(claimed, status, failure, now=self.now()))
 
     def release(self, claimed: Sequence[ClaimedJob]) -> None:
         """Give claims back, none of them counted as tried."""

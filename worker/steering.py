@@ -26,8 +26,8 @@ from alphaloop.switchback.rounds import RoundFacts, TaskRound
 from alphaloop.switchback.schedule import Arm, SwitchbackSchedule
 from alphaloop.switchback.slices import Slice, Treatment
 from alphaloop.switchback.task_speedup import Subject
+from worker.admission import LaneKey
 from worker.engine import EngineIdentity, Generation, Served, Step
-from worker.lanes import LaneKey
 from worker.running import RunningJob, RunningJobs
 
 log = logging.getLogger(__name__)

@@ -16,13 +16,13 @@ from alphaloop.messages import Mode, Origin, parse_job
 from alphaloop.settings import Settings, TaskSettings
 from benchmarks.workload.blocks import Block
 from benchmarks.workload.ledger import LedgerInMemory
-from worker import outcomes
+from worker import recording
+from worker.admission import lane_of
 from worker.claims import ClaimedJob
 from worker.deciding.decider import Deciding
 from worker.engine import Engine, Generation, PreparedJob, Sampling
 from worker.intake.partitions import Delivery
 from worker.intake.validation import ReadyJob
-from worker.lanes import lane_of
 
 ADAPTIVE: Final = "alphaloop"
 
@@ -155,7 +155,7 @@ class Contest:
         by_id = {job.job.job_id: (job, decision) for job, decision in zip(jobs, decisions, strict=True)}
         now = datetime.now(UTC)
         ended = [
-            outcomes.succeeded(_claimed(job), generation, decision, self._engine.identity, queue_s=0.0, now=now)
+            recording.succeeded(_claimed(job), generation, decision, self._engine.identity, queue_s=0.0, now=now)
             for generation in generations
             for job, decision in [by_id[generation.job_id]]
         ]

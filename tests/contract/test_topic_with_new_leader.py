@@ -25,9 +25,9 @@ from tests.chaos.brokers import Brokers
 from tests.fixtures.broker import settings_for
 from tests.fixtures.claimed import NOW
 from tests.fixtures.worker import until
+from worker.background import Retry
 from worker.intake.control import ControlReader
 from worker.intake.polling import Intake, TopicWatch
-from worker.retry import Retry
 
 pytestmark = pytest.mark.kafka
 

@@ -108,7 +108,7 @@ def client(guarded: tuple[str, str], operator: Operator) -> Client:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short time between two tries to reach a topic."""
     monkeypatch.setattr(dead_letters, "RETRY_S", 0.5)
-    monkeypatch.setattr("worker.retry.LONGEST_WAIT_S", 0.5)
+    monkeypatch.setattr("worker.background.LONGEST_WAIT_S", 0.5)
 
 
 def job(name: str) -> bytes:

@@ -48,10 +48,10 @@ from alphaloop.messages.headers import refuse_envelope
 from alphaloop.messages.topics import task_of
 from alphaloop.settings import Settings, TaskSettings, WorkerSettings, read_tasks
 from alphaloop.store.probes import ProbeStore
+from worker.admission import LaneKey, lane_of
+from worker.background import Retry
 from worker.engine import Engine, PreparedJob, Sampling
 from worker.intake.partitions import Delivery
-from worker.lanes import LaneKey, lane_of
-from worker.retry import Retry
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """Our own decisions as a worker takes them: at the start of a job, then round by round, with the switchback experiment.
 
 The session, its costs, its evidence and the schedule of control slices are the product's. What
-worker/steering.py and worker/outcomes.py do with the engine's jobs is done here with simulated ones.
+worker/steering.py and worker/recording.py do with the engine's jobs is done here with simulated ones.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ LOOP = ["worker.loop:Worker.run_once", "worker.loop:Worker.run", "__main__:main"
         (["alphaloop.store.database:Database.begin", "alphaloop.store.outbox:Outbox.delete"], "finish"),
         (["alphaloop.kafka.producer:Producer.flush", "worker.publish:Publisher.emit"], "publish"),
         (["alphaloop.messages.codec:parse_job", "worker.validation:Validation.read"], "intake"),
-        (["alphaloop.messages.result:Result.encode", "worker.outcomes:succeeded"], "record"),
+        (["alphaloop.messages.result:Result.encode", "worker.recording:succeeded"], "record"),
         (["alphaloop.deciding.policy:decide", "worker.deciding:Decider.decide_each"], "decide"),
         (["benchmarks.pipeline.instant_engine:InstantEngine.step", "worker.batch:BatchDecoding._run"], "decode"),
         (["worker.metrics:WorkerMetrics.recorded"], "metrics"),

@@ -22,7 +22,7 @@ from benchmarks.policy.slot_device import play_slots
 from benchmarks.policy.slot_jobs import draw_slot_stream
 from benchmarks.policy.slot_round import Running, SlotRound
 from benchmarks.policy.slot_table import SlotTable
-from worker.lanes import LaneKey
+from worker.admission import LaneKey
 from worker.running import RunningJob, RunningJobs
 from worker.steering import RoundSteering
 

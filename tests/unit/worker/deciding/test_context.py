@@ -20,9 +20,9 @@ from alphaloop.deciding.session import DecisionSession
 from alphaloop.messages import Decoding, Origin, Purpose, parse_job
 from alphaloop.settings import TaskSettings
 from tests.fakes import FakeEngine
+from worker.admission import lane_of
 from worker.deciding.decider import conditions_of, facts_of, subject_of
 from worker.engine import CacheMemory, PreparedJob, Sampling
-from worker.lanes import lane_of
 
 NOW: Final = datetime(2026, 5, 4, 12, tzinfo=UTC)
 MIB: Final = 1 << 20

@@ -34,11 +34,11 @@ from benchmarks.policy.stream import Cell
 from benchmarks.workload.ledger import LedgerInMemory
 from tests.fakes import FakeEngine
 from tests.fixtures.runs import decode_run, simulated_counts, vanilla_counts
+from worker.admission import lane_of
 from worker.costs.live import LiveCosts
 from worker.deciding.decider import Decider
 from worker.deciding.evidence_cache import EvidenceCache
 from worker.engine import PreparedJob, Sampling
-from worker.lanes import lane_of
 
 BEGIN: Final = datetime(2026, 3, 1, tzinfo=UTC)
 #: Longer than any of them keeps a posterior: they differ in that alone.
