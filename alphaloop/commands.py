@@ -15,8 +15,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from alphaloop.cost import CostPoint
-from alphaloop.engine_identity import EngineIdentity
-from alphaloop.server_identity import Granularity, ServerKind
+from alphaloop.server_identity import EngineIdentity, Granularity, ServerKind
 from alphaloop.settings.models import DeviceName, Dtype
 
 

@@ -18,8 +18,7 @@ from alphaloop.errors import ConfigError, StoreError
 from alphaloop.kafka.backlog import unfinished
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
-from alphaloop.liveness import ExitCode, Liveness, Pulse, Watchdog
-from alphaloop.metrics_server import MetricsServer
+from alphaloop.liveness import ExitCode, Liveness, MetricsServer, Pulse, Watchdog
 from alphaloop.settings import SchedulerSettings, Settings
 from alphaloop.start_wait import StartStopped, StartWait, await_servers
 from alphaloop.store.database import Database, DatabaseClock

@@ -20,8 +20,7 @@ from alphaloop import logs
 from alphaloop.embedded.stack import with_running_stack
 from alphaloop.errors import AlphaloopError, ConfigError, EngineSick
 from alphaloop.kafka.producer import Producer
-from alphaloop.liveness import ExitCode, Watchdog
-from alphaloop.metrics_server import MetricsServer
+from alphaloop.liveness import ExitCode, MetricsServer, Watchdog
 from alphaloop.settings import Settings, WorkerSettings, load_settings
 from alphaloop.start_wait import StartStopped, StartWait, await_servers
 from alphaloop.store.database import Database

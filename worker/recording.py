@@ -27,7 +27,6 @@ from alphaloop.errors import AlphaloopError, StoreValueRefused
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Failure, Mode, Purpose, Result, Status
 from alphaloop.messages.result import encode_fields
-from alphaloop.near_ties import tolerance_of
 from alphaloop.probes import ProbeText
 from alphaloop.store.decode_runs import DecodeRun, ShadowRun
 from alphaloop.store.outbox import OutboxMessage
@@ -35,7 +34,7 @@ from alphaloop.store.outcomes import Outcome
 from worker.background import BoundedQueue, Retry
 from worker.claims import ClaimedJob, Claims, LeaseKeeper
 from worker.dead_letters import DeadMessage, failed_job
-from worker.engine import EngineIdentity, Generation, ShadowCounts
+from worker.engine import EngineIdentity, Generation, ShadowCounts, tolerance_of
 from worker.intake.polling import Intake
 from worker.metrics import WorkerMetrics
 from worker.publishing import PublishingQueue, RecordedGroup

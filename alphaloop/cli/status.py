@@ -21,7 +21,7 @@ from alphaloop.embedded.stack import running_stack
 from alphaloop.errors import BrokerError
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.backlog import unfinished
-from alphaloop.metrics_server import url_of
+from alphaloop.liveness import url_of
 from alphaloop.settings import Settings
 from alphaloop.store.incidents import IncidentStore, KnownIncident
 from alphaloop.store.jobs import RUNNING

@@ -10,7 +10,7 @@ import uvicorn
 
 from alphaloop.console.app import Console
 from alphaloop.console.sources import Sources
-from alphaloop.metrics_server import listening, url_of
+from alphaloop.liveness import listening, url_of
 from alphaloop.settings import Settings
 
 _STOP_S: Final = 5.0

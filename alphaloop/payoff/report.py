@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from alphaloop.engine_identity import EngineIdentity
 from alphaloop.payoff.figures import Candidate, Figures
 from alphaloop.payoff.rounds import RoundCosts
 from alphaloop.payoff.verdict import Judgement
+from alphaloop.server_identity import EngineIdentity
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pydantic import SecretStr
 from alphaloop.cli.calibrate import show
 from alphaloop.commands import CalibrateOrder, Calibration
 from alphaloop.cost import CostKind, CostPoint
-from alphaloop.engine_identity import EngineIdentity
+from alphaloop.server_identity import EngineIdentity
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from tests.fixtures.orders import CarriedOut
