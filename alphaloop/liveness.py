@@ -4,7 +4,9 @@ A thread that hangs raises nothing, so only its silence shows. A thread beats ea
 it waits for something that may rightly take long: room in a queue, a server that is away. So silence means that one
 call does not return. The watchdog then ends the process, because a health check alone restarts nothing.
 
-`MetricsServer` serves /metrics, /healthz and /readyz of both processes.
+`MetricsServer` serves /metrics, /healthz and /readyz of both processes. /metrics may ask for a name and a password
+(basic authentication). The two checks never do, because container engines and orchestrators ask them without any, and
+they show no more than which part of the process is at fault.
 """
 
 from __future__ import annotations
