@@ -101,7 +101,6 @@ class JobReader:
             Origin("", where, 0, 0),
             task=task if isinstance(task, str) else "",
             max_bytes=self._max_bytes,
-            max_depth=limits.max_json_depth,
             ignored=limits.ignored_body_fields,
         )
         known = self._settings.tasks

@@ -35,6 +35,13 @@ from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.probes import MEASURED, ProbeSetStore, ProbeStore
 
+#: A probe that has not ended by then expires.
+DEADLINE: Final = timedelta(minutes=30)
+#: The share of the prompts that are decoded with a drafter which is due by age alone, at least one; on the others'
+#: controls it is scored.
+DECODED_SHARE: Final = 0.25
+#: How old a job may be that the plan, the report and the watch for drift see; a stream without one is forgotten.
+WINDOW: Final = timedelta(days=14)
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 _DAY: Final = timedelta(days=1)
 _TIMED: Final = timedelta(days=30)
@@ -106,7 +113,11 @@ class ProbePlanner:
         self._sets, self._probes = ProbeSetStore(database), ProbeStore(database)
         self._drafts, self._engines = DraftRegistry(database), CostStore(database)
         self._drift, self._incidents = DriftEventStore(database), IncidentStore(database)
-        self._settings, self._tasks, self._change_jobs = settings.scheduler, settings.tasks, settings.policy.change_jobs
+        self._settings, self._tasks, self._change_jobs = (
+            settings.scheduler,
+            settings.tasks,
+            settings.policy.limits().change_jobs,
+        )
 
     def sets(self) -> dict[str, ProbeSet]:
         """The probe sets in use, of tasks that workers know."""
@@ -119,18 +130,18 @@ class ProbePlanner:
         due = find_due(
             sets.values(),
             _new_since(drafts, self._engines.first_measured(now), now),
-            self._probes.last_probed(now, timedelta(seconds=settings.probe_deadline_s), since=now - history),
+            self._probes.last_probed(now, DEADLINE, since=now - history),
             now,
             max_age=self._max_age,
             alarms=self._alarms(),
-            traffic=self._probes.traffic(now - timedelta(days=settings.drift_window_days), now),
+            traffic=self._probes.traffic(now - WINDOW, now),
             change_jobs=self._change_jobs,
             scorable=_scorable(drafts),
             incidents={(one.found.task, one.found.drafter) for one in self._incidents.open_incidents()},
         )
         num_prompts = {task: min(settings.probe_prompts, len(found.prompts)) for task, found in sets.items()}
         job_device_s = self._probes.mean_device_s(now - _TIMED, now)
-        return make_plan(due, job_device_s, num_prompts, self._budget_device_s(now), settings.probe_decoded_share)
+        return make_plan(due, job_device_s, num_prompts, self._budget_device_s(now), DECODED_SHARE)
 
     def _budget_device_s(self, now: datetime) -> float:
         """The share of the last day's device time, less what probes took of it already."""

@@ -18,6 +18,8 @@ from typing import Any, Final
 
 from alphaloop.messages import Job, Purpose
 
+DEFAULT_K: Final = 3  #: of a probe set; a drafter with shorter drafts is measured at its longest
+DEFAULT_MAX_TOKENS: Final = 48  #: output limit of its prompts
 _NUM_ID_CHARS: Final = 16
 
 

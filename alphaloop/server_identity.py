@@ -1,4 +1,7 @@
-"""The kinds of inference servers that alphaloop knows, all with an interface in OpenAI's form."""
+"""What decodes: the name of an engine on a device, and the kinds of inference servers that alphaloop knows.
+
+Evidence and costs are stored under the former. All servers have an interface in OpenAI's form.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,28 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
+
+#: How the device of inference servers is named: several workers may ask the same servers.
+SERVERS: Final = "servers "
+
+
+@dataclass(frozen=True, slots=True)
+class EngineIdentity:
+    """What decodes: part of the key of all evidence and of every stored cost."""
+
+    engine: str  #: library, version and dtype, `transformers-5.23.0-bfloat16`: another dtype is another history
+    target: str  #: name under which the target is served
+    target_revision: str  #: hash of the weights that were loaded
+    dtype: str
+    device: str  #: as a person would name it: `cpu-2-threads`, `NVIDIA H200`, `NVIDIA L4, small on cpu-2-threads`
+    context_length: int  #: tokens of prompt and output together
+    host: str  #: the machine: costs of one machine say nothing of another
+
+    @property
+    def has_shared_device(self) -> bool:
+        """Whether other workers with a device of this name have the same device, and not only an equal one."""
+        return self.device.startswith(SERVERS)
+
 
 ServerKind = Literal["vllm", "sglang", "llama_cpp", "tensorrt_llm", "openai"]
 """`openai` is any other server: it is asked for nothing, and believed in nothing, that OpenAI's own form lacks."""

@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Final
 from worker.admission import AdmissionQueue
 from worker.admission import beginnings_of
+from worker.admission import lane_of
 from worker.decoding.engine import TransformersEngine
 from worker.decoding.engine import load_engine
 from worker.engine import PreparedJob
 from worker.engine import Sampling
-from worker.lanes import lane_of
 import json
 import random
 import time

@@ -62,11 +62,9 @@ def _measure(settings: Settings, *, stays: bool) -> ExitCode:
             f"{lacking}: not set, and nothing runs under {settings.data_dir}",
             hint="set DATABASE_URL and KAFKA_BOOTSTRAP_SERVERS, or start `alphaloop up`",
         )
-    timeout_s = settings.postgres.connect_timeout_s
     with Database(
         settings.postgres.url,
         pool_size=settings.postgres.pool_size,
-        connect_timeout_s=timeout_s,
         limits=settings.postgres.long_limits(),
     ) as database:
         sinks = open_sinks(settings.scheduler.notify_urls)
@@ -81,9 +79,7 @@ def _measure(settings: Settings, *, stays: bool) -> ExitCode:
             return Notifier(database.guarded(term.check), sinks, settings.scheduler, metrics)
 
         # A connection of its own: a run that uses all of the pool must not cost the lease.
-        with Database(
-            settings.postgres.url, pool_size=1, connect_timeout_s=timeout_s, limits=settings.postgres.limits()
-        ) as beside:
+        with Database(settings.postgres.url, pool_size=1, limits=settings.postgres.limits()) as beside:
             lease_s = max(_SHORTEST_LEASE_S, _LEASE_CHECKS * settings.scheduler.leader_check_s)
             lease = LeaderLease(beside, _owner(), lease_s=lease_s)
             return stay(settings, database, lease, lead, notify if sinks else None)

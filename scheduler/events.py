@@ -12,28 +12,42 @@ its tasks, so it is judged over the probes of all of them together.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any
-
 from alphaloop.acceptance import Interval
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.store.drafts import DraftStatus
-from alphaloop.store.drift import DriftEvent, EventChange, EventContent, EventState
-from scheduler.causes import About, Cause, DriftFinding, Judged
+from alphaloop.store.drift import DriftEvent
+from alphaloop.store.drift import EventChange
+from alphaloop.store.drift import EventContent
+from alphaloop.store.drift import EventState
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from datetime import timedelta
+from scheduler.causes import About
+from scheduler.causes import Cause
+from scheduler.causes import DriftFinding
+from scheduler.causes import Judged
 from scheduler.counts import SettingInForce
-from scheduler.drift.watching import State, TrafficVerdict
-from scheduler.probe_history import (
-    ProbeStep,
-    ProbeVerdict,
-    PromptPair,
-    alpha_change,
-    differences,
-    has_recovered,
-    shared_prompts,
-)
+from scheduler.drift.watching import State
+from scheduler.drift.watching import TrafficVerdict
+from scheduler.probe_history import ProbeStep
+from scheduler.probe_history import ProbeVerdict
+from scheduler.probe_history import PromptPair
+from scheduler.probe_history import alpha_change
+from scheduler.probe_history import differences
+from scheduler.probe_history import has_recovered
+from scheduler.probe_history import shared_prompts
+from typing import Any
+from typing import Final
+
+
+#: An event that comes back so soon after its end is the same event.
+REOPENED_WITHIN: Final = timedelta(days=7)
+#: The fall of a probe's α_1, under a new target or of a new draft, that makes a draft stale.
+STALE_DROP: Final = 0.10
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,8 +326,8 @@ class StatusChange:
     reason: str
 
 
-def status_changes(judged: Iterable[Judged], statuses: Mapping[Draft, DraftStatus], drop: float) -> list[StatusChange]:
-    """Drafts whose α_1 fell by more than `drop` when they or their target were new, and those that recovered.
+def status_changes(judged: Iterable[Judged], statuses: Mapping[Draft, DraftStatus]) -> list[StatusChange]:
+    """Drafts whose α_1 fell by more than STALE_DROP when they or their target were new, and those that recovered.
 
     A draft comes back when the interval excludes that so much of the fall is left. A fault or another engine makes no
     draft stale. Only active and stale change into each other here.
@@ -331,9 +345,9 @@ def status_changes(judged: Iterable[Judged], statuses: Mapping[Draft, DraftStatu
         status = statuses.get(draft)
         if change is None:
             continue
-        if status is DraftStatus.ACTIVE and change.mean < -drop and change.high < 0:
+        if status is DraftStatus.ACTIVE and change.mean < -STALE_DROP and change.high < 0:
             changes.append(StatusChange(*draft, DraftStatus.STALE, _reason("fell by", change, by_task)))
-        elif status is DraftStatus.STALE and change.low >= -drop:
+        elif status is DraftStatus.STALE and change.low >= -STALE_DROP:
             changes.append(StatusChange(*draft, DraftStatus.ACTIVE, _reason("is back within", change, by_task)))
     return changes
 

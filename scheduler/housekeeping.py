@@ -21,13 +21,19 @@ log = logging.getLogger(__name__)
 
 #: Jobs outlive the messages that are made from the same topics by at least this.
 MARGIN: Final = timedelta(days=1)
+#: The age at which hourly sums go; the daily ones stay.
+HOURLY_KEPT_FOR: Final = timedelta(days=400)
+#: The age at which daily sums, closed drift events and incidents go.
+DAILY_KEPT_FOR: Final = timedelta(days=1825)
+#: The most seconds that a run spends on deleting.
+MOST_S: Final = 120.0
 #: How long a message of a jobs topic may still be read; None: without limit. Raises BrokerError.
 MessageRetention = Callable[[], timedelta | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """Deletes what is too old, for at most `scheduler.retention_max_s` a run; the next run goes on."""
+    """Deletes what is too old, for at most MOST_S a run; the next run goes on."""
 
     store: RetentionStore
     settings: SchedulerSettings
@@ -38,14 +44,14 @@ class Retention:
 
     def keep(self, now: datetime) -> None:
         """Delete rows and report files. Raises StoreError, and ConfigError for a folder that cannot be written."""
-        until = self.clock() + self.settings.retention_max_s
+        until = self.clock() + MOST_S
 
         def time_is_up() -> bool:
             return self.clock() >= until
 
         history = now - timedelta(days=self.settings.history_retention_days)
-        hours = now - timedelta(days=self.settings.hourly_retention_days)
-        days = now - timedelta(days=self.settings.daily_retention_days)
+        hours = now - HOURLY_KEPT_FOR
+        days = now - DAILY_KEPT_FOR
         drop_reports(self.report_folder, history)
         for table in ("decisions", "expectation_pairs", "probe_runs", "probe_texts", "schedule_runs", "reports"):
             _tell(table, self.store.drop(table, history, time_is_up))

@@ -4,35 +4,50 @@
 """
 
 from __future__ import annotations
-
-import logging
-import signal
-import threading
-from collections.abc import Callable
-from contextlib import ExitStack
-from types import FrameType
-from typing import Final
-
 from alphaloop.console.app import ConsoleServer
-from alphaloop.errors import ConfigError, StoreError
+from alphaloop.errors import ConfigError
+from alphaloop.errors import StoreError
 from alphaloop.kafka.backlog import unfinished
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
-from alphaloop.liveness import ExitCode, Liveness, Pulse, Watchdog
-from alphaloop.metrics_server import MetricsServer
-from alphaloop.settings import SchedulerSettings, Settings
-from alphaloop.start_wait import StartStopped, StartWait, await_servers
-from alphaloop.store.database import Database, DatabaseClock
+from alphaloop.liveness import ExitCode
+from alphaloop.liveness import Liveness
+from alphaloop.liveness import MetricsServer
+from alphaloop.liveness import Pulse
+from alphaloop.liveness import Watchdog
+from alphaloop.settings import SchedulerSettings
+from alphaloop.settings import Settings
+from alphaloop.start_wait import StartStopped
+from alphaloop.start_wait import StartWait
+from alphaloop.start_wait import await_servers
+from alphaloop.store.database import Database
+from alphaloop.store.database import DatabaseClock
 from alphaloop.store.schedule import LeaderLease
 from alphaloop.store.terms import Term
+from collections.abc import Callable
+from contextlib import ExitStack
 from scheduler.loop import Scheduler
-from scheduler.metrics import KafkaLag, SchedulerMetrics
-from scheduler.notifying import Notifier, NotifyingThread
-from scheduler.timetable import Ticker, timetable
+from scheduler.metrics import KafkaLag
+from scheduler.metrics import SchedulerMetrics
+from scheduler.notifying import Notifier
+from scheduler.notifying import NotifyingThread
+from scheduler.timetable import MISFIRE_GRACE_S
+from scheduler.timetable import Ticker
+from scheduler.timetable import timetable
+from types import FrameType
+from typing import Final
+import logging
+import signal
+import threading
+
 
 log = logging.getLogger(__name__)
 
 MAX_CHECK_AGE_S: Final = 60.0
+#: A longer measurement run hangs: the process ends, and another one leads.
+MAX_RUN_S: Final = 1800.0
+#: Between two looks for something to tell.
+NOTIFY_CHECK_S: Final = 10.0
 
 
 def stay(
@@ -65,7 +80,6 @@ def stay(
             metrics.registry,
             healthy=liveness.hung,
             ready=lambda: start_wait.reason or liveness.hung(),
-            username=dials.metrics_username,
             password=dials.metrics_password,
         )
         exits.callback(endpoint.close)
@@ -128,11 +142,11 @@ def _lead_in_turn(
     ticker: Ticker | None = None
     notifying: NotifyingThread | None = None
     checks = liveness.watch(Pulse("the check of the leader's lease"), MAX_CHECK_AGE_S + dials.leader_check_s)
-    runs = liveness.watch(Pulse("the measurement run"), dials.max_run_s)
+    runs = liveness.watch(Pulse("the measurement run"), MAX_RUN_S)
     table = timetable(dials)
     pause_s = table.longest_pause_s(clock.measure())
     metrics.set_longest_pause(pause_s)
-    longest_tick_s = pause_s + dials.misfire_grace_s + dials.max_run_s
+    longest_tick_s = pause_s + MISFIRE_GRACE_S + MAX_RUN_S
     ticks = liveness.watch(Pulse("the timer of measurement runs"), longest_tick_s)
 
     def fatal() -> None:
@@ -144,12 +158,11 @@ def _lead_in_turn(
         metrics.set_leader(True)
         if notify is not None:
             # Before the first run, so that what it finds is not older than what is told.
-            notifying = NotifyingThread(notify(term), clock.measure, dials.notify_check_s)
+            notifying = NotifyingThread(notify(term), clock.measure, NOTIFY_CHECK_S)
             notifying.start()
         ticker = Ticker(
             lead(term).run_once,
             table=table,
-            misfire_grace_s=dials.misfire_grace_s,
             clock=clock.measure,
             metrics=metrics,
             fatal=fatal,

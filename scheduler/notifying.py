@@ -22,6 +22,8 @@ from scheduler.metrics import SchedulerMetrics
 log = logging.getLogger(__name__)
 
 _ALWAYS: Final = (NewsKind.DRIFT, NewsKind.INCIDENT_OPENED, NewsKind.INCIDENT_CLOSED)
+#: A notification that was not taken is sent again after each of these, and then no more.
+RETRY_DELAYS_S: Final = (60, 300, 1800, 7200, 21_600)
 _LONGEST_STOP_S: Final = 10.0
 
 
@@ -29,11 +31,17 @@ class Notifier:
     """Sends what was not sent, with bounded retries."""
 
     def __init__(
-        self, database: Database, sinks: Sequence[Sink], settings: SchedulerSettings, metrics: SchedulerMetrics
+        self,
+        database: Database,
+        sinks: Sequence[Sink],
+        settings: SchedulerSettings,
+        metrics: SchedulerMetrics,
+        *,
+        delays_s: Sequence[int] = RETRY_DELAYS_S,
     ) -> None:
         """`database` refuses a process that does not lead any more."""
         self._store, self._sinks, self._metrics = NotificationStore(database), sinks, metrics
-        self._delays = [timedelta(seconds=delay) for delay in settings.notify_retry_delays_s]
+        self._delays = [timedelta(seconds=delay) for delay in delays_s]
         self._reports = settings.notify_reports
         for sink in sinks:
             metrics.know_sink(sink.name)

@@ -5,7 +5,6 @@ At every interval, or by a cron expression; in UTC, the same times for every sch
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ from alphaloop.liveness import Pulse
 from alphaloop.settings import SchedulerSettings
 from scheduler.metrics import SchedulerMetrics
 
+#: A run that is later than this is skipped.
+MISFIRE_GRACE_S: Final = 600
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _ANY_DAY: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _INSTANT: Final = timedelta(microseconds=1)
@@ -32,47 +33,38 @@ _SPANS: Final = tuple(timedelta(days=days) for days in (1 / 24, 1, 31, 366, 30 *
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """Due times, and when a run for each is begun: up to `jitter_s` later, so that not everything runs on the hour.
-
-    The delay follows from the due time, so all schedulers of a database have the same one.
-    """
+    """Due times, the same for every scheduler of a database."""
 
     due_at: Callable[[datetime], datetime]  #: the last due time that is not after a moment
     next_due: Callable[[datetime], datetime]  #: the first due time after a moment
-    jitter_s: float = 0.0
-
-    def begins_at(self, due: datetime) -> datetime:
-        """When the run that is due then is begun."""
-        drawn = int.from_bytes(hashlib.sha256(due.isoformat().encode()).digest()[:8]) / 2**64
-        return due + timedelta(seconds=self.jitter_s * drawn)
 
     def longest_pause_s(self, now: datetime) -> float:
-        """The longest time between two of the next hundred beginnings."""
+        """The longest time between two of the next hundred due times."""
         longest, due = 0.0, self.due_at(now)
         for _ in range(100):
             following = self.next_due(due)
             longest, due = max(longest, (following - due).total_seconds()), following
-        return longest + self.jitter_s
+        return longest
 
 
 def timetable(settings: SchedulerSettings) -> Timetable:
     """What the settings say. Raises ConfigError for a cron expression that is none, or has no time in 30 years."""
     if settings.cron is None:
-        return every(settings.interval_s, settings.jitter_s)
-    return by_cron(settings.cron, settings.jitter_s)
+        return every(settings.interval_s)
+    return by_cron(settings.cron)
 
 
-def every(interval_s: float, jitter_s: float = 0.0) -> Timetable:
+def every(interval_s: float) -> Timetable:
     """Every multiple of the interval since 1970, to the microsecond."""
     interval = max(timedelta(seconds=interval_s), _INSTANT)
 
     def due_at(now: datetime) -> datetime:
         return now - (now - EPOCH) % interval
 
-    return Timetable(due_at, lambda after: due_at(after) + interval, jitter_s)
+    return Timetable(due_at, lambda after: due_at(after) + interval)
 
 
-def by_cron(expression: str, jitter_s: float = 0.0) -> Timetable:
+def by_cron(expression: str) -> Timetable:
     """The times of a cron expression of five fields. Weekdays have names: numbers mean other days to APScheduler."""
     if any(character.isdigit() for field in expression.split()[4:] for character in field):
         raise ConfigError(
@@ -102,23 +94,21 @@ def by_cron(expression: str, jitter_s: float = 0.0) -> Timetable:
         raise ConfigError(f"scheduler.cron: {expression!r} names no time within 30 years")
 
     due_at(_ANY_DAY)  # raises where the expression names no time
-    return Timetable(due_at, next_due, jitter_s)
+    return Timetable(due_at, next_due)
 
 
-class Beginnings(BaseTrigger):  # type: ignore[misc]
-    """The beginnings of a timetable, for APScheduler. It never ends: 3.11.3 may fail at shutdown on one that has."""
+class DueTimes(BaseTrigger):  # type: ignore[misc]
+    """The due times of a timetable, for APScheduler. It never ends: 3.11.3 may fail at shutdown on one that has."""
 
     def __init__(self, table: Timetable) -> None:
         self._table = table
 
     def get_next_fire_time(self, previous_fire_time: datetime | None, now: datetime) -> datetime:
-        """The first beginning from `now` on, and after `previous_fire_time`."""
+        """The first due time from `now` on, and after `previous_fire_time`."""
         due = self._table.due_at(now)
-        while True:
-            begins = self._table.begins_at(due)
-            if begins >= now and (previous_fire_time is None or begins > previous_fire_time):
-                return begins
+        while due < now or (previous_fire_time is not None and due <= previous_fire_time):
             due = self._table.next_due(due)
+        return due
 
 
 log = logging.getLogger(__name__)
@@ -137,10 +127,10 @@ class Ticker:
         run: Callable[[datetime, datetime], object],
         *,
         table: Timetable,
-        misfire_grace_s: int,
         clock: Callable[[], datetime],
         metrics: SchedulerMetrics,
         fatal: Callable[[], None],
+        misfire_grace_s: int = MISFIRE_GRACE_S,
         run_pulse: Pulse | None = None,
         tick_pulse: Pulse | None = None,
     ) -> None:
@@ -167,7 +157,7 @@ class Ticker:
         )
         self._scheduler.add_listener(self._heard, EVENT_JOB_ERROR | EVENT_JOB_MISSED | EVENT_JOB_MAX_INSTANCES)
         self._tick_pulse.beat()
-        self._scheduler.add_job(self.tick, Beginnings(self._table), id="timetable", next_run_time=datetime.now(UTC))
+        self._scheduler.add_job(self.tick, DueTimes(self._table), id="timetable", next_run_time=datetime.now(UTC))
         self._scheduler.start()
 
     def stop(self, *, wait: bool) -> None:

@@ -20,14 +20,12 @@ from alphaloop import logs
 from alphaloop.embedded.stack import with_running_stack
 from alphaloop.errors import AlphaloopError, ConfigError, EngineSick
 from alphaloop.kafka.producer import Producer
-from alphaloop.liveness import ExitCode, Watchdog
-from alphaloop.metrics_server import MetricsServer
+from alphaloop.liveness import ExitCode, MetricsServer, Watchdog
 from alphaloop.settings import Settings, WorkerSettings, load_settings
 from alphaloop.start_wait import StartStopped, StartWait, await_servers
 from alphaloop.store.database import Database
 from alphaloop.store.workers import WorkerStore
-from worker.assembly import assemble, owner_name
-from worker.engine_opening import open_engine
+from worker.assembly import assemble, open_engine, owner_name
 from worker.loop import Worker
 from worker.metrics import WorkerMetrics
 from worker.threads import set_up_interpreter
@@ -62,7 +60,6 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
         database = Database(
             settings.postgres.url,
             pool_size=settings.postgres.pool_size,
-            connect_timeout_s=settings.postgres.connect_timeout_s,
             limits=settings.postgres.limits(),
         )
         exits.callback(database.close)
@@ -74,7 +71,6 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
             metrics.registry,
             healthy=health.unhealthy,
             ready=health.unready,
-            username=settings.worker.metrics_username,
             password=settings.worker.metrics_password,
         )
         exits.callback(endpoint.close)

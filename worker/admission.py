@@ -1,4 +1,4 @@
-"""Which waiting job is admitted next. Pure.
+"""Which waiting job is admitted next, and which jobs are decided together: those of a lane. Pure.
 
 Three criteria, in this order:
 
@@ -23,11 +23,12 @@ from itertools import count
 from statistics import fmean
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
-from worker.lanes import LaneKey
+from alphaloop.messages import Job, Purpose
+from worker.engine import Sampling
 
+_MEASURED: Final = frozenset({Purpose.PROBE.value, Purpose.CONTROL.value})
 Item = TypeVar("Item")
 Key = TypeVar("Key")
-
 AGEING_S: Final = 10.0  #: a wait of this length counts as one step of priority
 NORMAL_SHARE: Final = 0.2  #: of a task's starts, for jobs that are not of the high lane, while both lanes wait
 UNKNOWN_JOB_S: Final = 1.0  #: device seconds that a job is expected to need before any job of any task has ended
@@ -38,16 +39,8 @@ SHORTEST_BEGINNING: Final = 64
 LONGEST_BEGINNING: Final = 16_384
 #: Share of the device time of a run of jobs that reading their beginning once may take.
 READING_SHARE: Final = 0.05
-
 _ROUNDING: Final = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """What an operator sees of a task's queue."""
-
-    num_jobs: int
-    oldest_s: float  #: how long the job that was added first has waited
+_Place: TypeAlias = tuple[float, int]  # rank and number of arrival: the least is served first
 
 
 class AdmissionQueue(Generic[Item]):
@@ -265,6 +258,50 @@ class AdmissionQueue(Generic[Item]):
         return weight
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What an operator sees of a task's queue."""
+
+    num_jobs: int
+    oldest_s: float  #: how long the job that was added first has waited
+
+
+class LaneKey(NamedTuple):
+    """What the jobs of a lane have in common: they get the same decision. A tuple, because lanes are compared often."""
+
+    task: str
+    sampling_bucket: str
+    decoding: str
+    purpose: str
+    probe_drafter: str
+    probe_num_draft_tokens: int
+    switched_off: str = ""  #: the operator's pattern that covers the prompts; empty if none does
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the jobs are probes or controls, which run alone."""
+        return self.purpose in _MEASURED
+
+
+def lane_of(job: Job, sampling: Sampling, switched_off: str = "") -> LaneKey:
+    """The lane of a job.
+
+    Args:
+        job: the job as its producer sent it.
+        sampling: its sampling settings with every default filled in.
+        switched_off: the prompt pattern that covers the prompt, if one does.
+    """
+    return LaneKey(
+        job.task,
+        sampling.bucket,
+        job.decoding.value,
+        job.purpose.value,
+        job.probe_drafter or "",
+        job.probe_num_draft_tokens or 0,
+        switched_off,
+    )
+
+
 class DeviceShare:
     """A task's device time over its weight (virtual time), and the device time that its jobs are expected to take.
 
@@ -393,9 +430,6 @@ class SharedBeginnings:
                     self._num_jobs[beginning] = num_left
 
 
-_Place: TypeAlias = tuple[float, int]  # rank and number of arrival: the least is served first
-
-
 @dataclass(slots=True)
 class _Job(Generic[Item]):
     """A waiting job with what its place in the order depends on."""
@@ -410,7 +444,8 @@ class _Job(Generic[Item]):
     is_waiting: bool = True
 
 
-_Heap: TypeAlias = list[tuple[_Place, _Job[Item]]]  # may hold jobs that were taken elsewhere, but never as its first
+#: May hold jobs that were taken elsewhere, but never as its first.
+_Heap: TypeAlias = list[tuple[_Place, _Job[Item]]]
 
 
 @dataclass(slots=True)

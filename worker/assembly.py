@@ -1,57 +1,90 @@
 """Putting a worker together from its settings: the only place that knows how the parts are wired."""
 
 from __future__ import annotations
-
+from alphaloop.claim_check.store import ContentStore
+from alphaloop.deciding.draft_lengths import LengthsTogether
+from alphaloop.errors import ConfigError
+from alphaloop.experiment.assign import RequestDesign
+from alphaloop.experiment.assign import RequestSchedule
+from alphaloop.experiment.assign import RoundDesign
+from alphaloop.experiment.assign import RoundSchedule
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import CONTROL
+from alphaloop.kafka.topics import TopicIds
+from alphaloop.kafka.topics import ensure_topic
+from alphaloop.kafka.topics import ensure_topics
+from alphaloop.liveness import Liveness
+from alphaloop.liveness import Pulse
+from alphaloop.messages import Status
+from alphaloop.messages.topics import JOBS_PATTERN
+from alphaloop.settings import ModelSettings
+from alphaloop.settings import PolicySettings
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from alphaloop.store.database import DatabaseClock
+from alphaloop.store.database import Listener
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outbox import Outbox
+from alphaloop.store.outbox import RefusedResultStore
+from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.probes import ProbeStore
+from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.workers import ServerIdentityStore
+from alphaloop.store.workers import WorkerSetup
+from alphaloop.store.workers import WorkerStore
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import Final
+from typing import TYPE_CHECKING
+from worker.background import BackgroundThread
+from worker.background import BackgroundWrites
+from worker.background import Retry
+from worker.claims import Claiming
+from worker.claims import LeaseKeeper
+from worker.dead_letters import DeadMessage
+from worker.dead_letters import FailedTry
+from worker.dead_letters import Forwarder
+from worker.dead_letters import JobRetries
+from worker.dead_letters import letter_of
+from worker.deciding.decider import half_life
+from worker.deciding.decider import open_deciding
+from worker.deciding.decider import revisions
+from worker.deciding.evidence_cache import SegmentsApart
+from worker.deciding.watch import Watch
+from worker.engine import AsksServers
+from worker.engine import Engine
+from worker.engine import EngineIdentity
+from worker.feed import UndecodedJobs
+from worker.feed import open_feed
+from worker.feed import open_reader
+from worker.intake.control import ControlReader
+from worker.intake.polling import TopicWatch
+from worker.intake.polling import make_topics
+from worker.intake.polling import open_intake
+from worker.intake.validation import open_validation
+from worker.loop import Worker
+from worker.metrics import WorkerMetrics
+from worker.presence import Presence
+from worker.publishing import Publisher
+from worker.publishing import PublishingQueue
+from worker.publishing import RefusedResults
+from worker.recording import EndedJob
+from worker.recording import Recorder
+from worker.recording import ended
+from worker.sending import UnavailableTopics
+from worker.steering import RequestSteering
+from worker.steering import RoundSteering
+from worker.steering import SliceRecorder
+from worker.steering import Steering
+from worker.threads import Threads
 import os
 import random
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
-from datetime import datetime
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
-
-from alphaloop.claim_check.store import ContentStore
-from alphaloop.deciding.draft_lengths import LengthsTogether
-from alphaloop.errors import ConfigError
-from alphaloop.experiment.assign import RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
-from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import CONTROL, TopicIds, ensure_topic, ensure_topics
-from alphaloop.liveness import Liveness, Pulse
-from alphaloop.messages import Status
-from alphaloop.messages.topics import JOBS_PATTERN
-from alphaloop.settings import PolicySettings, Settings
-from alphaloop.store.database import Database, DatabaseClock, Listener
-from alphaloop.store.jobs import JobStore
-from alphaloop.store.outbox import Outbox, RefusedResultStore
-from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.probes import ProbeStore
-from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.workers import WorkerSetup, WorkerStore
-from worker.background import BackgroundThread, BackgroundWrites
-from worker.claims import Claiming, LeaseKeeper
-from worker.dead_letters import DeadMessage, FailedTry, Forwarder, JobRetries, letter_of
-from worker.deciding.decider import half_life, open_deciding, revisions
-from worker.deciding.evidence_cache import SegmentsApart
-from worker.deciding.watch import Watch
-from worker.engine import AsksServers, Engine, EngineIdentity
-from worker.feed import UndecodedJobs, open_feed, open_reader
-from worker.intake.control import ControlReader
-from worker.intake.polling import TopicWatch, make_topics, open_intake
-from worker.intake.validation import open_validation
-from worker.loop import Worker
-from worker.metrics import WorkerMetrics
-from worker.outcomes import ended
-from worker.presence import Presence
-from worker.publishing import Publisher, PublishingQueue, RefusedResults
-from worker.recording import EndedJob, Recorder
-from worker.retry import Retry
-from worker.sending import UnavailableTopics
-from worker.steering import RequestSteering, RoundSteering, SliceRecorder, Steering
-from worker.threads import Threads
 
 if TYPE_CHECKING:
     from worker.tracing import Tracing
@@ -59,6 +92,8 @@ if TYPE_CHECKING:
 
 #: Messages that wait to be published before the recorder waits.
 PUBLISHING_ITEMS: Final = 8192
+#: Between two reads of other workers' evidence without a notice.
+EVIDENCE_POLL_S: Final = 5.0
 
 
 def owner_name() -> str:
@@ -196,9 +231,7 @@ def assemble(
         setup=lambda: WorkerSetup(deciding.facts, tuple(engine.drafters), engine.unserved(())),
         clock=time.monotonic,
     )
-    topic_watch = TopicWatch(
-        [intake, control_intake], TopicIds(settings.kafka).ask, every_s=settings.kafka.topic_check_s
-    )
+    topic_watch = TopicWatch([intake, control_intake], TopicIds(settings.kafka).ask)
 
     def refresh() -> None:
         clock.measure()
@@ -229,12 +262,12 @@ def assemble(
         intake=intake,
         control_intake=control_intake,
         leases=leases,
-        watch=Watch(Listener(database), refresh, every_s=limits.evidence_poll_s),
+        watch=Watch(Listener(database), refresh, every_s=EVIDENCE_POLL_S),
         tracing=tracing,
         liveness=liveness,
         loop_pulse=liveness.watch(Pulse("the engine's step"), limits.max_step_s),
     )
-    threads.watch_pulses(limits.max_silence_s)
+    threads.watch_pulses()
     return Worker(
         engine=engine,
         stop=stop,
@@ -314,3 +347,20 @@ def open_tracing(
             hint="pip install 'alphaloop[tracing]', or unset ALPHALOOP_TRACING__ENDPOINT",
         ) from None
     return Tracing.to_collector(settings.tracing, identity, owner=owner, group_id=settings.kafka.group_id, now=now)
+
+
+def open_engine(models: ModelSettings, *, num_slots: int, database: Database | None = None) -> Engine:
+    """Open it; `num_slots` are those of an engine that owns a device. `database` has what servers were earlier.
+
+    Raises AlphaloopError; ServerUnavailable where no server answers.
+    """
+    if models.target.engine == "server":
+        try:
+            from worker.servers.engine import open_server_engine
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"{error.name} is not installed", hint="pip install 'alphaloop[servers]'") from None
+        identities = ServerIdentityStore(database) if database is not None else None
+        return open_server_engine(models, identities=identities)
+    from worker.decoding.engine import load_engine
+
+    return load_engine(models, num_slots=num_slots)

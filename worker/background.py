@@ -1,21 +1,32 @@
-"""Threads beside the loop, the bounded queue between two threads, and writes that may be lost.
+"""Threads beside the loop, the bounded queue between two threads, what waits for a server, and writes that may be lost.
 
 Every part of the worker that waits for Kafka, Postgres or a broker turns in a `BackgroundThread`, so that the loop
 never waits for them. What one thread hands to another goes through a `BoundedQueue`, so that a slow thread holds up the
 one before it and does not fill the memory. `BackgroundWrites` is for what no job depends on: measured costs, changes of
 a choice, slices of the experiment, what decisions were taken from. Outcomes of jobs take another way
-(worker/recording.py).
+(worker/recording.py). `Retry` is how all of them wait for a server that is away.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, Generic, TypeAlias, TypeVar
 
-from alphaloop.errors import AlphaloopError, StoreError, StoreUnavailable, WorkerThreadDied, reason_of
+from alphaloop.errors import (
+    AlphaloopError,
+    BrokerUnavailable,
+    ContentStoreUnavailable,
+    DeliveryFailed,
+    StoreError,
+    StoreUnavailable,
+    TopicUnavailable,
+    WorkerThreadDied,
+    reason_of,
+)
 from alphaloop.liveness import Pulse, beat
 
 log = logging.getLogger(__name__)
@@ -258,3 +269,70 @@ class BackgroundWrites:
                 return
             except StoreError as error:
                 log.warning("%s: not written: %s", what, error.message, extra={"action": "background_write_failed"})
+
+
+Answer = TypeVar("Answer")
+
+_AWAY: Final = (StoreUnavailable, BrokerUnavailable, DeliveryFailed, TopicUnavailable, ContentStoreUnavailable)
+FIRST_WAIT_S: Final = 0.2
+LONGEST_WAIT_S: Final = 10.0
+
+
+class Retry:
+    """Repeats a call that failed because a server is away, until it works or the worker is told to hurry.
+
+    `died` is set when a thread has ended by itself: then nobody waits any more for room that this thread would make.
+    """
+
+    def __init__(
+        self,
+        hurry: threading.Event,
+        died: threading.Event | None = None,
+        *,
+        pause: Callable[[float], object] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._hurry = hurry
+        self._died = died
+        self._pause, self._clock = pause, clock
+
+    def is_hurried(self) -> bool:
+        """Whether the worker is told to hurry."""
+        return self._hurry.is_set()
+
+    def gives_up(self) -> bool:
+        """Whether to stop waiting for room in a queue."""
+        return self._hurry.is_set() or (self._died is not None and self._died.is_set())
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long, unless the worker is told to hurry."""
+        self._hurry.wait(seconds)
+
+    def until_done(self, what: str, act: Callable[[], Answer]) -> Answer:
+        """The answer of `act`; its last error of a server or topic that is away once in a hurry."""
+        return self._repeat(what, act, self._hurry.wait, self._hurry.is_set)
+
+    def for_a_while(self, what: str, act: Callable[[], Answer], limit_s: float) -> Answer:
+        """The same, but also in a hurry, and only until `limit_s` seconds have passed."""
+        until = self._clock() + limit_s
+        return self._repeat(what, act, self._pause, lambda: self._clock() >= until)
+
+    def _repeat(
+        self, what: str, act: Callable[[], Answer], pause: Callable[[float], object], gives_up: Callable[[], bool]
+    ) -> Answer:
+        wait_s = FIRST_WAIT_S
+        while True:
+            beat()  # a server that is away may be away for long
+            try:
+                answer = act()
+            except _AWAY as error:
+                if gives_up():
+                    raise
+                if wait_s == FIRST_WAIT_S:
+                    log.warning("%s: %s; trying again", what, error.message, extra={"action": "server_away"})
+                pause(wait_s)
+                wait_s = min(wait_s * 2, LONGEST_WAIT_S)
+            else:
+                if wait_s > FIRST_WAIT_S:
+                    log.info("%s: works again", what, extra={"action": "server_back"})
+                return answer

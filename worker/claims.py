@@ -17,9 +17,8 @@ from typing import Final
 from alphaloop.errors import JobConflict, MalformedMessage, MessageError, StoreError, StoreValueRefused
 from alphaloop.messages import Failure, Status, carried_headers
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState, JobStore
-from worker.background import BackgroundThread
+from worker.background import BackgroundThread, Retry
 from worker.intake.validation import ReadyJob
-from worker.retry import Retry
 from worker.streams import JobStream
 
 log = logging.getLogger(__name__)

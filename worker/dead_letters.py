@@ -36,13 +36,12 @@ from alphaloop.messages import DeadLetter, Failure, Purpose, Result, Status, dea
 from alphaloop.messages.dead_letter import shortened
 from alphaloop.messages.headers import RetryHeaders
 from alphaloop.messages.topics import retry_topic
-from worker.background import BoundedQueue
+from worker.background import BoundedQueue, Retry
 from worker.claims import ClaimedJob, LeaseKeeper
 from worker.intake.partitions import JITTER, Delivery
 from worker.intake.polling import Intake
 from worker.intake.validation import Validation
 from worker.metrics import WorkerMetrics
-from worker.retry import Retry
 from worker.sending import KafkaMessage, UnavailableTopics, deliver
 
 log = logging.getLogger(__name__)

@@ -16,25 +16,25 @@ from typing import Final
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import MessageError
 from alphaloop.settings import Settings, WorkerSettings
-from worker.admission import AdmissionQueue, Waiting, beginnings_of
-from worker.background import BoundedQueue
+from worker.admission import AdmissionQueue, LaneKey, Waiting, beginnings_of
+from worker.background import BoundedQueue, Retry
 from worker.claims import ClaimedJob, Claiming, Claims
 from worker.dead_letters import DeadMessage, Forwarder
 from worker.engine import Engine
 from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake, Room
 from worker.intake.validation import Fetching, MessageReader, ReadyJob, Validation
-from worker.lanes import LaneKey
-from worker.poison import Suspects
 from worker.publishing import AnswerAgain, PublishingQueue
 from worker.recording import Recorder, undecoded
-from worker.retry import Retry
+from worker.running import Suspects
 
 #: How long one turn waits for deliveries when there is nothing else to do.
 IDLE_WAIT_S: Final = 0.1
 #: Between two questions about a job whose claim another worker holds.
 HELD_WAIT_S: Final = 0.02
 MOST_CLAIMED_AT_ONCE: Final = 256  #: jobs in one transaction
+#: Most device time by which jobs may go before their turn to share a prompt's beginning with a running job.
+MOST_SLACK_S: Final = 10.0
 #: Jobs claimed ahead last for so long where jobs are short: a claim costs a transaction, whatever its number of jobs.
 AHEAD_S: Final = 0.1
 #: Jobs that are claimed before the engine has room for them, at least; as many as it has slots if those are more.
@@ -350,10 +350,7 @@ def open_reader(
     settings: Settings, validation: Validation, contents: ContentStore | None, intake: Intake, retry: Retry
 ) -> MessageReader:
     """What reads the messages of `intake`; `contents` is where prompts lie that are in no message."""
-    num_at_once = settings.claim_check.num_readers
-    return MessageReader(
-        validation, Fetching(contents, validation, num_at_once=num_at_once, retry=retry, wake=intake.wake)
-    )
+    return MessageReader(validation, Fetching(contents, validation, retry=retry, wake=intake.wake))
 
 
 def open_feed(
@@ -380,7 +377,7 @@ def open_feed(
         quantum_s=limits.task_quantum_s,
         weight_of=lambda task: reader.task(task).weight,
         read_s=read_s,
-        most_slack_s=limits.shared_beginning_slack_s,
+        most_slack_s=MOST_SLACK_S,
     )
     ready = ClaimedAhead(
         max(LEAST_AHEAD, num_slots), limits.max_buffered_bytes, is_ending=is_ending, wake_engine=engine.wake

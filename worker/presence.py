@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from alphaloop.engine_identity import EngineIdentity
+from alphaloop.server_identity import EngineIdentity
 from alphaloop.store.workers import WorkerLoad, WorkerSetup, WorkerStore
 from worker.background import Write
 from worker.engine import Step

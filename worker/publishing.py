@@ -33,12 +33,11 @@ from alphaloop.liveness import beat
 from alphaloop.messages import Failure, Result, Status
 from alphaloop.messages.headers import encoded_result_headers
 from alphaloop.store.outbox import Outbox, OutboxMessage, RefusedResultStore
-from worker.background import BoundedQueue
+from worker.background import BoundedQueue, Retry
 from worker.dead_letters import DeadMessage, Forwarder, failed_job
 from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake
 from worker.metrics import WorkerMetrics
-from worker.retry import Retry
 from worker.sending import KafkaMessage, deliver
 from worker.streams import ChunkMessage, ChunkSender, final_message
 

@@ -17,7 +17,7 @@ from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import TOKENS
 from alphaloop.messages import Chunk, Result, chunk_headers, final_chunk, text_chunk
 from alphaloop.messages.headers import encoded
-from worker.retry import Retry
+from worker.background import Retry
 from worker.sending import DeliveryReport, KafkaMessage, deliver
 
 #: Stands in the JSON of every streamed job's result and of no other: inside a string its quotes would be escaped.

@@ -24,6 +24,8 @@ _SEARCHES: Final = (10, 10)
 #: With 1 ms the worker takes a quarter more processor time for a short job than with 5, with 20 some 7 % less; with 100
 #: it is as fast as with 20.
 TURN_S: Final = 0.02
+#: A thread beside the engine that does not move for so long hangs: the process ends, and other workers take its jobs.
+MAX_SILENCE_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +50,11 @@ class Threads:
         for neighbour in self.neighbours:
             neighbour.start()
 
-    def watch_pulses(self, max_silence_s: float) -> None:
-        """Have a thread that does not move for so long count as hung."""
+    def watch_pulses(self) -> None:
+        """Have a thread that does not move for MAX_SILENCE_S count as hung."""
         own = (neighbour.pulse for neighbour in self.neighbours)
         for pulse in (*own, self.intake.pulse, self.control_intake.pulse, self.leases.pulse, self.watch.pulse):
-            self.liveness.watch(pulse, max_silence_s)
+            self.liveness.watch(pulse, MAX_SILENCE_S)
 
     def unhealthy(self) -> str | None:
         """Which thread ended by itself, or hangs, in words; None while all is well. Any thread may ask."""

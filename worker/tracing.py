@@ -41,6 +41,7 @@ _Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
 
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _CLOSE_MS: Final = 3000
+SERVICE_NAME: Final = "alphaloop-worker"
 
 
 class Tracing:
@@ -58,14 +59,13 @@ class Tracing:
         group_id: str,
         now: Callable[[], datetime],
         sample_share: float,
-        service_name: str,
     ) -> None:
         self._identity, self._group_id, self._now = identity, group_id, now
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(sample_share)),
             resource=Resource.create(
                 {
-                    "service.name": service_name,
+                    "service.name": SERVICE_NAME,
                     "service.version": __version__,
                     "service.instance.id": owner,
                     "host.name": identity.host,
@@ -90,7 +90,6 @@ class Tracing:
         exporter = OTLPSpanExporter(
             endpoint=settings.endpoint,
             headers={name: value.get_secret_value() for name, value in settings.headers.items()},
-            timeout=settings.timeout_s,
         )
         return cls(
             BatchSpanProcessor(exporter),
@@ -99,7 +98,6 @@ class Tracing:
             group_id=group_id,
             now=now,
             sample_share=settings.sample_share,
-            service_name=settings.service_name,
         )
 
     def recorded(self, jobs: Sequence[EndedJob]) -> Sequence[JobTrace]:

@@ -31,6 +31,9 @@ from alphaloop.messages import Job, Result, encode_job, encode_prompt
 from alphaloop.messages.job import ContentReference
 from alphaloop.settings import ClaimCheckSettings
 
+#: The longest wait for one answer of an object store.
+TIMEOUT_S: Final = 30.0
+
 
 class ContentStore:
     """One folder or prefix that content is written to, and all that it may be read from. Threads share it.
@@ -44,7 +47,7 @@ class ContentStore:
         *,
         read_urls: Sequence[str] = (),
         max_bytes: int,
-        timeout_s: float,
+        timeout_s: float = TIMEOUT_S,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         """`url` and `read_urls` as alphaloop.claim_check.addresses.prefix_of spells them; `options` are the client's.
@@ -58,7 +61,7 @@ class ContentStore:
         self._clients = {scheme: _Client(scheme, options or {}, timeout_s) for scheme in schemes}
 
     @classmethod
-    def of(cls, settings: ClaimCheckSettings) -> Self | None:
+    def of(cls, settings: ClaimCheckSettings, *, timeout_s: float = TIMEOUT_S) -> Self | None:
         """The store that the settings name; None where they name none."""
         if settings.url is None:
             return None
@@ -66,7 +69,7 @@ class ContentStore:
             settings.url,
             read_urls=settings.read_urls,
             max_bytes=settings.max_bytes,
-            timeout_s=settings.timeout_s,
+            timeout_s=timeout_s,
             options=settings.client_options(),
         )
 

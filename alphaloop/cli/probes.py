@@ -1,30 +1,53 @@
 """`alphaloop probes`: the fixed prompts on which acceptance is measured again. No command shows their text."""
 
 from __future__ import annotations
-
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any, Final
-
-import typer
-
 from alphaloop.cli.enqueue import report_wrong
-from alphaloop.cli.options import AS_JSON, connected_settings, open_database
-from alphaloop.cli.screen import FittedTable, note, out, print_json, show_rows, table
-from alphaloop.errors import AlphaloopError, ConfigError, MessageError
+from alphaloop.cli.options import AS_JSON
+from alphaloop.cli.options import connected_settings
+from alphaloop.cli.options import open_database
+from alphaloop.cli.screen import FittedTable
+from alphaloop.cli.screen import note
+from alphaloop.cli.screen import out
+from alphaloop.cli.screen import print_json
+from alphaloop.cli.screen import show_rows
+from alphaloop.cli.screen import table
+from alphaloop.errors import AlphaloopError
+from alphaloop.errors import ConfigError
+from alphaloop.errors import MessageError
 from alphaloop.files import reading
-from alphaloop.job_lines import BadLine, JobReader
+from alphaloop.job_lines import BadLine
+from alphaloop.job_lines import JobReader
 from alphaloop.letters.reading import read_letters
-from alphaloop.messages import Job, Origin, parse_job
+from alphaloop.messages import Job
+from alphaloop.messages import Origin
+from alphaloop.messages import parse_job
 from alphaloop.messages.topics import jobs_topic
-from alphaloop.probe_plan import Measurement, ProbePlan, ProbePlanner
-from alphaloop.probes import ProbeSet, ProbeSource, draw_prompts, new_probe_set
+from alphaloop.probe_plan import Measurement
+from alphaloop.probe_plan import ProbePlan
+from alphaloop.probe_plan import ProbePlanner
+from alphaloop.probes import DEFAULT_K
+from alphaloop.probes import DEFAULT_MAX_TOKENS
+from alphaloop.probes import ProbeSet
+from alphaloop.probes import ProbeSource
+from alphaloop.probes import draw_prompts
+from alphaloop.probes import new_probe_set
 from alphaloop.settings import Settings
 from alphaloop.store.database import DatabaseClock
-from alphaloop.store.probes import ProbeSetStore, ProbeSetVersion
+from alphaloop.store.probes import ProbeSetStore
+from alphaloop.store.probes import ProbeSetVersion
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from typing import Final
+import json
+import typer
+
 
 REGISTER_EXAMPLE: Final = "alphaloop probes register probes.jsonl --task code"
 DRAW_EXAMPLE: Final = "alphaloop probes draw --task code --prompts 40"
@@ -148,12 +171,11 @@ def _put_in_use(
     max_tokens: int | None,
     source: ProbeSource,
 ) -> None:
-    pinned = settings.scheduler
     made = new_probe_set(
         task,
         bodies,
-        num_draft_tokens=num_draft_tokens or pinned.probe_num_draft_tokens,
-        max_tokens=max_tokens or pinned.probe_max_tokens,
+        num_draft_tokens=num_draft_tokens or DEFAULT_K,
+        max_tokens=max_tokens or DEFAULT_MAX_TOKENS,
         source=source,
     )
     with open_database(settings) as database:

@@ -1,29 +1,55 @@
 """`alphaloop replay`: decide past jobs again under other settings, day by day, and compare the costs."""
 
 from __future__ import annotations
-
+from alphaloop.cli.explain import check_task
+from alphaloop.cli.options import AS_JSON
+from alphaloop.cli.options import connected_settings
+from alphaloop.cli.options import global_options
+from alphaloop.cli.options import open_database
+from alphaloop.cli.screen import out
+from alphaloop.cli.screen import paragraph
+from alphaloop.cli.screen import print_json
+from alphaloop.cli.screen import progress
+from alphaloop.cli.screen import table
+from alphaloop.deciding.decision import Decision
+from alphaloop.deciding.replay import Compared
+from alphaloop.deciding.replay import Decoded
+from alphaloop.deciding.replay import Pricing
+from alphaloop.deciding.replay import Replay
+from alphaloop.deciding.replay import Rules
+from alphaloop.deciding.replay import group_of
+from alphaloop.deciding.replay import is_given
+from alphaloop.deciding.replay import total
+from alphaloop.deciding.snapshot import Snapshot
+from alphaloop.errors import AlphaloopError
+from alphaloop.errors import ConfigError
+from alphaloop.explaining.explanation import HISTORY
+from alphaloop.messages import Purpose
+from alphaloop.moments import moment
+from alphaloop.moments import shown
+from alphaloop.settings import Settings
+from alphaloop.settings import load_settings
+from alphaloop.settings import overridden
+from alphaloop.store.database import Database
+from alphaloop.store.snapshots import JobsAlike
+from alphaloop.store.snapshots import SnapshotStore
+from alphaloop.wording import named
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime, time, timedelta
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import asdict
+from dataclasses import dataclass
+from dataclasses import field
+from datetime import UTC
+from datetime import datetime
+from datetime import time
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
-
+from typing import Any
+from typing import Final
 import typer
 
-from alphaloop.cli.explain import check_task
-from alphaloop.cli.options import AS_JSON, connected_settings, global_options, open_database
-from alphaloop.cli.screen import out, paragraph, print_json, progress, table
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.replay import Compared, Decoded, Pricing, Replay, Rules, group_of, is_given, total
-from alphaloop.deciding.snapshot import Snapshot
-from alphaloop.errors import AlphaloopError, ConfigError
-from alphaloop.messages import Purpose
-from alphaloop.moments import moment, shown
-from alphaloop.settings import Settings, load_settings, overridden
-from alphaloop.store.database import Database
-from alphaloop.store.snapshots import JobsAlike, SnapshotStore
-from alphaloop.wording import named
 
 EXAMPLE: Final = """\
 alphaloop replay --set policy.explore_share=0.0
@@ -39,8 +65,6 @@ _DECIDING: Final = (
 )
 #: Settings that decisions depended on, and that a snapshot has the outcome of alone.
 _INFERRED: Final = {
-    "policy.prior_alpha": "it is in the posteriors of a snapshot",
-    "policy.prior_spread": "it is in the posteriors of a snapshot",
     "worker.history_half_life_days": "it is in the posteriors of a snapshot",
     "tasks.*.max_tokens": "a snapshot has the limits of the jobs themselves",
 }
@@ -83,7 +107,7 @@ def replay(
     with open_database(was) as database:
         if task is not None:
             check_task(database, was, task)
-        window = _window(database, task, begin, end, timedelta(days=was.worker.history_days))
+        window = _window(database, task, begin, end, HISTORY)
         found = _run(database, rules_of(was, would), window, seed)
     changed = [*([f"--configs {configs}"] if configs else []), *changes]
     if as_json:
@@ -104,10 +128,9 @@ def _changed_settings(context: typer.Context, was: Settings, configs: Path | Non
             raise ConfigError(f"{path}: no decision of the past depends on it", hint=f"any of {', '.join(_DECIDING)}")
     found = was if configs is None else load_settings(configs, profile=global_options(context).profile)
     would = overridden(found, changes)
-    for path in ("policy.prior_alpha", "policy.prior_spread", "worker.history_half_life_days"):
-        section, name = path.split(".")
-        if getattr(getattr(would, section), name) != getattr(getattr(was, section), name):
-            raise _cannot_change(path, _INFERRED[path])
+    if would.worker.history_half_life_days != was.worker.history_half_life_days:
+        path = "worker.history_half_life_days"
+        raise _cannot_change(path, _INFERRED[path])
     for name in would.models.drafters.keys() & was.models.drafters.keys():
         longest, known = (one.models.drafters[name].max_draft_tokens for one in (would, was))
         if longest > known:
@@ -121,7 +144,7 @@ def _changed_settings(context: typer.Context, was: Settings, configs: Path | Non
 def _cannot_change(path: str, why: str) -> ConfigError:
     return ConfigError(
         f"{path}: expected a setting that a snapshot is decided with, found one that comes before: {why}",
-        hint=f"what replay can change: {', '.join(_DECIDING)}, except policy.prior_alpha and policy.prior_spread",
+        hint=f"what replay can change: {', '.join(_DECIDING)}",
     )
 
 

@@ -30,7 +30,7 @@ from alphaloop.experiment.wording import load
 from alphaloop.experiment.wording import why
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.backlog import unfinished
-from alphaloop.metrics_server import url_of
+from alphaloop.liveness import url_of
 from alphaloop.settings import Settings
 from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.incidents import KnownIncident

@@ -20,6 +20,8 @@ COOKIE: Final = "alphaloop_console"
 #: Wrong passwords that are tried within WINDOW_S; then nobody can sign in until the first of them is older.
 MAX_FAILURES: Final = 10
 WINDOW_S: Final = 60.0
+#: After it a person signs in again.
+LIFETIME_S: Final = 12 * 3600.0
 _MAX_SESSIONS: Final = 1000
 
 
@@ -42,9 +44,11 @@ class Session:
 class Sessions:
     """Checks names and passwords, and remembers who signed in. Threads share it."""
 
-    def __init__(self, settings: ConsoleSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, settings: ConsoleSettings, *, lifetime_s: float = LIFETIME_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._username, self._password = settings.username, settings.password
-        self._lifetime_s, self._clock = settings.session_hours * 3600, clock
+        self._lifetime_s, self._clock = lifetime_s, clock
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._failures: deque[float] = deque()
         self._lock = threading.Lock()

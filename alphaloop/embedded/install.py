@@ -174,7 +174,7 @@ class _NothingBeyond(Exception):
 
 def _open(url: str, deadline: Deadline, start: int) -> http.client.HTTPResponse:
     if not url.startswith(("https://", "http://")):
-        raise InstallFailed(f"expected an http(s) address, found {url}", hint="check embedded.kafka_mirror")
+        raise InstallFailed(f"expected an http(s) address, found {url}", hint="check --mirror")
     headers = {"User-Agent": "alphaloop", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
@@ -202,6 +202,9 @@ def _size(path: Path) -> int:
 
 
 #: Holds every release; the mirrors hold only the current ones.
+#: The release that `alphaloop kafka install` fetches.
+KAFKA_VERSION: Final = "4.3.1"
+MIRROR: Final = "https://downloads.apache.org/kafka"
 ARCHIVE: Final = "https://archive.apache.org/dist/kafka"
 
 _HEX_DIGITS: Final = frozenset("0123456789abcdef")
@@ -233,7 +236,7 @@ def find_kafka_home(settings: Settings, *, cache: Path | None = None) -> Path | 
                 hint="unset KAFKA_HOME, or run `alphaloop kafka install`",
             )
         return named.expanduser()
-    found = installed_home(settings.embedded.kafka_version, cache=cache)
+    found = installed_home(KAFKA_VERSION, cache=cache)
     if found is None and is_kafka_home(_BESIDE_CHECKOUT):
         return _BESIDE_CHECKOUT
     return found
@@ -298,7 +301,7 @@ def _fetch_archive(
         except InstallFailed as error:
             reasons.append(error)
     if not reasons:
-        raise InstallFailed("expected at least one mirror, found none", hint="set embedded.kafka_mirror")
+        raise InstallFailed("expected at least one mirror, found none", hint="give --mirror")
     raise InstallFailed("; ".join(error.message for error in reasons), hint=reasons[-1].hint or _OFFLINE_HINT)
 
 

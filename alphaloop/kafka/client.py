@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 DEAD_LETTER_OVERHEAD_BYTES: Final = 128 << 10
 
 _STATISTICS_INTERVAL_MS: Final = 2000
+#: How soon a new task's topic is seen.
+_METADATA_REFRESH_MS: Final = 5000
 #: Lines of librdkafka that repeat those of BrokerWatch.
 _REPEATED_FACILITIES: Final = frozenset({"FAIL", "ERROR", "BRKMAIN"})
 
@@ -103,7 +105,7 @@ def client_config(
         "socket.keepalive.enable": True,
         "statistics.interval.ms": _STATISTICS_INTERVAL_MS,
         "message.max.bytes": kafka.max_message_bytes + DEAD_LETTER_OVERHEAD_BYTES,
-        "topic.metadata.refresh.interval.ms": kafka.metadata_refresh_ms,
+        "topic.metadata.refresh.interval.ms": _METADATA_REFRESH_MS,
         "logger": _library_log,
         "error_cb": watch.on_error,
         "stats_cb": watch.on_statistics,
@@ -124,8 +126,6 @@ def client_config(
             "sasl.oauthbearer.client.id": kafka.oauth_client_id,
             "sasl.oauthbearer.client.secret": kafka.oauth_client_secret
             and kafka.oauth_client_secret.get_secret_value(),
-            "sasl.oauthbearer.scope": kafka.oauth_scope,
-            "sasl.oauthbearer.extensions": kafka.oauth_extensions,
         }
     config |= {key: value for key, value in optional.items() if value is not None}
     if kafka.aws_region:

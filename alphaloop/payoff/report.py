@@ -1,13 +1,16 @@
 """The report: every way to decode with its figures, its verdict, and the reasons where it does not ship."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from alphaloop.payoff.figures import Candidate
+from alphaloop.payoff.figures import Figures
+from alphaloop.payoff.figures import Judgement
+from alphaloop.server_identity import EngineIdentity
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
 from typing import Final
 
-from alphaloop.engine_identity import EngineIdentity
-from alphaloop.payoff.figures import Candidate, Figures, Judgement
 
 _NUM_HALVINGS: Final = 40
 

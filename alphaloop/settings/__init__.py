@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from alphaloop.settings.claim_check import ClaimCheckSettings
-from alphaloop.settings.console import ConsoleSettings
-from alphaloop.settings.endpoint import EndpointSettings
-from alphaloop.settings.load import Settings, default_data_dir, find_configs, load_settings, read_tasks
-from alphaloop.settings.model import (
+from alphaloop.settings.load import Settings, default_data_dir, find_configs, load_settings, overridden, read_tasks
+from alphaloop.settings.models import (
+    DrafterSettings,
+    DraftModelDrafterSettings,
+    EndpointSettings,
+    LookupDrafterSettings,
+    ModelSettings,
+    TargetSettings,
+)
+from alphaloop.settings.processes import (
+    ClaimCheckSettings,
+    ConsoleSettings,
     EmbeddedSettings,
     KafkaSettings,
     LogSettings,
     PolicySettings,
     PostgresSettings,
+    ReportSettings,
     SchedulerSettings,
     StartupSettings,
+    TracingSettings,
     WorkerSettings,
 )
-from alphaloop.settings.models import (
-    DrafterSettings,
-    DraftModelDrafterSettings,
-    LookupDrafterSettings,
-    ModelSettings,
-    TargetSettings,
-)
-from alphaloop.settings.override import overridden
-from alphaloop.settings.report import ReportSettings
 from alphaloop.settings.task import TaskSettings
-from alphaloop.settings.tracing import TracingSettings
 
 __all__ = [
     "ClaimCheckSettings",

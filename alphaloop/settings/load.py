@@ -1,4 +1,4 @@
-"""Reading settings: configs/*.toml, then a profile over them, then the environment over both.
+"""Reading settings: configs/*.toml, a profile over them, then the environment, then `section.name=value` of a command.
 
 An unknown key is refused with the nearest known one, because an ignored misspelling is hard to find.
 """
@@ -10,6 +10,7 @@ import os
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,22 +21,22 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from alphaloop import shipped
 from alphaloop.errors import ConfigError
 from alphaloop.messages.job import TaskName
-from alphaloop.settings.claim_check import ClaimCheckSettings
-from alphaloop.settings.console import ConsoleSettings
-from alphaloop.settings.model import (
+from alphaloop.settings.models import ModelSettings
+from alphaloop.settings.processes import (
+    ClaimCheckSettings,
+    ConsoleSettings,
     EmbeddedSettings,
     KafkaSettings,
     LogSettings,
     PolicySettings,
     PostgresSettings,
+    ReportSettings,
     SchedulerSettings,
     StartupSettings,
+    TracingSettings,
     WorkerSettings,
 )
-from alphaloop.settings.models import ModelSettings
-from alphaloop.settings.report import ReportSettings
 from alphaloop.settings.task import TaskSettings
-from alphaloop.settings.tracing import TracingSettings
 
 FILES: Final = ("models", "tasks", "worker", "scheduler")
 ENV_PREFIX: Final = "ALPHALOOP_"
@@ -46,6 +47,80 @@ PLAIN_ENV: Final = {
     "DATABASE_URL": ("postgres", "url"),
     "KAFKA_HOME": ("embedded", "kafka_home"),
 }
+#: What holds in place of a setting that is gone, by its path; `*` is a name that the user chose.
+_GONE: Final = {
+    "claim_check.num_readers": "4 prompts are read at once",
+    "claim_check.timeout_s": "30 s for one answer of an object store",
+    "console.batch_days": "an uploaded batch file is deleted after 30 days",
+    "console.refresh_s": "figures are read again after 5 s",
+    "console.session_hours": "a person signs in again after 12 h",
+    "console.statement_timeout_s": "20 s for a query of a page",
+    "embedded.kafka_heap_mb": "the broker's Java has 384 MB; for more, run a Kafka of your own",
+    "embedded.kafka_mirror": "give `alphaloop kafka install --mirror`",
+    "embedded.kafka_version": "give `alphaloop kafka install --version`, and name its folder with KAFKA_HOME",
+    "embedded.start_timeout_s": "a server has 60 s to start, Tansu 30",
+    "kafka.metadata_refresh_ms": '5000; another value goes into kafka.extra as "topic.metadata.refresh.interval.ms"',
+    "kafka.oauth_extensions": 'goes into kafka.extra as "sasl.oauthbearer.extensions"',
+    "kafka.oauth_scope": 'goes into kafka.extra as "sasl.oauthbearer.scope"',
+    "kafka.topic_check_s": "topics are checked every 30 s",
+    "models.drafters.*.device": "look-up has no weights, no keys and values, and so no device",
+    "models.endpoints.*.connect_s": "10 s for a connection",
+    "models.target.gpu_kernels": 'on a GPU the worker computes with torch alone; for speed set engine = "server" '
+    "and let vLLM decode (docs/guides/gpus.md)",
+    "policy.change_jobs": "500 jobs between two changes of a task, before anything is known of it",
+    "policy.first_jobs": "a new task's first credit for exploration is 8 jobs",
+    "policy.horizon_jobs": "exploration is expected to serve 300 later jobs",
+    "policy.min_jobs": "a drafter with fewer than 4 jobs in the task is cold",
+    "policy.min_speedup": "speculation needs an expected gain of 1 %",
+    "policy.prior_alpha": "0.5 for a draft model that no task has used",
+    "policy.prior_spread": "tasks are assumed to differ by 1.0 in logits",
+    "policy.switch_gain": "a rival with an expected gain of 2 % replaces the setting in force at once",
+    "postgres.connect_timeout_s": "10 s for a connection",
+    "postgres.idle_transaction_timeout_s": "20 s for a transaction whose process stands still",
+    "postgres.lock_timeout_s": "5 s for the lock of another process; then a worker tries again",
+    "postgres.long_statement_timeout_s": "30 min for a statement of the scheduler or of a command",
+    "postgres.statement_timeout_s": "60 s for a statement of a worker",
+    "postgres.tcp_user_timeout_s": "a server that acknowledges nothing for 20 s is given up",
+    "scheduler.daily_retention_days": "daily sums are kept for 1825 days",
+    "scheduler.drift_reference_jobs": "the first 64 jobs of a stream are its reference",
+    "scheduler.drift_reopen_days": "an event that comes back within 7 days is the same event",
+    "scheduler.drift_window_days": "the report shows the jobs of 14 days",
+    "scheduler.hourly_retention_days": "hourly sums are kept for 400 days",
+    "scheduler.jitter_s": "runs begin when they are due; choose other minutes with scheduler.cron",
+    "scheduler.max_run_s": "a measurement run may take 30 min",
+    "scheduler.metrics_username": "metrics",
+    "scheduler.misfire_grace_s": "a run that is more than 600 s late is skipped",
+    "scheduler.notify_check_s": "every 10 s",
+    "scheduler.notify_retry_delays_s": "sent again after 1 min, 5 min, 30 min, 2 h and 6 h",
+    "scheduler.partitions_ahead_days": "partitions are made 7 days ahead",
+    "scheduler.probe_deadline_s": "a probe expires after 30 min",
+    "scheduler.probe_decoded_share": "a quarter of the prompts is decoded, the others are scored",
+    "scheduler.probe_max_tokens": "48; give `alphaloop probes register --max-tokens`",
+    "scheduler.probe_num_draft_tokens": "3; give `alphaloop probes register --k`",
+    "scheduler.retention_max_s": "a run spends at most 120 s on deleting",
+    "scheduler.stale_drop": "a draft is stale after a fall of 0.10",
+    "tracing.service_name": "alphaloop-worker; OTEL_RESOURCE_ATTRIBUTES adds other attributes",
+    "tracing.timeout_s": "OTEL_EXPORTER_OTLP_TIMEOUT, 10 s without it",
+    "worker.calibration_batches": "1 and batch_size are always measured",
+    "worker.calibration_contexts": "256 tokens before are always measured, 2048 while there is time",
+    "worker.calibration_widths": "1 and the longest draft plus one are always measured",
+    "worker.commit_interval_s": "offsets are committed every second",
+    "worker.correction_half_life_rounds": "costs follow a change of speed that lasts 32 rounds",
+    "worker.correction_save_s": "corrected costs are stored every 60 s",
+    "worker.evidence_poll_s": "other workers' evidence is read at a notice, and every 5 s without one",
+    "worker.history_days": "`alphaloop explain` and `alphaloop replay` read 14 days",
+    "worker.max_json_depth": "a job's JSON has at most 32 levels",
+    "worker.max_silence_s": "a thread that does not move for 120 s hangs",
+    "worker.max_watermark_distance": "10,000 offsets between the oldest unfinished job and the newest taken",
+    "worker.metrics_username": "metrics",
+    "worker.normal_lane_share": "one start in five is for a task's normal jobs while high ones wait too",
+    "worker.priority_ageing_s": "10 s of waiting count as one step of priority; send other priorities",
+    "worker.shared_beginning_slack_s": "10 s of device time at most",
+}
+#: Settings that say which section a table is.
+_TAGS: Final = ("method", "kind")
+_TASKS: Final = TypeAdapter(dict[TaskName, TaskSettings])
+_FORM: Final = "section.name=value: policy.explore_share=0.0, tasks.code.decoding=vanilla"
 
 
 def default_data_dir() -> Path:
@@ -130,10 +205,33 @@ def load_settings(
         return Settings(**merged)
     except SettingsError as error:
         raise ConfigError(
-            f"{ENV_PREFIX}…: {error}", hint="lists and tables are JSON: ALPHALOOP_WORKER__CALIBRATION_BATCHES=[1,4]"
+            f"{ENV_PREFIX}…: {error}", hint="lists and tables are JSON: ALPHALOOP_KAFKA__RETRY_DELAYS_S=[10,60]"
         ) from None
     except ValidationError as error:
         raise explained(error) from None
+
+
+def overridden(settings: Settings, assignments: Sequence[str]) -> Settings:
+    """The settings with `section.name=value` laid over them, also over the environment; values are TOML or bare text.
+
+    Raises ConfigError for an unknown setting and for a wrong value.
+    """
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        parts = [part.strip() for part in path.split(".")]
+        if not equals or len(parts) < 2 or not all(parts):
+            raise ConfigError(f"expected a setting and its value, found {assignment[:80]!r}", hint=_FORM)
+        section, *rest = parts
+        if section not in Settings.model_fields:
+            raise ConfigError(f"{section}: no such section", hint=nearest(section, set(Settings.model_fields)))
+        current = _plain(getattr(settings, section))
+        changed = _with(current, rest, _value(text.strip()), parts)
+        annotation: Any = Settings.model_fields[section].annotation
+        try:
+            settings = settings.model_copy(update={section: TypeAdapter(annotation).validate_python(changed)})
+        except ValidationError as error:
+            raise explained(error, within=(section,)) from None
+    return settings
 
 
 def find_configs(configs: Path | None) -> Path | None:
@@ -143,16 +241,6 @@ def find_configs(configs: Path | None) -> Path | None:
             raise ConfigError(f"expected a folder of TOML files, found nothing at {configs}", hint="check --configs")
         return configs
     return next((folder for folder in (Path("configs"), SHIPPED_CONFIGS) if (folder / "tasks.toml").is_file()), None)
-
-
-#: What to do instead of a setting that is gone, by its path.
-_GONE: Final = {
-    "worker.normal_lane_share": "leave it out: one start in five is for a task's normal jobs while high ones wait too",
-    "worker.priority_ageing_s": "leave it out: 10 s of waiting count as one step of priority; send other priorities",
-}
-#: Settings that say which section a table is.
-_TAGS: Final = ("method", "kind")
-_TASKS: Final = TypeAdapter(dict[TaskName, TaskSettings])
 
 
 def read_tasks(configs: Path | None) -> dict[str, TaskSettings]:
@@ -165,6 +253,35 @@ def read_tasks(configs: Path | None) -> dict[str, TaskSettings]:
         return _TASKS.validate_python(tasks)
     except ValidationError as error:
         raise explained(error, within=("tasks",)) from None
+
+
+def explained(error: ValidationError, within: tuple[str, ...] = ()) -> ConfigError:
+    """A ConfigError for pydantic's error about settings: the path, what was found, and a likely correction."""
+    errors = error.errors(include_url=False, include_context=False)
+    # A misspelt key of a required setting is two errors; the one that names the misspelling helps.
+    first = next((found for found in errors if found["type"] == "extra_forbidden"), errors[0])
+    parts, section = _located((*within, *first["loc"]))
+    path = ".".join(parts)
+    if first["type"] == "extra_forbidden":
+        held = next((held for gone, held in _GONE.items() if fnmatchcase(path, gone)), None)
+        hint = f"leave it out: {held}" if held else nearest(parts[-1], set(section.model_fields))
+        return ConfigError(f"{path}: no such setting", hint=hint)
+    return ConfigError(
+        f"{path}: {first['msg']}; found {_shown(path, first['input'])}", hint="configs/ explains every setting"
+    )
+
+
+def nearest(name: str, known: set[str]) -> str:
+    """A hint: the most similar known name, or all of them."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else f"expected one of {', '.join(sorted(known))}"
+
+
+def sections_of(annotation: Any) -> list[type[BaseModel]]:
+    """The sections a setting may hold: one, several where a tag says which, none for a plain value."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [section for part in typing.get_args(annotation) for section in sections_of(part)]
 
 
 def _read_toml(path: Path, *, required: bool) -> dict[str, Any]:
@@ -194,28 +311,6 @@ def _refuse_unknown_variables() -> None:
             section = variable.removeprefix(ENV_PREFIX).split("__")[0]
             if section not in sections and variable not in ("ALPHALOOP_CONFIGS", "ALPHALOOP_PROFILE"):
                 raise ConfigError(f"{variable}: no such section", hint=nearest(section, sections))
-
-
-def sections_of(annotation: Any) -> list[type[BaseModel]]:
-    """The sections a setting may hold: one, several where a tag says which, none for a plain value."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [section for part in typing.get_args(annotation) for section in sections_of(part)]
-
-
-def explained(error: ValidationError, within: tuple[str, ...] = ()) -> ConfigError:
-    """A ConfigError for pydantic's error about settings: the path, what was found, and a likely correction."""
-    errors = error.errors(include_url=False, include_context=False)
-    # A misspelt key of a required setting is two errors; the one that names the misspelling helps.
-    first = next((found for found in errors if found["type"] == "extra_forbidden"), errors[0])
-    parts, section = _located((*within, *first["loc"]))
-    path = ".".join(parts)
-    if first["type"] == "extra_forbidden":
-        hint = _GONE.get(path) or nearest(parts[-1], set(section.model_fields))
-        return ConfigError(f"{path}: no such setting", hint=hint)
-    return ConfigError(
-        f"{path}: {first['msg']}; found {_shown(path, first['input'])}", hint="configs/ explains every setting"
-    )
 
 
 def _shown(path: str, found: object) -> str:
@@ -254,7 +349,22 @@ def _has_tag(section: type[BaseModel], tag: str) -> bool:
     return tag == ("server" if field.is_required() else field.default)
 
 
-def nearest(name: str, known: set[str]) -> str:
-    """A hint: the most similar known name, or all of them."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else f"expected one of {', '.join(sorted(known))}"
+def _plain(section: Any) -> Any:
+    """The values that were set, as mappings; defaults are left out."""
+    if isinstance(section, BaseModel):
+        return {name: _plain(getattr(section, name)) for name in type(section).model_fields}
+    return {name: _plain(value) for name, value in section.items()} if isinstance(section, dict) else section
+
+
+def _with(current: Any, rest: Sequence[str], value: Any, path: Sequence[str]) -> dict[str, Any]:
+    if not isinstance(current, dict):
+        raise ConfigError(f"{'.'.join(path)}: no such setting", hint=_FORM)
+    name, *further = rest
+    return {**current, name: _with(current.get(name, {}), further, value, path) if further else value}
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

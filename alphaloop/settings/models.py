@@ -1,17 +1,115 @@
-"""The settings of configs/models.toml: the model that is served, and what drafts for it."""
+"""The settings of configs/models.toml: the model that is served, what drafts for it, and the servers that jobs go to.
+
+Whether a host has a device is checked where torch is loaded.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+import re
+from typing import Annotated, Any, Final, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, SecretStr, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from alphaloop.deciding.goodput import LOOKUP_OFFERED, LOOKUP_THROUGH, DrafterState
 from alphaloop.messages.job import TaskName
-from alphaloop.settings.device import AUTO, DeviceName
-from alphaloop.settings.endpoint import EndpointSettings
+from alphaloop.server_identity import ServerKind
 from alphaloop.settings.section import Section, Share
+
+AUTO: Final = "auto"
+EXPECTED: Final = "expected auto, cpu, cuda, or cuda:N with the number of a GPU, as in cuda:1"
+# Not every name that torch takes: sampled jobs are verified in float64, which for example `mps` does not have.
+_KNOWN: Final = re.compile(r"auto|cpu|cuda(:(0|[1-9]\d{0,2}))?")
+
+
+def is_device_name(name: str) -> bool:
+    """Whether a setting may name this device."""
+    return _KNOWN.fullmatch(name) is not None
+
+
+def _refuse_unknown(name: str) -> str:
+    if not is_device_name(name):
+        raise PydanticCustomError("device", EXPECTED)
+    return name
+
+
+DeviceName = Annotated[str, AfterValidator(_refuse_unknown)]
+
+
+EXAMPLE: Final = "http://localhost:8000/v1"
+
+
+def refuse_address(url: str) -> str:
+    """The address as it is. Raises ValueError, which never quotes it, because it may hold a password."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise ValueError("expected the address of a server, found none that can be read") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise ValueError(f"expected http:// or https:// and a host, as in {EXAMPLE}")
+    if parts.username is not None or parts.password is not None:
+        raise ValueError("expected no name or password in the address: the key has a setting of its own")
+    if parts.query or parts.fragment:
+        raise ValueError(f"expected nothing behind the path, as in {EXAMPLE}")
+    return url
+
+
+def refuse_key(key: str | None) -> None:
+    """Raise ValueError for a key that no HTTP header can hold."""
+    if key is not None and not (key.isascii() and key.isprintable() and key and key.strip() == key):
+        raise ValueError("expected printable ASCII without spaces around it, found something else")
+
+
+def _sendable(key: SecretStr) -> SecretStr:
+    refuse_key(key.get_secret_value())
+    return key
+
+
+class EndpointSettings(Section):
+    """An inference server: jobs are sent there where `models.target.engine` is "server"."""
+
+    kind: ServerKind  #: what the server is; openai for any other with OpenAI's interface
+    url: Annotated[str, AfterValidator(refuse_address)]  #: as OpenAI's clients take it; without a path /v1 is added
+    model: str | None = Field(None, min_length=1)  #: unset: the server's only one
+    api_key: Annotated[SecretStr, AfterValidator(_sendable)] | None = None  #: best from the environment
+    drafter: TaskName | None = None  #: a name for what drafts there; unset: nothing does. Replicas have the same
+    num_draft_tokens: int | None = Field(None, ge=1, le=64)  #: k with which the server was started; with a drafter only
+    metrics_url: Annotated[str, AfterValidator(refuse_address)] | None = (
+        None  #: a vLLM's page for Prometheus, as in http://host:8000/metrics: counts come from there alone
+    )
+    switches_drafts: bool = False  #: vLLM with alphaloop's look-up drafts as each request asks: so many tokens, or none
+    max_requests: int = Field(16, ge=1, le=1024)  #: most requests at once
+    answer_s: float = Field(600.0, gt=0)  #: from a request to the first byte of its reply: a queue lies between
+    silence_s: float = Field(60.0, gt=0)  #: between two pieces of a reply that has begun
+
+    @field_validator("kind", mode="before")
+    @classmethod
+    def _refuse_an_engine_inside(cls, given: object) -> object:
+        if given == "vllm_in_process":
+            raise ValueError(
+                "expected the kind of a server, because the worker starts no vLLM inside itself; start `vllm serve` on "
+                f'this machine and name it with kind = "vllm" and url = "{EXAMPLE}"'
+            )
+        return given
+
+    @model_validator(mode="after")
+    def _drafts_with_a_k(self) -> Self:
+        if (self.drafter is None) != (self.num_draft_tokens is None):
+            raise ValueError("expected drafter and num_draft_tokens together: a server drafts with the k of its start")
+        if self.metrics_url is not None and self.drafter is None:
+            raise ValueError("expected metrics_url with a drafter only: there is nothing to count where nothing drafts")
+        if self.switches_drafts and (self.kind != "vllm" or self.drafter is None):
+            raise ValueError(
+                'expected switches_drafts only with kind = "vllm" and a drafter: elsewhere all requests draft alike'
+            )
+        if self.switches_drafts and self.metrics_url is not None:
+            raise ValueError(
+                "expected switches_drafts without metrics_url: counters mix requests with drafts and without"
+            )
+        return self
+
 
 Dtype = Literal["bfloat16", "float16", "float32", "float64"]
 
@@ -41,17 +139,6 @@ class TargetSettings(Section):
         #: set them; else they are greedy
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_gpu_kernels(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "gpu_kernels" in given:
-            raise PydanticCustomError(
-                "no_gpu_kernels",
-                "gpu_kernels is no longer a setting: on a GPU the worker computes with torch alone. Leave it out; for "
-                'speed on a GPU set engine = "server" and let vLLM decode (docs/guides/gpus.md)',
-            )
-        return given
-
 
 class LookupDrafterSettings(Section):
     """Look-up: proposes what followed earlier occurrences of the text's last tokens; docs/concepts/drafters.md.
@@ -70,15 +157,6 @@ class LookupDrafterSettings(Section):
     remember_tasks: tuple[TaskName, ...] = ()  #: tasks whose jobs also draft from earlier results of that task
     max_remembered_bytes: int = Field(16 << 20, ge=1 << 16)  #: of such results, for each task and worker
     shadow_share: Share = 0.005  #: share of the device time of other drafters' texts for scoring it on them; 0: never
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_device(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "device" in given:
-            raise PydanticCustomError(
-                "no_device", "Look-up has no weights, no keys and values, and so no device: leave `device` out"
-            )
-        return given
 
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """The drafter as decisions take it."""

@@ -338,7 +338,7 @@ class Listener:
 _PASSING: Final = {
     "08": "is the server up, and the URL right?",  # connection exceptions
     "25006": "the server is read-only: a standby, or default_transaction_read_only",
-    "25P03": "the process stood still inside a transaction, see postgres.idle_transaction_timeout_s",
+    "25P03": "the process stood still inside a transaction for 20 s",
     "25P04": "a transaction took longer than the server's transaction_timeout",
     "40001": None,  # serialization failure
     "40003": None,  # statement completion unknown
@@ -348,9 +348,9 @@ _PASSING: Final = {
     "53300": "raise max_connections, or run fewer processes",
     "55000": None,  # an object is not in the state that the statement needs
     "55006": None,  # an object is in use
-    "55P03": "another transaction holds the lock for longer than postgres.lock_timeout_s",
+    "55P03": "another transaction has held the lock for 5 s",
     "57000": None,  # operator intervention
-    "57014": "the statement was cancelled, or took longer than postgres.statement_timeout_s",
+    "57014": "the statement was cancelled, or took longer than 1 min in a worker, 30 min in a command",
     "57P": "the server was stopped, has crashed, or starts",
     "58": "the server's disk or operating system fails",
 }

@@ -41,6 +41,8 @@ class SessionLimits:
         return {**ours, "options": " ".join(f"-c {name}={value}" for name, value in self.parameters.items())}
 
 
+#: The longest statement of the scheduler and of commands, which read much.
+LONG_STATEMENT_S: Final = 1800.0
 DEFAULT_LIMITS: Final = SessionLimits()
 #: For migrations: they rewrite tables, and wait for each other.
 UNLIMITED: Final = SessionLimits(lock_s=0, statement_s=0, idle_transaction_s=0)

@@ -6,21 +6,29 @@ After an alarm a detector begins anew.
 """
 
 from __future__ import annotations
-
-import math
-from collections.abc import Callable, Sequence
+from alphaloop.settings import SchedulerSettings
+from benchmarks.drift.contest import Alarms
+from benchmarks.drift.contest import Fork
+from benchmarks.drift.contest import LONGEST_DELAY
+from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
-
+from river import drift
+from scheduler.drift.memory import Floats
+from scheduler.drift.memory import JobTally
+from scheduler.drift.memory import Memory
+from scheduler.drift.memory import empty_memory
+from scheduler.drift.phases import DriftRules
+from scheduler.drift.phases import Jobs
+from scheduler.drift.watching import REFERENCE_JOBS
+from typing import Any
+from typing import Final
+from typing import NamedTuple
+import math
 import numba
 import numpy as np
-from river import drift
 
-from alphaloop.settings import SchedulerSettings
-from benchmarks.drift.contest import LONGEST_DELAY, Alarms, Fork
-from scheduler.drift.memory import Floats, JobTally, Memory, empty_memory
-from scheduler.drift.phases import DriftRules, Jobs
 
 MIN_INSTANCES: Final = 30
 
@@ -85,7 +93,6 @@ def _fade(its: Any, value: float, fading: float) -> None:
 
 
 OURS: Final = "alphaloop"
-REFERENCE_JOBS: Final = SchedulerSettings().drift_reference_jobs
 MARGIN: Final = SchedulerSettings().alpha_margin
 MOST_ALARMS: Final = 10_000
 MOST_STREAMS: Final = 1_000_000

@@ -34,7 +34,7 @@ from worker.engine import Step
 
 #: worker.history_half_life_days
 HALF_LIFE: Final = timedelta(days=7)
-#: worker.correction_half_life_rounds
+#: as in worker.costs.opening
 CORRECTION_HALF_LIFE: Final = 32
 #: Rounds of a batch that correct the costs; a worker takes every one.
 CORRECTING_ROUNDS: Final = 3

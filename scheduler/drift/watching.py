@@ -26,6 +26,7 @@ import numpy as np
 from alphaloop.acceptance import Z95, Interval
 from alphaloop.errors import StoreError
 from alphaloop.measurements import AcceptedLevel, DriftSubject, Stream, WatchedJob
+from alphaloop.probe_plan import WINDOW
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.drift import DriftMemoryStore, Position, StoredMemory
 from scheduler.counts import subject_of
@@ -60,6 +61,7 @@ from scheduler.drift.statistics import inflation, merge, reference_error, standa
 
 log = logging.getLogger(__name__)
 MONTH: Final = timedelta(days=30)
+REFERENCE_JOBS: Final = 64  #: first jobs of a stream, with which later ones are compared
 PAGE_JOBS: Final = 5_000  # read at once: some 5 MB
 MOST_JOBS: Final = 100_000  # of a task in one run; the next run goes on from there
 LEAST_RUN_LENGTH: Final = 1_000.0  # jobs: a stated rate is not used up where there are hardly any jobs
@@ -114,9 +116,9 @@ def watch_traffic(
     ends in between is repeated exactly by the next one. Raises StoreError.
     """
     until = now - timedelta(seconds=settings.drift_settle_s)
-    oldest = now - timedelta(days=settings.drift_window_days)
+    oldest = now - WINDOW
     false_alarm_jobs = run_length(store.jobs_a_month(now, MONTH), settings.drift_false_alarms_per_month)
-    rates = Rates.of(false_alarm_jobs, settings.drift_reference_jobs, settings.alpha_margin)
+    rates = Rates.of(false_alarm_jobs, REFERENCE_JOBS, settings.alpha_margin)
     store.forget(oldest)
     found: list[TrafficVerdict] = []
     for task in store.tasks(oldest, until):

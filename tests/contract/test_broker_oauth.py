@@ -1,31 +1,33 @@
 """OAUTHBEARER against a real Apache Kafka: tokens of an identity provider, and those that AWS's signer makes."""
 
 from __future__ import annotations
-
-import base64
-import json
-import re
-import subprocess
-import threading
-import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs
-
-import pytest
-from pydantic import SecretStr, ValidationError
-
 from alphaloop.embedded.brokers import EmbeddedKafka
 from alphaloop.embedded.process import free_ports
 from alphaloop.errors import BrokerLoginRefused
 from alphaloop.kafka.client import client_config
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import RESULTS, check_reachable, ensure_topics
+from alphaloop.kafka.topics import RESULTS
+from alphaloop.kafka.topics import check_reachable
+from alphaloop.kafka.topics import ensure_topics
 from alphaloop.settings import KafkaSettings
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from pydantic import SecretStr
+from pydantic import ValidationError
 from tests.fixtures.worker import until
+from typing import Any
+from urllib.parse import parse_qs
+import base64
+import json
+import pytest
+import re
+import subprocess
+import threading
+import time
+
 
 SECRET = "open sesame"
 
@@ -130,7 +132,7 @@ def guarded(kafka_home: Path, provider: Provider, tmp_path_factory: pytest.TempP
                 oauth_token_url=f"{provider.url}/token",
                 oauth_client_id="alphaloop",
                 oauth_client_secret=SecretStr(SECRET),
-                oauth_scope="kafka jobs",
+                extra={"sasl.oauthbearer.scope": "kafka jobs"},
                 session_timeout_ms=6000,
             )
 
@@ -175,8 +177,8 @@ def test_a_token_of_aws_signer_reaches_the_broker(
         return provider.token(), (time.time() + 600) * 1000
 
     monkeypatch.setattr("aws_msk_iam_sasl_signer.MSKAuthTokenProvider.generate_auth_token", sign)
-    login: dict[str, Any] = dict.fromkeys(("oauth_token_url", "oauth_client_id", "oauth_client_secret", "oauth_scope"))
-    of_aws = KafkaSettings.model_validate({**guarded.model_dump(), **login, "aws_region": "eu-west-1"})
+    login: dict[str, Any] = dict.fromkeys(("oauth_token_url", "oauth_client_id", "oauth_client_secret"))
+    of_aws = KafkaSettings.model_validate({**guarded.model_dump(), **login, "extra": {}, "aws_region": "eu-west-1"})
     assert of_aws.oauth_token_url is None, "no client here could ask the provider"
     ensure_topics(of_aws, ["code"])
     producer = Producer(of_aws)
@@ -217,7 +219,7 @@ def test_the_signer_of_aws_makes_the_token_from_the_credentials_that_it_finds(
     [
         ({}, "kafka.oauth_token_url or kafka.aws_region with OAUTHBEARER"),
         ({"oauth_token_url": "https://x"}, "oauth_token_url, oauth_client_id and oauth_client_secret"),
-        ({"aws_region": "eu-west-1", "oauth_scope": "x"}, "no kafka.oauth_… beside kafka.aws_region"),
+        ({"aws_region": "eu-west-1", "oauth_client_id": "x"}, "no kafka.oauth_… beside kafka.aws_region"),
         ({"sasl_mechanism": "PLAIN", "aws_region": "eu-west-1"}, "kafka.sasl_mechanism OAUTHBEARER"),
     ],
 )

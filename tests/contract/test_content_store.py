@@ -28,7 +28,7 @@ def opened(settings: ClaimCheckSettings) -> ContentStore:
 def settings(request: pytest.FixtureRequest, tmp_path: Path) -> ClaimCheckSettings:
     if request.param == "S3":
         server: ObjectStore = request.getfixturevalue("object_store")
-        return server.settings(f"test-{uuid.uuid4().hex}", max_bytes=MAX_BYTES, timeout_s=20.0)
+        return server.settings(f"test-{uuid.uuid4().hex}", max_bytes=MAX_BYTES)
     if request.param == "folder":
         return ClaimCheckSettings(url=str(tmp_path), max_bytes=MAX_BYTES)
     # No user may configure it; it is a store of objects without folders, as a client of fsspec's own sees one.

@@ -29,7 +29,7 @@ WAIT_S = 20.0
 
 
 def opened(server: ObjectStore, options: dict[str, Any], *, timeout_s: float = WAIT_S) -> ContentStore:
-    found = ContentStore.of(server.settings("s3-tests", options=options, timeout_s=timeout_s))
+    found = ContentStore.of(server.settings("s3-tests", options=options), timeout_s=timeout_s)
     assert found is not None
     return found
 

@@ -4,26 +4,34 @@ A test that changes how a running text is drafted, or counts the rounds of a ste
 """
 
 from __future__ import annotations
-
-import random
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack
-from dataclasses import replace
-from typing import Any
-
-import pytest
-
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.costs import CostKind
 from alphaloop.deciding.policy import Decision
-from alphaloop.errors import DecodeFailed, InvalidField, PromptTooLong
+from alphaloop.errors import DecodeFailed
+from alphaloop.errors import InvalidField
+from alphaloop.errors import PromptTooLong
 from alphaloop.settings import WorkerSettings
+from collections import defaultdict
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
 from tests.fakes import FakeEngine
-from tests.fixtures.models import VANILLA, lookup_decision, make_job
+from tests.fixtures.models import VANILLA
+from tests.fixtures.models import lookup_decision
+from tests.fixtures.models import make_job
 from tests.fixtures.served_engine import engine_of_servers
-from worker.costs.calibration import calibrate, plan
-from worker.engine import Engine, Generation, Sampling, Step
+from typing import Any
+from worker.costs.calibration import calibrate
+from worker.costs.calibration import plan
+from worker.engine import Engine
+from worker.engine import Generation
+from worker.engine import Sampling
+from worker.engine import Step
+import pytest
+import random
+
 
 GREEDY = Sampling(max_tokens=24, temperature=0.0)
 SAMPLED = Sampling(max_tokens=24, temperature=1.0)
@@ -391,11 +399,13 @@ def test_calibration_measures_every_shape_and_leaves_no_trace(build: Build) -> N
     expected = run(engine, [(job, GREEDY, VANILLA)])[job.job_id].text
     engine.admit(engine.prepare(job, GREEDY), VANILLA)
     engine.step()
-    wanted = plan(engine, WorkerSettings(batch_size=2, calibration_contexts=(16, 48)))
+    wanted = plan(engine, WorkerSettings(batch_size=2))
     points = calibrate(engine, wanted, num_samples=2, budget_s=60.0)
     widest = engine.drafters[0].max_draft_tokens + 1
     shapes = {(p.kind, p.drafter, p.batch, p.width, p.context) for p in points}
-    for context in (16, 48):
+    contexts = {shape.context for shape in wanted.needed if shape.kind is CostKind.ROUND}
+    assert len(contexts) == 1
+    for context in contexts:
         assert {(CostKind.ROUND, None, b, w, context) for b in (1, 2) for w in (1, widest)} < shapes
         assert {(CostKind.ROUND, "lookup", b, w, context) for b in (1, 2) for w in (2, widest)} < shapes
     assert {(CostKind.PREFILL, drafter, 1, 64, 0) for drafter in (None, "lookup")} < shapes

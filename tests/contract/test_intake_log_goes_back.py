@@ -69,7 +69,7 @@ class Topic:
 @pytest.fixture
 def patient(kafka_settings: KafkaSettings) -> KafkaSettings:
     """Settings with which a client asks for topics seldom, so that a deletion that is soon made good goes unnoticed."""
-    return kafka_settings.model_copy(update={"metadata_refresh_ms": 60_000})
+    return kafka_settings.model_copy(update={"extra": {"topic.metadata.refresh.interval.ms": 60_000}})
 
 
 @pytest.fixture
@@ -81,7 +81,8 @@ def intake_of(patient: KafkaSettings, topic: Topic) -> Intake:
     return Intake(
         Consumer(patient, group_id=topic.name),
         [topic.name],
-        limits=WorkerSettings(max_buffered=1000, max_buffered_bytes=1 << 20, commit_interval_s=0.1),
+        limits=WorkerSettings(max_buffered=1000, max_buffered_bytes=1 << 20),
+        commit_interval_s=0.1,
         most_message_bytes=1 << 10,
         now=lambda: NOW,
     )

@@ -24,7 +24,7 @@ from alphaloop.store.session_limits import SessionLimits
 from tests.fixtures.pooler import NUM_SESSIONS
 from tests.fixtures.runs import claim_request, decode_run, outcome, vanilla_counts
 from tests.fixtures.worker import until
-from worker.retry import Retry
+from worker.background import Retry
 
 pytestmark = pytest.mark.postgres
 

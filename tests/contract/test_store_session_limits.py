@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from alphaloop.errors import StoreBusy, StoreUnavailable
 from alphaloop.messages import Mode
-from alphaloop.settings import load_settings
+from alphaloop.settings import PostgresSettings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
@@ -41,11 +41,11 @@ def record(database: Database, name: str) -> None:
 
 
 def test_the_settings_reach_the_sessions(database_url: SecretStr) -> None:
-    postgres = load_settings(overrides={"postgres": {"lock_timeout_s": 1.5}}).postgres
+    postgres = PostgresSettings()
     names = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
     for limits, expected in (
-        (postgres.limits(), ("1500ms", "1min", "20s")),
-        (postgres.long_limits(), ("1500ms", "30min", "20s")),
+        (postgres.limits(), ("5s", "1min", "20s")),
+        (postgres.long_limits(), ("5s", "30min", "20s")),
         (UNLIMITED, ("0", "0", "0")),
     ):
         with Database(database_url, limits=limits) as database:

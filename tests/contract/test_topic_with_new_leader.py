@@ -25,9 +25,9 @@ from tests.chaos.brokers import Brokers
 from tests.fixtures.broker import settings_for
 from tests.fixtures.claimed import NOW
 from tests.fixtures.worker import until
+from worker.background import Retry
 from worker.intake.control import ControlReader
 from worker.intake.polling import Intake, TopicWatch
-from worker.retry import Retry
 
 pytestmark = pytest.mark.kafka
 
@@ -41,7 +41,7 @@ class Cluster:
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         # No member is put out of its group while the group's own leader is elected.
-        patient = {"metadata_refresh_ms": 60_000, "session_timeout_ms": 20_000}
+        patient = {"extra": {"topic.metadata.refresh.interval.ms": 60_000}, "session_timeout_ms": 20_000}
         self.kafka = settings_for(brokers.addresses).model_copy(update=patient)
         self._admin = AdminClient({"bootstrap.servers": brokers.addresses})
 
@@ -111,7 +111,8 @@ class Reader:
         self.intake = Intake(
             Consumer(kafka, group_id=group_id),
             [pattern],
-            limits=WorkerSettings(max_buffered=1000, max_buffered_bytes=1 << 20, commit_interval_s=0.1),
+            limits=WorkerSettings(max_buffered=1000, max_buffered_bytes=1 << 20),
+            commit_interval_s=0.1,
             most_message_bytes=1 << 10,
             now=lambda: NOW,
         )
@@ -145,7 +146,9 @@ class World:
         self.jobs = Reader(cluster.kafka, "workers", JOBS_PATTERN)
         self.control = Reader(cluster.kafka, "workers-control", CONTROL)
         #: Asks for topics so often that it notices each deletion.
-        self.watchful = Reader(cluster.kafka.model_copy(update={"metadata_refresh_ms": 500}), "watchful", GONE)
+        self.watchful = Reader(
+            cluster.kafka.model_copy(update={"extra": {"topic.metadata.refresh.interval.ms": 500}}), "watchful", GONE
+        )
         self.readers = (self.jobs, self.control, self.watchful)
 
     def know(self, value: bytes) -> None:

@@ -90,7 +90,8 @@ def intake(kafka: KafkaSettings, partition: TopicPartition) -> Iterator[Intake]:
     intake = Intake(
         Consumer(kafka, group_id=kafka.group_id),
         [partition.topic],
-        limits=WorkerSettings(max_buffered=1000, max_buffered_bytes=1 << 20, commit_interval_s=0.1),
+        limits=WorkerSettings(max_buffered=1000, max_buffered_bytes=1 << 20),
+        commit_interval_s=0.1,
         most_message_bytes=1 << 10,
         now=lambda: NOW,
     )

@@ -132,7 +132,7 @@ def test_kcat_types_a_job_and_reads_its_result(worker_settings: Settings, smollm
     if kcat is None:
         missing("kcat", "apt-get install kcat")
     Client(worker_settings)
-    quick = {"calibration_contexts": (64,), "calibration_budget_s": 0.0}
+    quick = {"calibration_budget_s": 0.0}
     settings = worker_settings.model_copy(update={"worker": worker_settings.worker.model_copy(update=quick)})
     broker = ["-b", worker_settings.kafka.bootstrap_servers or ""]
     typed = '{"task": "code", "prompt": "Write a haiku about snakes.", "max_tokens": 12}\n'

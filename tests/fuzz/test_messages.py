@@ -29,14 +29,14 @@ from tests.fixtures.claimed import NOW, FinishedDeliveries
 from tests.fixtures.worker import RunningWorker
 from tests.fuzz.mutations import mutated
 from tests.fuzz.strategies import MESSAGES
-from worker import outcomes
+from worker import recording
+from worker.background import Retry
 from worker.claims import Claiming, LeaseKeeper, cancelled
 from worker.dead_letters import DeadMessage
 from worker.decoding.prompts import longest_token_chars, prepare_job
 from worker.engine import PreparedJob, Sampling
 from worker.intake.partitions import Delivery
 from worker.intake.validation import ReadyJob
-from worker.retry import Retry
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -110,7 +110,7 @@ class Reader:
             answered=len(claims.answered),
         )
         for claimed in claims.to_decode:
-            outcome = outcomes.ended(claimed, Status.CANCELLED, cancelled(), now=NOW)
+            outcome = recording.ended(claimed, Status.CANCELLED, cancelled(), now=NOW)
             assert Result.decode(outcome.result).job_id == claimed.job_id
         for ready, error in claims.refused:
             assert isinstance(error, JobConflict)

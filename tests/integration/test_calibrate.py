@@ -6,7 +6,7 @@ from alphaloop.commands import CalibrateOrder
 from alphaloop.commands import Calibration
 from alphaloop.costs import CostKind
 from alphaloop.costs import CostPoint
-from alphaloop.engine_identity import EngineIdentity
+from alphaloop.server_identity import EngineIdentity
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from dataclasses import replace

@@ -23,7 +23,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from tests.fixtures.browser import opened, overhang
-from tests.fixtures.console import PASSWORD, Visitor, console
+from tests.fixtures.console import PASSWORD, Visitor, console, read_every_second
 from tests.fixtures.runs import claim_request, outcome
 from tests.fixtures.streamed import Streamed
 from tests.fixtures.worker import WAIT_S
@@ -32,10 +32,11 @@ pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow]
 
 
 @pytest.fixture
-def visitor(console_login: SecretStr, kafka_settings: KafkaSettings) -> Iterator[Visitor]:
-    with console(
-        console_login, kafka=kafka_settings, password=SecretStr(PASSWORD), refresh_s=1, max_batch_mb=1
-    ) as found:
+def visitor(
+    console_login: SecretStr, kafka_settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Visitor]:
+    read_every_second(monkeypatch)
+    with console(console_login, kafka=kafka_settings, password=SecretStr(PASSWORD), max_batch_mb=1) as found:
         yield found
 
 

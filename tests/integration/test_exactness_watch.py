@@ -22,7 +22,7 @@ from tests.fixtures.models import VANILLA, lookup_decision
 from tests.fixtures.runs import claim_request
 from worker.claims import ClaimedJob
 from worker.engine import Generation
-from worker.outcomes import succeeded
+from worker.recording import succeeded
 
 if TYPE_CHECKING:
     from worker.decoding.engine import TransformersEngine

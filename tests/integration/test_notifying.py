@@ -53,8 +53,10 @@ def notifier(
     **settings: object,
 ) -> Notifier:
     """Of a process that knows its sinks for an hour."""
-    dials = SchedulerSettings.model_validate({"notify_retry_delays_s": [60, 300], **settings})
-    made = Notifier(database, open_sinks([hook.url for hook in hooks]), dials, metrics or SchedulerMetrics())
+    dials = SchedulerSettings.model_validate(settings)
+    made = Notifier(
+        database, open_sinks([hook.url for hook in hooks]), dials, metrics or SchedulerMetrics(), delays_s=(60, 300)
+    )
     made.add_sinks(known_since)
     return made
 

@@ -6,7 +6,6 @@ from alphaloop.cli.demo import final_table
 from alphaloop.experiment.wording import figure
 from alphaloop.experiment.wording import sentence
 from alphaloop.explaining.explanation import next_jobs
-from alphaloop.settings import PolicySettings
 from alphaloop.settings import SchedulerSettings
 from alphaloop.settings import Settings
 from alphaloop.settings import TaskSettings
@@ -78,7 +77,6 @@ class Asked:
             Settings(
                 tasks={task: TaskSettings() for task in NUM_JOBS},
                 scheduler=SchedulerSettings(report_folder=self._folder),
-                policy=PolicySettings(change_jobs=1000.0),
             ),
             owner="test",
             metrics=self.metrics,

@@ -158,9 +158,10 @@ def measure_expectations(database: Database, rng: random.Random, like: MixedEngi
 
 
 @pytest.fixture
-def settings(worker_settings: Settings) -> Settings:
+def settings(worker_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Explores, measures by switchback, and looks for other workers' evidence all the time."""
-    worker = worker_settings.worker.model_copy(update={"batch_size": 8, "evidence_poll_s": 0.05})
+    monkeypatch.setattr("worker.assembly.EVIDENCE_POLL_S", 0.05)
+    worker = worker_settings.worker.model_copy(update={"batch_size": 8})
     return worker_settings.model_copy(update={"worker": worker})
 
 

@@ -62,7 +62,6 @@ class Place:
             "ALPHALOOP_SCHEDULER__LEADER_CHECK_S": "0.2",
             "ALPHALOOP_SCHEDULER__NOTIFY_URLS": json.dumps([self.hook.url.get_secret_value()]),
             "ALPHALOOP_SCHEDULER__NOTIFY_REPORTS": "always",
-            "ALPHALOOP_SCHEDULER__NOTIFY_CHECK_S": "0.2",
         }
 
     def command(self, *arguments: str) -> list[str]:

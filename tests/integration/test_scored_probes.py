@@ -26,7 +26,7 @@ from tests.fixtures.models import VANILLA, lookup_decision
 from tests.fixtures.probes import register_probe_set
 from tests.fixtures.runs import claim_request
 from worker.claims import ClaimedJob
-from worker.outcomes import succeeded
+from worker.recording import succeeded
 
 if TYPE_CHECKING:
     from worker.decoding.engine import TransformersEngine

@@ -14,7 +14,6 @@ from alphaloop.deciding.goodput import Alternative
 from alphaloop.explaining.explanation import next_jobs
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.messages import Mode
-from alphaloop.settings import PolicySettings
 from alphaloop.settings import SchedulerSettings
 from alphaloop.settings import Settings
 from alphaloop.settings import TaskSettings
@@ -89,7 +88,6 @@ def report_line(database: Database, settings: Settings, folder: Path) -> dict[st
         Settings(
             tasks={"chat": TaskSettings()},
             scheduler=SchedulerSettings(report_folder=folder),
-            policy=PolicySettings(change_jobs=1000.0),
         ),
         owner="test",
         metrics=SchedulerMetrics(),

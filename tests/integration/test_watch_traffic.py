@@ -24,7 +24,13 @@ pytestmark = pytest.mark.postgres
 NOW = datetime.now(UTC).replace(microsecond=0)
 MINUTE = timedelta(minutes=1)
 START, STEP = NOW - timedelta(days=5), timedelta(minutes=10)
-SETTINGS = SchedulerSettings(drift_reference_jobs=32)
+SETTINGS = SchedulerSettings()
+
+
+@pytest.fixture(autouse=True)
+def short_references(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream has its reference soon."""
+    monkeypatch.setattr("scheduler.drift.watching.REFERENCE_JOBS", 32)
 
 
 class Dies(DriftMemoryStore):
@@ -133,9 +139,12 @@ def test_what_was_learned_is_forgotten_also_when_no_job_is_new(store: DriftMemor
     assert [its.norm_since for its in memory.memories.values()] == [end]
 
 
-def test_the_first_run_begins_with_the_window(store: DriftMemoryStore, history: History) -> None:
+def test_the_first_run_begins_with_the_window(
+    store: DriftMemoryStore, history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler.drift.watching.WINDOW", timedelta(hours=3))
     history.traffic("code", 0.8, 30, NOW - timedelta(hours=6), STEP)
-    watch_traffic(store, SchedulerSettings(drift_window_days=0.125), NOW)
+    watch_traffic(store, SETTINGS, NOW)
     memory = store.load("code")
     assert isinstance(memory.position, Position)
     assert num_read(memory) == 12

@@ -20,11 +20,11 @@ NUM_JOBS = 12
 
 
 @pytest.fixture
-def settings(worker_settings: Settings) -> Settings:
+def settings(worker_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Nothing is explored, so every decision is what history says; nobody looks again without being told."""
     policy = worker_settings.policy.model_copy(update={"explore_share": 0.0, "control_share": 0.0})
-    worker = worker_settings.worker.model_copy(update={"evidence_poll_s": 3600.0})
-    return worker_settings.model_copy(update={"policy": policy, "worker": worker})
+    monkeypatch.setattr("worker.assembly.EVIDENCE_POLL_S", 3600.0)
+    return worker_settings.model_copy(update={"policy": policy})
 
 
 def jobs(prefix: str, num_jobs: int, **fields: object) -> list[bytes]:

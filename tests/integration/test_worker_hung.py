@@ -73,8 +73,8 @@ def test_a_thread_that_hangs_is_named(name: str, worker_settings: Settings, monk
     """Each thread stops in a call that it makes in every turn, as in a server's answer that never comes."""
     may_go_on = threading.Event()
 
-    settings = with_worker(worker_settings, max_silence_s=0.5)
-    running = RunningWorker(settings, FakeEngine(num_slots=2), seed=1)
+    monkeypatch.setattr("worker.threads.MAX_SILENCE_S", 0.5)
+    running = RunningWorker(worker_settings, FakeEngine(num_slots=2), seed=1)
     parts = running.worker
     calls: dict[str, tuple[object, str]] = {
         "feed": (parts.intake, "take"),

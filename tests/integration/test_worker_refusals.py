@@ -11,9 +11,10 @@ from pydantic import SecretStr
 from sqlalchemy import Connection, text
 
 from alphaloop.messages import Status
-from alphaloop.settings import Settings
+from alphaloop.settings import PostgresSettings, Settings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
+from alphaloop.store.session_limits import SessionLimits
 from tests.chaos.proxy import Proxy
 from tests.fakes import FakeEngine
 from tests.fixtures.stepping import SteppedEngine
@@ -128,13 +129,12 @@ def test_every_refusal_that_passes_is_waited_out_wherever_it_comes(
 
 @pytest.mark.parametrize("table", ["acceptance_hourly", "acceptance_state"])
 def test_rows_that_an_idle_session_holds_delay_outcomes_and_nothing_else(
-    worker_settings: Settings, database: Database, table: str
+    worker_settings: Settings, database: Database, table: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    postgres = worker_settings.postgres.model_copy(update={"lock_timeout_s": 0.2})
-    settings = worker_settings.model_copy(update={"postgres": postgres})
-    client, engine = Client(settings), SteppedEngine(num_slots=4)
+    monkeypatch.setattr(PostgresSettings, "limits", lambda settings: SessionLimits(lock_s=0.2))
+    client, engine = Client(worker_settings), SteppedEngine(num_slots=4)
     engine.run_freely()
-    with running_worker(settings, engine) as running:
+    with running_worker(worker_settings, engine) as running:
         client.send("code", [job("first")])
         client.results(1)
         with database.begin() as idle:

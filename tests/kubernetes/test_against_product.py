@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from alphaloop.errors import ConfigError
 from alphaloop.kafka.consumer import _member_config
-from alphaloop.metrics_server import MetricsServer
+from alphaloop.liveness import MetricsServer
 from alphaloop.settings import EndpointSettings, KafkaSettings, Settings, load_settings
 from alphaloop.settings.load import ENV_PREFIX, FILES, PLAIN_ENV
 from tests.kubernetes.kustomize import Resource, containers, mine, render

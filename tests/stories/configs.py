@@ -27,7 +27,6 @@ calibration_budget_s = 0.0
 [scheduler]
 http_port = 0
 probe_prompts = {num_probes}
-probe_max_tokens = {probe_tokens}
 probe_min_device_s = 36000.0  # the history of days is measured in one evening
 drift_settle_s = 0.0          # a run begins when every outcome is recorded
 drift_false_alarms_per_month = 20.0  # a month of such days has 20,000 jobs: one false alarm in 1,000
@@ -61,7 +60,6 @@ def write_configs(folder: Path, *, models: str, size: Size, is_watched: bool) ->
     text = _PROFILE.format(
         models=models,
         num_probes=size.num_probes,
-        probe_tokens=size.probe_tokens,
     )
     for task in TASKS:
         text += _TASK.format(task=task)

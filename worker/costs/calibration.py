@@ -5,19 +5,27 @@ and the widest. What refines them follows, the most useful first, while the budg
 """
 
 from __future__ import annotations
-
-import logging
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from alphaloop.costs import BASE_CONTEXT
+from alphaloop.costs import CostKind
+from alphaloop.costs import CostPoint
+from alphaloop.costs import timing_variance
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.errors import AlphaloopError
+from alphaloop.errors import DecodeFailed
+from alphaloop.settings.processes import WorkerSettings
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
-
-from alphaloop.costs import BASE_CONTEXT, CostKind, CostPoint, timing_variance
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.errors import AlphaloopError, DecodeFailed
-from alphaloop.settings.model import WorkerSettings
 from worker.costs.laws import loads_up_to
-from worker.engine import AsksServers, Engine
+from worker.engine import AsksServers
+from worker.engine import Engine
+import logging
+import time
+
 
 log = logging.getLogger(__name__)
 #: Everything is measured in this many passes, because a burst of other work lasts longer than one shape's samples.
@@ -98,13 +106,10 @@ def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoin
     last = max(widest.values(), default=1)
     widths = sorted({*range(1, min(last, _EACH_WIDTH) + 1), *_doublings(1, last, offset=1), last})
     batches = sorted({1, *_doublings(2, settings.batch_size), settings.batch_size})
-    needed_widths = {*(settings.calibration_widths or ()), widths[0], widths[-1]}
-    needed_batches = {
-        b for b in (*(settings.calibration_batches or ()), *(p.batch for p in measured)) if b <= batches[-1]
-    }
-    needed_batches |= {batches[0], batches[-1]}
+    needed_widths = {widths[0], widths[-1]}
+    needed_batches = {batches[0], batches[-1], *(p.batch for p in measured if p.batch <= batches[-1])}
     longest = int(_ROOM_TO_GROW * length)
-    near, *further = sorted({min(c, longest) for c in settings.calibration_contexts or (BASE_CONTEXT, FAR_CONTEXT)})
+    near, *further = sorted({min(context, longest) for context in (BASE_CONTEXT, FAR_CONTEXT)})
 
     def rounds(of_batches: Iterable[int], of_widths: Iterable[int], context: int) -> list[Shape]:
         """The target's shapes, then each drafter's own up to the widest it can fill; width 1 asks nothing of it."""
@@ -118,9 +123,7 @@ def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoin
     corners = ({batches[0], batches[-1]}, {widths[0], widths[-1]})
     needed = rounds(needed_batches, needed_widths, near)
     # Widths first: between two that were measured a step of the device would look like a slope, and k is chosen there.
-    refining = []
-    if settings.calibration_widths is None:
-        refining += [rounds(needed_batches, [width], near) for width in widths[1:-1]]
+    refining = [rounds(needed_batches, [width], near) for width in widths[1:-1]]
     # Without the cost of prompts, a draft that has to read them too would look better than it is.
     readers = {"": longest, **{drafter.name: int(drafter.num_read(longest)) for drafter in drafters}}
     prompts, *longer = (
@@ -130,13 +133,9 @@ def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoin
     needed += prompts
     refining += longer
     far = [rounds(*corners, context) for context in further]
-    if settings.calibration_contexts:
-        needed += [shape for shapes in far for shape in shapes]
-    else:
-        refining += [[s for s in shapes if not s.drafter] for shapes in far]
-        refining += [[s for s in shapes if s.drafter] for shapes in far]
-    if settings.calibration_batches is None:
-        refining += [rounds([batch], needed_widths, near) for batch in batches[1:-1] if batch not in needed_batches]
+    refining += [[s for s in shapes if not s.drafter] for shapes in far]
+    refining += [[s for s in shapes if s.drafter] for shapes in far]
+    refining += [rounds([batch], needed_widths, near) for batch in batches[1:-1] if batch not in needed_batches]
     have = set(needed)
     return Plan(
         tuple(dict.fromkeys(needed)),

@@ -11,8 +11,7 @@ from typing import Final
 import torch
 
 from alphaloop.errors import ConfigError
-from alphaloop.settings.device import AUTO
-from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings
+from alphaloop.settings.models import AUTO, DraftModelDrafterSettings, ModelSettings
 
 TARGET_SETTING = "models.target.device"
 #: In the words of errors that a GPU, its driver or its libraries raise as plain RuntimeErrors.

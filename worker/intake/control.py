@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from alphaloop.errors import InvalidField, MalformedMessage, MessageError
 from alphaloop.messages.job import Identifier
 from alphaloop.store.jobs import JobStore
+from worker.background import Retry
 from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake
-from worker.retry import Retry
 
 _MOST_AT_ONCE: Final = 100
 _IDLE_WAIT_S: Final = 0.2

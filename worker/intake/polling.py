@@ -31,6 +31,12 @@ log = logging.getLogger(__name__)
 POLL_S: Final = 0.2
 #: Messages taken from the client between two looks at partitions and completions, as far as there is room for them.
 MOST_AT_ONCE: Final = 64
+#: Between two commits of offsets: what ended in between is read again after a crash, and answered from its record.
+COMMIT_INTERVAL_S: Final = 1.0
+#: Offsets between the oldest unfinished job and the newest taken.
+MAX_WATERMARK_DISTANCE: Final = 10_000
+#: How soon a topic is noticed that was deleted and made again.
+TOPIC_CHECK_S: Final = 30.0
 #: How long a rebalance may wait, of max.poll.interval.ms, after which the broker puts a member out of the group.
 SHARE_OF_POLL_INTERVAL: Final = 0.2
 
@@ -91,6 +97,8 @@ class Intake:
         most_message_bytes: int,
         now: Callable[[], datetime],
         hand_over_s: float = 0.0,
+        commit_interval_s: float = COMMIT_INTERVAL_S,
+        max_distance: int = MAX_WATERMARK_DISTANCE,
         name: str = "intake",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -101,6 +109,7 @@ class Intake:
         self._source = source
         self._patterns = patterns
         self._limits = limits
+        self._commit_interval_s, self._max_distance = commit_interval_s, max_distance
         self._clock = clock
         self._now = now
         self._most_message_bytes = most_message_bytes
@@ -265,7 +274,7 @@ class Intake:
             self._source.note_ids(ids)
         self._source.renew_if_made_anew()
         self._pause_and_resume()
-        if self._clock() - self._last_commit >= self._limits.commit_interval_s:
+        if self._clock() - self._last_commit >= self._commit_interval_s:
             self._last_commit = self._clock()
             # Only while every polled message is delivered: the watermark would pass over a message that is not.
             for partition, position in self._source.positions(list(self._partitions)).items():
@@ -304,7 +313,7 @@ class Intake:
         has_room = {True: self._high.is_half_free, False: self._normal.is_half_free}
         pause, resume = [], []
         for partition, held in self._partitions.items():
-            must_wait = held.watermark.distance >= self._limits.max_watermark_distance or bool(held.not_due)
+            must_wait = held.watermark.distance >= self._max_distance or bool(held.not_due)
             must_wait = must_wait or not self._is_taking or partition.topic in self._held_topics
             if not held.is_paused and (is_full[held.is_high] or must_wait):
                 pause.append(partition)
@@ -392,7 +401,7 @@ class TopicWatch:
         intakes: Sequence[Intake],
         ask: Callable[[Collection[str]], Mapping[str, str]],
         *,
-        every_s: float,
+        every_s: float = TOPIC_CHECK_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`ask` gives ids by topic and raises BrokerError."""

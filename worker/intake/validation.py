@@ -48,10 +48,10 @@ from alphaloop.messages.headers import refuse_envelope
 from alphaloop.messages.topics import task_of
 from alphaloop.settings import Settings, TaskSettings, WorkerSettings, read_tasks
 from alphaloop.store.probes import ProbeStore
+from worker.admission import LaneKey, lane_of
+from worker.background import Retry
 from worker.engine import Engine, PreparedJob, Sampling
 from worker.intake.partitions import Delivery
-from worker.lanes import LaneKey, lane_of
-from worker.retry import Retry
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ Refusal: TypeAlias = tuple[Delivery, MessageError]
 _TOKEN_BYTES: Final = 40
 #: A portion ends after this long, because long prompts take seconds and claims must go on between them.
 MOST_READING_S: Final = 0.05
+NUM_AT_ONCE: Final = 4  #: prompts outside Kafka that a worker reads at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,6 @@ class Validation:
             self.origin(delivery),
             task=task,
             max_bytes=self._limits.max_job_bytes,
-            max_depth=self._limits.max_json_depth,
             ignored=self._limits.ignored_body_fields,
         )
         digest = payload_digest(job)
@@ -223,7 +223,7 @@ class Validation:
             prepared = PreparedJob(job, (), sampling)
             return ReadyJob(waiting.delivery, prepared, digest, lane_of(job, sampling), content)
         with _fields_as_sent(waiting.delivery):
-            job = with_prompt(job, content, max_depth=self._limits.max_json_depth)
+            job = with_prompt(job, content)
             return self._ready(waiting.delivery, job, digest, settings)
 
     def _ready(self, delivery: Delivery, job: Job, digest: bytes, settings: TaskSettings) -> ReadyJob:
@@ -389,7 +389,7 @@ class Fetching:
         contents: ContentStore | None,
         validation: Validation,
         *,
-        num_at_once: int,
+        num_at_once: int = NUM_AT_ONCE,
         retry: Retry,
         wake: Callable[[], object],
     ) -> None:

@@ -20,9 +20,8 @@ from typing import Final
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import ConfigError, DecodeFailed
-from alphaloop.near_ties import tolerance_of
 from alphaloop.payoff.figures import VANILLA, Candidate, Exactness, RoundTimes
-from worker.engine import Engine, Generation, PreparedJob, Step
+from worker.engine import Engine, Generation, PreparedJob, Step, tolerance_of
 
 #: Draft lengths that are tried where none are named: short, usual, long.
 DEFAULT_LENGTHS: Final = (2, 4, 8)

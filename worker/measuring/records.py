@@ -102,10 +102,7 @@ def _registered(settings: Settings) -> tuple[Callable[[str, str], DraftJudgement
     if settings.postgres.url is None:
         return lambda target, draft: None, ""
     try:
-        postgres = settings.postgres
-        with Database(
-            settings.postgres.url, connect_timeout_s=postgres.connect_timeout_s, limits=postgres.long_limits()
-        ) as database:
+        with Database(settings.postgres.url, limits=settings.postgres.long_limits()) as database:
             known = DraftRegistry(database).all()
     except AlphaloopError as error:
         return lambda target, draft: None, error.message

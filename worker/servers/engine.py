@@ -23,7 +23,6 @@ from urllib.parse import urlsplit
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision, Reason
-from alphaloop.engine_identity import SERVERS
 from alphaloop.errors import (
     AlphaloopError,
     ConfigError,
@@ -34,9 +33,8 @@ from alphaloop.errors import (
     ServerError,
 )
 from alphaloop.messages import Job
-from alphaloop.server_identity import ServerIdentity
-from alphaloop.settings.endpoint import EndpointSettings
-from alphaloop.settings.models import ModelSettings
+from alphaloop.server_identity import SERVERS, ServerIdentity
+from alphaloop.settings.models import EndpointSettings, ModelSettings
 from alphaloop.store.workers import ServerIdentityStore
 from worker.engine import (
     CacheMemory,

@@ -39,7 +39,7 @@ from alphaloop.errors import (
     ServerUnreachable,
 )
 from alphaloop.server_identity import ServerKind
-from alphaloop.settings.endpoint import EndpointSettings, refuse_address, refuse_key
+from alphaloop.settings.models import EndpointSettings, refuse_address, refuse_key
 from worker.servers.replies import RefusalBody, ServerFailure
 from worker.servers.request_body import Body
 
@@ -109,7 +109,7 @@ class Endpoint:
     @classmethod
     def of(cls, settings: EndpointSettings, *, model: str | None = None) -> Endpoint:
         """The endpoint that the settings describe; an empty model is the server's only one."""
-        limits = Limits(settings.connect_s, settings.answer_s, settings.silence_s)
+        limits = Limits(answer_s=settings.answer_s, silence_s=settings.silence_s)
         return cls(
             settings.url,
             settings.kind,

@@ -19,7 +19,7 @@ class Clock:
 
 
 def made(clock: Clock) -> Sessions:
-    return Sessions(ConsoleSettings(username="ada", password=SecretStr("lövelace"), session_hours=1), clock=clock)
+    return Sessions(ConsoleSettings(username="ada", password=SecretStr("lövelace")), lifetime_s=3600, clock=clock)
 
 
 def header(text: str) -> str:

@@ -109,7 +109,7 @@ def test_a_beat_means_the_pulse_of_the_thread_that_calls() -> None:
 
 PROGRAM = """
 import threading, sys
-from alphaloop import watchdog
+import alphaloop.liveness as watchdog
 from alphaloop.liveness import Liveness, Pulse
 
 watchdog.GRACE_S = watchdog.TICK_S = 0.05

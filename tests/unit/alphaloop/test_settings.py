@@ -10,8 +10,8 @@ import pytest
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.errors import ConfigError
 from alphaloop.settings import EndpointSettings, PolicySettings, Settings, find_configs, load_settings, read_tasks
-from alphaloop.settings.kafka_properties import RESERVED
-from alphaloop.settings.load import PLAIN_ENV
+from alphaloop.settings.load import _GONE, PLAIN_ENV
+from alphaloop.settings.processes import RESERVED
 from alphaloop.settings.reference import settings_reference
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
@@ -44,8 +44,8 @@ def test_the_files_say_the_defaults() -> None:
     assert said.models == default.models
 
 
-def test_the_policys_dials_are_the_settings() -> None:
-    assert {f.name for f in fields(PolicyLimits)} == set(PolicySettings.model_fields)
+def test_the_policys_dials_are_among_its_limits() -> None:
+    assert {f.name for f in fields(PolicyLimits)} >= set(PolicySettings.model_fields)
     assert PolicySettings().limits() == PolicyLimits()
 
 
@@ -93,6 +93,7 @@ def test_the_environment_reaches_every_depth(
         ("worker", "[worker]\nbatch_size = 'two'\n", "worker.batch_size", "configs/"),
         ("tasks", "[tasks.'Bad Name']\n", "Bad Name", ""),
         ("worker", "[worker]\nnormal_lane_share = 0.3", "worker.normal_lane_share: no such", "one start in five"),
+        ("models", "[models.endpoints.a]\nconnect_s = 1", "models.endpoints.a.connect_s: no such", "10 s for a conn"),
     ],
 )
 def test_a_wrong_key_or_value_is_refused_with_a_hint(configs: Path, name: str, text: str, said: str, hint: str) -> None:
@@ -108,7 +109,7 @@ def test_a_wrong_key_or_value_is_refused_with_a_hint(configs: Path, name: str, t
         ("ALPHALOOP_WROKER__BATCH_SIZE", "2"),
         ("ALPHALOOP_WORKER__BATCHSIZE", "2"),
         ("ALPHALOOP_WORKER__BATCH_SIZE", "two"),
-        ("ALPHALOOP_WORKER__CALIBRATION_BATCHES", "1,4"),
+        ("ALPHALOOP_KAFKA__RETRY_DELAYS_S", "1,4"),
         ("ALPHALOOP_WORKER", "{not json"),
     ],
 )
@@ -116,6 +117,17 @@ def test_a_wrong_variable_is_refused(configs: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(variable, value)
     with pytest.raises(ConfigError):
         load_settings(configs)
+
+
+@pytest.mark.parametrize("path", sorted(_GONE))
+def test_a_setting_that_is_gone_is_refused_with_what_holds_now(path: str) -> None:
+    *sections, name = path.replace("*", "lookup").split(".")
+    given: dict[str, object] = {name: 1}
+    for section in reversed(sections):
+        given = {section: given}
+    with pytest.raises(ConfigError, match=re.escape(f"{path.replace('*', 'lookup')}: no such setting")) as caught:
+        load_settings(overrides=given)
+    assert caught.value.hint == f"leave it out: {_GONE[path]}"
 
 
 def test_a_file_that_is_not_toml_is_named(configs: Path) -> None:
@@ -178,8 +190,8 @@ def test_the_reference_names_every_setting_of_every_file() -> None:
         for section in tomllib.loads(file.read_text(encoding="utf-8")).values():
             leaves = {name for name, value in section.items() if not isinstance(value, dict)}
             assert leaves <= rows, file
-    assert {"bootstrap_servers", "sasl_password", "max_ngram", "probe_prompts", "kafka_mirror", "data_dir"} <= rows
-    assert "device time that a task may use more than others before they go first" in page
+    assert {"bootstrap_servers", "sasl_password", "max_ngram", "probe_prompts", "kafka_home", "data_dir"} <= rows
+    assert "number of slots: sequences that run at once" in page
     assert " | unset | unset: an embedded broker is started or found |" in page
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from dataclasses import field
 from datetime import timedelta
 from typing import cast
-from worker.lanes import LaneKey
+from worker.admission import LaneKey
 from worker.running import RunningJob
 from worker.running import RunningJobs
 from worker.steering import RoundSteering

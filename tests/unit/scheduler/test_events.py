@@ -1,25 +1,44 @@
 """What becomes of drift events and drafts, and what a fall costs while nobody acts."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
-
-import pytest
-
 from alphaloop.acceptance import Interval
 from alphaloop.experiment.estimate import Verdict
-from alphaloop.experiment.figures import SpeedupSubject, TaskSpeedup
+from alphaloop.experiment.figures import SpeedupSubject
+from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.measurements import DriftSubject
 from alphaloop.store.drafts import DraftStatus
-from alphaloop.store.drift import DriftEvent, EventChange, EventState
-from scheduler.causes import Cause, DrafterEvidence, DriftFinding, Judged, explain
+from alphaloop.store.drift import DriftEvent
+from alphaloop.store.drift import EventChange
+from alphaloop.store.drift import EventState
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
+from datetime import datetime
+from datetime import timedelta
+from scheduler.causes import Cause
+from scheduler.causes import DrafterEvidence
+from scheduler.causes import DriftFinding
+from scheduler.causes import Judged
+from scheduler.causes import explain
 from scheduler.counts import SettingInForce
-from scheduler.drift.watching import State, TrafficVerdict
-from scheduler.events import TaskPace, event_changes, lost_tokens_per_s, status_changes
-from scheduler.probe_history import ProbeHistory, ProbeSetup
-from tests.fixtures.causes import FIRST, MARGIN, SUBJECT, day, evidence, history, jobs, measured
+from scheduler.drift.watching import State
+from scheduler.drift.watching import TrafficVerdict
+from scheduler.events import TaskPace
+from scheduler.events import event_changes
+from scheduler.events import lost_tokens_per_s
+from scheduler.events import status_changes
+from scheduler.probe_history import ProbeHistory
+from scheduler.probe_history import ProbeSetup
+from tests.fixtures.causes import FIRST
+from tests.fixtures.causes import SUBJECT
+from tests.fixtures.causes import day
+from tests.fixtures.causes import evidence
+from tests.fixtures.causes import history
+from tests.fixtures.causes import jobs
+from tests.fixtures.causes import measured
+import pytest
+
 
 HIGH, LOW = [16, 15, 17, 16, 15, 16], [8, 7, 9, 8, 7, 8]
 TARGET_2 = replace(FIRST, target_revision="target-2")
@@ -255,14 +274,14 @@ def judged(probes: ProbeHistory) -> Judged:
 )
 def test_a_status_changes_by_evidence(status: DraftStatus, accepts: list[int], becomes: DraftStatus | None) -> None:
     one = judged(history(measured(0, HIGH), measured(1, LOW, TARGET_2), measured(2, accepts, TARGET_2)))
-    found = status_changes([one], {STATUS_2: status}, 0.1)
+    found = status_changes([one], {STATUS_2: status})
     assert [change.status for change in found] == ([becomes] if becomes else [])
 
 
 def test_a_worse_new_draft_is_stale_from_its_first_probes() -> None:
     new = ProbeSetup("target-1", "draft-2", "engine-1")
     one = judged(history(measured(0, HIGH), measured(1, LOW, new)))
-    (change,) = status_changes([one], {("small", "draft-2", "target-1"): DraftStatus.ACTIVE}, 0.1)
+    (change,) = status_changes([one], {("small", "draft-2", "target-1"): DraftStatus.ACTIVE})
     assert (change.draft_revision, change.status) == ("draft-2", DraftStatus.STALE)
     assert change.reason == "alpha_1 fell by 0.40 (0.40 to 0.40) on 6 probe prompts of 1 task"
 
@@ -273,7 +292,7 @@ def test_a_worse_new_draft_is_stale_from_its_first_probes() -> None:
 def test_a_fault_or_another_engine_makes_no_draft_stale(after: ProbeSetup) -> None:
     one = judged(history(measured(0, HIGH), measured(1, LOW, after)))
     draft = ("small", after.draft_revision, after.target_revision)
-    assert status_changes([one], {draft: DraftStatus.ACTIVE}, 0.1) == []
+    assert status_changes([one], {draft: DraftStatus.ACTIVE}) == []
 
 
 def test_a_status_is_judged_over_all_tasks() -> None:
@@ -282,14 +301,12 @@ def test_a_status_is_judged_over_all_tasks() -> None:
 
     statuses = {STATUS_2: DraftStatus.ACTIVE}
     many = [task("code", [12] * 6), *(task(name, HIGH) for name in ("sql", "rag", "math", "chat"))]
-    assert status_changes(many, statuses, 0.1) == []
-    assert len(status_changes(many[:1], statuses, 0.1)) == 1
+    assert status_changes(many, statuses) == []
+    assert len(status_changes(many[:1], statuses)) == 1
 
 
 def test_nothing_is_known_of_a_draft_that_was_measured_once() -> None:
     assert (
-        status_changes(
-            [judged(history(measured(0, LOW)))], {("small", "draft-1", "target-1"): DraftStatus.ACTIVE}, MARGIN
-        )
+        status_changes([judged(history(measured(0, LOW)))], {("small", "draft-1", "target-1"): DraftStatus.ACTIVE})
         == []
     )

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.messages import Decoding, Purpose, encode_job
-from alphaloop.near_ties import tolerance_of
 from alphaloop.probe_plan import DueProbe
 from alphaloop.probes import DecodedText, ProbeText, TextPair
 from alphaloop.store.incidents import IncidentKind, KnownIncident
 from scheduler.probing import disproved, examine, make_jobs, merged
 from tests.fixtures.probes import probe_set
+from worker.engine import tolerance_of
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -11,8 +11,8 @@ from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Status
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState
 from tests.fixtures.claimed import claimed_job
+from worker.background import FIRST_WAIT_S, Retry
 from worker.claims import ClaimedJob, Claiming, EndedUndecoded
-from worker.retry import FIRST_WAIT_S, Retry
 
 
 class Claims:

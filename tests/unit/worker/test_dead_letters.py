@@ -30,11 +30,11 @@ from tests.fixtures.claimed import NOW, FinishedDeliveries, claimed_job, deliver
 from tests.fixtures.instant import InstantEvent
 from tests.fixtures.sending import FakeProducer, SentMessage
 from worker import dead_letters
+from worker.background import Retry
 from worker.claims import ClaimedJob
 from worker.dead_letters import RETRY_S, DeadMessage, FailedTry, Forwarded, Forwarder, JobRetries, TryAgain, letter_of
 from worker.intake.partitions import JITTER
 from worker.metrics import WorkerMetrics
-from worker.retry import Retry
 from worker.sending import DeliveryReport, UnavailableTopics
 
 CODE, SQL = "jobs.code.dlq", "jobs.sql.dlq"

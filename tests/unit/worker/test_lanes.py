@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from alphaloop.messages import Body, Decoding, Job, Purpose
+from worker.admission import LaneKey, lane_of
 from worker.engine import Sampling
-from worker.lanes import LaneKey, lane_of
 
 
 def lane_with(temperature: float = 0.0, switched_off: str = "", **fields: Any) -> LaneKey:

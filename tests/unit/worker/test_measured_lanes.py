@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.simulated_device import SimulatedDevice, lane
-from worker.admission import AdmissionQueue
-from worker.lanes import LaneKey
+from worker.admission import AdmissionQueue, LaneKey
 
 PROBE, CONTROL = lane(purpose="probe"), lane(purpose="control")
 

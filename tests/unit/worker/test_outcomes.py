@@ -14,7 +14,7 @@ from alphaloop.messages import Mode, Result, Status
 from tests.fakes import FakeEngine
 from tests.fixtures.claimed import VANILLA, claimed_job
 from worker.engine import DrafterCounts, Generation
-from worker.outcomes import succeeded
+from worker.recording import succeeded
 
 NOW = datetime(2026, 11, 23, 12, 0, 0, 250_000, tzinfo=UTC)
 LOOKUP = Decision(Mode.SPECULATIVE, "lookup", "rev-1", 3, Reason.FASTER, "1.3 times as fast")

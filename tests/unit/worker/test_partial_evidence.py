@@ -19,13 +19,13 @@ from alphaloop.store.decode_runs import CountSource
 from alphaloop.store.outcomes import Outcome
 from tests.fakes import FakeEngine
 from tests.fixtures.models import VANILLA, decision, make_job
+from worker.admission import lane_of
 from worker.claims import ClaimedJob
 from worker.decoding.counts import RoundCounts
 from worker.engine import DrafterCounts, Generation, PreparedJob, Sampling, Served, ShadowCounts, SliceCounts
 from worker.intake.partitions import Delivery
 from worker.intake.validation import ReadyJob
-from worker.lanes import lane_of
-from worker.outcomes import succeeded
+from worker.recording import succeeded
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ENGINE = FakeEngine(

@@ -16,12 +16,12 @@ from alphaloop.messages import Failure, Status
 from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome
 from tests.fixtures.claimed import NOW, FinishedDeliveries, claimed_job, ended_job
-from worker import outcomes, recording
+from worker import recording
+from worker.background import Retry
 from worker.claims import ClaimedJob, LeaseKeeper
 from worker.metrics import WorkerMetrics
 from worker.publishing import Publication, PublishingQueue, RecordedGroup
 from worker.recording import GATHER_S, MOST_HELD, MOST_HELD_BYTES, MOST_HELD_S, EndedJob, Recorder, UnsettledStreams
-from worker.retry import Retry
 from worker.streams import ChunkMessage
 
 WAIT_S = 60.0
@@ -205,7 +205,7 @@ def unacknowledged(one: Recording) -> dict[str, int | None]:
 
 def cancelled(claimed: ClaimedJob) -> EndedJob:
     """The job with a real result."""
-    return EndedJob(claimed, outcomes.ended(claimed, Status.CANCELLED, Failure(code="c", message="told"), now=NOW))
+    return EndedJob(claimed, recording.ended(claimed, Status.CANCELLED, Failure(code="c", message="told"), now=NOW))
 
 
 def test_while_one_group_is_committed_the_next_one_gathers() -> None:
@@ -264,7 +264,7 @@ def test_of_two_attempts_of_one_job_in_a_group_one_counts() -> None:
 
 
 def test_a_database_that_is_away_is_waited_for_with_the_leases_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.retry.FIRST_WAIT_S", 0.0)
+    monkeypatch.setattr("worker.background.FIRST_WAIT_S", 0.0)
     one = Recording()
     one.leases.hold({"j1": 1})
     held_while_away = []

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from alphaloop.errors import BrokerUnavailable, DeliveryFailed, StoreError, StoreUnavailable
-from worker import retry as retry
-from worker.retry import Retry
+from worker import background as retry
+from worker.background import Retry
 
 
 class InstantEvent(threading.Event):

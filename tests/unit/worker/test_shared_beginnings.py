@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.simulated_device import SimulatedDevice, lane
-from worker.admission import AdmissionQueue, Beginning, SharedBeginnings, beginnings_of
-from worker.lanes import LaneKey
+from worker.admission import AdmissionQueue, Beginning, LaneKey, SharedBeginnings, beginnings_of
 
 seeded = settings(derandomize=True, deadline=None, max_examples=40)
 

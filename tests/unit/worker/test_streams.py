@@ -8,7 +8,7 @@ from alphaloop.errors import BrokerError, DeliveryFailed, FatalBrokerError, Mess
 from tests.fixtures.instant import InstantEvent
 from tests.fixtures.sending import FakeProducer
 from worker import streams
-from worker.retry import Retry
+from worker.background import Retry
 from worker.sending import DeliveryReport
 from worker.streams import ChunkMessage, ChunkSender, JobStream
 

@@ -88,7 +88,6 @@ def spans_of(*jobs: EndedJob, sample_share: float = 1.0) -> dict[str, ReadableSp
         group_id="workers",
         now=Clock(),
         sample_share=sample_share,
-        service_name="alphaloop-worker",
     )
     for trace in spans.recorded(jobs):
         trace.published()

@@ -274,8 +274,7 @@ def register_folder(folder: Path, settings: Settings, name: str | None = None) -
     url = with_running_stack(settings).postgres.url
     if url is None:
         raise ConfigError("no database is configured", hint="set DATABASE_URL, or start everything with `alphaloop up`")
-    postgres = settings.postgres
-    with Database(url, pool_size=1, connect_timeout_s=postgres.connect_timeout_s, limits=postgres.limits()) as database:
+    with Database(url, pool_size=1, limits=settings.postgres.limits()) as database:
         database.check_revision()
         status = DraftRegistry(database).register_trained(
             name or card.name,

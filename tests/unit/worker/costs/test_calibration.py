@@ -1,17 +1,23 @@
 """What is measured, in which order, and how long it may take; on an engine whose clock is the test's."""
 
 from __future__ import annotations
-
-from dataclasses import replace
-
-import pytest
-
-from alphaloop.costs import CostKind, CostPoint, CostTable, with_shared_weights
+from alphaloop.costs import CostKind
+from alphaloop.costs import CostPoint
+from alphaloop.costs import CostTable
+from alphaloop.costs import with_shared_weights
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import DecodeFailed
 from alphaloop.settings import WorkerSettings
+from dataclasses import replace
 from tests.fakes import FakeEngine
-from worker.costs.calibration import NUM_PASSES, Plan, Shape, calibrate, plan, timed_by
+from worker.costs.calibration import NUM_PASSES
+from worker.costs.calibration import Plan
+from worker.costs.calibration import Shape
+from worker.costs.calibration import calibrate
+from worker.costs.calibration import plan
+from worker.costs.calibration import timed_by
+import pytest
+
 
 SETTINGS = WorkerSettings(batch_size=8)
 DRAFTERS = (DrafterState("lookup", "r1", 8), DrafterState("model", "r1", 4))
@@ -121,20 +127,6 @@ def test_the_corners_are_needed_and_what_lies_between_refines() -> None:
         Shape("", 4, 9, 256),
     } < between
     assert not between & set(wanted.needed)
-
-
-def test_what_the_settings_name_is_needed() -> None:
-    settings = replace_settings(calibration_batches=(2, 64), calibration_widths=(3,), calibration_contexts=(100, 5000))
-    wanted = plan(TimedEngine(), settings)
-    shapes = {(s.batch, s.width, s.context) for s in wanted.needed if not s.drafter and s.kind is CostKind.ROUND}
-    # A batch beyond the worker's is never decoded; a context beyond half of the model's leaves no room to grow.
-    assert shapes >= {(batch, width, 100) for batch in (1, 2, 8) for width in (1, 3, 9)}
-    assert {context for _, _, context in shapes} == {100, 4096}
-    assert {s.batch for group in wanted.refining for s in group if s.kind is CostKind.ROUND} == set()
-
-
-def replace_settings(**changes: object) -> WorkerSettings:
-    return WorkerSettings.model_validate({**SETTINGS.model_dump(), **changes})
 
 
 def test_a_short_model_is_measured_within_its_context() -> None:

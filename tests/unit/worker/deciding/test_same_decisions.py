@@ -54,12 +54,12 @@ from typing import Any
 from typing import Final
 from typing import cast
 from uuid import uuid4
+from worker.admission import lane_of
 from worker.costs.learning import LiveCosts
 from worker.deciding.decider import Decider
 from worker.deciding.evidence_cache import EvidenceCache
 from worker.engine import PreparedJob
 from worker.engine import Sampling
-from worker.lanes import lane_of
 import json
 import numpy as np
 import pytest

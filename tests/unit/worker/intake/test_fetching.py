@@ -15,9 +15,9 @@ from alphaloop.messages import ContentReference
 from alphaloop.settings import ClaimCheckSettings, TaskSettings, WorkerSettings
 from tests.fakes import FakeEngine
 from tests.fixtures.worker import until
+from worker.background import Retry
 from worker.intake.partitions import Delivery
 from worker.intake.validation import Fetching, PromptElsewhere, ReadyJob, Validation
-from worker.retry import Retry
 
 ROOM = 1 << 20
 NUM_AT_ONCE = 2

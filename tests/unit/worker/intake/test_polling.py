@@ -120,9 +120,8 @@ def source() -> ScriptedSource:
 def started(source: ScriptedSource, **given: Any) -> Intake:
     """An intake of a few small messages that commits at once, but for what is given."""
     given = {"commit_interval_s": 0.0, "now": lambda: NOW, **given}
-    limits = WorkerSettings(max_buffered=4, max_buffered_bytes=1 << 20, max_watermark_distance=10)
-    limits = limits.model_copy(update={"commit_interval_s": given.pop("commit_interval_s")})
-    intake = Intake(source, ["^jobs"], limits=limits, most_message_bytes=1 << 10, **given)  # type: ignore[arg-type]
+    limits = WorkerSettings(max_buffered=4, max_buffered_bytes=1 << 20)
+    intake = Intake(source, ["^jobs"], limits=limits, max_distance=10, most_message_bytes=1 << 10, **given)  # type: ignore[arg-type]
     intake.start()
     return intake
 

@@ -18,7 +18,7 @@ AWAY = "http://127.0.0.1:9/v1"  # the discard port: nobody listens
 
 
 def models(**endpoints: dict[str, Any]) -> ModelSettings:
-    named = {name: {"kind": "vllm", "connect_s": 5.0, **one} for name, one in endpoints.items()}
+    named = {name: {"kind": "vllm", **one} for name, one in endpoints.items()}
     return ModelSettings.model_validate({"target": {"engine": "server", "name": "mine"}, "endpoints": named})
 
 

@@ -60,9 +60,9 @@ def test_the_key_is_never_shown() -> None:
 
 
 def test_settings_become_an_endpoint() -> None:
-    settings = EndpointSettings(kind="sglang", url="http://gpu", api_key=SecretStr("k"), connect_s=1, answer_s=2)
+    settings = EndpointSettings(kind="sglang", url="http://gpu", api_key=SecretStr("k"), answer_s=2, silence_s=3)
     endpoint = Endpoint.of(settings)
-    assert endpoint == Endpoint("http://gpu", "sglang", "", SecretStr("k"), Limits(1, 2, 60))
+    assert endpoint == Endpoint("http://gpu", "sglang", "", SecretStr("k"), Limits(10, 2, 3))
     assert Endpoint.of(settings, model="m").model == "m"
 
 

@@ -1,21 +1,70 @@
-"""The settings of the processes and of their servers. The TOML files in configs/ explain them under the same names."""
+"""The settings of the processes and of the servers they need; configs/ explains them under the same names."""
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr, StringConstraints, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from alphaloop.claim_check.addresses import prefix_of
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.messages.job import HARMLESS
-from alphaloop.settings.kafka_properties import ExtraProperty
 from alphaloop.settings.section import Section, Share
-from alphaloop.store.session_limits import SessionLimits
+from alphaloop.store.session_limits import LONG_STATEMENT_S, SessionLimits
+
+_OFFSETS: Final = "the worker commits an offset only after the job's outcome is recorded and published"
+_REPORTS: Final = "a result counts as published only after the broker's own report of it"
+_STORED: Final = "a result counts as published only after all replicas in sync have stored it"
+_GROUP: Final = "the worker hands partitions over in small steps, as the cooperative assignor of classic groups does"
+_ALIASES: Final = "the setting of its own has to hold for all clients and topics"
+
+#: Properties of librdkafka that `kafka.extra` may not set because promises rest on their values, and the reason.
+#: Aliases of one property all stand here.
+RESERVED: Final = {
+    "enable.auto.commit": _OFFSETS,
+    "auto.commit.enable": _OFFSETS,
+    "auto.commit.interval.ms": _OFFSETS,
+    "enable.auto.offset.store": _OFFSETS,
+    "offset.store.method": _OFFSETS,
+    "offset.store.path": _OFFSETS,
+    "offset.store.sync.interval.ms": _OFFSETS,
+    "auto.offset.reset": "a group without offsets has to begin with the oldest job, or jobs are passed over",
+    "isolation.level": "a job of an aborted transaction was never sent",
+    "group.id": f"{_ALIASES}: kafka.group_id",
+    "group.instance.id": "two workers with one instance id put each other out of the group",
+    "group.protocol": _GROUP,
+    "group.remote.assignor": _GROUP,
+    "partition.assignment.strategy": _GROUP,
+    "acks": _STORED,
+    "request.required.acks": _STORED,
+    "enable.idempotence": "a retry of a send may not store a message twice or in another order",
+    "enable.gapless.guarantee": "one message that the broker refuses would end the producer",
+    "transactional.id": "results are published outside Kafka's transactions (docs/decisions/0003)",
+    "retries": "a message is sent again until its time is up",
+    "message.send.max.retries": "a message is sent again until its time is up",
+    "delivery.report.only.error": _REPORTS,
+    "dr_cb": _REPORTS,
+    "dr_msg_cb": _REPORTS,
+    "message.max.bytes": f"{_ALIASES}: kafka.max_message_bytes",
+    "test.mock.num.brokers": "the client would talk to a broker in its own memory, which loses messages",
+}
+
+
+def _not_reserved(name: str) -> str:
+    if name in RESERVED:
+        raise PydanticCustomError("reserved", "Expected another property: {reason}", {"reason": RESERVED[name]})
+    return name
+
+
+#: A property that `kafka.extra` may set.
+ExtraProperty = Annotated[str, AfterValidator(_not_reserved)]
+
 
 Port = Annotated[int, Field(ge=0, le=65535)]
-AtLeastOne = Annotated[int, Field(ge=1)]
 RetryDelay = Annotated[int, Field(ge=1, le=86_400)]
 
 
@@ -31,16 +80,12 @@ class KafkaSettings(Section):
     oauth_token_url: str | None = None  #: OAUTHBEARER: where the identity provider (OIDC) gives out tokens
     oauth_client_id: str | None = None  #: what it knows these processes by
     oauth_client_secret: SecretStr | None = None
-    oauth_scope: str | None = None  #: what the token is to allow, where the provider or the broker asks for it
-    oauth_extensions: str | None = None  #: sent to the broker with the token: name=value,name=value
     aws_region: str | None = None  #: OAUTHBEARER in place of a provider: the IAM of AWS MSK in this region
     ssl_ca_location: Path | None = None
     ssl_certificate_location: Path | None = None
     ssl_key_location: Path | None = None
     ssl_key_password: SecretStr | None = None
     session_timeout_ms: int = Field(45_000, ge=1000)  #: silence after which the broker removes a worker from the group
-    metadata_refresh_ms: int = Field(5_000, ge=500)  #: how soon a new task's topic is seen
-    topic_check_s: float = Field(30.0, gt=0)  #: how soon a topic is noticed that was deleted and made again
     max_message_bytes: int = Field(
         4 << 20, ge=1 << 20
     )  #: of the jobs topics; larger than max_job_bytes so that too large jobs can be refused, not lost
@@ -55,12 +100,11 @@ class KafkaSettings(Section):
     @model_validator(mode="after")
     def _tokens_come_from_one_place(self) -> Self:
         provider = (self.oauth_token_url, self.oauth_client_id, self.oauth_client_secret)
-        rest = (self.oauth_scope, self.oauth_extensions)
         if self.sasl_mechanism != "OAUTHBEARER":
-            expected = None if not any((*provider, *rest, self.aws_region)) else "kafka.sasl_mechanism OAUTHBEARER"
+            expected = None if not any((*provider, self.aws_region)) else "kafka.sasl_mechanism OAUTHBEARER"
         elif self.aws_region:
-            expected = "no kafka.oauth_… beside kafka.aws_region" if any((*provider, *rest)) else None
-        elif any((*provider, *rest)):
+            expected = "no kafka.oauth_… beside kafka.aws_region" if any(provider) else None
+        elif any(provider):
             expected = None if all(provider) else "oauth_token_url, oauth_client_id and oauth_client_secret"
         else:  # librdkafka knows more ways
             has_own = any("sasl.oauthbearer" in name for name in self.extra)
@@ -78,30 +122,14 @@ class PostgresSettings(Section):
     through_pooler: bool = (
         False  #: the URL leads to a pooler in transaction mode (PgBouncer): no prepared statements, notices or locks
     )
-    connect_timeout_s: int = Field(10, ge=1)
-    lock_timeout_s: float = Field(5.0, ge=0)  #: wait for another process's lock; then a worker tries again; 0: no limit
-    statement_timeout_s: float = Field(60.0, ge=0)  #: longest statement of a worker; 0: no limit
-    long_statement_timeout_s: float = Field(
-        1800.0, ge=0
-    )  #: the same for the scheduler and for commands, which read much; 0: no limit
-    idle_transaction_timeout_s: float = Field(
-        20.0, ge=0
-    )  #: a process that stands still inside a transaction loses it then, so that its locks block nobody; 0: never
-    tcp_user_timeout_s: float = Field(20.0, ge=0)  #: a server that acknowledges nothing for so long is given up
 
     def limits(self) -> SessionLimits:
         """The limits of a worker's sessions."""
-        return SessionLimits(
-            self.lock_timeout_s,
-            self.statement_timeout_s,
-            self.idle_transaction_timeout_s,
-            self.tcp_user_timeout_s,
-            self.through_pooler,
-        )
+        return SessionLimits(through_pooler=self.through_pooler)
 
     def long_limits(self) -> SessionLimits:
         """The limits of sessions that read much."""
-        return self.limits().with_statements_of(self.long_statement_timeout_s)
+        return self.limits().with_statements_of(LONG_STATEMENT_S)
 
 
 class WorkerSettings(Section):
@@ -110,61 +138,36 @@ class WorkerSettings(Section):
     batch_size: int = Field(4, ge=1, le=256)  #: number of slots: sequences that run at once
     max_buffered: int = Field(4096, ge=1)  #: jobs of a lane read from Kafka and not yet decoded; then it is paused
     max_buffered_bytes: int = Field(64 << 20, ge=1 << 20)  #: the same in bytes of messages
-    max_watermark_distance: int = Field(10_000, ge=1)  #: offsets between the oldest unfinished job and the newest taken
     task_quantum_s: float = Field(1.0, ge=0)  #: device time that a task may use more than others before they go first
-    shared_beginning_slack_s: float = Field(
-        10.0, ge=0
-    )  #: most device time by which jobs may go before their turn to share a prompt's beginning with a running job
     max_job_bytes: int = Field(1 << 20, ge=1024)  #: a larger job becomes a dead letter
-    max_json_depth: int = Field(32, ge=4)  #: nesting of a job's JSON; a deeper one becomes a dead letter
     ignored_body_fields: tuple[str, ...] = (
         HARMLESS  #: unknown fields of a job's body that are dropped; others are refused
     )
     max_attempts: int = Field(3, ge=1)  #: further workers that may die with a job, alone, before it fails
     suspect_delay_s: float = Field(5.0, ge=0)  #: a worker runs so long before it takes a job one died with, alone
     lease_s: float = Field(30.0, gt=0)  #: a claim expires this long after its worker renewed it last
-    commit_interval_s: float = Field(1.0, gt=0)  #: between two commits of offsets
     drain_s: float = Field(30.0, gt=0)  #: on SIGTERM: time for running jobs to finish
     max_step_s: float = Field(
         600.0, gt=0
     )  #: a longer step of the engine hangs: the process ends, and other workers take its jobs
-    max_silence_s: float = Field(120.0, gt=0)  #: the same for a thread beside the engine that does not move
     http_host: str = "127.0.0.1"
     http_port: Port = 9464  #: /metrics, /healthz, /readyz; 0 picks a free one
-    metrics_username: str = "metrics"  #: for /metrics, where metrics_password is set
     metrics_password: SecretStr | None = None  #: unset: /metrics is open to whoever reaches the port
-    calibration_batches: tuple[AtLeastOne, ...] | None = None  #: always measured; unset: 1 and batch_size
-    calibration_widths: tuple[AtLeastOne, ...] | None = None  #: unset: 1 and the longest draft plus one
-    calibration_contexts: tuple[AtLeastOne, ...] | None = None  #: tokens before; unset: 256, and 2048 if there is time
     calibration_samples: int = Field(3, ge=1)  #: timings of a shape in each of three passes
     calibration_budget_s: float = Field(
         15.0, ge=0
     )  #: at a start on an unknown device; required shapes may take longer; 0: inference servers are not asked
-    correction_half_life_rounds: int = Field(32, ge=1)  #: a change of speed that lasts so many rounds is followed
-    correction_save_s: float = Field(60.0, gt=0)  #: between two times at which corrected costs are stored
-    history_days: float = Field(14.0, gt=0)  #: how far back `alphaloop explain` and `alphaloop replay` read jobs
     history_half_life_days: float = Field(3.0, gt=0)  #: age at which a job counts half
-    evidence_poll_s: float = Field(
-        5.0, gt=0
-    )  #: between two reads of other workers' evidence; stale flags and promotions are read at once
 
 
 class PolicySettings(Section):
-    """`[policy]` of configs/worker.toml; the same settings as alphaloop.deciding.job_facts.PolicyLimits."""
+    """`[policy]` of configs/worker.toml; alphaloop.deciding.job_facts.PolicyLimits has the rest, which is fixed."""
 
     explore_share: Share = 0.02  #: expected cost of exploration, as a share of all tokens
     control_share: Share = Field(
         0.02
     )  #: share of speculating tasks' device time that switchback slices decode vanilla: the speed-up is measured so
-    first_jobs: float = Field(8.0, ge=0)  #: first credit of a new task for exploration, in jobs
-    min_jobs: float = Field(4.0, ge=1)  #: a drafter with fewer jobs in the task is cold
-    min_speedup: float = Field(1.01, ge=1.0)  #: expected gain over vanilla below which speculation is not worth it
-    switch_gain: float = Field(0.02, ge=0)  #: a rival with this expected gain replaces the incumbent at once
-    horizon_jobs: float = Field(300.0, gt=0)  #: later jobs that the result of exploration is expected to serve
-    change_jobs: float = Field(500.0, gt=0)  #: prior for the jobs between two changes of a task
     short_output_tokens: float = Field(20.0, ge=0)  #: outputs expected to be shorter are decoded vanilla
-    prior_alpha: float = Field(0.5, gt=0, lt=1)  #: prior α of a draft model that no task has used
-    prior_spread: float = Field(1.0, gt=0)  #: prior standard deviation between tasks, in logits
 
     def limits(self) -> PolicyLimits:
         """The settings as the pure policy takes them."""
@@ -176,56 +179,27 @@ class SchedulerSettings(Section):
 
     interval_s: float = Field(3600.0, gt=0)  #: between measurement runs
     cron: str | None = None  #: five fields, UTC: when measurement runs are due, in place of interval_s
-    jitter_s: float = Field(0.0, ge=0)  #: a run is begun up to so much later, by lot; less than between two runs
-    misfire_grace_s: int = Field(600, ge=1)  #: a run that is later than this is skipped
     leader_check_s: float = Field(5.0, gt=0)  #: between two attempts to become, or to stay, the leader
     probe_max_age_s: float = Field(86_400.0, gt=0)  #: a drafter whose newest probe is older is measured again
     probe_prompts: int = Field(4, ge=1)  #: prompts of the probe set a run uses for each task and drafter
-    probe_max_tokens: int = Field(48, ge=8)  #: output limit of the prompts of a probe set that is registered
-    probe_num_draft_tokens: int = Field(
-        3, ge=1, le=64
-    )  #: k of a probe set that is registered; a drafter with shorter drafts is measured at its longest
-    probe_decoded_share: Share = Field(
-        0.25
-    )  #: share of the prompts that are decoded with a drafter which is due by age alone, at least one; on the others'
-    #: controls it is scored
     probe_device_share: Share = 0.01  #: share of the last day's device time that probes may take
     probe_min_device_s: float = Field(60.0, ge=0)  #: allowed in every run, so that a system without jobs is measured
-    probe_deadline_s: float = Field(1800.0, gt=0)  #: a probe that has not ended by then expires
     drift_false_alarms_per_month: float = Field(1.0, gt=0)  #: in 30 days, over all streams together
-    drift_reference_jobs: int = Field(64, ge=16)  #: first jobs of a stream, with which later ones are compared
     drift_settle_s: float = Field(60.0, ge=0)  #: younger jobs are left to the next run: others may still be recorded
-    drift_window_days: float = Field(14.0, gt=0)  #: jobs shown in the report; a stream without one is forgotten
     alpha_margin: float = Field(
         0.05, gt=0, lt=1
     )  #: change of α_1 that does not matter: steady is an interval within it, moved an estimate beyond it
-    drift_reopen_days: float = Field(7.0, gt=0)  #: an event that comes back so soon after its end is the same event
-    stale_drop: float = Field(
-        0.10, gt=0, lt=1
-    )  #: fall of probe α_1 under a new target, or of a new draft, that makes a draft stale
-    partitions_ahead_days: int = Field(7, ge=1)  #: tables partitioned by day have partitions for so many days ahead
     history_retention_days: int = Field(
         90, ge=2
     )  #: age at which counts of single jobs, decisions, probes, runs and reports are deleted
     jobs_retention_days: int = Field(
         30, ge=1
     )  #: age at which ended jobs are deleted with their texts; longer where the jobs topics keep their messages longer
-    hourly_retention_days: int = Field(400, ge=30)  #: age at which hourly sums are deleted; the daily ones stay
-    daily_retention_days: int = Field(
-        1825, ge=30
-    )  #: age at which daily sums, closed drift events and incidents are deleted
-    retention_max_s: float = Field(120.0, gt=0)  #: most time that a run spends on deleting; the next run goes on
     report_folder: Path | None = None  #: unset: data_dir/reports
     notify_urls: tuple[SecretStr, ...] = ()  #: addresses that are told of drift and incidents, as apprise writes them
     notify_reports: Literal["never", "changed", "always"] = "never"  #: which reports they are told of, besides
-    notify_check_s: float = Field(10.0, gt=0)  #: between two looks for something to tell
-    notify_retry_delays_s: tuple[RetryDelay, ...] = Field(
-        (60, 300, 1800, 7200, 21_600), max_length=6
-    )  #: a notification that was not taken is sent again after each of these, and then no more
-    max_run_s: float = Field(1800.0, gt=0)  #: a longer measurement run hangs: the process ends, and another one leads
     http_host: str = "127.0.0.1"
     http_port: Port = 9465  #: /metrics, /healthz, /readyz; 0 picks a free one
-    metrics_username: str = "metrics"  #: for /metrics, where metrics_password is set
     metrics_password: SecretStr | None = None  #: unset: /metrics is open to whoever reaches the port
 
 
@@ -248,8 +222,116 @@ class EmbeddedSettings(Section):
     """The broker and database that alphaloop starts itself."""
 
     kafka_home: Path | None = None  #: an unpacked Apache Kafka; also KAFKA_HOME
-    kafka_version: str = "4.3.1"  #: release that `alphaloop kafka install` fetches
-    kafka_mirror: str = "https://downloads.apache.org/kafka"  #: address from which it fetches the release
-    kafka_heap_mb: int = Field(384, ge=128)  #: memory of the broker's Java
     broker: Literal["auto", "kafka", "tansu"] = "auto"  #: auto: Kafka if it is installed, else Tansu
-    start_timeout_s: float = Field(60.0, gt=0)  #: wait for a server to start
+
+
+PublicUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+$", max_length=500)]
+_LOOPBACK_NAMES: Final = ("127.0.0.1", "localhost", "[::1]")
+
+
+class ConsoleSettings(Section):
+    """The web page that a scheduler serves. Without a password it only shows figures."""
+
+    is_on: bool = True
+    http_host: str = "127.0.0.1"  #: another address than the machine's own needs a password
+    http_port: int = Field(9466, ge=0, le=65535)  #: 0 picks a free one
+    public_url: PublicUrl | None = (
+        None  #: what people type where it is not http_host and http_port, such as https://alphaloop.example.org
+    )
+    username: str = Field("alphaloop", min_length=1, max_length=200)  #: of the one login, where password is set
+    password: SecretStr | None = None  #: then every page asks for it, and shows texts and carries out actions
+    database_url: SecretStr | None = (
+        None  #: another login than postgres.url, whose rights are the scheduler's: it may not read texts
+    )
+    max_batch_mb: int = Field(100, ge=1, le=1000)  #: largest batch file that is taken
+
+    @property
+    def hosts(self) -> tuple[str, ...] | None:
+        """Names by which a browser may ask, so that no other site can point its own name here; None: any name."""
+        if self.public_url is None and self._is_wildcard:
+            return None
+        public = urlsplit(self.public_url).hostname if self.public_url else None
+        named = [f"[{host}]" if ":" in host else host for host in (self.http_host, public) if host]
+        return tuple(dict.fromkeys((*_LOOPBACK_NAMES, *named)))
+
+    @property
+    def is_https(self) -> bool:
+        """Whether people reach it over TLS."""
+        return self.public_url is not None and self.public_url.startswith("https:")
+
+    @property
+    def _is_wildcard(self) -> bool:
+        return self.http_host in ("0.0.0.0", "::", "")  # noqa: S104 - compared, not bound
+
+    @property
+    def _is_loopback(self) -> bool:
+        if self.http_host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.http_host).is_loopback
+        except ValueError:
+            return False
+
+    @model_validator(mode="after")
+    def _reached_by_others_needs_a_password(self) -> Self:
+        if self.is_on and self.password is None and not self._is_loopback:
+            raise PydanticCustomError(
+                "password",
+                "Expected a password, because other machines reach {host}; set console.password",
+                {"host": self.http_host or "every address"},
+            )
+        return self
+
+
+class ClaimCheckSettings(Section):
+    """Where content lies that is too large for a message: prompts of jobs, texts of results."""
+
+    url: str | None = None  #: a folder, or s3://bucket/path (gs, abfs); unset: nothing travels by reference
+    read_urls: tuple[str, ...] = Field(
+        (), max_length=100
+    )  #: further folders or prefixes from which workers read the prompts of jobs
+    max_bytes: int = Field(32 << 20, ge=1 << 10)  #: of one prompt or text
+    options: dict[str, SecretStr | bool | int | float] = Field(
+        {}
+    )  #: of the object store's client, such as endpoint_url; credentials come better from its own environment variables
+
+    @field_validator("url")
+    @classmethod
+    def _one_spelling(cls, url: str | None) -> str | None:
+        return None if url is None else prefix_of(url)
+
+    @field_validator("read_urls")
+    @classmethod
+    def _one_spelling_each(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(prefix_of(url) for url in urls)
+
+    def client_options(self) -> dict[str, str | bool | int | float]:
+        """The options as the client takes them. They hold secrets: never log them."""
+        return {
+            name: option.get_secret_value() if isinstance(option, SecretStr) else option
+            for name, option in self.options.items()
+        }
+
+
+HttpUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+\S*$", max_length=2000)]
+
+
+class TracingSettings(Section):
+    """Where spans go. They hold names, counts and times, and never text of a prompt or of a result."""
+
+    endpoint: HttpUrl | None = (
+        None  #: OTLP over HTTP, with its path: http://collector:4318/v1/traces; unset: no traces are made
+    )
+    headers: dict[str, SecretStr] = Field({})  #: sent with every request to the endpoint, for its credentials
+    sample_share: Share = (
+        1.0  #: share of the jobs without a trace of their own that get one; a job with a trace does as its trace says
+    )
+
+
+class ReportSettings(Section):
+    """What a device costs. The same price holds for every device."""
+
+    device_cost_per_hour: float | None = Field(
+        None, gt=0, allow_inf_nan=False
+    )  #: of one device; unset: the report shows device time and no cost
+    currency: str = Field("", max_length=12)  #: written behind amounts: EUR
