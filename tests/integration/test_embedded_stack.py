@@ -96,7 +96,7 @@ def test_a_broker_that_fails_leaves_no_database_behind(settings: Settings, tmp_p
         pass
     assert not is_locked(settings.data_dir / "postgres" / "lock"), "PostgreSQL was stopped"
     assert not is_locked(settings.data_dir / "stack.lock")
-    assert "StorageTool" in (settings.data_dir / "logs" / "brokers.log").read_text()
+    assert "StorageTool" in (settings.data_dir / "logs" / "kafka.log").read_text()
 
 
 def test_without_a_kafka_the_fallback_runs_and_one_line_says_so(
