@@ -6,23 +6,17 @@ its command in `alphaloop.cli`, which alone declares defaults and bounds.
 """
 
 from __future__ import annotations
-from alphaloop.costs import CostPoint
-from alphaloop.server_identity import EngineIdentity
-from alphaloop.server_identity import Granularity
-from alphaloop.server_identity import ServerKind
-from alphaloop.settings.models import DeviceName
-from alphaloop.settings.models import Dtype
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from pydantic import BaseModel
-from pydantic import ConfigDict
-from pydantic import Field
-from pydantic import TypeAdapter
-from typing import Annotated
-from typing import Any
-from typing import Final
-from typing import Literal
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from alphaloop.costs import CostPoint
+from alphaloop.server_identity import EngineIdentity, Granularity, ServerKind
+from alphaloop.settings.models import DeviceName, Dtype
 
 
 class _Order(BaseModel):

@@ -43,18 +43,17 @@ from alphaloop.cli.children import (
     scheduler_process,
 )
 from alphaloop.cli.children import worker_process as started_worker
-from alphaloop.cli.connection import open_database
-from alphaloop.cli.options import GlobalOptions
-from alphaloop.cli.up import prepare
+from alphaloop.cli.options import GlobalOptions, open_database
+from alphaloop.cli.services import prepare
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.embedded.stack import EmbeddedStack
+from alphaloop.intervals import t_quantile
 from alphaloop.kafka.producer import Producer
 from alphaloop.messages import Decoding, Job, Mode, Result, encode_job
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.outcomes.reading import OutcomeReader
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.switchback.student import t_quantile
 from benchmarks.jobs import PromptJob, prompts_of
 from benchmarks.reporting import console, parser_of
 

@@ -4,43 +4,28 @@ python -m benchmarks.decide_speed
 """
 
 from __future__ import annotations
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.acceptance import EvidenceKey
-from alphaloop.costs import CostKind
-from alphaloop.costs import CostPoint
-from alphaloop.costs import CostTable
-from alphaloop.costs import timing_variance
-from alphaloop.deciding.decision import ChoicesInMemory
-from alphaloop.deciding.decision import DecisionContext
-from alphaloop.deciding.decision import DraftSetting
-from alphaloop.deciding.evidence import EvidenceSnapshot
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence import KeyEvidence
-from alphaloop.deciding.exploration import BudgetsInMemory
-from alphaloop.deciding.exploration import ExplorationBudget
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.job_facts import JobFacts
-from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.job_facts import Subject
-from alphaloop.deciding.job_facts import TaskRules
-from alphaloop.deciding.policy import decide
-from alphaloop.deciding.session import DecisionSession
-from alphaloop.deciding.snapshot import SessionFacts
-from alphaloop.deciding.snapshot import Snapshot
-from alphaloop.deciding.snapshot import SnapshotEncoder
-from collections.abc import Callable
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from itertools import cycle
-from uuid import uuid4
+
 import json
 import random
 import statistics
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import cycle
+from uuid import uuid4
 
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
+from alphaloop.costs import CostKind, CostPoint, CostTable, timing_variance
+from alphaloop.deciding.decision import ChoicesInMemory, DecisionContext, DraftSetting
+from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, KeyEvidence
+from alphaloop.deciding.exploration import BudgetsInMemory, ExplorationBudget
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.inference import Posteriors
+from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, Subject, TaskRules
+from alphaloop.deciding.policy import decide
+from alphaloop.deciding.session import DecisionSession
+from alphaloop.deciding.snapshot import SessionFacts, Snapshot, SnapshotEncoder
 
 NOW = datetime(2026, 1, 5, tzinfo=UTC)
 HALF_LIFE = timedelta(days=3)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from alphaloop.deciding.decision import Decision, Reason
-from alphaloop.demo.prompts import harvest
+from alphaloop.demo_prompts import harvest
 from alphaloop.messages import Job, Mode, Origin, encode_job, parse_job
 
 MIN_TOKENS, MAX_TOKENS = 16, 192

@@ -19,8 +19,8 @@ from confluent_kafka.admin import AdminClient
 from psycopg import sql
 from pydantic import SecretStr
 
+from alphaloop.embedded.brokers import EmbeddedKafka
 from alphaloop.embedded.install import find_kafka_home
-from alphaloop.embedded.kafka import EmbeddedKafka
 from alphaloop.embedded.postgres import EmbeddedPostgres
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.errors import StartFailed

@@ -10,34 +10,24 @@ time for a prompt is measured first. Last line: JSON.
 """
 
 from __future__ import annotations
-from alphaloop.costs import CostKind
-from alphaloop.costs import CostPoint
-from alphaloop.costs import CostTable
-from alphaloop.settings import load_settings
-from benchmarks.jobs import PromptJob
-from benchmarks.jobs import draw_jobs
-from benchmarks.jobs import forced
-from benchmarks.jobs import read_folder
-from benchmarks.paired import paired_ratio
-from benchmarks.reporting import parser_of
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import replace
-from pathlib import Path
-from typing import Final
-from worker.admission import AdmissionQueue
-from worker.admission import beginnings_of
-from worker.admission import lane_of
-from worker.decoding.engine import TransformersEngine
-from worker.decoding.engine import load_engine
-from worker.engine import PreparedJob
-from worker.engine import Sampling
+
 import json
 import random
 import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
 
+from alphaloop.costs import CostKind, CostPoint, CostTable
+from alphaloop.settings import load_settings
+from benchmarks.jobs import PromptJob, draw_jobs, forced, read_folder
+from benchmarks.paired import paired_ratio
+from benchmarks.reporting import parser_of
+from worker.admission import AdmissionQueue, beginnings_of, lane_of
+from worker.decoding.engine import TransformersEngine, load_engine
+from worker.engine import PreparedJob, Sampling
 
 SLACKS_S: Final = (0.0, 10.0)
 PROMPT_LENGTHS: Final = (64, 256, 1024)

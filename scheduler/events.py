@@ -12,37 +12,28 @@ its tasks, so it is judged over the probes of all of them together.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
 from alphaloop.acceptance import Interval
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.store.drafts import DraftStatus
-from alphaloop.store.drift import DriftEvent
-from alphaloop.store.drift import EventChange
-from alphaloop.store.drift import EventContent
-from alphaloop.store.drift import EventState
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from datetime import timedelta
-from scheduler.causes import About
-from scheduler.causes import Cause
-from scheduler.causes import DriftFinding
-from scheduler.causes import Judged
+from alphaloop.store.drift import DriftEvent, EventChange, EventContent, EventState
+from scheduler.causes import About, Cause, DriftFinding, Judged
 from scheduler.counts import SettingInForce
-from scheduler.drift.watching import State
-from scheduler.drift.watching import TrafficVerdict
-from scheduler.probe_history import ProbeStep
-from scheduler.probe_history import ProbeVerdict
-from scheduler.probe_history import PromptPair
-from scheduler.probe_history import alpha_change
-from scheduler.probe_history import differences
-from scheduler.probe_history import has_recovered
-from scheduler.probe_history import shared_prompts
-from typing import Any
-from typing import Final
-
+from scheduler.drift.watching import State, TrafficVerdict
+from scheduler.probe_history import (
+    ProbeStep,
+    ProbeVerdict,
+    PromptPair,
+    alpha_change,
+    differences,
+    has_recovered,
+    shared_prompts,
+)
 
 #: An event that comes back so soon after its end is the same event.
 REOPENED_WITHIN: Final = timedelta(days=7)

@@ -4,42 +4,30 @@
 """
 
 from __future__ import annotations
-from alphaloop.console.app import ConsoleServer
-from alphaloop.errors import ConfigError
-from alphaloop.errors import StoreError
-from alphaloop.kafka.backlog import unfinished
-from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import ensure_topics
-from alphaloop.liveness import ExitCode
-from alphaloop.liveness import Liveness
-from alphaloop.liveness import MetricsServer
-from alphaloop.liveness import Pulse
-from alphaloop.liveness import Watchdog
-from alphaloop.settings import SchedulerSettings
-from alphaloop.settings import Settings
-from alphaloop.start_wait import StartStopped
-from alphaloop.start_wait import StartWait
-from alphaloop.start_wait import await_servers
-from alphaloop.store.database import Database
-from alphaloop.store.database import DatabaseClock
-from alphaloop.store.schedule import LeaderLease
-from alphaloop.store.terms import Term
-from collections.abc import Callable
-from contextlib import ExitStack
-from scheduler.loop import Scheduler
-from scheduler.metrics import KafkaLag
-from scheduler.metrics import SchedulerMetrics
-from scheduler.notifying import Notifier
-from scheduler.notifying import NotifyingThread
-from scheduler.timetable import MISFIRE_GRACE_S
-from scheduler.timetable import Ticker
-from scheduler.timetable import timetable
-from types import FrameType
-from typing import Final
+
 import logging
 import signal
 import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from types import FrameType
+from typing import Final
 
+from alphaloop.console.app import ConsoleServer
+from alphaloop.errors import ConfigError, StoreError
+from alphaloop.kafka.backlog import unfinished
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import ensure_topics
+from alphaloop.liveness import ExitCode, Liveness, MetricsServer, Pulse, Watchdog
+from alphaloop.settings import SchedulerSettings, Settings
+from alphaloop.start_wait import StartStopped, StartWait, await_servers
+from alphaloop.store.database import Database, DatabaseClock
+from alphaloop.store.schedule import LeaderLease
+from alphaloop.store.terms import Term
+from scheduler.loop import Scheduler
+from scheduler.metrics import KafkaLag, SchedulerMetrics
+from scheduler.notifying import Notifier, NotifyingThread
+from scheduler.timetable import MISFIRE_GRACE_S, Ticker, timetable
 
 log = logging.getLogger(__name__)
 

@@ -1,100 +1,57 @@
 """One measurement run, top to bottom: `Scheduler.run_once(now)`. It reads and writes; the other modules compute."""
 
 from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
 from alphaloop.as_decoded import NextJob
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.errors import AlphaloopError
-from alphaloop.errors import StoreBusy
-from alphaloop.errors import StoreError
+from alphaloop.errors import AlphaloopError, StoreBusy, StoreError
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import DRIFT_REPORTS
-from alphaloop.messages import encode_job
-from alphaloop.messages import payload_digest
+from alphaloop.messages import encode_job, payload_digest
 from alphaloop.messages.topics import jobs_topic
-from alphaloop.probe_plan import DEADLINE
-from alphaloop.probe_plan import DECODED_SHARE
-from alphaloop.probe_plan import ProbePlanner
-from alphaloop.probe_plan import WINDOW
+from alphaloop.probe_plan import DEADLINE, DECODED_SHARE, WINDOW, ProbePlanner
 from alphaloop.settings import Settings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drift import DriftEventStore
-from alphaloop.store.drift import DriftMemoryStore
-from alphaloop.store.drift import EventState
+from alphaloop.store.drift import DriftEventStore, DriftMemoryStore, EventState
 from alphaloop.store.hourly_sums import RollupStore
-from alphaloop.store.housekeeping import PartitionKeeper
-from alphaloop.store.housekeeping import RetentionStore
-from alphaloop.store.housekeeping import utc_day
+from alphaloop.store.housekeeping import PartitionKeeper, RetentionStore, utc_day
 from alphaloop.store.incidents import IncidentStore
-from alphaloop.store.probes import MEASURED
-from alphaloop.store.probes import ProbeRun
-from alphaloop.store.probes import ProbeStore
-from alphaloop.store.reports import ReportStore
-from alphaloop.store.reports import StoredReport
+from alphaloop.store.probes import MEASURED, ProbeRun, ProbeStore
+from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.schedule import ScheduleStore
-from alphaloop.store.switchback import ExpectationStore
-from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.task_figures import TaskFigures
-from alphaloop.store.task_figures import begin_of
-from alphaloop.store.task_figures import task_figures
+from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
+from alphaloop.store.task_figures import TaskFigures, begin_of, task_figures
 from alphaloop.store.traffic import TrafficStore
 from alphaloop.store.workers import ServerIdentityStore
-from collections import Counter
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict
-from dataclasses import dataclass
-from datetime import datetime
-from datetime import timedelta
-from pathlib import Path
-from pydantic import ValidationError
-from scheduler.causes import About
-from scheduler.causes import DriftFinding
-from scheduler.causes import Judged
-from scheduler.causes import SeenIncident
-from scheduler.causes import judge
-from scheduler.counts import RunCounts
-from scheduler.counts import SettingInForce
+from scheduler.causes import About, DriftFinding, Judged, SeenIncident, judge
+from scheduler.counts import RunCounts, SettingInForce
 from scheduler.drift.watching import watch_traffic
-from scheduler.events import Flagged
-from scheduler.events import REOPENED_WITHIN
-from scheduler.events import TaskPace
-from scheduler.events import event_changes
-from scheduler.events import lost_tokens_per_s
-from scheduler.events import status_changes
-from scheduler.housekeeping import MessageRetention
-from scheduler.housekeeping import Retention
+from scheduler.events import REOPENED_WITHIN, Flagged, TaskPace, event_changes, lost_tokens_per_s, status_changes
+from scheduler.housekeeping import MessageRetention, Retention
 from scheduler.metrics import SchedulerMetrics
 from scheduler.probe_history import probe_histories
-from scheduler.probing import PlannedJob
-from scheduler.probing import SentProbes
-from scheduler.probing import Watched
-from scheduler.probing import compare_new
-from scheduler.probing import make_jobs
-from scheduler.report.build import build_report
-from scheduler.report.build import cost_line
-from scheduler.report.build import expectation_lines
-from scheduler.report.build import gaps
-from scheduler.report.build import saved_device_s
-from scheduler.report.data import DriftReport
-from scheduler.report.data import TaskLine
-from scheduler.report.pages import MAX_ENTRIES
-from scheduler.report.pages import render_index
-from scheduler.report.pages import render_page
-from scheduler.report.pages import write_index
-from scheduler.report.pages import write_report
+from scheduler.probing import PlannedJob, SentProbes, Watched, compare_new, make_jobs
+from scheduler.report.build import build_report, cost_line, expectation_lines, gaps, saved_device_s
+from scheduler.report.data import DriftReport, TaskLine
+from scheduler.report.pages import MAX_ENTRIES, render_index, render_page, write_index, write_report
 from scheduler.report.text import render_text
 from scheduler.report.wording import changes_between
 from scheduler.timetable import timetable
-from typing import Any
-from typing import Final
-import logging
-
 
 log = logging.getLogger(__name__)
 

@@ -1,29 +1,24 @@
 """The metrics of the scheduler. Labels are tasks, causes and outcomes, which have few values."""
 
 from __future__ import annotations
-from alphaloop.console.reading import Remembered
-from alphaloop.store.incidents import IncidentKind
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from contextlib import contextmanager
-from dataclasses import asdict
-from prometheus_client import CollectorRegistry
-from prometheus_client import Counter
-from prometheus_client import Gauge
-from prometheus_client import Histogram
-from prometheus_client import ProcessCollector
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
-from scheduler.causes import Cause
-from scheduler.probing import SentProbes
-from scheduler.report.data import DriftReport
-from typing import Final
+
 import collections
 import math
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Final
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from alphaloop.console.reading import Remembered
+from alphaloop.store.incidents import IncidentKind
+from scheduler.causes import Cause
+from scheduler.probing import SentProbes
+from scheduler.report.data import DriftReport
 
 BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 #: Of the measured speed-up of a task; the first three are missing until there is one.

@@ -1,41 +1,39 @@
 """The deployment, as far as it can be run without a container engine: its file, and every command in it for real."""
 
 from __future__ import annotations
-from alphaloop.cli.children import LogFollower
-from alphaloop.cli.children import field_of
-from alphaloop.embedded.postgres import EmbeddedPostgres
-from alphaloop.embedded.postgres import binaries
-from alphaloop.settings import ConsoleSettings
-from alphaloop.settings import load_settings
-from alphaloop.settings.models import EndpointSettings
-from alphaloop.store import schema as schema_of
-from collections.abc import Sequence
-from pathlib import Path
-from pydantic import SecretStr
-from sqlalchemy import make_url
-from tests.fixtures import server_replies
-from tests.fixtures.inference_server import listening_beside
-from tests.fixtures.postgres import as_member
-from tests.fixtures.worker import until
-from tests.integration.test_check_server import speaking
-from time import monotonic
-from typing import Any
-from typing import Final
-from urllib.parse import urlsplit
+
 import importlib.resources
 import itertools
 import json
-import jsonschema
 import os
-import psycopg
-import pytest
 import re
 import signal
 import subprocess
 import sys
 import tomllib
-import yaml
+from collections.abc import Sequence
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+from urllib.parse import urlsplit
 
+import jsonschema
+import psycopg
+import pytest
+import yaml
+from pydantic import SecretStr
+from sqlalchemy import make_url
+
+from alphaloop.cli.children import LogFollower, field_of
+from alphaloop.embedded.postgres import EmbeddedPostgres, binaries
+from alphaloop.settings import ConsoleSettings, load_settings
+from alphaloop.settings.models import EndpointSettings
+from alphaloop.store import schema as schema_of
+from tests.fixtures import server_replies
+from tests.fixtures.inference_server import listening_beside
+from tests.fixtures.postgres import as_member
+from tests.fixtures.worker import until
+from tests.integration.test_check_server import speaking
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 TEXT: Final = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")

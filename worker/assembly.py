@@ -1,90 +1,55 @@
 """Putting a worker together from its settings: the only place that knows how the parts are wired."""
 
 from __future__ import annotations
-from alphaloop.claim_check.store import ContentStore
-from alphaloop.deciding.draft_lengths import LengthsTogether
-from alphaloop.errors import ConfigError
-from alphaloop.experiment.assign import RequestDesign
-from alphaloop.experiment.assign import RequestSchedule
-from alphaloop.experiment.assign import RoundDesign
-from alphaloop.experiment.assign import RoundSchedule
-from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import CONTROL
-from alphaloop.kafka.topics import TopicIds
-from alphaloop.kafka.topics import ensure_topic
-from alphaloop.kafka.topics import ensure_topics
-from alphaloop.liveness import Liveness
-from alphaloop.liveness import Pulse
-from alphaloop.messages import Status
-from alphaloop.messages.topics import JOBS_PATTERN
-from alphaloop.settings import ModelSettings
-from alphaloop.settings import PolicySettings
-from alphaloop.settings import Settings
-from alphaloop.store.database import Database
-from alphaloop.store.database import DatabaseClock
-from alphaloop.store.database import Listener
-from alphaloop.store.jobs import JobStore
-from alphaloop.store.outbox import Outbox
-from alphaloop.store.outbox import RefusedResultStore
-from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.probes import ProbeStore
-from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.workers import ServerIdentityStore
-from alphaloop.store.workers import WorkerSetup
-from alphaloop.store.workers import WorkerStore
-from collections.abc import Callable
-from datetime import datetime
-from functools import partial
-from pathlib import Path
-from typing import Final
-from typing import TYPE_CHECKING
-from worker.background import BackgroundThread
-from worker.background import BackgroundWrites
-from worker.background import Retry
-from worker.claims import Claiming
-from worker.claims import LeaseKeeper
-from worker.dead_letters import DeadMessage
-from worker.dead_letters import FailedTry
-from worker.dead_letters import Forwarder
-from worker.dead_letters import JobRetries
-from worker.dead_letters import letter_of
-from worker.deciding.decider import half_life
-from worker.deciding.decider import open_deciding
-from worker.deciding.decider import revisions
-from worker.deciding.evidence_cache import SegmentsApart
-from worker.deciding.watch import Watch
-from worker.engine import AsksServers
-from worker.engine import Engine
-from worker.engine import EngineIdentity
-from worker.feed import UndecodedJobs
-from worker.feed import open_feed
-from worker.feed import open_reader
-from worker.intake.control import ControlReader
-from worker.intake.polling import TopicWatch
-from worker.intake.polling import make_topics
-from worker.intake.polling import open_intake
-from worker.intake.validation import open_validation
-from worker.loop import Worker
-from worker.metrics import WorkerMetrics
-from worker.presence import Presence
-from worker.publishing import Publisher
-from worker.publishing import PublishingQueue
-from worker.publishing import RefusedResults
-from worker.recording import EndedJob
-from worker.recording import Recorder
-from worker.recording import ended
-from worker.sending import UnavailableTopics
-from worker.steering import RequestSteering
-from worker.steering import RoundSteering
-from worker.steering import SliceRecorder
-from worker.steering import Steering
-from worker.threads import Threads
+
 import os
 import random
 import socket
 import threading
 import time
 import uuid
+from collections.abc import Callable
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from alphaloop.claim_check.store import ContentStore
+from alphaloop.deciding.draft_lengths import LengthsTogether
+from alphaloop.errors import ConfigError
+from alphaloop.experiment.assign import RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import CONTROL, TopicIds, ensure_topic, ensure_topics
+from alphaloop.liveness import Liveness, Pulse
+from alphaloop.messages import Status
+from alphaloop.messages.topics import JOBS_PATTERN
+from alphaloop.settings import ModelSettings, PolicySettings, Settings
+from alphaloop.store.database import Database, DatabaseClock, Listener
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outbox import Outbox, RefusedResultStore
+from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.probes import ProbeStore
+from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.workers import ServerIdentityStore, WorkerSetup, WorkerStore
+from worker.background import BackgroundThread, BackgroundWrites, Retry
+from worker.claims import Claiming, LeaseKeeper
+from worker.dead_letters import DeadMessage, FailedTry, Forwarder, JobRetries, letter_of
+from worker.deciding.decider import half_life, open_deciding, revisions
+from worker.deciding.evidence_cache import SegmentsApart
+from worker.deciding.watch import Watch
+from worker.engine import AsksServers, Engine, EngineIdentity
+from worker.feed import UndecodedJobs, open_feed, open_reader
+from worker.intake.control import ControlReader
+from worker.intake.polling import TopicWatch, make_topics, open_intake
+from worker.intake.validation import open_validation
+from worker.loop import Worker
+from worker.metrics import WorkerMetrics
+from worker.presence import Presence
+from worker.publishing import Publisher, PublishingQueue, RefusedResults
+from worker.recording import EndedJob, Recorder, ended
+from worker.sending import UnavailableTopics
+from worker.steering import RequestSteering, RoundSteering, SliceRecorder, Steering
+from worker.threads import Threads
 
 if TYPE_CHECKING:
     from worker.tracing import Tracing

@@ -5,68 +5,44 @@ what `/healthz` and `/readyz` say of it, stand behind them.
 """
 
 from __future__ import annotations
-from alphaloop.deciding.policy import Decision
-from alphaloop.deciding.policy import Reason
-from alphaloop.errors import BrokerError
-from alphaloop.errors import DecodeFailed
-from alphaloop.errors import EngineSick
-from alphaloop.errors import StoreError
-from alphaloop.errors import StoreUnavailable
-from alphaloop.errors import reason_of
-from alphaloop.experiment.observe import Slice
-from alphaloop.kafka.topics import RESULTS
-from alphaloop.liveness import beat
-from alphaloop.messages import Failure
-from alphaloop.messages import Mode
-from alphaloop.messages import Status
+
+import logging
+import math
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from itertools import groupby
 from typing import Final
-from uuid import UUID
-from uuid import uuid4
+from uuid import UUID, uuid4
+
+from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.errors import BrokerError, DecodeFailed, EngineSick, StoreError, StoreUnavailable, reason_of
+from alphaloop.experiment.observe import Slice
+from alphaloop.kafka.topics import RESULTS
+from alphaloop.liveness import beat
+from alphaloop.messages import Failure, Mode, Status
 from worker import recording
 from worker.admission import LaneKey
-from worker.background import BackgroundWrites
-from worker.background import Retry
-from worker.claims import ClaimedJob
-from worker.claims import EndedUndecoded
-from worker.claims import LeaseKeeper
-from worker.claims import cancelled
+from worker.background import BackgroundWrites, Retry
+from worker.claims import ClaimedJob, EndedUndecoded, LeaseKeeper, cancelled
 from worker.costs.learning import KnownCosts
-from worker.dead_letters import Forwarder
-from worker.dead_letters import JobRetries
+from worker.dead_letters import Forwarder, JobRetries
 from worker.deciding.decider import Decider
-from worker.engine import AsksServers
-from worker.engine import Engine
-from worker.engine import Generation
+from worker.engine import AsksServers, Engine, Generation
 from worker.feed import JobFeed
 from worker.intake.polling import Intake
 from worker.intake.validation import Validation
 from worker.metrics import WorkerMetrics
 from worker.presence import Presence
 from worker.publishing import Publisher
-from worker.recording import EndedJob
-from worker.recording import Recorder
-from worker.running import Blame
-from worker.running import RunningJob
-from worker.running import RunningJobs
-from worker.running import Stepped
-from worker.steering import SliceRecorder
-from worker.steering import Steering
+from worker.recording import EndedJob, Recorder
+from worker.running import Blame, RunningJob, RunningJobs, Stepped
+from worker.steering import SliceRecorder, Steering
 from worker.threads import Threads
-import logging
-import math
-import threading
-import time
-
 
 log = logging.getLogger(__name__)
 

@@ -6,45 +6,34 @@ job is admitted. What both count, `SliceRecorder` stores.
 """
 
 from __future__ import annotations
-from alphaloop.deciding.draft_lengths import LengthsTogether
-from alphaloop.deciding.draft_lengths import RunningSequence
-from alphaloop.deciding.policy import Decision
-from alphaloop.deciding.policy import DraftSetting
-from alphaloop.deciding.policy import Reason
-from alphaloop.experiment.assign import Arm
-from alphaloop.experiment.assign import RequestSchedule
-from alphaloop.experiment.assign import RoundSchedule
-from alphaloop.experiment.figures import SpeedupSubject
-from alphaloop.experiment.observe import Expected
-from alphaloop.experiment.observe import RequestFacts
-from alphaloop.experiment.observe import RoundFacts
-from alphaloop.experiment.observe import Slice
-from alphaloop.experiment.observe import TaskRound
-from alphaloop.experiment.observe import Treatment
-from alphaloop.experiment.observe import TrialGroup
-from alphaloop.experiment.observe import mean_expected
-from alphaloop.messages import Purpose
-from alphaloop.store.switchback import SliceRow
-from alphaloop.store.switchback import SwitchbackStore
-from collections import Counter
-from collections.abc import Callable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
-from datetime import datetime
-from typing import Final
-from typing import Protocol
-from worker.admission import LaneKey
-from worker.engine import EngineIdentity
-from worker.engine import Generation
-from worker.engine import Served
-from worker.engine import Step
-from worker.running import RunningJob
-from worker.running import RunningJobs
+
 import logging
 import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final, Protocol
 
+from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence
+from alphaloop.deciding.policy import Decision, DraftSetting, Reason
+from alphaloop.experiment.assign import Arm, RequestSchedule, RoundSchedule
+from alphaloop.experiment.figures import SpeedupSubject
+from alphaloop.experiment.observe import (
+    Expected,
+    RequestFacts,
+    RoundFacts,
+    Slice,
+    TaskRound,
+    Treatment,
+    TrialGroup,
+    mean_expected,
+)
+from alphaloop.messages import Purpose
+from alphaloop.store.switchback import SliceRow, SwitchbackStore
+from worker.admission import LaneKey
+from worker.engine import EngineIdentity, Generation, Served, Step
+from worker.running import RunningJob, RunningJobs
 
 log = logging.getLogger(__name__)
 

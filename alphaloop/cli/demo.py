@@ -1,85 +1,49 @@
 """`alphaloop demo`: jobs of real text on this machine, from Kafka to the report."""
 
 from __future__ import annotations
+
+import os
+import signal
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+import typer
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+
 from alphaloop.acceptance import Interval
-from alphaloop.as_decoded import Decoded
-from alphaloop.as_decoded import NextJob
-from alphaloop.as_decoded import at_load
-from alphaloop.as_decoded import drafted_by_load
-from alphaloop.as_decoded import percent
-from alphaloop.as_decoded import setting
-from alphaloop.cli.children import LogFollower
-from alphaloop.cli.children import await_event
-from alphaloop.cli.children import child_log
-from alphaloop.cli.children import scheduler_process
-from alphaloop.cli.children import worker_process
-from alphaloop.cli.options import DATA_DIR
-from alphaloop.cli.options import GlobalOptions
-from alphaloop.cli.options import global_options
-from alphaloop.cli.options import open_database
-from alphaloop.cli.screen import FittedTable
-from alphaloop.cli.screen import err
-from alphaloop.cli.screen import note
-from alphaloop.cli.screen import out
-from alphaloop.cli.screen import progress
-from alphaloop.cli.screen import table
-from alphaloop.cli.services import fetch_kafka
-from alphaloop.cli.services import prepare
-from alphaloop.cli.services import program
-from alphaloop.demo_prompts import DemoPrompts
-from alphaloop.demo_prompts import harvest
+from alphaloop.as_decoded import Decoded, NextJob, at_load, drafted_by_load, percent, setting
+from alphaloop.cli.children import LogFollower, await_event, child_log, scheduler_process, worker_process
+from alphaloop.cli.options import DATA_DIR, GlobalOptions, global_options, open_database
+from alphaloop.cli.screen import FittedTable, err, note, out, progress, table
+from alphaloop.cli.services import fetch_kafka, prepare, program
+from alphaloop.demo_prompts import DemoPrompts, harvest
 from alphaloop.embedded.install import find_kafka_home
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.embedded.stack import EmbeddedStack
-from alphaloop.errors import AlphaloopError
-from alphaloop.errors import InstallFailed
+from alphaloop.errors import AlphaloopError, InstallFailed
+from alphaloop.experiment.estimate import Verdict
+from alphaloop.experiment.wording import NO_VERDICT, draft_lengths, reason_word
 from alphaloop.kafka.producer import Producer
-from alphaloop.messages import Job
-from alphaloop.messages import Mode
-from alphaloop.messages import Result
-from alphaloop.messages import encode_job
+from alphaloop.messages import Job, Mode, Result, encode_job
 from alphaloop.messages.topics import jobs_topic
-from alphaloop.outcomes.reading import Outcome
-from alphaloop.outcomes.reading import OutcomeReader
-from alphaloop.outcomes.reading import is_success
+from alphaloop.outcomes.reading import Outcome, OutcomeReader, is_success
 from alphaloop.probes import new_probe_set
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import check
-from alphaloop.store.probes import ProbeSetStore
-from alphaloop.store.probes import probe_progress
+from alphaloop.store.probes import ProbeSetStore, probe_progress
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.schedule import ScheduleStore
-from alphaloop.switchback.speedup import Verdict
-from alphaloop.switchback.wording import NO_VERDICT
-from alphaloop.switchback.wording import draft_lengths
-from alphaloop.switchback.wording import reason_word
-from alphaloop.wording import rate
-from alphaloop.wording import share
-from alphaloop.wording import share_with_interval
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from pathlib import Path
-from rich.console import Console
-from rich.console import RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from types import FrameType
-from typing import Any
-from typing import Final
-import os
-import signal
-import time
-import typer
-import uuid
-
+from alphaloop.wording import rate, share, share_with_interval
 
 EXAMPLE: Final = """\
 alphaloop demo

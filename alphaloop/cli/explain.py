@@ -16,11 +16,12 @@ from alphaloop.acceptance import Z95
 from alphaloop.as_decoded import at_load, drafted_sentence, setting
 from alphaloop.cli.options import AS_JSON, connected_settings, open_database
 from alphaloop.cli.screen import out, paragraph, print_json, table
-from alphaloop.cost import CostKind
+from alphaloop.costs import CostKind
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.goodput import Alternative, DrafterState, Shares
 from alphaloop.deciding.job_facts import Aim
 from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.experiment.wording import draft_lengths, expectations, sentence, why, why_then
 from alphaloop.explaining.explanation import (
     Evidence,
     ExplainRequest,
@@ -40,7 +41,6 @@ from alphaloop.store.decisions import DecisionChange
 from alphaloop.store.snapshots import SnapshotStore
 from alphaloop.store.task_figures import figures_of
 from alphaloop.store.traffic import TrafficStore
-from alphaloop.switchback.wording import draft_lengths, expectations, sentence, why, why_then
 from alphaloop.wording import acceptance_of, counted_apart, counts, named, rate, share, share_with_interval
 from alphaloop.wording import sentence as capitalized
 

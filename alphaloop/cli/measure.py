@@ -15,17 +15,19 @@ from alphaloop.acceptance import Interval
 from alphaloop.cli.children import carry_out
 from alphaloop.cli.screen import out, print_json, table
 from alphaloop.commands import MeasureOrder
-from alphaloop.payoff.bounds import Bounds
-from alphaloop.payoff.figures import Exactness, Figures, Tails
+from alphaloop.payoff.figures import Exactness, Figures, RatioBounds, ShipVerdict, Tails
 from alphaloop.payoff.report import Footprint, Report, Row, Setup, best_of
-from alphaloop.payoff.verdict import Verdict
 from alphaloop.wording import rate, share, share_with_interval
 
 EXAMPLE: Final = """\
 alphaloop measure --prompts mine.jsonl --task chat --max-tokens 128
 alphaloop measure --prompts mine.jsonl --drafter lookup --k 2 --k 6 --batch 4 --bar 1.2
 head -n 50 batch.jsonl | alphaloop measure --prompts - --temperature 0.8 --json"""
-_STYLES: Final = {Verdict.SHIP: "bold green", Verdict.DO_NOT_SHIP: "bold red", Verdict.TOO_CLOSE: "bold yellow"}
+_STYLES: Final = {
+    ShipVerdict.SHIP: "bold green",
+    ShipVerdict.DO_NOT_SHIP: "bold red",
+    ShipVerdict.TOO_CLOSE: "bold yellow",
+}
 _FEW_FOR_P99: Final = 100
 #: The reason that is shown for a candidate although its drafter has a faster one.
 SHORTER_IS_BETTER: Final = "k_too_high"
@@ -132,7 +134,7 @@ def _speeds(report: Report) -> object:
     return made
 
 
-def _ratio(bounds: Bounds) -> str:
+def _ratio(bounds: RatioBounds) -> str:
     bounds_text = "no bounds" if bounds.known is None else f"{bounds.known[0]:.2f} {bounds.known[1]:.2f}"
     return f"{bounds.estimate:.2f} [{bounds_text}]"
 
@@ -239,9 +241,9 @@ def _against_the_bar(report: Report, row: Row) -> str:
     if bounds.known is None:
         return f"since {bounds.num_values} batches bound nothing; {_more(report, row)}."
     low, high = bounds.known
-    if row.judgement.verdict is Verdict.SHIP:
+    if row.judgement.verdict is ShipVerdict.SHIP:
         return f"at least {low:.2f}x, and the bar is {bar:.2f}x."
-    if row.judgement.verdict is Verdict.DO_NOT_SHIP:
+    if row.judgement.verdict is ShipVerdict.DO_NOT_SHIP:
         return f"at most {high:.2f}x, and the bar is {bar:.2f}x."
     return f"between {low:.2f}x and {high:.2f}x, the bar of {bar:.2f}x among them; {_more(report, row)}."
 
@@ -258,7 +260,7 @@ def _conclusion(report: Report) -> Iterator[str]:
         rivals = ", ".join(candidate.name for candidate in report.rivals)
         apart = f"; not distinguishable from {rivals}" if rivals else ""
         yield f"Ship {report.shipped.candidate.name}: {_ratio(report.shipped.figures.ratio)} times vanilla{apart}."
-    elif any(row.judgement.verdict is Verdict.TOO_CLOSE for row in report.rows):
+    elif any(row.judgement.verdict is ShipVerdict.TOO_CLOSE for row in report.rows):
         yield f"Ship nothing yet: no candidate is sure to reach {report.setup.bar:.2f}x."
     else:
         yield f"Ship none of them: none reaches {report.setup.bar:.2f}x on these prompts."

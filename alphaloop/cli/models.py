@@ -24,11 +24,10 @@ from alphaloop.commands import (
     ServerCheck,
     TrainOrder,
 )
-from alphaloop.cost import CostKind, CostPoint
+from alphaloop.costs import CostKind, CostPoint
 from alphaloop.draft_card import DraftCard, DraftJudgement, MeasuredDraft, best_length
 from alphaloop.server_identity import ServerKind
-from alphaloop.settings.device import EXPECTED, is_device_name
-from alphaloop.settings.models import DraftModelDrafterSettings, Dtype
+from alphaloop.settings.models import EXPECTED, DraftModelDrafterSettings, Dtype, is_device_name
 from alphaloop.store.drafts import DraftRegistry, DraftRevision
 from alphaloop.wording import share
 

@@ -1,53 +1,30 @@
 """`alphaloop probes`: the fixed prompts on which acceptance is measured again. No command shows their text."""
 
 from __future__ import annotations
-from alphaloop.cli.enqueue import report_wrong
-from alphaloop.cli.options import AS_JSON
-from alphaloop.cli.options import connected_settings
-from alphaloop.cli.options import open_database
-from alphaloop.cli.screen import FittedTable
-from alphaloop.cli.screen import note
-from alphaloop.cli.screen import out
-from alphaloop.cli.screen import print_json
-from alphaloop.cli.screen import show_rows
-from alphaloop.cli.screen import table
-from alphaloop.errors import AlphaloopError
-from alphaloop.errors import ConfigError
-from alphaloop.errors import MessageError
-from alphaloop.files import reading
-from alphaloop.job_lines import BadLine
-from alphaloop.job_lines import JobReader
-from alphaloop.letters.reading import read_letters
-from alphaloop.messages import Job
-from alphaloop.messages import Origin
-from alphaloop.messages import parse_job
-from alphaloop.messages.topics import jobs_topic
-from alphaloop.probe_plan import Measurement
-from alphaloop.probe_plan import ProbePlan
-from alphaloop.probe_plan import ProbePlanner
-from alphaloop.probes import DEFAULT_K
-from alphaloop.probes import DEFAULT_MAX_TOKENS
-from alphaloop.probes import ProbeSet
-from alphaloop.probes import ProbeSource
-from alphaloop.probes import draw_prompts
-from alphaloop.probes import new_probe_set
-from alphaloop.settings import Settings
-from alphaloop.store.database import DatabaseClock
-from alphaloop.store.probes import ProbeSetStore
-from alphaloop.store.probes import ProbeSetVersion
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from contextlib import suppress
-from datetime import UTC
-from datetime import datetime
-from pathlib import Path
-from typing import Any
-from typing import Final
+
 import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
 import typer
 
+from alphaloop.cli.enqueue import report_wrong
+from alphaloop.cli.options import AS_JSON, connected_settings, open_database
+from alphaloop.cli.screen import FittedTable, note, out, print_json, show_rows, table
+from alphaloop.errors import AlphaloopError, ConfigError, MessageError
+from alphaloop.files import reading
+from alphaloop.job_lines import BadLine, JobReader
+from alphaloop.letters.reading import read_letters
+from alphaloop.messages import Job, Origin, parse_job
+from alphaloop.messages.topics import jobs_topic
+from alphaloop.probe_plan import Measurement, ProbePlan, ProbePlanner
+from alphaloop.probes import DEFAULT_K, DEFAULT_MAX_TOKENS, ProbeSet, ProbeSource, draw_prompts, new_probe_set
+from alphaloop.settings import Settings
+from alphaloop.store.database import DatabaseClock
+from alphaloop.store.probes import ProbeSetStore, ProbeSetVersion
 
 REGISTER_EXAMPLE: Final = "alphaloop probes register probes.jsonl --task code"
 DRAW_EXAMPLE: Final = "alphaloop probes draw --task code --prompts 40"

@@ -1,62 +1,35 @@
 """`alphaloop status`: every task and every worker at a glance."""
 
 from __future__ import annotations
-from alphaloop.as_decoded import at_load
-from alphaloop.as_decoded import drafted_by_load
-from alphaloop.as_decoded import percent
-from alphaloop.as_decoded import setting
-from alphaloop.cli.children import LogFollower
-from alphaloop.cli.children import child_log
-from alphaloop.cli.children import field_of
-from alphaloop.cli.options import AS_JSON
-from alphaloop.cli.options import connected_settings
-from alphaloop.cli.options import open_database
-from alphaloop.cli.screen import FittedTable
-from alphaloop.cli.screen import note
-from alphaloop.cli.screen import out
-from alphaloop.cli.screen import paragraph
-from alphaloop.cli.screen import print_json
-from alphaloop.cli.screen import table
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import typer
+
+from alphaloop.as_decoded import at_load, drafted_by_load, percent, setting
+from alphaloop.cli.children import LogFollower, child_log, field_of
+from alphaloop.cli.options import AS_JSON, connected_settings, open_database
+from alphaloop.cli.screen import FittedTable, note, out, paragraph, print_json, table
 from alphaloop.embedded.process import is_listening
 from alphaloop.embedded.stack import running_stack
 from alphaloop.errors import BrokerError
-from alphaloop.experiment.figures import by_drafter
-from alphaloop.experiment.figures import reliability
-from alphaloop.experiment.wording import computed
-from alphaloop.experiment.wording import draft_lengths
-from alphaloop.experiment.wording import expectations_of_all
-from alphaloop.experiment.wording import figure
-from alphaloop.experiment.wording import load
-from alphaloop.experiment.wording import why
+from alphaloop.experiment.figures import by_drafter, reliability
+from alphaloop.experiment.wording import computed, draft_lengths, expectations_of_all, figure, load, why
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.backlog import unfinished
 from alphaloop.liveness import url_of
 from alphaloop.settings import Settings
-from alphaloop.store.incidents import IncidentStore
-from alphaloop.store.incidents import KnownIncident
+from alphaloop.store.incidents import IncidentStore, KnownIncident
 from alphaloop.store.jobs import RUNNING
 from alphaloop.store.switchback import ExpectationStore
-from alphaloop.store.task_figures import TaskFigures
-from alphaloop.store.task_figures import begin_of
-from alphaloop.store.task_figures import waits
-from alphaloop.store.task_figures import with_waiting
-from alphaloop.store.workers import SeenWorker
-from alphaloop.store.workers import WorkerStore
-from alphaloop.wording import counted_apart
-from alphaloop.wording import rate
-from alphaloop.wording import share_with_interval
-from collections import Counter
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import asdict
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from typing import Any
-from typing import Final
-from urllib.parse import urlsplit
-import typer
-
+from alphaloop.store.task_figures import TaskFigures, begin_of, waits, with_waiting
+from alphaloop.store.workers import SeenWorker, WorkerStore
+from alphaloop.wording import counted_apart, rate, share_with_interval
 
 #: A worker says every two seconds what it does; one that is silent for so long may be in a long step, or dead.
 _SILENT_S: Final = 15.0

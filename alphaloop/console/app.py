@@ -4,42 +4,19 @@ A page is a function of `tasks`, `jobs`, `batches`, `letters` or `reports`; an a
 """
 
 from __future__ import annotations
-from alphaloop.console import batches
-from alphaloop.console import jobs
-from alphaloop.console import letters
-from alphaloop.console import reports
-from alphaloop.console import tasks
-from alphaloop.console.page import NotFound
-from alphaloop.console.page import Page
-from alphaloop.console.page import WrongRequest
-from alphaloop.console.page import respond
-from alphaloop.console.page import wants_json
-from alphaloop.console.reading import Sources
-from alphaloop.console.sessions import COOKIE
-from alphaloop.console.sessions import Session
-from alphaloop.console.sessions import Sessions
-from alphaloop.console.sessions import TooManyFailures
-from alphaloop.console.sessions import is_token_of
-from alphaloop.console.sources import REFRESH_S
-from alphaloop.errors import AlphaloopError
-from alphaloop.errors import BrokerError
-from alphaloop.errors import StoreUnavailable
-from alphaloop.kafka.producer import request_cancellation
-from alphaloop.metrics_server import listening
-from alphaloop.metrics_server import url_of
-from alphaloop.settings import Settings
-from alphaloop.store.drift import DriftEventStore
-from alphaloop.store.drift import NoSuchEvent
-from alphaloop.store.incidents import IncidentStore
-from alphaloop.store.incidents import NoSuchIncident
-from collections.abc import Awaitable
-from collections.abc import Callable
-from collections.abc import Mapping
+
+import hashlib
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
+from typing import Any, Final, Self
+from urllib.parse import quote, urlencode
+
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
@@ -47,25 +24,21 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import RedirectResponse
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
-from starlette.types import Message
-from starlette.types import Receive
-from starlette.types import Scope
-from starlette.types import Send
-from typing import Any
-from typing import Final
-from typing import Self
-from urllib.parse import quote
-from urllib.parse import urlencode
-import alphaloop
-import hashlib
-import logging
-import threading
-import uvicorn
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+import alphaloop
+from alphaloop.console import batches, jobs, letters, reports, tasks
+from alphaloop.console.page import NotFound, Page, WrongRequest, respond, wants_json
+from alphaloop.console.reading import REFRESH_S, Sources
+from alphaloop.console.sessions import COOKIE, Session, Sessions, TooManyFailures, is_token_of
+from alphaloop.errors import AlphaloopError, BrokerError, StoreUnavailable
+from alphaloop.kafka.producer import request_cancellation
+from alphaloop.liveness import listening, url_of
+from alphaloop.settings import Settings
+from alphaloop.store.drift import DriftEventStore, NoSuchEvent
+from alphaloop.store.incidents import IncidentStore, NoSuchIncident
 
 log = logging.getLogger(__name__)
 View = Callable[[Sources, Request], Page | Response]

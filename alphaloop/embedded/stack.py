@@ -1,36 +1,26 @@
 """The embedded stack: the broker and the database, started where no setting names them."""
 
 from __future__ import annotations
-from alphaloop.embedded.brokers import EmbeddedKafka
-from alphaloop.embedded.brokers import EmbeddedTansu
-from alphaloop.embedded.brokers import SESSION_TIMEOUT_MS
-from alphaloop.embedded.install import find_java
-from alphaloop.embedded.install import find_kafka_home
-from alphaloop.embedded.postgres import EmbeddedPostgres
-from alphaloop.embedded.process import EmbeddedServer
-from alphaloop.embedded.process import FolderLock
-from alphaloop.embedded.process import is_locked
-from alphaloop.errors import ConfigError
-from alphaloop.errors import StartFailed
-from alphaloop.files import replace_file
-from alphaloop.settings import Settings
-from collections.abc import Callable
-from collections.abc import Iterator
-from contextlib import ExitStack
-from contextlib import contextmanager
-from pathlib import Path
-from pydantic import BaseModel
-from pydantic import ConfigDict
-from pydantic import SecretStr
-from pydantic import ValidationError
-from types import TracebackType
-from typing import Final
-from typing import Literal
+
 import json
 import os
 import time
 import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Literal
 
+from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
+
+from alphaloop.embedded.brokers import SESSION_TIMEOUT_MS, EmbeddedKafka, EmbeddedTansu
+from alphaloop.embedded.install import find_java, find_kafka_home
+from alphaloop.embedded.postgres import EmbeddedPostgres
+from alphaloop.embedded.process import EmbeddedServer, FolderLock, is_locked
+from alphaloop.errors import ConfigError, StartFailed
+from alphaloop.files import replace_file
+from alphaloop.settings import Settings
 
 FALLBACK_NOTICE: Final = (
     "no Apache Kafka found here, so the fallback broker Tansu runs: it keeps messages in memory only, gone when it "

@@ -1,77 +1,40 @@
 """An explanation: what a decision is taken from, the decision, and what was measured; of now, or of a snapshot."""
 
 from __future__ import annotations
-from alphaloop.acceptance import EvidenceKey
-from alphaloop.acceptance import Interval
-from alphaloop.acceptance import Z95
-from alphaloop.as_decoded import NextJob
-from alphaloop.costs import CostTable
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import DecisionContext
-from alphaloop.deciding.decision import DraftSetting
-from alphaloop.deciding.decision import IncumbentKey
-from alphaloop.deciding.decision import Reason
-from alphaloop.deciding.evidence import EvidenceSnapshot
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence import KeyEvidence
-from alphaloop.deciding.evidence import Place
-from alphaloop.deciding.expectation_error import ExpectationErrors
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.inference import PairPosterior
-from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.inference import infer
-from alphaloop.deciding.job_facts import EngineConditions
-from alphaloop.deciding.job_facts import JobFacts
-from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.job_facts import Subject
-from alphaloop.deciding.job_facts import TaskRules
-from alphaloop.deciding.policy import Group
-from alphaloop.deciding.posterior import Posterior
-from alphaloop.deciding.posterior import logistic
-from alphaloop.deciding.session import DecisionSession
-from alphaloop.deciding.snapshot import SessionFacts
-from alphaloop.deciding.snapshot import Snapshot
-from alphaloop.errors import AlphaloopError
-from alphaloop.experiment.figures import ExpectationPair
-from alphaloop.experiment.figures import Reliability
-from alphaloop.experiment.figures import TaskSpeedup
-from alphaloop.experiment.figures import by_drafter
-from alphaloop.experiment.figures import reliability
-from alphaloop.settings import Settings
-from alphaloop.settings import TaskSettings
-from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.costs import CostStore
-from alphaloop.store.costs import MeasuredEngine
-from alphaloop.store.database import Database
-from alphaloop.store.decisions import DecisionChange
-from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drafts import DraftRevision
-from alphaloop.store.drafts import DraftStatus
-from alphaloop.store.snapshots import StoredSnapshot
-from alphaloop.store.switchback import ExpectationStore
-from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.task_figures import TaskFigures
-from alphaloop.store.task_figures import WINDOW
-from alphaloop.store.task_figures import figures_of
-from alphaloop.store.task_figures import recent_tasks
-from alphaloop.store.task_figures import task_figures
-from alphaloop.store.traffic import TrafficStore
-from alphaloop.store.traffic import WayDecoded
-from alphaloop.store.workers import WorkerStore
-from alphaloop.store.workers import running
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import fields
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
-import math
+
+from alphaloop.acceptance import Z95, EvidenceKey, Interval
+from alphaloop.as_decoded import NextJob
+from alphaloop.costs import CostTable
+from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, IncumbentKey, Reason
+from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, KeyEvidence, Place
+from alphaloop.deciding.expectation_error import ExpectationErrors
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.inference import PairPosterior, Posteriors, infer
+from alphaloop.deciding.job_facts import EngineConditions, JobFacts, PolicyLimits, Subject, TaskRules
+from alphaloop.deciding.policy import Group
+from alphaloop.deciding.posterior import Posterior, logistic
+from alphaloop.deciding.session import DecisionSession
+from alphaloop.deciding.snapshot import SessionFacts, Snapshot
+from alphaloop.errors import AlphaloopError
+from alphaloop.experiment.figures import ExpectationPair, Reliability, TaskSpeedup, by_drafter, reliability
+from alphaloop.settings import Settings, TaskSettings
+from alphaloop.store.acceptance_state import AcceptanceStateStore
+from alphaloop.store.costs import CostStore, MeasuredEngine
+from alphaloop.store.database import Database
+from alphaloop.store.decisions import DecisionChange, DecisionLog
+from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
+from alphaloop.store.snapshots import StoredSnapshot
+from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
+from alphaloop.store.task_figures import WINDOW, TaskFigures, figures_of, recent_tasks, task_figures
+from alphaloop.store.traffic import TrafficStore, WayDecoded
+from alphaloop.store.workers import WorkerStore, running
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from alphaloop.as_decoded import at_load, drafted_by_load, drafted_sentence, percent, setting
+from alphaloop.experiment.wording import computed, control, draft_lengths, figure, load, ratio, why, why_then
 from alphaloop.store.task_figures import AcceptanceHour
-from alphaloop.switchback.wording import computed, control, draft_lengths, figure, load, ratio, why, why_then
 from alphaloop.wording import (
     acceptance_of,
     counted_apart,

@@ -1,16 +1,13 @@
 """The report: every way to decode with its figures, its verdict, and the reasons where it does not ship."""
 
 from __future__ import annotations
-from alphaloop.payoff.figures import Candidate
-from alphaloop.payoff.figures import Figures
-from alphaloop.payoff.figures import Judgement
-from alphaloop.server_identity import EngineIdentity
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
+from alphaloop.payoff.figures import Candidate, Figures, Judgement
+from alphaloop.server_identity import EngineIdentity
 
 _NUM_HALVINGS: Final = 40
 

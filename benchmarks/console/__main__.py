@@ -10,40 +10,9 @@ word. Last line: JSON.
 """
 
 from __future__ import annotations
-from alphaloop.batches.lines import KeptBatches
-from alphaloop.console.app import ConsoleServer
-from alphaloop.embedded.stack import EmbeddedStack
-from alphaloop.letters.reading import LetterFilter
-from alphaloop.letters.reading import newest_letters
-from alphaloop.settings import Settings
-from alphaloop.settings import load_settings
-from alphaloop.store import schema
-from alphaloop.store.database import Database
-from alphaloop.store.drift import DriftEventStore
-from alphaloop.store.known_jobs import JobPages
-from alphaloop.store.workers import WorkerStore
-from benchmarks import ended_jobs as ended_jobs
-from benchmarks.console.filling import RUNNING_JOB
-from benchmarks.console.filling import fill
-from benchmarks.console.filling import find
-from benchmarks.console.filling import plans
-from benchmarks.console.filling import send_messages
-from benchmarks.console.pictures import chromium
-from benchmarks.console.pictures import settle
-from benchmarks.console.pictures import take
-from benchmarks.reporting import console
-from benchmarks.reporting import parser_of
-from datetime import UTC
-from datetime import datetime
-from pathlib import Path
-from playwright.sync_api import Browser
-from pydantic import SecretStr
-from rich.table import Table
-from typing import Any
-from typing import Final
+
 import json
 import os
-import psycopg
 import secrets
 import statistics
 import subprocess
@@ -51,7 +20,29 @@ import sys
 import tempfile
 import time
 import urllib.request
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
 
+import psycopg
+from playwright.sync_api import Browser
+from pydantic import SecretStr
+from rich.table import Table
+
+from alphaloop.batches.lines import KeptBatches
+from alphaloop.console.app import ConsoleServer
+from alphaloop.embedded.stack import EmbeddedStack
+from alphaloop.letters.reading import LetterFilter, newest_letters
+from alphaloop.settings import Settings, load_settings
+from alphaloop.store import schema
+from alphaloop.store.database import Database
+from alphaloop.store.drift import DriftEventStore
+from alphaloop.store.known_jobs import JobPages
+from alphaloop.store.workers import WorkerStore
+from benchmarks import ended_jobs as ended_jobs
+from benchmarks.console.filling import RUNNING_JOB, fill, find, plans, send_messages
+from benchmarks.console.pictures import chromium, settle, take
+from benchmarks.reporting import console, parser_of
 
 PATHS: Final = (
     *("/", "/tasks", "/tasks?behind=customer-0500", "/tasks/code", "/batches", "/dead-letters", "/drift"),

@@ -4,76 +4,44 @@ A day of jobs, those that workers hold, what a scheduler has found, dead letters
 """
 
 from __future__ import annotations
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.acceptance import EvidenceKey
-from alphaloop.batches.lines import BatchReader
-from alphaloop.batches.lines import BatchRequest
-from alphaloop.batches.lines import KeptBatches
-from alphaloop.batches.progress import send
-from alphaloop.costs import CostPoint
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import Reason
-from alphaloop.deciding.goodput import Alternative
-from alphaloop.errors import InvalidField
-from alphaloop.errors import MalformedMessage
-from alphaloop.errors import MessageError
-from alphaloop.errors import UnknownTask
-from alphaloop.experiment.figures import SpeedupSubject
-from alphaloop.experiment.observe import Phase
-from alphaloop.experiment.observe import Slice
-from alphaloop.experiment.observe import Treatment
-from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import TOKENS
-from alphaloop.kafka.topics import ensure_topics
-from alphaloop.measurements import DriftSubject
-from alphaloop.messages import Chunk
-from alphaloop.messages import Mode
-from alphaloop.messages import Origin
-from alphaloop.messages import Result
-from alphaloop.messages import Status
-from alphaloop.messages import chunk_headers
-from alphaloop.messages import dead_letter
-from alphaloop.messages import text_chunk
-from alphaloop.messages.headers import encoded
-from alphaloop.messages.result import DecodingReport
-from alphaloop.messages.result import Failure
-from alphaloop.messages.result import Timings
-from alphaloop.messages.result import Usage
-from alphaloop.settings import Settings
-from alphaloop.store.costs import CostStore
-from alphaloop.store.database import Database
-from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.decode_runs import DecodeRun
-from alphaloop.store.decode_runs import JobCounts
-from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drift import DriftEventStore
-from alphaloop.store.drift import EventChange
-from alphaloop.store.drift import EventContent
-from alphaloop.store.drift import EventState
-from alphaloop.store.incidents import Incident
-from alphaloop.store.incidents import IncidentKind
-from alphaloop.store.incidents import IncidentStore
-from alphaloop.store.jobs import ClaimRequest
-from alphaloop.store.jobs import JobStore
-from alphaloop.store.outcomes import Outcome
-from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.outcomes import record_counts
-from alphaloop.store.switchback import SliceRow
-from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.workers import WorkerLoad
-from alphaloop.store.workers import WorkerStore
-from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import dataclass
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from typing import Final
+
 import hashlib
 import io
 import json
 import random
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
 
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
+from alphaloop.batches.lines import BatchReader, BatchRequest, KeptBatches
+from alphaloop.batches.progress import send
+from alphaloop.costs import CostPoint
+from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.deciding.goodput import Alternative
+from alphaloop.errors import InvalidField, MalformedMessage, MessageError, UnknownTask
+from alphaloop.experiment.figures import SpeedupSubject
+from alphaloop.experiment.observe import Phase, Slice, Treatment
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import TOKENS, ensure_topics
+from alphaloop.measurements import DriftSubject
+from alphaloop.messages import Chunk, Mode, Origin, Result, Status, chunk_headers, dead_letter, text_chunk
+from alphaloop.messages.headers import encoded
+from alphaloop.messages.result import DecodingReport, Failure, Timings, Usage
+from alphaloop.settings import Settings
+from alphaloop.store.costs import CostStore
+from alphaloop.store.database import Database
+from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.decode_runs import DecodeRun, JobCounts
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.drift import DriftEventStore, EventChange, EventContent, EventState
+from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
+from alphaloop.store.jobs import ClaimRequest, JobStore
+from alphaloop.store.outcomes import Outcome, OutcomeStore, record_counts
+from alphaloop.store.switchback import SliceRow, SwitchbackStore
+from alphaloop.store.workers import WorkerLoad, WorkerStore
 
 HOST, DEVICE, ENGINE = "gpu-node-1", "NVIDIA H100 80GB HBM3", "transformers-5.23.0/bfloat16"
 TARGET_NAME: Final = "SmolLM2-1.7B-Instruct"

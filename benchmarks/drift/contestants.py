@@ -6,29 +6,22 @@ After an alarm a detector begins anew.
 """
 
 from __future__ import annotations
-from alphaloop.settings import SchedulerSettings
-from benchmarks.drift.contest import Alarms
-from benchmarks.drift.contest import Fork
-from benchmarks.drift.contest import LONGEST_DELAY
-from collections.abc import Callable
-from collections.abc import Sequence
+
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from river import drift
-from scheduler.drift.memory import Floats
-from scheduler.drift.memory import JobTally
-from scheduler.drift.memory import Memory
-from scheduler.drift.memory import empty_memory
-from scheduler.drift.phases import DriftRules
-from scheduler.drift.phases import Jobs
-from scheduler.drift.watching import REFERENCE_JOBS
-from typing import Any
-from typing import Final
-from typing import NamedTuple
-import math
+from typing import Any, Final, NamedTuple
+
 import numba
 import numpy as np
+from river import drift
 
+from alphaloop.settings import SchedulerSettings
+from benchmarks.drift.contest import LONGEST_DELAY, Alarms, Fork
+from scheduler.drift.memory import Floats, JobTally, Memory, empty_memory
+from scheduler.drift.phases import DriftRules, Jobs
+from scheduler.drift.watching import REFERENCE_JOBS
 
 MIN_INSTANCES: Final = 30
 

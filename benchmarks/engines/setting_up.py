@@ -1,32 +1,23 @@
 """All that the benchmark runs: two inference servers, Kafka, PostgreSQL, and one worker in front."""
 
 from __future__ import annotations
-from alphaloop.embedded.process import ChildProcess
-from alphaloop.embedded.process import free_ports
-from benchmarks.engines.serve import NGRAM
-from benchmarks.engines.serve import Server
-from benchmarks.engines.serve import dense_folder
-from benchmarks.engines.serve import draft_model
-from benchmarks.engines.serve import running
-from benchmarks.engines.serve import vllm
-from benchmarks.reporting import REPOSITORY
-from benchmarks.servers import running_servers
-from benchmarks.workers import Client
-from benchmarks.workers import started_worker
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from contextlib import ExitStack
-from contextlib import contextmanager
+
+import argparse
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
-import argparse
-import psycopg
-import shutil
 
+import psycopg
+
+from alphaloop.embedded.process import ChildProcess, free_ports
+from benchmarks.engines.serve import NGRAM, Server, dense_folder, draft_model, running, vllm
+from benchmarks.reporting import REPOSITORY
+from benchmarks.servers import running_servers
+from benchmarks.workers import Client, started_worker
 
 PLAIN, DRAFTING = "plain", "drafting"
 #: Settings of a worker whose costs do not matter: they are measured as shortly as possible.

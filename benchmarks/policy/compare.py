@@ -1,26 +1,17 @@
 """All rules on one seed of a scenario, beside the oracle: what each lost, and how."""
 
 from __future__ import annotations
-from alphaloop.costs import CostPoint
-from alphaloop.costs import CostTable
-from benchmarks.policy.ours import Ours
-from benchmarks.policy.peers import AlphaThresholds
-from benchmarks.policy.peers import EmaTiers
-from benchmarks.policy.peers import EpsilonGreedy
-from benchmarks.policy.play import Oracle
-from benchmarks.policy.play import Played
-from benchmarks.policy.play import RoundRule
-from benchmarks.policy.play import Rule
-from benchmarks.policy.play import Trace
-from benchmarks.policy.play import play
-from benchmarks.policy.scenario import Device
-from benchmarks.policy.scenario import Scenario
-from benchmarks.policy.stream import Floats
-from benchmarks.policy.stream import draw_stream
+
 from collections.abc import Sequence
 from dataclasses import dataclass
+
 import numpy as np
 
+from benchmarks.policy.ours import Ours
+from benchmarks.policy.peers import AlphaThresholds, EmaTiers, EpsilonGreedy
+from benchmarks.policy.play import Oracle, Played, RoundRule, Rule, Trace, play
+from benchmarks.policy.scenario import Device, Scenario
+from benchmarks.policy.stream import Floats, draw_stream
 
 #: Of the throughput, what control and exploration may cost without counting against a rule: the stated budget.
 BUDGET_SHARE = 0.02

@@ -1,33 +1,20 @@
 """All rules on one seed of a scenario with slots, beside the oracle."""
 
 from __future__ import annotations
-from alphaloop.deciding.decision import DraftSetting
-from alphaloop.deciding.decision import Reason
-from alphaloop.experiment.estimate import measured_speedup
-from benchmarks.policy.compare import BUDGET_SHARE
-from benchmarks.policy.compare import Score
-from benchmarks.policy.compare import action_name
-from benchmarks.policy.ours_on_slots import OursOnSlots
-from benchmarks.policy.peers import AlphaThresholds
-from benchmarks.policy.peers import ByJob
-from benchmarks.policy.peers import EmaTiers
-from benchmarks.policy.peers import EpsilonGreedy
-from benchmarks.policy.peers import Tiers
-from benchmarks.policy.scenario import Device
-from benchmarks.policy.scenario import Scenario
-from benchmarks.policy.slot_oracle import Known
-from benchmarks.policy.slot_oracle import SlotOracle
-from benchmarks.policy.slot_oracle import StaticSetting
-from benchmarks.policy.slots import SlotRule
-from benchmarks.policy.slots import SlotStream
-from benchmarks.policy.slots import SlotTrace
-from benchmarks.policy.slots import draw_slot_stream
-from benchmarks.policy.slots import play_slots
-from collections.abc import Callable
-from collections.abc import Sequence
+
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
+
 import numpy as np
 
+from alphaloop.deciding.decision import DraftSetting, Reason
+from alphaloop.experiment.estimate import measured_speedup
+from benchmarks.policy.compare import BUDGET_SHARE, Score, action_name
+from benchmarks.policy.ours_on_slots import OursOnSlots
+from benchmarks.policy.peers import AlphaThresholds, ByJob, EmaTiers, EpsilonGreedy, Tiers
+from benchmarks.policy.scenario import Device, Scenario
+from benchmarks.policy.slot_oracle import Known, SlotOracle, StaticSetting
+from benchmarks.policy.slots import SlotRule, SlotStream, SlotTrace, draw_slot_stream, play_slots
 
 #: Rules that play on slots, beside the single settings.
 RULES = ("ours", "blind_oracle", "epsilon_greedy", "alpha_thresholds", "ema_tiers")

@@ -1,40 +1,30 @@
 """alphaloop's own decision session over its own evidence: no formula of the policy stands here."""
 
 from __future__ import annotations
-from alphaloop.acceptance import EvidenceKey
-from alphaloop.costs import CostPoint
-from alphaloop.costs import CostTable
-from alphaloop.deciding.decision import ChoicesInMemory
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import Reason
-from alphaloop.deciding.evidence import EvidenceSnapshot
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.exploration import BudgetsInMemory
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.job_facts import JobFacts
-from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.job_facts import Subject
-from alphaloop.deciding.job_facts import TaskRules
-from alphaloop.deciding.session import DecisionSession
-from benchmarks.policy.play import Batch
-from benchmarks.policy.play import Choice
-from benchmarks.policy.play import Decoded
-from benchmarks.policy.play import Why
-from benchmarks.policy.scenario import Scenario
-from benchmarks.policy.stream import Cell
+
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Final
-from typing import Protocol
+from typing import Final, Protocol
+
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.costs import CostPoint, CostTable
+from alphaloop.deciding.decision import ChoicesInMemory, Decision, Reason
+from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums
+from alphaloop.deciding.exploration import BudgetsInMemory
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.inference import Posteriors
+from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, Subject, TaskRules
+from alphaloop.deciding.session import DecisionSession
+from benchmarks.policy.play import Batch, Choice, Decoded, Why
+from benchmarks.policy.scenario import Scenario
+from benchmarks.policy.stream import Cell
 from worker.costs.learning import LiveCosts
 from worker.engine import Step
 
-
 #: worker.history_half_life_days
 HALF_LIFE: Final = timedelta(days=7)
-#: as in worker.costs.opening
+#: as in worker.costs.learning
 CORRECTION_HALF_LIFE: Final = 32
 #: Rounds of a batch that correct the costs; a worker takes every one.
 CORRECTING_ROUNDS: Final = 3

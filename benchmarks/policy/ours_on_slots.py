@@ -1,61 +1,35 @@
 """Our rule on slots: decided and steered as the worker does, and measured by switchback beside the simulated truth."""
 
 from __future__ import annotations
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.acceptance import EvidenceKey
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.costs import CostPoint
 from alphaloop.deciding import job_facts
-from alphaloop.deciding.decision import ChoicesInMemory
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import DraftSetting
-from alphaloop.deciding.decision import Reason
+from alphaloop.deciding.decision import ChoicesInMemory, Decision, DraftSetting, Reason
 from alphaloop.deciding.draft_lengths import RunningSequence
-from alphaloop.deciding.evidence import EvidenceSnapshot
-from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums
 from alphaloop.deciding.expectation_error import ExpectationErrors
 from alphaloop.deciding.exploration import BudgetsInMemory
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.job_facts import JobFacts
-from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.job_facts import TaskRules
+from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, TaskRules
 from alphaloop.deciding.session import DecisionSession
-from alphaloop.experiment.assign import Arm
-from alphaloop.experiment.assign import RoundDesign
-from alphaloop.experiment.assign import RoundSchedule
-from alphaloop.experiment.observe import Expected
-from alphaloop.experiment.observe import RoundFacts
-from alphaloop.experiment.observe import TaskRound
-from alphaloop.experiment.observe import Treatment
-from alphaloop.experiment.observe import mean_expected
-from alphaloop.switchback.expectation import ExpectationPair
-from alphaloop.switchback.expectation import expectation_pair
-from alphaloop.switchback.slices import Slice
-from alphaloop.switchback.task_speedup import Subject
-from benchmarks.policy.ours import CORRECTION_HALF_LIFE
-from benchmarks.policy.ours import ENGINE
-from benchmarks.policy.ours import HALF_LIFE
-from benchmarks.policy.ours import TARGET
-from benchmarks.policy.ours import evidence_key
+from alphaloop.experiment.assign import Arm, RoundDesign, RoundSchedule
+from alphaloop.experiment.figures import ExpectationPair, SpeedupSubject, expectation_pair
+from alphaloop.experiment.observe import Expected, RoundFacts, Slice, TaskRound, Treatment, mean_expected
+from benchmarks.policy.ours import CORRECTION_HALF_LIFE, ENGINE, HALF_LIFE, TARGET, evidence_key
 from benchmarks.policy.play import BEGINNING
-from benchmarks.policy.scenario import Scenario
-from benchmarks.policy.scenario import Slower
-from benchmarks.policy.slots import Counter
-from benchmarks.policy.slots import Running
-from benchmarks.policy.slots import SlotRound
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from datetime import datetime
-from datetime import timedelta
-from typing import Final
-from typing import NamedTuple
+from benchmarks.policy.scenario import Scenario, Slower
+from benchmarks.policy.slots import Counter, Running, SlotRound
 from worker.costs.learning import LiveCosts
 from worker.engine import Step
-import math
-import random
 
 
 @dataclass(slots=True)
@@ -114,10 +88,10 @@ class _Drafted(NamedTuple):
     drafter: str
 
     @property
-    def as_stored(self) -> Subject:
+    def as_stored(self) -> SpeedupSubject:
         """As the database names it."""
         task, _, sampling = self.subject.partition(" ")
-        return Subject(task, sampling, TARGET, ENGINE, "host", "device", self.drafter, FIRST_DRAFT)
+        return SpeedupSubject(task, sampling, TARGET, ENGINE, "host", "device", self.drafter, FIRST_DRAFT)
 
 
 @dataclass(slots=True)

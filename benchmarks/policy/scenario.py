@@ -5,24 +5,19 @@ stretches at the same piece of work.
 """
 
 from __future__ import annotations
-from alphaloop.costs import CostKind
-from alphaloop.costs import CostPoint
-from alphaloop.costs import CostTable
+
+import tomllib
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from pydantic import BaseModel
-from pydantic import ConfigDict
-from pydantic import Field
-from pydantic import model_validator
-from typing import Annotated
-from typing import Literal
-from typing import TypeAlias
-import numpy as np
-import tomllib
+from typing import Annotated, Literal, TypeAlias
 
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from alphaloop.costs import CostKind, CostPoint, CostTable
 
 Slower: TypeAlias = tuple[tuple[str, float], ...]
 

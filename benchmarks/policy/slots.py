@@ -9,7 +9,7 @@ from typing import Final, Protocol
 import numpy as np
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.cost import CostTable
+from alphaloop.costs import CostTable
 from alphaloop.deciding.decision import DraftSetting
 from benchmarks.policy.scenario import (
     Acceptance,

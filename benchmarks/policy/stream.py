@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from alphaloop.cost import CostTable
+from alphaloop.costs import CostTable
 from benchmarks.policy.scenario import Acceptance, Device, Phase, Scenario, Task
 
 Ints = NDArray[np.int64]

@@ -17,7 +17,7 @@ from typing import Any, Final
 import psycopg
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
-from alphaloop.cost import CostPoint
+from alphaloop.costs import CostPoint
 from alphaloop.deciding.evidence import EvidenceSums, KeyEvidence
 from alphaloop.probes import new_probe_set
 from alphaloop.store.acceptance_state import pack

@@ -9,28 +9,23 @@ With `--workers 2` two workers ask the same servers and switch each by itself. `
 """
 
 from __future__ import annotations
-from alphaloop.experiment.assign import RequestDesign
-from alphaloop.experiment.assign import RequestSchedule
-from alphaloop.experiment.estimate import measured_speedup
-from alphaloop.experiment.observe import RequestFacts
-from alphaloop.experiment.observe import Slice
-from benchmarks.reporting import parser_of
-from benchmarks.switchback.request_world import Experiment
-from benchmarks.switchback.request_world import KnownLoad
-from benchmarks.switchback.request_world import RequestScenario
-from benchmarks.switchback.request_world import RequestWorld
-from benchmarks.switchback.world import Truth
+
+import math
+import random
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from statistics import median
-from typing import Final
-from typing import get_args
-import math
-import random
+from typing import Final, get_args
+
+from alphaloop.experiment.assign import RequestDesign, RequestSchedule
+from alphaloop.experiment.estimate import measured_speedup
+from alphaloop.experiment.observe import RequestFacts, Slice
+from benchmarks.reporting import parser_of
+from benchmarks.switchback.request_world import Experiment, KnownLoad, RequestScenario, RequestWorld
+from benchmarks.switchback.world import Truth
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,13 +24,11 @@ from rich.console import Console
 from rich.table import Table
 
 from alphaloop.acceptance import Interval
-from alphaloop.clustered_share import Counts, consecutive_runs, share_interval
-from alphaloop.payoff.bounds import Block, Bounds, total_bounds
-from alphaloop.payoff.verdict import Verdict, judge
-from alphaloop.switchback.block import SwitchbackDesign
-from alphaloop.switchback.schedule import SwitchbackSchedule
-from alphaloop.switchback.slices import Phase, Slice
-from alphaloop.switchback.task_speedup import Subject, task_speedup
+from alphaloop.experiment.assign import RoundDesign, RoundSchedule
+from alphaloop.experiment.figures import SpeedupSubject, task_speedup
+from alphaloop.experiment.observe import Phase, Slice
+from alphaloop.intervals import Counts, consecutive_runs, share_interval
+from alphaloop.payoff.figures import PromptBlock, RatioBounds, ShipVerdict, judge, total_bounds
 from benchmarks.reporting import parser_of, table_of
 from benchmarks.switchback.world import NOTHING, TASK, Drafting, Host, Scenario, Truth, World, with_speedup
 
@@ -133,7 +131,7 @@ def measure_rows(num_jobs: int, num_runs: int, seed: int) -> Iterator[tuple[Cove
         truth = _true_ratio(speedup)
         draws = np.random.default_rng([seed, num_jobs, round(10 * speedup)])
         found = [_bounds(draws, num_jobs, speedup) for _ in range(num_runs)]
-        shipped = sum(judge(bounds, 1.0, 1).verdict is Verdict.SHIP for bounds in found)
+        shipped = sum(judge(bounds, 1.0, 1).verdict is ShipVerdict.SHIP for bounds in found)
         case = f"{speedup:.1f}x, slow minutes, producers"
         yield (
             coverage("measure", case, num_jobs, (Shown(bounds.low, bounds.high, truth) for bounds in found)),
@@ -141,7 +139,7 @@ def measure_rows(num_jobs: int, num_runs: int, seed: int) -> Iterator[tuple[Cove
         )
 
 
-def _bounds(draws: np.random.Generator, num_jobs: int, speedup: float) -> Bounds:
+def _bounds(draws: np.random.Generator, num_jobs: int, speedup: float) -> RatioBounds:
     """A prompt a block. The host is slow for some prompts, in both arms alike but for the moment it changes."""
     tokens, ratios = _texts(draws, num_jobs, speedup)
     slow = np.where(draws.random(num_jobs) < 0.25, draws.uniform(1.5, 4.0, num_jobs), 1.0)
@@ -154,8 +152,8 @@ def _bounds(draws: np.random.Generator, num_jobs: int, speedup: float) -> Bounds
     return total_bounds(_blocks(tokens, ours_s), _blocks(tokens, vanilla_s))
 
 
-def _blocks(tokens: Floats, wall_s: Floats) -> list[Block]:
-    return [Block(int(num), float(one)) for num, one in zip(tokens, wall_s, strict=True)]
+def _blocks(tokens: Floats, wall_s: Floats) -> list[PromptBlock]:
+    return [PromptBlock(int(num), float(one)) for num, one in zip(tokens, wall_s, strict=True)]
 
 
 def _texts(draws: np.random.Generator, num: int, speedup: float) -> tuple[Floats, Floats]:
@@ -172,7 +170,7 @@ def _true_ratio(speedup: float) -> float:
     return float(tokens.sum() / (tokens / ratios).sum())
 
 
-_SUBJECT: Final = Subject(TASK, "greedy", "target", "engine", "host", "device", "draft", "r1")
+_SUBJECT: Final = SpeedupSubject(TASK, "greedy", "target", "engine", "host", "device", "draft", "r1")
 _NOW: Final = datetime(2026, 1, 2, tzinfo=UTC)
 _SLOW_MINUTES: Final = Host(slow_every_s=60)
 #: A draft that is accepted more by some producers' texts than by others'.
@@ -201,7 +199,7 @@ def speedup_scenarios() -> list[Scenario]:
 def play_speedup(scenario: Scenario, num_jobs: int, control_share: float, seed: int) -> Run:
     """Decode so many jobs; the last ones leave slots empty."""
     world = World(scenario, seed)
-    schedule = SwitchbackSchedule(SwitchbackDesign(control_share), random.Random(seed))
+    schedule = RoundSchedule(RoundDesign(control_share), random.Random(seed))
     slices: list[Slice] = []
     num_begun = 0
     while num_begun < num_jobs or world.running:

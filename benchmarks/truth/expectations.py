@@ -6,27 +6,23 @@ pairs. Last line: JSON.
 """
 
 from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, median
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
 from alphaloop.experiment.assign import RoundDesign
 from alphaloop.experiment.figures import ExpectationPair
 from benchmarks.policy.ours_on_slots import OursOnSlots
 from benchmarks.policy.scenario import read_scenarios
-from benchmarks.policy.slots import SlotTable
-from benchmarks.policy.slots import draw_slot_stream
-from benchmarks.policy.slots import play_slots
-from benchmarks.reporting import parser_of
-from benchmarks.reporting import table_of
-from collections.abc import Iterable
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
-from rich.console import Console
-from rich.table import Table
-from statistics import fmean
-from statistics import median
-from typing import Final
-import json
-import math
-
+from benchmarks.policy.slots import SlotTable, draw_slot_stream, play_slots
+from benchmarks.reporting import parser_of, table_of
 
 #: More than a worker's default, so that a short stream has enough blocks.
 CONTROL_SHARE: Final = 0.15

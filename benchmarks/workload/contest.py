@@ -4,55 +4,35 @@ One of them is what a worker decides, from its own runs alone. Ratios are of who
 """
 
 from __future__ import annotations
-from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import Reason
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.kafka.offsets import Record
-from alphaloop.settings import Settings
-from alphaloop.settings import TaskSettings
-from alphaloop.store.acceptance_state import FoldedKey
-from alphaloop.store.acceptance_state import LedgerRow
-from alphaloop.store.acceptance_state import StateRow
-from alphaloop.store.acceptance_state import fold
-from benchmarks.jobs import PromptJob
-from benchmarks.jobs import forced
-from benchmarks.jobs import prompts_of
-from benchmarks.jobs import sample
-from benchmarks.paired import bootstrap
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from itertools import count
-from itertools import cycle
+
+import random
+import time
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from itertools import count, cycle
 from pathlib import Path
-from pydantic import BaseModel
-from pydantic import ConfigDict
-from pydantic import Field
 from statistics import fmean
 from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.kafka.offsets import Record
+from alphaloop.settings import Settings, TaskSettings
+from alphaloop.store.acceptance_state import FoldedKey, LedgerRow, StateRow, fold
+from benchmarks.jobs import PromptJob, forced, prompts_of, sample
+from benchmarks.paired import bootstrap
 from worker import recording
 from worker.admission import lane_of
 from worker.claims import ClaimedJob
 from worker.deciding.decider import Deciding
-from worker.engine import Engine
-from worker.engine import Generation
-from worker.engine import PreparedJob
-from worker.engine import Sampling
+from worker.engine import Engine, Generation, PreparedJob, Sampling
 from worker.intake.partitions import Delivery
 from worker.intake.validation import ReadyJob
-import random
-import time
-import tomllib
-
 
 FILE: Final = Path(__file__).with_name("phases.toml")
 _MOST_PROMPTS: Final = 200

@@ -5,62 +5,49 @@ expected beside measured speed-ups, what speculation saved, what jobs cost, and 
 """
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import chain, groupby, pairwise
+from typing import Final
+
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import percent
 from alphaloop.experiment.estimate import Verdict
-from alphaloop.experiment.figures import ExpectationPair
-from alphaloop.experiment.figures import TaskSpeedup
-from alphaloop.experiment.figures import by_drafter
-from alphaloop.experiment.figures import reliability
-from alphaloop.intervals import consecutive_runs
-from alphaloop.intervals import share_interval
-from alphaloop.measurements import DecodedJob
-from alphaloop.measurements import ProbeResult
-from alphaloop.measurements import TaskSpend
+from alphaloop.experiment.figures import ExpectationPair, TaskSpeedup, by_drafter, reliability
+from alphaloop.intervals import consecutive_runs, share_interval
+from alphaloop.measurements import DecodedJob, ProbeResult, TaskSpend
 from alphaloop.probe_plan import Measurement
 from alphaloop.settings.processes import ReportSettings
 from alphaloop.store.drafts import DraftRevision
 from alphaloop.store.drift import DriftEvent
 from alphaloop.store.incidents import KnownIncident
 from alphaloop.store.task_figures import TaskFigures
-from collections import Counter
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from itertools import chain
-from itertools import groupby
-from itertools import pairwise
 from scheduler.causes import Cause
-from scheduler.counts import RunCounts
-from scheduler.counts import SettingInForce
+from scheduler.counts import RunCounts, SettingInForce
 from scheduler.events import Flagged
-from scheduler.probe_history import ProbeSetup
-from scheduler.probe_history import differences
-from scheduler.probing import SentProbes
-from scheduler.probing import Watched
-from scheduler.report.data import CostLine
-from scheduler.report.data import DecodedLine
-from scheduler.report.data import DraftLine
-from scheduler.report.data import DriftLine
-from scheduler.report.data import DriftReport
-from scheduler.report.data import ExactnessLine
-from scheduler.report.data import ExpectationLine
-from scheduler.report.data import ExpectationPoint
-from scheduler.report.data import GapLine
-from scheduler.report.data import HistoryPoint
-from scheduler.report.data import IncidentLine
-from scheduler.report.data import MeasuredLine
-from scheduler.report.data import ProbeLine
-from scheduler.report.data import RevisionMark
-from scheduler.report.data import TaskHistory
-from scheduler.report.data import TaskLine
-from typing import Final
-
+from scheduler.probe_history import ProbeSetup, differences
+from scheduler.probing import SentProbes, Watched
+from scheduler.report.data import (
+    CostLine,
+    DecodedLine,
+    DraftLine,
+    DriftLine,
+    DriftReport,
+    ExactnessLine,
+    ExpectationLine,
+    ExpectationPoint,
+    GapLine,
+    HistoryPoint,
+    IncidentLine,
+    MeasuredLine,
+    ProbeLine,
+    RevisionMark,
+    TaskHistory,
+    TaskLine,
+)
 
 STEPS: Final = tuple(timedelta(minutes=m) for m in (1, 5, 15, 60, 360, 1440))
 MAX_POINTS: Final = 24

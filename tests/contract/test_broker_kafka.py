@@ -1,31 +1,27 @@
 """What Apache Kafka promises beyond the contract: durability, fencing, limits; and how its loss is told."""
 
 from __future__ import annotations
-from alphaloop.embedded.brokers import EmbeddedKafka
-from alphaloop.errors import BrokerError
-from alphaloop.errors import BrokerUnavailable
-from alphaloop.errors import DeliveryFailed
-from alphaloop.errors import MessageTooLarge
-from alphaloop.errors import StaleAssignment
-from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.offsets import TopicPartition
-from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import ensure_topics
-from alphaloop.kafka.topics import is_reachable
-from alphaloop.messages.topics import jobs_topic
-from alphaloop.settings import KafkaSettings
-from collections.abc import Iterator
-from collections.abc import Sequence
-from pathlib import Path
-from tests.fixtures.broker import settings_for
-from tests.fixtures.worker import until
+
 import contextlib
 import logging
 import os
-import pytest
 import signal
 import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+import pytest
+
+from alphaloop.embedded.brokers import EmbeddedKafka
+from alphaloop.errors import BrokerError, BrokerUnavailable, DeliveryFailed, MessageTooLarge, StaleAssignment
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.offsets import TopicPartition
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import ensure_topics, is_reachable
+from alphaloop.messages.topics import jobs_topic
+from alphaloop.settings import KafkaSettings
+from tests.fixtures.broker import settings_for
+from tests.fixtures.worker import until
 
 pytestmark = pytest.mark.kafka
 

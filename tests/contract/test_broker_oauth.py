@@ -1,33 +1,31 @@
 """OAUTHBEARER against a real Apache Kafka: tokens of an identity provider, and those that AWS's signer makes."""
 
 from __future__ import annotations
+
+import base64
+import json
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
 from alphaloop.embedded.brokers import EmbeddedKafka
 from alphaloop.embedded.process import free_ports
 from alphaloop.errors import BrokerLoginRefused
 from alphaloop.kafka.client import client_config
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import RESULTS
-from alphaloop.kafka.topics import check_reachable
-from alphaloop.kafka.topics import ensure_topics
+from alphaloop.kafka.topics import RESULTS, check_reachable, ensure_topics
 from alphaloop.settings import KafkaSettings
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
-from http.server import ThreadingHTTPServer
-from pathlib import Path
-from pydantic import SecretStr
-from pydantic import ValidationError
 from tests.fixtures.worker import until
-from typing import Any
-from urllib.parse import parse_qs
-import base64
-import json
-import pytest
-import re
-import subprocess
-import threading
-import time
-
 
 SECRET = "open sesame"
 

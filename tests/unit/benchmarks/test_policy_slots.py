@@ -1,44 +1,37 @@
 """A simulated device with slots: it does what a worker does, and its counts add up."""
 
 from __future__ import annotations
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.deciding.decision import DraftSetting
-from alphaloop.deciding.decision import Reason
-from alphaloop.experiment.observe import Phase as SlicePhase
-from benchmarks.policy.compare_slots import compare_on_slots
-from benchmarks.policy.compare_slots import jobs_until_back
-from benchmarks.policy.compare_slots import slot_rule_names
-from benchmarks.policy.ours_on_slots import OursOnSlots
-from benchmarks.policy.report import Measured
-from benchmarks.policy.scenario import Acceptance
-from benchmarks.policy.scenario import Bursts
-from benchmarks.policy.scenario import Device
-from benchmarks.policy.scenario import Hiccup
-from benchmarks.policy.scenario import Phase
-from benchmarks.policy.scenario import Producer
-from benchmarks.policy.scenario import Scenario
-from benchmarks.policy.scenario import Slots
-from benchmarks.policy.scenario import Slower
-from benchmarks.policy.scenario import Spell
-from benchmarks.policy.scenario import Surface
-from benchmarks.policy.scenario import Task
-from benchmarks.policy.scenario import draw_stretches
-from benchmarks.policy.scenario import read_scenarios
-from benchmarks.policy.slot_oracle import SlotOracle
-from benchmarks.policy.slot_oracle import StaticSetting
-from benchmarks.policy.slot_oracle import know_slots
-from benchmarks.policy.slots import Counter
-from benchmarks.policy.slots import Running
-from benchmarks.policy.slots import SlotRound
-from benchmarks.policy.slots import SlotStream
-from benchmarks.policy.slots import draw_jobs
-from benchmarks.policy.slots import draw_slot_stream
-from benchmarks.policy.slots import play_slots
+
 from collections.abc import Sequence
 from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.deciding.decision import DraftSetting, Reason
+from alphaloop.experiment.observe import Phase as SlicePhase
+from benchmarks.policy.compare_slots import compare_on_slots, jobs_until_back, slot_rule_names
+from benchmarks.policy.ours_on_slots import OursOnSlots
+from benchmarks.policy.report import Measured
+from benchmarks.policy.scenario import (
+    Acceptance,
+    Bursts,
+    Device,
+    Hiccup,
+    Phase,
+    Producer,
+    Scenario,
+    Slots,
+    Slower,
+    Spell,
+    Surface,
+    Task,
+    draw_stretches,
+    read_scenarios,
+)
+from benchmarks.policy.slot_oracle import SlotOracle, StaticSetting, know_slots
+from benchmarks.policy.slots import Counter, Running, SlotRound, SlotStream, draw_jobs, draw_slot_stream, play_slots
 
 DEVICE = Device(
     target=Surface(widths=(1, 4, 8), by_batch={1: (10.0, 11.0, 14.0), 4: (12.0, 18.0, 30.0)}),

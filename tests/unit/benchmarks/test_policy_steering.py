@@ -1,35 +1,24 @@
 """The simulator steers as worker/steering.py does: the same settings in every round of the same jobs."""
 
 from __future__ import annotations
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import DraftSetting
-from alphaloop.deciding.draft_lengths import LengthsTogether
-from alphaloop.experiment.assign import RoundDesign
-from alphaloop.experiment.assign import RoundSchedule
-from alphaloop.messages import Purpose
-from benchmarks.policy.ours_on_slots import OursOnSlots
-from benchmarks.policy.ours_on_slots import step_of
-from benchmarks.policy.play import BEGINNING
-from benchmarks.policy.scenario import Bursts
-from benchmarks.policy.scenario import Slots
-from benchmarks.policy.scenario import Slower
-from benchmarks.policy.scenario import read_scenarios
-from benchmarks.policy.slots import Running
-from benchmarks.policy.slots import SlotRound
-from benchmarks.policy.slots import SlotTable
-from benchmarks.policy.slots import draw_slot_stream
-from benchmarks.policy.slots import play_slots
-from collections.abc import Callable
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import cast
+
+from alphaloop.deciding.decision import Decision, DraftSetting
+from alphaloop.deciding.draft_lengths import LengthsTogether
+from alphaloop.experiment.assign import RoundDesign, RoundSchedule
+from alphaloop.messages import Purpose
+from benchmarks.policy.ours_on_slots import OursOnSlots, step_of
+from benchmarks.policy.play import BEGINNING
+from benchmarks.policy.scenario import Bursts, Slots, Slower, read_scenarios
+from benchmarks.policy.slots import Running, SlotRound, SlotTable, draw_slot_stream, play_slots
 from worker.admission import LaneKey
-from worker.running import RunningJob
-from worker.running import RunningJobs
+from worker.running import RunningJob, RunningJobs
 from worker.steering import RoundSteering
-import random
 
 
 @dataclass

@@ -1,30 +1,21 @@
 """The experiment over whole requests, on two simulated servers whose law and true speed-up are known."""
 
 from __future__ import annotations
-from alphaloop.errors import ConfigError
-from alphaloop.experiment.assign import RequestDesign
-from alphaloop.experiment.assign import RequestSchedule
-from alphaloop.experiment.estimate import compared_blocks
-from alphaloop.experiment.estimate import load_law
-from alphaloop.experiment.estimate import measured_speedup
-from alphaloop.experiment.observe import Phase
-from alphaloop.experiment.observe import RequestFacts
-from alphaloop.experiment.observe import Slice
-from alphaloop.experiment.observe import Treatment
-from alphaloop.experiment.observe import TrialGroup
-from benchmarks.switchback.over_requests import Found
-from benchmarks.switchback.over_requests import play
-from benchmarks.switchback.request_world import KnownLoad
-from benchmarks.switchback.request_world import RequestScenario
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from statistics import mean
-import math
-import pytest
-import random
 
+import math
+import random
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from statistics import mean
+
+import pytest
+
+from alphaloop.errors import ConfigError
+from alphaloop.experiment.assign import RequestDesign, RequestSchedule
+from alphaloop.experiment.estimate import compared_blocks, load_law, measured_speedup
+from alphaloop.experiment.observe import Phase, RequestFacts, Slice, Treatment, TrialGroup
+from benchmarks.switchback.over_requests import Found, play
+from benchmarks.switchback.request_world import KnownLoad, RequestScenario
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 CODE = TrialGroup("code greedy", Treatment("draft", 4))

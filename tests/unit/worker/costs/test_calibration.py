@@ -1,23 +1,17 @@
 """What is measured, in which order, and how long it may take; on an engine whose clock is the test's."""
 
 from __future__ import annotations
-from alphaloop.costs import CostKind
-from alphaloop.costs import CostPoint
-from alphaloop.costs import CostTable
-from alphaloop.costs import with_shared_weights
+
+from dataclasses import replace
+
+import pytest
+
+from alphaloop.costs import CostKind, CostPoint, CostTable, with_shared_weights
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import DecodeFailed
 from alphaloop.settings import WorkerSettings
-from dataclasses import replace
 from tests.fakes import FakeEngine
-from worker.costs.calibration import NUM_PASSES
-from worker.costs.calibration import Plan
-from worker.costs.calibration import Shape
-from worker.costs.calibration import calibrate
-from worker.costs.calibration import plan
-from worker.costs.calibration import timed_by
-import pytest
-
+from worker.costs.calibration import NUM_PASSES, Plan, Shape, calibrate, plan, timed_by
 
 SETTINGS = WorkerSettings(batch_size=8)
 DRAFTERS = (DrafterState("lookup", "r1", 8), DrafterState("model", "r1", 4))

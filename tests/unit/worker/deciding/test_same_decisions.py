@@ -1,70 +1,43 @@
 """One history, three ways to a decision: the worker's decider, its snapshots and the simulator's rule."""
 
 from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, cast
+from uuid import uuid4
+
+import numpy as np
+import pytest
+
 from alphaloop.acceptance import prompt_bucket
 from alphaloop.costs import CostPoint
-from alphaloop.deciding.decision import ChoicesInMemory
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import Reason
-from alphaloop.deciding.evidence import EvidenceSnapshot
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence import together
+from alphaloop.deciding.decision import ChoicesInMemory, Decision, Reason
+from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, together
 from alphaloop.deciding.exploration import BudgetsInMemory
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.snapshot import SessionFacts
-from alphaloop.deciding.snapshot import Snapshot
-from alphaloop.deciding.snapshot import SnapshotEncoder
-from alphaloop.deciding.snapshot import decode
-from alphaloop.messages import Mode
-from alphaloop.messages import Origin
-from alphaloop.messages import parse_job
+from alphaloop.deciding.snapshot import SessionFacts, Snapshot, SnapshotEncoder, decode
+from alphaloop.messages import Mode, Origin, parse_job
 from alphaloop.settings import TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.drafts import DraftRegistry
-from benchmarks.policy.ours import HALF_LIFE
-from benchmarks.policy.ours import Ours
-from benchmarks.policy.play import Batch
-from benchmarks.policy.play import Choice
-from benchmarks.policy.play import Decoded
-from benchmarks.policy.scenario import Acceptance
-from benchmarks.policy.scenario import Device
-from benchmarks.policy.scenario import Phase
-from benchmarks.policy.scenario import Scenario
-from benchmarks.policy.scenario import Surface
-from benchmarks.policy.scenario import Task
-from benchmarks.policy.stream import Cell
-from benchmarks.policy.stream import Counts
-from benchmarks.policy.stream import Outcomes
+from benchmarks.policy.ours import HALF_LIFE, Ours
+from benchmarks.policy.play import Batch, Choice, Decoded
+from benchmarks.policy.scenario import Acceptance, Device, Phase, Scenario, Surface, Task
+from benchmarks.policy.stream import Cell, Counts, Outcomes
 from benchmarks.workload.contest import LedgerInMemory
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
 from tests.fakes import FakeEngine
-from tests.fixtures.runs import decode_run
-from tests.fixtures.runs import simulated_counts
-from tests.fixtures.runs import vanilla_counts
-from typing import Any
-from typing import Final
-from typing import cast
-from uuid import uuid4
+from tests.fixtures.runs import decode_run, simulated_counts, vanilla_counts
 from worker.admission import lane_of
 from worker.costs.learning import LiveCosts
 from worker.deciding.decider import Decider
 from worker.deciding.evidence_cache import EvidenceCache
-from worker.engine import PreparedJob
-from worker.engine import Sampling
-import json
-import numpy as np
-import pytest
-import random
-
+from worker.engine import PreparedJob, Sampling
 
 BEGIN: Final = datetime(2026, 3, 1, tzinfo=UTC)
 #: Longer than any of them keeps a posterior: they differ in that alone.

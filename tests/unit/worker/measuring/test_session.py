@@ -1,36 +1,28 @@
 """A whole measurement over an engine without a model, whose clock is what its rounds are said to cost."""
 
 from __future__ import annotations
-from alphaloop import commands
-from alphaloop.cli.measure import SHORTER_IS_BETTER
-from alphaloop.cli.measure import report_as_json
-from alphaloop.cli.measure import show
-from alphaloop.commands import EVENT
-from alphaloop.errors import ConfigError
-from alphaloop.messages import Origin
-from alphaloop.messages import parse_job
-from alphaloop.payoff.figures import ShipVerdict
-from alphaloop.payoff.figures import VANILLA
-from alphaloop.payoff.report import Footprint
-from alphaloop.payoff.report import Report
+
+import json
+import random
 from collections.abc import Callable
 from dataclasses import replace
-from pydantic import TypeAdapter
-from tests.fakes import FakeEngine
 from typing import Any
-from worker.engine import PreparedJob
-from worker.engine import Sampling
-from worker.engine import Step
-from worker.measuring.observing import choose_candidates
-from worker.measuring.report import DrafterRecords
-from worker.measuring.report import REASONS
-from worker.measuring.session import MeasuringPlan
-from worker.measuring.session import MeasuringSession
-from worker.measuring.session import refuse_few
-import json
-import pytest
-import random
 
+import pytest
+from pydantic import TypeAdapter
+
+from alphaloop import commands
+from alphaloop.cli.measure import SHORTER_IS_BETTER, report_as_json, show
+from alphaloop.commands import EVENT
+from alphaloop.errors import ConfigError
+from alphaloop.messages import Origin, parse_job
+from alphaloop.payoff.figures import VANILLA, ShipVerdict
+from alphaloop.payoff.report import Footprint, Report
+from tests.fakes import FakeEngine
+from worker.engine import PreparedJob, Sampling, Step
+from worker.measuring.observing import choose_candidates
+from worker.measuring.report import REASONS, DrafterRecords
+from worker.measuring.session import MeasuringPlan, MeasuringSession, refuse_few
 
 NUM = 14
 SECRET = "zebra"
