@@ -30,7 +30,7 @@ from scheduler.report.data import DriftReport, MeasuredLine
 from scheduler.report.pages import render_page
 from scheduler.report.text import render_text
 from tests.fixtures.reports import AT, empty, task_line
-from tests.fixtures.slices import subject
+from tests.fixtures.runs import subject
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -16,7 +16,7 @@ from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import RESULTS, check_reachable, ensure_topics, is_reachable
 from alphaloop.settings import KafkaSettings
-from tests.fixtures.certificates import self_signed
+from tests.fixtures.missing import self_signed
 from tests.fixtures.worker import until
 
 pytestmark = pytest.mark.kafka

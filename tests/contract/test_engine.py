@@ -20,8 +20,8 @@ from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, InvalidField, PromptTooLong
 from alphaloop.settings import WorkerSettings
 from tests.fakes import FakeEngine
+from tests.fixtures.inference_server import engine_of_servers
 from tests.fixtures.models import VANILLA, lookup_decision, make_job
-from tests.fixtures.served_engine import engine_of_servers
 from worker.costs.calibration import calibrate, plan
 from worker.engine import Engine, Generation, Sampling, Step
 

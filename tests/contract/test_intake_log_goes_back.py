@@ -15,7 +15,7 @@ from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import TopicIds
 from alphaloop.settings import KafkaSettings, WorkerSettings
-from tests.fixtures.claimed import NOW
+from tests.fixtures.publishing import NOW
 from tests.fixtures.worker import until
 from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake, TopicWatch

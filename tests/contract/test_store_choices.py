@@ -21,7 +21,7 @@ from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog, LoggedSetting
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
-from tests.fixtures.evidence import add_evidence
+from tests.fixtures.deciding import add_evidence
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
 

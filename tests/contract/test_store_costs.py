@@ -17,7 +17,7 @@ from alphaloop.settings import WorkerSettings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
-from tests.fixtures.served import ServerLaw, answered, step_of
+from tests.fixtures.costs import ServerLaw, answered, step_of
 from worker.costs.live import LiveCosts
 from worker.costs.opening import open_costs
 

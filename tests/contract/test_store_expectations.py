@@ -13,8 +13,7 @@ from alphaloop.deciding.expectation_error import MOST_PAIRS, ExpectationErrors
 from alphaloop.store.database import Database
 from alphaloop.store.switchback import ExpectationStore, SliceRow, SwitchbackStore
 from alphaloop.switchback.expectation import Expected
-from tests.fixtures.runs import DEVICE, ENGINE, TARGET
-from tests.fixtures.slices import block_rows, subject
+from tests.fixtures.runs import DEVICE, ENGINE, TARGET, block_rows, subject
 
 pytestmark = pytest.mark.postgres
 

@@ -20,7 +20,7 @@ from alphaloop.store.housekeeping import PartitionKeeper
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox, OutboxMessage
 from alphaloop.store.outcomes import OutcomeStore
-from tests.fixtures.locks import wait_until_blocked
+from tests.fixtures.postgres import wait_until_blocked
 from tests.fixtures.runs import claim_request, decode_run, outcome, simulated_counts, vanilla_counts
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]

@@ -27,19 +27,22 @@ from alphaloop.store.task_figures import recent_tasks
 from alphaloop.switchback.expectation import Expected
 from alphaloop.tables import metadata
 from benchmarks.stored_runs.questions import ROOT, questions
-from tests.fixtures.decoded_jobs import DecodedJobs, calibrate, choose
-from tests.fixtures.drift_events import content
+from tests.fixtures.drift import content
 from tests.fixtures.postgres import fresh_database
 from tests.fixtures.runs import (
     ENGINE,
     TARGET,
+    DecodedJobs,
+    block_rows,
+    calibrate,
+    choose,
     claim_request,
     decode_run,
     outcome,
     simulated_counts,
+    subject,
     vanilla_counts,
 )
-from tests.fixtures.slices import block_rows, subject
 
 pytestmark = pytest.mark.postgres
 

@@ -21,7 +21,7 @@ from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.schedule import LeaderLease
 from alphaloop.store.session_limits import SessionLimits
-from tests.fixtures.pooler import NUM_SESSIONS
+from tests.fixtures.postgres import NUM_SESSIONS
 from tests.fixtures.runs import claim_request, decode_run, outcome, vanilla_counts
 from tests.fixtures.worker import until
 from worker.retry import Retry

@@ -22,8 +22,8 @@ from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from tests.fixtures.evidence import add_evidence
-from tests.fixtures.locks import wait_until_blocked
+from tests.fixtures.deciding import add_evidence
+from tests.fixtures.postgres import wait_until_blocked
 from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
 
 pytestmark = pytest.mark.postgres

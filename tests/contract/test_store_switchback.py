@@ -14,7 +14,7 @@ from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import shown_of, task_speedup
 from alphaloop.tables.switchback import SUBJECT
-from tests.fixtures.slices import block_rows, subject
+from tests.fixtures.runs import block_rows, subject
 
 pytestmark = pytest.mark.postgres
 

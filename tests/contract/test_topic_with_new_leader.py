@@ -23,7 +23,7 @@ from alphaloop.messages.topics import JOBS_PATTERN
 from alphaloop.settings import KafkaSettings, WorkerSettings
 from tests.chaos.brokers import Brokers
 from tests.fixtures.broker import settings_for
-from tests.fixtures.claimed import NOW
+from tests.fixtures.publishing import NOW
 from tests.fixtures.worker import until
 from worker.intake.control import ControlReader
 from worker.intake.polling import Intake, TopicWatch

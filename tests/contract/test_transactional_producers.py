@@ -25,7 +25,7 @@ from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic
 from alphaloop.outcomes.reading import refusals_of, text_so_far
 from alphaloop.settings import KafkaSettings, WorkerSettings
 from alphaloop.store.known_jobs import KnownJob
-from tests.fixtures.claimed import NOW
+from tests.fixtures.publishing import NOW
 from tests.fixtures.worker import until
 from worker.intake.polling import Intake
 

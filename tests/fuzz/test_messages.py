@@ -25,7 +25,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from tests.conftest import FIXED_SEED
 from tests.fakes import FakeEngine
-from tests.fixtures.claimed import NOW, FinishedDeliveries
+from tests.fixtures.publishing import NOW, FinishedDeliveries
 from tests.fixtures.worker import RunningWorker
 from tests.fuzz.mutations import mutated
 from tests.fuzz.strategies import MESSAGES

@@ -18,7 +18,7 @@ from alphaloop.cost import CostKind, CostPoint
 from alphaloop.engine_identity import EngineIdentity
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
-from tests.fixtures.orders import CarriedOut
+from tests.fixtures.cli import CarriedOut
 
 ROOT = Path(__file__).resolve().parents[2]
 

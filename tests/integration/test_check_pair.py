@@ -18,8 +18,7 @@ from pydantic import TypeAdapter
 from alphaloop.cli.check_pair import show
 from alphaloop.commands import PairCheck
 from alphaloop.errors import ModelNotFound, UnsupportedModel
-from tests.fixtures.cli import Cli
-from tests.fixtures.orders import CarriedOut, check_pair_order
+from tests.fixtures.cli import CarriedOut, Cli, check_pair_order
 from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
 from worker.decoding.pairing import facts_of
 

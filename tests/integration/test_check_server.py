@@ -16,10 +16,8 @@ from alphaloop.cli.check_pair import show_findings
 from alphaloop.commands import CheckServerOrder, ServerCheck
 from alphaloop.server_identity import ServerKind
 from tests.fixtures import server_replies
-from tests.fixtures.cli import Cli
-from tests.fixtures.inference_server import Answer, Connection, listening_beside, stream, whole
-from tests.fixtures.metrics_page import MetricsPage
-from tests.fixtures.orders import CarriedOut
+from tests.fixtures.cli import CarriedOut, Cli
+from tests.fixtures.inference_server import Answer, Connection, MetricsPage, listening_beside, stream, whole
 from tests.fixtures.server_replies import openai, streamed
 
 MODELS = {"object": "list", "data": [{"id": "smollm2", "max_model_len": 2048}]}

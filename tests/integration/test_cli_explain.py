@@ -22,14 +22,14 @@ from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.snapshots import SnapshotRow, SnapshotStore
 from alphaloop.store.workers import WorkerLoad, WorkerSetup, WorkerStore
 from tests.fixtures.cli import Cli
-from tests.fixtures.decoded_jobs import choose
+from tests.fixtures.deciding import some_snapshot
 from tests.fixtures.runs import (
     DEVICE,
     ENGINE,
     TARGET,
+    choose,
+    shown_speedup,
 )
-from tests.fixtures.slices import shown_speedup
-from tests.fixtures.snapshots import some_snapshot
 
 pytestmark = pytest.mark.postgres
 

@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from alphaloop.store.database import Database
 from tests.fixtures.cli import Cli
-from tests.fixtures.snapshots import keep_snapshots
+from tests.fixtures.deciding import keep_snapshots
 
 pytestmark = pytest.mark.postgres
 

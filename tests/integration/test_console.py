@@ -41,10 +41,9 @@ from benchmarks.console.plans import plans
 from scheduler.report.pages import render_page
 from tests.fixtures import reports
 from tests.fixtures.console import PASSWORD, WAIT_S, Visitor, console
-from tests.fixtures.drift_events import content
+from tests.fixtures.drift import content
 from tests.fixtures.history import decoded, drawn_counts
-from tests.fixtures.runs import claim_request, outcome
-from tests.fixtures.slices import block_rows, subject
+from tests.fixtures.runs import block_rows, claim_request, outcome, subject
 
 pytestmark = pytest.mark.postgres
 

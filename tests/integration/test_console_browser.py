@@ -19,8 +19,7 @@ from benchmarks.console.pictures import settle
 from benchmarks.console.plans import plans
 from scheduler.report.pages import render_page
 from tests.fixtures import reports
-from tests.fixtures.browser import WAIT_MS, opened, overhang
-from tests.fixtures.console import PASSWORD, Visitor, console
+from tests.fixtures.console import PASSWORD, WAIT_MS, Visitor, console, opened, overhang
 from tests.fixtures.runs import claim_request
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]

@@ -22,11 +22,9 @@ from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from tests.fixtures.browser import opened, overhang
-from tests.fixtures.console import PASSWORD, Visitor, console
+from tests.fixtures.console import PASSWORD, Visitor, console, opened, overhang
 from tests.fixtures.runs import claim_request, outcome
-from tests.fixtures.streamed import Streamed
-from tests.fixtures.worker import WAIT_S
+from tests.fixtures.worker import WAIT_S, Streamed
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow]
 

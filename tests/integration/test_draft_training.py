@@ -25,8 +25,7 @@ from alphaloop.settings import Settings, TaskSettings
 from alphaloop.settings.models import ModelSettings, TargetSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
-from tests.fixtures.cli import Cli
-from tests.fixtures.orders import CarriedOut, train_order
+from tests.fixtures.cli import CarriedOut, Cli, train_order
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary
 from worker.decoding.sources import find_weights
 from worker.decoding.training.recipe import Recipe

@@ -17,8 +17,8 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probes import ProbeRun, ProbeStore
 from scheduler.probing import Watched, compare_new
-from tests.fixtures.claimed import delivery, validation
 from tests.fixtures.models import VANILLA, lookup_decision
+from tests.fixtures.publishing import delivery, validation
 from tests.fixtures.runs import claim_request
 from worker.claims import ClaimedJob
 from worker.engine import Generation

@@ -30,7 +30,7 @@ from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.reports import ReportStore, StoredReport
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli, Ran
-from tests.fixtures.drift_events import content
+from tests.fixtures.drift import content
 from tests.fixtures.worker import Client, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(400)]

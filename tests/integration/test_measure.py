@@ -20,10 +20,10 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.payoff.figures import VANILLA
 from alphaloop.payoff.report import Report
 from tests.fakes import FakeEngine
+from tests.fixtures.cli import CarriedOut, measure_order
+from tests.fixtures.inference_server import ServedEngine, serving
 from tests.fixtures.models import VANILLA as VANILLA_DECISION
 from tests.fixtures.models import make_job
-from tests.fixtures.orders import CarriedOut, measure_order
-from tests.fixtures.served_engine import ServedEngine, serving
 from worker.engine import Sampling
 from worker.measuring import observing
 from worker.measuring.observing import ExactnessCheck, Runner

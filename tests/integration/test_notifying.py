@@ -22,7 +22,7 @@ from alphaloop.store.terms import begin_term
 from alphaloop.tables import notifications
 from scheduler.metrics import SchedulerMetrics
 from scheduler.notifying import Notifier, NotifyingThread
-from tests.fixtures.drift_events import content
+from tests.fixtures.drift import content
 from tests.fixtures.hook import Hook, running_hook
 
 pytestmark = pytest.mark.postgres

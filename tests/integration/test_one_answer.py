@@ -26,13 +26,11 @@ from alphaloop.switchback.wording import figure, sentence
 from alphaloop.wording import counted_apart, share, share_with_interval
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
-from tests.fixtures.answers import Answer, of_document, of_metrics, of_views
 from tests.fixtures.cli import Cli
 from tests.fixtures.console import Visitor, console
-from tests.fixtures.decoded_jobs import DecodedJobs
 from tests.fixtures.postgres import fresh_database
-from tests.fixtures.six_tasks import NUM_ALPHA_JOBS, NUM_JOBS, fill
-from tests.fixtures.slices import block_rows, subject
+from tests.fixtures.runs import DecodedJobs, block_rows, subject
+from tests.fixtures.six_tasks import NUM_ALPHA_JOBS, NUM_JOBS, Answer, fill, of_document, of_metrics, of_views
 from worker.metrics import WorkerMetrics
 
 pytestmark = pytest.mark.postgres

@@ -31,9 +31,8 @@ from alphaloop.switchback.expectation import Expected
 from alphaloop.tables import decode_runs
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
-from tests.fixtures.probes import record_probes
-from tests.fixtures.runs import claim_request, decode_run, outcome, simulated_counts
-from tests.fixtures.slices import block_rows, subject
+from tests.fixtures.drift import record_probes
+from tests.fixtures.runs import block_rows, claim_request, decode_run, outcome, simulated_counts, subject
 from tests.fixtures.worker import Client, RunningWorker
 from worker.engine import Step
 

@@ -28,8 +28,8 @@ from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.reports import ReportStore
 from alphaloop.tables import schedule_runs
 from tests.fixtures.broker import settings_for
+from tests.fixtures.drift import register_probe_set
 from tests.fixtures.hook import Hook, running_hook
-from tests.fixtures.probes import register_probe_set
 from tests.fixtures.worker import until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]

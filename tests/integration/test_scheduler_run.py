@@ -29,10 +29,9 @@ from alphaloop.switchback.wording import figure, load, sentence
 from alphaloop.tables import decode_runs, draft_revisions, drift_events, probe_runs, schedule_runs
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
-from tests.fixtures.drift_events import content
+from tests.fixtures.drift import content, register_probe_set
 from tests.fixtures.history import DRAFT, TARGET, History
-from tests.fixtures.probes import register_probe_set
-from tests.fixtures.slices import block_rows, subject
+from tests.fixtures.runs import block_rows, subject
 
 pytestmark = pytest.mark.postgres
 

@@ -21,9 +21,9 @@ from alphaloop.store.ledger import LedgerStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probes import ProbeRun, ProbeStore
 from scheduler.probing import PlannedJob, make_jobs
-from tests.fixtures.claimed import delivery, validation
+from tests.fixtures.drift import register_probe_set
 from tests.fixtures.models import VANILLA, lookup_decision
-from tests.fixtures.probes import register_probe_set
+from tests.fixtures.publishing import delivery, validation
 from tests.fixtures.runs import claim_request
 from worker.claims import ClaimedJob
 from worker.outcomes import succeeded

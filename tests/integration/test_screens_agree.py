@@ -30,9 +30,7 @@ from scheduler.report.data import DriftReport, MeasuredLine, TaskLine
 from scheduler.report.pages import render_page
 from scheduler.report.text import render_text
 from tests.fixtures.cli import Cli
-from tests.fixtures.decoded_jobs import choose
-from tests.fixtures.runs import DEVICE, TARGET
-from tests.fixtures.slices import block_rows, shown_speedup, subject
+from tests.fixtures.runs import DEVICE, TARGET, block_rows, choose, shown_speedup, subject
 
 pytestmark = pytest.mark.postgres
 

@@ -27,8 +27,7 @@ from alphaloop.settings import Settings, load_settings
 from alphaloop.store.database import Database
 from alphaloop.store.outbox import Outbox
 from tests.fakes import FakeEngine
-from tests.fixtures.broker import settings_for
-from tests.fixtures.topics import Operator
+from tests.fixtures.broker import Operator, settings_for
 from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
 from worker import dead_letters
 

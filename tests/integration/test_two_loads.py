@@ -29,8 +29,7 @@ from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
 from tests.fixtures.cli import Cli
 from tests.fixtures.console import console
-from tests.fixtures.decoded_jobs import DecodedJobs
-from tests.fixtures.runs import DEVICE, ENGINE, TARGET, decode_run, simulated_counts, vanilla_counts
+from tests.fixtures.runs import DEVICE, ENGINE, TARGET, DecodedJobs, decode_run, simulated_counts, vanilla_counts
 from tests.fixtures.worker import until
 
 pytestmark = pytest.mark.postgres

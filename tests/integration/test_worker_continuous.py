@@ -24,9 +24,8 @@ from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
-from tests.fixtures.claimed import NOW
-from tests.fixtures.stepping import SteppedEngine
-from tests.fixtures.worker import Client, RunningWorker, running_worker, until
+from tests.fixtures.publishing import NOW
+from tests.fixtures.worker import Client, RunningWorker, SteppedEngine, running_worker, until
 from tests.integration.test_worker_flow import assert_counts_add_up
 from worker.feed import LEAST_AHEAD
 

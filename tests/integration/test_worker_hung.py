@@ -14,8 +14,7 @@ from alphaloop.messages import Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
-from tests.fixtures.stepping import SteppedEngine
-from tests.fixtures.worker import WAIT_S, Client, RunningWorker, running_worker, until
+from tests.fixtures.worker import WAIT_S, Client, RunningWorker, SteppedEngine, running_worker, until
 from tests.integration.test_worker_continuous import job, results_of, wait_until_claimed, with_worker
 from tests.integration.test_worker_flow import assert_counts_add_up
 

@@ -7,8 +7,7 @@ import pytest
 from alphaloop.messages import Status
 from alphaloop.messages.topics import high_topic
 from alphaloop.settings import Settings
-from tests.fixtures.stepping import SteppedEngine
-from tests.fixtures.worker import Client, RunningWorker, until
+from tests.fixtures.worker import Client, RunningWorker, SteppedEngine, until
 from tests.integration.test_worker_continuous import job, results_of, started, stepped_worker, with_worker
 from worker.feed import LEAST_AHEAD
 

@@ -13,8 +13,7 @@ from alphaloop.messages import Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
-from tests.fixtures.stepping import SteppedEngine
-from tests.fixtures.worker import Client, RunningWorker, running_worker, until
+from tests.fixtures.worker import Client, RunningWorker, SteppedEngine, running_worker, until
 from tests.integration.test_worker_continuous import (
     LONG,
     job,

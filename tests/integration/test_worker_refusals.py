@@ -16,8 +16,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from tests.chaos.proxy import Proxy
 from tests.fakes import FakeEngine
-from tests.fixtures.stepping import SteppedEngine
-from tests.fixtures.worker import Client, running_worker, until
+from tests.fixtures.worker import Client, SteppedEngine, running_worker, until
 from tests.integration.test_worker_flow import assert_counts_add_up
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]

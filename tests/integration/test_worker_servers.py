@@ -14,10 +14,9 @@ from alphaloop.messages import Mode, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
-from tests.fixtures.inference_server import Connection, head, whole
+from tests.fixtures.drift import record_probes
+from tests.fixtures.inference_server import Connection, ServedEngine, engine_over, head, whole
 from tests.fixtures.models import make_job
-from tests.fixtures.probes import record_probes
-from tests.fixtures.served_engine import ServedEngine, engine_over
 from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
 from worker.engine import Sampling
 

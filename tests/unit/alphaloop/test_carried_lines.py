@@ -12,7 +12,7 @@ from alphaloop.cli.sending import carried, texts_of
 from alphaloop.job_lines import BadLine, JobLine, JobReader
 from alphaloop.messages import encode_job
 from alphaloop.settings import Settings
-from tests.fixtures.results import succeeded
+from tests.fixtures.messages import succeeded
 
 LARGE = json.dumps({"prompt": "x" * (2 << 20)}).encode()
 

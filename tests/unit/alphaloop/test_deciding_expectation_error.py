@@ -18,7 +18,7 @@ from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
 from alphaloop.deciding.posterior import Posterior
 from alphaloop.switchback.expectation import ExpectationPair
-from tests.fixtures.slices import subject
+from tests.fixtures.runs import subject
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 HALF_LIFE = timedelta(days=3)

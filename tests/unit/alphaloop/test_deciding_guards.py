@@ -9,7 +9,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import Aim, Objective
 from alphaloop.deciding.policy import Reason
 from alphaloop.messages import Decoding, Mode, Purpose
-from tests.fixtures.choosing import LOOKUP, choose, costs, inferred, with_prompts
+from tests.fixtures.deciding import LOOKUP, choose, costs, inferred, with_prompts
 
 
 def test_short_outputs_are_not_worth_a_draft() -> None:

@@ -10,7 +10,7 @@ from alphaloop.cost import CostPoint, CostTable
 from alphaloop.deciding.goodput import JobSize, weigh
 from alphaloop.deciding.policy import Reason
 from alphaloop.messages import Mode
-from tests.fixtures.choosing import LOOKUP, choose, costs, find, inferred, with_prompts
+from tests.fixtures.deciding import LOOKUP, choose, costs, find, inferred, with_prompts
 
 
 def test_a_job_gains_less_than_its_rounds_the_longer_its_prompt_is_read() -> None:

@@ -14,7 +14,7 @@ from alphaloop.deciding.goodput import DrafterState, weigh
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import DecisionContext, DraftSetting, Reason, decide
 from alphaloop.messages import Decoding, Mode, Purpose
-from tests.fixtures.choosing import LIMITS, LOOKUP, choose, costs, find, inferred
+from tests.fixtures.deciding import LIMITS, LOOKUP, choose, costs, find, inferred
 
 
 def test_a_task_that_gains_is_decoded_speculatively_at_the_best_k() -> None:

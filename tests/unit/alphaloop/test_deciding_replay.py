@@ -17,8 +17,7 @@ from alphaloop.deciding.posterior import Posterior, tokens_per_round
 from alphaloop.deciding.replay import Compared, Decoded, Pricing, Replay, Rules, group_of, is_given, total
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.messages import Decoding, Purpose
-from tests.fixtures.choosing import inferred
-from tests.fixtures.snapshots import some_snapshot
+from tests.fixtures.deciding import inferred, some_snapshot
 
 LIMITS: Final = PolicyLimits(explore_share=0.0, control_share=0.0)
 FACTS: Final = SessionFacts("w", "h", "d", "e", "t", 8, timedelta(days=3), LIMITS)

@@ -13,7 +13,7 @@ from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState, weigh
 from alphaloop.deciding.policy import decide
 from alphaloop.messages import Purpose
-from tests.fixtures.choosing import LIMITS, find, inferred
+from tests.fixtures.deciding import LIMITS, find, inferred
 
 FREE = DrafterState("ngram", "r1", 4)
 CONTEXT = DecisionContext("code", 1, 1, 200.0)

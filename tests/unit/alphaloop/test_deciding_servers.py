@@ -21,7 +21,7 @@ from alphaloop.deciding.goodput import DrafterState, JobSize, weigh
 from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits
 from alphaloop.deciding.policy import Group, decide, decide_groups
 from alphaloop.messages import Decoding, Purpose
-from tests.fixtures.choosing import LIMITS, find, inferred
+from tests.fixtures.deciding import LIMITS, find, inferred
 from worker.measuring.observing import choose_candidates
 
 NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4)

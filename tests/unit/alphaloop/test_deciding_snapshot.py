@@ -22,8 +22,7 @@ from alphaloop.deciding.policy import Group
 from alphaloop.deciding.snapshot import MOST_BYTES, SessionFacts, Snapshot, SnapshotEncoder, decode, read_session
 from alphaloop.deciding.snapshot import session_content as written_session
 from alphaloop.messages import Decoding, Purpose
-from tests.fixtures.choosing import inferred
-from tests.fixtures.snapshots import NOON, some_snapshot
+from tests.fixtures.deciding import NOON, inferred, some_snapshot
 
 LIMITS: Final = PolicyLimits(explore_share=0.05)
 FACTS: Final = SessionFacts("w", "h", "d", "e", "t", 4, timedelta(days=3), LIMITS)

@@ -20,7 +20,7 @@ from alphaloop.messages import (
     parse_job,
 )
 from alphaloop.messages.job import refuse_unknown
-from tests.fixtures.parsing import ORIGIN, SECRET_PROMPT, read
+from tests.fixtures.messages import ORIGIN, SECRET_PROMPT, read
 
 
 def test_the_smallest_job_is_a_chat_of_one_user_message() -> None:

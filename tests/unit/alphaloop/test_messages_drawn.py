@@ -22,7 +22,7 @@ from alphaloop.messages import (
     encode_job,
     payload_digest,
 )
-from tests.fixtures.parsing import read
+from tests.fixtures.messages import read
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip)
 

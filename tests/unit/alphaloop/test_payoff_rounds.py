@@ -9,7 +9,7 @@ import pytest
 from alphaloop.deciding.posterior import tokens_per_round
 from alphaloop.payoff.figures import Candidate, RoundTimes
 from alphaloop.payoff.rounds import RoundCosts, costs_of
-from tests.fixtures.measured import acceptance, evidence, figures, rounds
+from tests.fixtures.costs import acceptance, evidence, figures, rounds
 
 
 def costs(**options: object) -> RoundCosts:

@@ -26,7 +26,7 @@ from alphaloop.switchback.speedup import Verdict
 from alphaloop.switchback.task_speedup import TaskSpeedup
 from scheduler.report.text import render_text
 from tests.fixtures.reports import AT, full
-from tests.fixtures.slices import subject
+from tests.fixtures.runs import subject
 from tests.unit.alphaloop.test_demo_display import line
 
 WIDTH = 80

@@ -19,7 +19,7 @@ from scheduler.counts import SettingInForce
 from scheduler.drift.watching import State, TrafficVerdict
 from scheduler.events import TaskPace, event_changes, lost_tokens_per_s, status_changes
 from scheduler.probe_history import ProbeHistory, ProbeSetup
-from tests.fixtures.causes import FIRST, MARGIN, SUBJECT, day, evidence, history, jobs, measured
+from tests.fixtures.drift import FIRST, MARGIN, SUBJECT, day, evidence, history, jobs, measured
 
 HIGH, LOW = [16, 15, 17, 16, 15, 16], [8, 7, 9, 8, 7, 8]
 TARGET_2 = replace(FIRST, target_revision="target-2")

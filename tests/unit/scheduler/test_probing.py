@@ -16,7 +16,7 @@ from alphaloop.probe_plan import DueProbe
 from alphaloop.probes import DecodedText, ProbeText, TextPair
 from alphaloop.store.incidents import IncidentKind, KnownIncident
 from scheduler.probing import disproved, examine, make_jobs, merged
-from tests.fixtures.probes import probe_set
+from tests.fixtures.drift import probe_set
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

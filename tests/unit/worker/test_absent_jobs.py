@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.fakes import FakeEngine
-from tests.fixtures.claimed import claimed_job
+from tests.fixtures.publishing import claimed_job
 from tests.fixtures.turning import Turning
 from worker.engine import Load, Step
 

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from alphaloop.settings import read_tasks
-from tests.fixtures.simulated_device import SimulatedDevice, lane
+from tests.fixtures.simulated import SimulatedDevice, lane
 from worker.admission import AGEING_S, AdmissionQueue, Waiting
 
 TASKS = ("code", "rag", "sql")

@@ -10,7 +10,7 @@ import pytest
 from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Status
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState
-from tests.fixtures.claimed import claimed_job
+from tests.fixtures.publishing import claimed_job
 from worker.claims import ClaimedJob, Claiming, EndedUndecoded
 from worker.retry import FIRST_WAIT_S, Retry
 

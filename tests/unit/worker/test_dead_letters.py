@@ -26,9 +26,16 @@ from alphaloop.errors import (
 from alphaloop.messages import Failure
 from alphaloop.messages.dead_letter import SHORTENED
 from alphaloop.messages.headers import RetryHeaders as RetryHeaders
-from tests.fixtures.claimed import NOW, FinishedDeliveries, claimed_job, delivery, validation
-from tests.fixtures.instant import InstantEvent
-from tests.fixtures.sending import FakeProducer, SentMessage
+from tests.fixtures.publishing import (
+    NOW,
+    FakeProducer,
+    FinishedDeliveries,
+    InstantEvent,
+    SentMessage,
+    claimed_job,
+    delivery,
+    validation,
+)
 from worker import dead_letters
 from worker.claims import ClaimedJob
 from worker.dead_letters import RETRY_S, DeadMessage, FailedTry, Forwarded, Forwarder, JobRetries, TryAgain, letter_of

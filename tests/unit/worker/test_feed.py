@@ -10,7 +10,7 @@ from alphaloop.errors import BrokerError, StoreUnavailable
 from alphaloop.messages import Job
 from alphaloop.store.jobs import Claim, ClaimState
 from tests.fakes import FakeEngine
-from tests.fixtures.feeding import Feeding
+from tests.fixtures.turning import Feeding
 from worker.engine import PreparedJob, Sampling
 from worker.publishing import AnswerAgain
 

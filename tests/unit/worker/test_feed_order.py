@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alphaloop.messages import Job
 from tests.fakes import FakeEngine
-from tests.fixtures.feeding import Feeding
+from tests.fixtures.turning import Feeding
 from worker.engine import PreparedJob, Sampling
 from worker.feed import AHEAD_S
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from alphaloop.store.jobs import Claim, ClaimState
-from tests.fixtures.feeding import SUSPECT_DELAY_S, Feeding
+from tests.fixtures.turning import SUSPECT_DELAY_S, Feeding
 
 
 def test_a_job_with_which_a_worker_died_is_claimed_when_this_worker_has_no_other_claim() -> None:

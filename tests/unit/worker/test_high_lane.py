@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fixtures.simulated_device import SimulatedDevice, lane
+from tests.fixtures.simulated import SimulatedDevice, lane
 from worker.admission import NORMAL_SHARE, AdmissionQueue
 
 seeded = settings(derandomize=True, deadline=None, max_examples=30)

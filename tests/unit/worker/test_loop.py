@@ -13,7 +13,7 @@ from alphaloop.errors import (
     StoreUnavailable,
 )
 from tests.fakes import FakeEngine
-from tests.fixtures.claimed import NOW, claimed_job
+from tests.fixtures.publishing import NOW, claimed_job
 from tests.fixtures.turning import MemoryEngine, Turning
 
 

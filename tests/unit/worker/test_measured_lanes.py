@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fixtures.simulated_device import SimulatedDevice, lane
+from tests.fixtures.simulated import SimulatedDevice, lane
 from worker.admission import AdmissionQueue
 from worker.lanes import LaneKey
 

@@ -13,7 +13,7 @@ from alphaloop.cost import CostPoint
 from alphaloop.errors import RequestRefused, StoreError
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.outcomes import Outcome
-from tests.fixtures.simulated_fleet import FleetSimulation, SimulatedJob
+from tests.fixtures.simulated import FleetSimulation, SimulatedJob
 from worker.costs.live import LiveCosts
 from worker.engine import Load, Step
 from worker.metrics import EndpointMetrics, WorkerMetrics

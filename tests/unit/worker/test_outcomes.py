@@ -12,7 +12,7 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.messages import Mode, Result, Status
 from tests.fakes import FakeEngine
-from tests.fixtures.claimed import VANILLA, claimed_job
+from tests.fixtures.publishing import VANILLA, claimed_job
 from worker.engine import DrafterCounts, Generation
 from worker.outcomes import succeeded
 

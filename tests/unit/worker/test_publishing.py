@@ -19,8 +19,7 @@ from alphaloop.errors import (
 from alphaloop.kafka.topics import RESULTS, TOKENS
 from alphaloop.messages import Failure, Result, Status, StreamReader, read_chunk
 from alphaloop.store.outbox import OutboxMessage
-from tests.fixtures.claimed import FinishedDeliveries, delivery
-from tests.fixtures.publishing import Publishing
+from tests.fixtures.publishing import FinishedDeliveries, Publishing, delivery
 from tests.fixtures.runs import outcome
 from tests.fixtures.worker import until
 from worker.dead_letters import failed_job

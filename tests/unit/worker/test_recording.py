@@ -15,7 +15,7 @@ from alphaloop.errors import StoreError, StoreUnavailable, StoreValueRefused
 from alphaloop.messages import Failure, Status
 from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome
-from tests.fixtures.claimed import NOW, FinishedDeliveries, claimed_job, ended_job
+from tests.fixtures.publishing import NOW, FinishedDeliveries, claimed_job, ended_job
 from worker import outcomes, recording
 from worker.claims import ClaimedJob, LeaseKeeper
 from worker.metrics import WorkerMetrics

@@ -14,7 +14,7 @@ from alphaloop.deciding.decision import Reason
 from alphaloop.deciding.policy import DraftSetting
 from alphaloop.errors import DecodeFailed, RequestRefused
 from tests.fakes import FakeEngine
-from tests.fixtures.claimed import NOW, VANILLA, claimed_job
+from tests.fixtures.publishing import NOW, VANILLA, claimed_job
 from worker.claims import ClaimedJob
 from worker.engine import FailedRequest, Step
 from worker.running import RunningJob, RunningJobs

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fixtures.simulated_device import SimulatedDevice, lane
+from tests.fixtures.simulated import SimulatedDevice, lane
 from worker.admission import AdmissionQueue, Beginning, SharedBeginnings, beginnings_of
 from worker.lanes import LaneKey
 

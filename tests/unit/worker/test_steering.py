@@ -23,9 +23,9 @@ from alphaloop.switchback.schedule import SwitchbackSchedule
 from alphaloop.switchback.slices import Phase, Slice
 from alphaloop.switchback.speedup import measured_speedup
 from tests.fakes import FakeEngine
-from tests.fixtures.claimed import NOW, claimed_job
-from tests.fixtures.served_requests import ServingEngine
-from tests.fixtures.slices import block_rows, subject
+from tests.fixtures.costs import ServingEngine
+from tests.fixtures.publishing import NOW, claimed_job
+from tests.fixtures.runs import block_rows, subject
 from worker.engine import Generation
 from worker.running import RunningJob, RunningJobs, Stepped
 from worker.steering import REFRESH_EVERY_S, RequestSteering, RoundSteering, SliceRecorder, TaskSlice

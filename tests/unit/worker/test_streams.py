@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from alphaloop.errors import BrokerError, DeliveryFailed, FatalBrokerError, MessageTooLarge, TopicUnavailable
-from tests.fixtures.instant import InstantEvent
-from tests.fixtures.sending import FakeProducer
+from tests.fixtures.publishing import FakeProducer, InstantEvent
 from worker import streams
 from worker.retry import Retry
 from worker.sending import DeliveryReport

@@ -15,7 +15,7 @@ from alphaloop.switchback.rounds import RoundFacts, Tally, TaskRound
 from alphaloop.switchback.slices import Phase, Slice, Treatment
 from alphaloop.switchback.speedup import measured_speedup
 from alphaloop.switchback.wording import expectations, expectations_of_all
-from tests.fixtures.slices import block_rows, subject
+from tests.fixtures.runs import block_rows, subject
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 SMALL, LARGE = Expected(1.2, 1.0, 1.4, 1.3, 0.05), Expected(1.8, 1.4, 2.2, 1.9, 0.15)

@@ -10,7 +10,7 @@ import pytest
 
 from alphaloop.errors import StoreError
 from scheduler.drift.watching import WatchedStream
-from tests.fixtures.watched import watched_jobs
+from tests.fixtures.drift import watched_jobs
 from tests.unit.scheduler.drift.test_fold import RULES
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from scheduler.counts import subject_of
 from scheduler.drift.watching import WITHOUT_SEGMENT, State, TrafficVerdict, WatchedStream, verdicts
-from tests.fixtures.watched import STREAM, watched_jobs
+from tests.fixtures.drift import STREAM, watched_jobs
 from tests.unit.scheduler.drift.test_fold import RULES, STEP, watched
 
 MARGIN = 0.05

@@ -18,9 +18,8 @@ from alphaloop.deciding.decision import DecisionContext, DraftSetting
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
-from tests.fixtures.choosing import inferred
-from tests.fixtures.cost_store import Clock, Store
-from tests.fixtures.served import ServerLaw, answered, step_of
+from tests.fixtures.costs import Clock, ServerLaw, Store, answered, step_of
+from tests.fixtures.deciding import inferred
 from worker.costs.from_requests import ASSUMED_RATIO, RequestCosts
 from worker.costs.length_law import assumed_lengths, fitted_lengths
 from worker.costs.time_law import Time, fitted, usual

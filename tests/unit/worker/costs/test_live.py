@@ -12,7 +12,7 @@ import pytest
 
 from alphaloop.cost import CostKind, CostPoint
 from alphaloop.cost_doubt import HALF_LIFE_ROUNDS, HALF_LIFE_S
-from tests.fixtures.cost_store import Clock, Store
+from tests.fixtures.costs import Clock, Store
 from worker.costs.live import LiveCosts
 from worker.engine import Step
 

@@ -15,7 +15,7 @@ from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.errors import StoreUnavailable
 from alphaloop.store.snapshots import SnapshotRow, SnapshotStore
-from tests.fixtures.snapshots import some_snapshot
+from tests.fixtures.deciding import some_snapshot
 from worker.deciding import keeping as module
 from worker.deciding.keeping import WRITE_EVERY_S, SnapshotJournal
 

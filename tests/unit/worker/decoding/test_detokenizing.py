@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.fixtures.tokenizers import CJK, TOKENIZERS
+from tests.fixtures.models import CJK, TOKENIZERS
 from worker.decoding.text import UNREADABLE, WINDOW, TextStream, byte_tokens, special_tokens
 
 relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)

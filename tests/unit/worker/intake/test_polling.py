@@ -15,7 +15,7 @@ from alphaloop.errors import BrokerError, FatalBrokerError
 from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.messages.headers import RetryHeaders
 from alphaloop.settings import WorkerSettings
-from tests.fixtures.claimed import NOW
+from tests.fixtures.publishing import NOW
 from tests.fixtures.worker import until
 from worker.intake.polling import Intake, Room
 

@@ -11,7 +11,7 @@ import pytest
 from alphaloop.errors import ConfigError, ServerUnavailable
 from alphaloop.settings import ModelSettings
 from tests.fakes import FakeEngine
-from tests.fixtures.served_engine import ServedEngine, serving
+from tests.fixtures.inference_server import ServedEngine, serving
 from worker.servers.engine import LoopThread, open_server_engine
 
 AWAY = "http://127.0.0.1:9/v1"  # the discard port: nobody listens

@@ -24,7 +24,7 @@ from alphaloop.errors import (
     ServerUnavailable,
     ServerUnreachable,
 )
-from tests.fixtures.simulated_fleet import Clock
+from tests.fixtures.simulated import Clock
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import FleetEndpoint
 from worker.servers.health import ASKS_AGAIN_S, FailureVerdict

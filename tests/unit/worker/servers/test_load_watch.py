@@ -12,8 +12,8 @@ import pytest
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import AlphaloopError, ReplyInvalid, RequestRefused, ServerSilent, ServerUnreachable
 from alphaloop.server_identity import ServerKind
-from tests.fixtures.metrics_page import MetricsPage
-from tests.fixtures.simulated_fleet import Clock
+from tests.fixtures.inference_server import MetricsPage
+from tests.fixtures.simulated import Clock
 from worker.servers.client import InferenceServer, ServerClient
 from worker.servers.fleet import Fleet
 from worker.servers.http import Endpoint

@@ -16,9 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.fixtures.draft_slots import GREEDY, TOKENS, VOCABULARY, Model, ask, drafter, greedy, logits_behind, one
-from tests.fixtures.enumeration import Draft, Language, Round, Verify, bias, chain, drawn, enumerate_round
-from tests.fixtures.verification_rules import verify_sampled
+from tests.fixtures.drafting import GREEDY, TOKENS, VOCABULARY, Model, ask, drafter, greedy, logits_behind, one
+from tests.fixtures.enumeration import (
+    Draft,
+    Language,
+    Round,
+    Verify,
+    bias,
+    chain,
+    drawn,
+    enumerate_round,
+    verify_sampled,
+)
 from worker.decoding.drafters import draft_model
 from worker.decoding.drafters.draft_model import CHUNK, NUM_FIRST, Excerpt, excerpt
 from worker.decoding.proposal import Ask

@@ -12,8 +12,7 @@ import pytest
 import torch
 import transformers
 
-from tests.fixtures.models import FAMILIES, NUM_TOKENS, WINDOW
-from tests.fixtures.reference import Reference
+from tests.fixtures.models import FAMILIES, NUM_TOKENS, WINDOW, Reference
 from worker.decoding.network.kv_layout import KvShape
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.network.passes import WIDEST_SHARED, Read, plan_pass
