@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 #: By dtype, of logits of about 20. In bfloat16, whose neighbours are .125 apart there, 14 of 40 texts of SmolLM2
-#: parted, all within .126 (docs/log.md).
+#: parted, all within .126.
 _TOLERANCE: Final = {"float64": 1e-9, "float32": 1e-3, "float16": 0.0625, "bfloat16": 0.5}
 
 

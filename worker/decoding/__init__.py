@@ -10,6 +10,6 @@ import os
 
 # torch's threads wait for each other hundreds of times a pass. GNU OpenMP spins 300,000 turns before it sleeps: on
 # cores shared with a broker and a database that made a pass 5 to 10 times slower. Not spinning at all costs an idle
-# machine 60 %. 10,000 turns cost neither (docs/log.md, 2026-11-21). Read when torch is first imported.
+# machine 60 %. 10,000 turns cost neither. Read when torch is first imported.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")

@@ -4,7 +4,7 @@ Llama, Mistral, Qwen2, Qwen3 and Gemma 3 differ in biases, in norms of queries a
 MLP, in windows and in scales. This module reads all of these from the transformers model whose weights it takes over.
 `LanguageModel` compares a pass with that model's own pass before the model serves.
 
-Measured for SmolLM2 in bf16 on 2 cores (docs/log.md): transformers' forward spends more than half of a one-token pass
+Measured for SmolLM2 in bf16 on 2 cores: transformers' forward spends more than half of a one-token pass
 outside of its matrix products. Here queries, keys and values are one product, gate and up another; both residual
 additions happen inside a product; the rotation is one complex product, for which the two halves of a head are
 interleaved. The `operations` compute the rest: compiled kernels on a CPU, torch's calls elsewhere.

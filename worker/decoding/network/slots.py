@@ -473,7 +473,7 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, m
     """Like torch.zeros. On a CPU pages are taken at the first write to them, as huge ones where the system has those.
 
     torch fills its zeros at once: a gigabyte takes .2 s, and ordinary pages that are new to the process a second more
-    (docs/log.md). There may be room for up to `most_rows` of the first dimension, see `with_rows`. Raises MemoryError
+    There may be room for up to `most_rows` of the first dimension, see `with_rows`. Raises MemoryError
     where there is not enough memory for `shape`.
     """
     num_bytes = math.prod(shape) * dtype.itemsize

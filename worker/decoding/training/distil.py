@@ -91,7 +91,7 @@ def fit_map(draft: Any, lessons: Sequence[Lesson], on_text: Callable[[], None]) 
     The target's head reads states of the last of many layers. States of the first layers have another basis. The linear
     map W with least squares between W·h of the draft and the target's state at the same position has a closed form
     (Belrose et al., arXiv 2303.08112, train such a map for every layer). With W folded into the head, the first layers
-    are a better draft than after an epoch of training (docs/log.md). Training continues from there.
+    are a better draft than after an epoch of training. Training continues from there.
 
     Lessons without states are skipped.
     """

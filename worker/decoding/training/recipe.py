@@ -1,4 +1,4 @@
-"""How a draft is made: every setting, with the default that was best for SmolLM2-135M (docs/log.md)."""
+"""How a draft is made: every setting, with the default that was best for SmolLM2-135M."""
 
 from __future__ import annotations
 

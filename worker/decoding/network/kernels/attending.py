@@ -2,7 +2,7 @@
 
 Two ways, for all query heads of one key head: token by token, in any dtype, and in tiles, in bfloat16 on processors
 with products of pairs. SmolLM2, 8 sequences of 300 tokens, one layer on one core: five tokens each take 854 µs one by
-one and 325 in tiles, one token each 163 and 169 (docs/log.md). Sizes are constants of the compiled code. Sums over
+one and 325 in tiles, one token each 163 and 169. Sizes are constants of the compiled code. Sums over
 elements are split over a vector's lanes, always in the same way.
 
 A row of a tile is one query: those of the first token, then those of the next. What a row attends to does not depend on

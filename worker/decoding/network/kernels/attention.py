@@ -154,7 +154,7 @@ def wide_kernel(head_dim: int, num_shared: int) -> Callable[[Any], None]:
     """Attention of long reads, pieces of prompts, in bfloat16: products of pairs, and no key that no token sees.
 
     torch's attention on a CPU computes the scores of all keys, with a mask for the later ones, at a quarter of the
-    speed of these products (docs/log.md). A tile of some tokens' queries is scored against all keys that its last token
+    speed of these products. A tile of some tokens' queries is scored against all keys that its last token
     sees, then weighed, then multiplied with the values. Scores and sums are float32, weights are rounded to bfloat16:
     the precision of FlashAttention (Dao et al. 2022) with bfloat16 inputs. `num_shared`: query heads a key head.
 

@@ -1,7 +1,7 @@
 """How Python becomes machine code here, and where that is kept, so that a machine compiles a kernel once.
 
 numba compiles, with types that numba itself does not tell. The kernels of one model take it some ten seconds, and a
-hundredth of that to load (docs/log.md). A file is named by a hash of all that its code depends on: the kernel and its
+hundredth of that to load. A file is named by a hash of all that its code depends on: the kernel and its
 arguments, the sources of this package, the versions and settings of the compilers, and the processor. So nothing is
 ever out of date, and the folder may be deleted at any time.
 

@@ -4,7 +4,7 @@ A thread takes one block of 48 outputs after the other. It multiplies its weight
 group's sums stay in registers until bias and residual are added and they are rounded: a loop of numba's that does this
 takes a third of the time of the products.
 
-Two variants, and what each gains (docs/log.md; the time of oneDNN with reordered weights is 1):
+Two variants, and what each gains, the time of oneDNN with reordered weights is 1):
 
 - *With products of pairs* (AVX512-BF16): .55 to .76 up to 64 tokens, .87 to .95 up to 700. It serves every width.
 - *Without*: one token 17 GB/s by oneDNN, 42 by this kernel. Each product is an instruction, so it serves four tokens.
@@ -85,7 +85,7 @@ LEAST_ROWS: Final = 32
 
 
 def most_rows() -> int | None:
-    """Tokens up to which this is faster than oneDNN (docs/log.md); None: it always is.
+    """Tokens up to which this is faster than oneDNN; None: it always is.
 
     Without products of pairs each product is an instruction. With AMX, which was not measured, oneDNN has many more
     tokens' products in an instruction.

@@ -1,6 +1,6 @@
 """Kernels that run one behind the other in one call, each on all threads.
 
-A pass of SmolLM2 runs some 270 kernels. Called one by one from Python, they took 3 to 4 ms more (docs/log.md). Each of
+A pass of SmolLM2 runs some 270 kernels. Called one by one from Python, they took 3 to 4 ms more. Each of
 those calls also gave the interpreter to another thread and waited for it again.
 """
 
