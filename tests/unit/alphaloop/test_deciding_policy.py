@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,16 +32,6 @@ def test_a_task_that_loses_is_decoded_vanilla() -> None:
     assert (decision.mode, decision.reason, decision.num_draft_tokens) == (Mode.VANILLA, Reason.NOT_FASTER, 0)
     assert decision.drafter is None
     assert decision.kept == DraftSetting()
-
-
-@pytest.mark.parametrize(
-    ("alpha", "draft_ms", "faster"), [(0.30, 1.5, True), (0.15, 1.5, False), (0.55, 9.0, False), (0.70, 9.0, True)]
-)
-def test_the_break_even_alpha_is_the_costs_business(alpha: float, draft_ms: float, faster: bool) -> None:
-    # A draft model at k = 5: five draft steps of c = .05 and c = .30 of a target pass break even at .20 and .62.
-    table = costs(draft_ms=5 * draft_ms, wide_ms=30.0)
-    five = find(weigh({"lookup": inferred(alpha, sd=0.001)}, [LOOKUP], table, 1), 5)
-    assert (five.speedup > 1) == faster
 
 
 def test_the_same_alpha_flips_with_load() -> None:
@@ -117,33 +105,6 @@ def test_a_small_uncertain_gain_does_not_move_vanilla() -> None:
     assert 1.01 <= free.alternatives[0].speedup < 1.02
     assert free.mode is Mode.SPECULATIVE
     assert (held.mode, held.reason) == (Mode.VANILLA, Reason.UNCERTAIN)
-
-
-@given(alphas=st.lists(st.floats(0.58, 0.62), min_size=20, max_size=20))
-def test_noise_of_the_posteriors_size_does_not_make_it_flap(alphas: list[float]) -> None:
-    incumbent, changes = None, 0
-    for alpha in alphas:
-        decision = choose({"lookup": inferred(alpha, sd=0.15)}, incumbent=incumbent)
-        changes += incumbent is not None and decision.kept != incumbent
-        incumbent = decision.kept
-    assert changes <= 1
-
-
-def test_a_drafter_that_never_proposes_is_worth_nothing() -> None:
-    silent = inferred(0.5, reach=(1e-4,) * 8)
-    assert choose({"lookup": silent}).mode is Mode.VANILLA
-
-
-def test_what_every_text_tells_anyway_is_not_explored() -> None:
-    unsure = {"lookup": inferred(0.1, sd=1.5, jobs=1.0)}
-    table = costs(draft_ms=9.0)
-    saved_up = ExplorationBudget(balance=1e6, unseen={"lookup": 0.0})
-    tried = choose(unsure, costs=table, budget=saved_up)
-    assert (tried.reason, tried.drafter) == (Reason.EXPLORING, "lookup")
-    scored = replace(LOOKUP, is_scored=True)
-    waited = choose(unsure, costs=table, budget=saved_up, drafters=(scored,))
-    assert waited.mode is Mode.VANILLA
-    assert waited.reason is not Reason.EXPLORING
 
 
 def test_the_best_of_two_drafters_is_chosen() -> None:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.cost import CostPoint, CostTable
@@ -87,13 +85,6 @@ def test_an_incumbent_stays_in_its_load_and_outlives_its_session_in_the_log() ->
     again = Made(evidence=made.evidence, choices=began).decide(1)
     assert again.setting == DraftSetting("lookup", near.num_draft_tokens)
     assert "stays" in again.explanation
-
-
-@given(st.integers(1, 1000))
-def test_loads_are_powers_of_two(num_running: int) -> None:
-    load = IncumbentKey.of("code", "greedy", "<=256", num_running).load
-    assert load // 2 < num_running <= load
-    assert load & (load - 1) == 0
 
 
 def test_a_little_new_evidence_waits_a_second_and_much_does_not() -> None:

@@ -13,14 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.cost import CostKind, CostPoint, CostTable
 from alphaloop.deciding.decision import DraftSetting
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits, Subject
 from alphaloop.deciding.policy import Group
-from alphaloop.deciding.snapshot import MOST_BYTES, SessionFacts, Snapshot, SnapshotEncoder, decode, read_session
-from alphaloop.deciding.snapshot import session_content as written_session
+from alphaloop.deciding.snapshot import MOST_BYTES, SessionFacts, Snapshot, SnapshotEncoder, decode
 from alphaloop.messages import Decoding, Purpose
 from tests.fixtures.deciding import NOON, inferred, some_snapshot
 
@@ -86,32 +84,6 @@ def test_everything_that_a_decision_is_taken_from_comes_back() -> None:
     posterior, before = (its.groups[0].posteriors["lookup"] for its in (found, snapshot))
     assert posterior.tokens == pytest.approx(before.tokens, rel=1e-4)
     assert posterior.tokens_sd == pytest.approx(before.tokens_sd, rel=1e-4)
-
-
-def test_a_drafter_and_a_session_come_back() -> None:
-    drafter = DrafterState("draft", "r", 4, True, 100, (0.5, 0.9), (0.4,), max_prompt_tokens=512, num_endpoints=2)
-    content = json.loads(json.dumps(written_session(FACTS, [drafter])))
-    assert read_session(content) == (FACTS, (drafter,))
-
-
-def test_costs_come_back_at_the_load_and_the_context_of_the_decision() -> None:
-    points = [
-        CostPoint(name, batch, width, 10.0 + batch * width * (1 + context / 1000), 5, context, correction_variance=0.01)
-        for name in (None, "lookup")
-        for batch in (1, 2, 8)
-        for width in (1, 3, 9)
-        for context in (256, 2048)
-    ]
-    points += [CostPoint(None, 1, tokens, tokens / 10, 5, 0, CostKind.PREFILL) for tokens in (64, 512)]
-    snapshot = replace(some_snapshot(), costs=CostTable(points))
-    found, size = again(snapshot), snapshot.context.size
-    assert size is not None
-    for name in (None, "lookup"):
-        for width in (1, 2.5, 5, 9):
-            now, then = (one.costs.rounds(4, size.context).part_ms(name, width) for one in (found, snapshot))
-            assert now == pytest.approx(then, rel=1e-4)
-        assert found.costs.prefill_ms(name, 50) == pytest.approx(snapshot.costs.prefill_ms(name, 50), rel=1e-4)
-        assert found.costs.rounds(4).variance(name) == pytest.approx(0.01)
 
 
 def many(number: int, k: int = 8) -> list[DrafterState]:

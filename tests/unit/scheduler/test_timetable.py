@@ -65,12 +65,6 @@ def test_beginnings_move_on_and_stay_within_the_jitter(
         assert 0 <= (begins - due).total_seconds() <= jitter_s
 
 
-def test_every_scheduler_draws_the_same_delay() -> None:
-    first, second = every(3600, 600), every(3600, 600)
-    assert first.begins_at(NOW) == second.begins_at(NOW) != NOW
-    assert every(3600).begins_at(NOW) == NOW
-
-
 WAIT_S = 10.0
 
 

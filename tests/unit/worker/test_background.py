@@ -16,17 +16,6 @@ def _heard(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, logger="worker.background")
 
 
-def test_writes_are_done_in_their_order() -> None:
-    done: list[int] = []
-    background = BackgroundWrites(lambda seconds: None)
-    for number in range(3):
-        background.put("a number", lambda number=number: done.append(number))
-    assert done == []
-    background.turn(0.0)
-    assert done == [0, 1, 2]
-    assert len(background) == 0
-
-
 def test_while_the_database_is_away_writes_wait_in_their_order(caplog: pytest.LogCaptureFixture) -> None:
     done: list[str] = []
     pauses: list[float] = []

@@ -42,13 +42,6 @@ class Producer:
         self._pool.shutdown()
 
 
-def test_what_was_put_first_is_taken_first() -> None:
-    queue = queue_of(["a", "b", "c"])
-    assert queue.take(2, 0.0) == ["a", "b"]
-    assert queue.take(9, 0.0) == ["c"]
-    assert queue.take(9, 0.0) == []
-
-
 @pytest.mark.parametrize(
     ("max_items", "max_bytes", "held", "too_many"),
     [(2, 100, ["a", "b"], "c"), (9, 10, ["aaaaa", "bbbb"], "cc"), (9, 10, ["a" * 50], "b")],
@@ -64,12 +57,6 @@ def test_what_does_not_fit_waits_for_a_take(max_items: int, max_bytes: int, held
     assert queue.take(9, 0.0) == [too_many]
 
 
-def test_an_item_larger_than_the_queue_goes_in_alone() -> None:
-    queue = queue_of(max_bytes=10)
-    queue.put(["x" * 50])
-    assert (len(queue), queue.num_bytes, queue.num_free) == (1, 50, 0)
-
-
 def test_who_gives_up_adds_the_rest_at_once() -> None:
     queue = queue_of(["a"], max_items=1)
     with Producer(queue, ["b", "c"]) as producer:
@@ -77,25 +64,6 @@ def test_who_gives_up_adds_the_rest_at_once() -> None:
         producer.gives_up.set()
         producer.done.result(WAIT_S)
     assert queue.take(9, 0.0) == ["a", "b", "c"]
-
-
-def test_what_is_put_back_comes_first_in_its_order_whatever_room_there_is() -> None:
-    queue = queue_of(["a", "b", "c"], max_items=3)
-    taken = queue.take(2, 0.0)
-    queue.put(["d", "e"])
-    queue.put_back(taken)
-    assert queue.num_free == 0
-    assert queue.num_bytes == 5
-    assert queue.take_all() == ["a", "b", "c", "d", "e"]
-    assert queue.num_bytes == 0
-
-
-def test_a_take_stays_below_its_bytes_but_takes_one_item_whatever_its_size() -> None:
-    queue = queue_of(["aaaa", "bb", "cc"])
-    assert queue.take(9, 0.0, max_bytes=3) == ["aaaa"]
-    assert queue.take(9, 0.0, max_bytes=3) == ["bb"]
-    queue.put(["d"])
-    assert queue.take(9, 0.0, max_bytes=3) == ["cc", "d"]
 
 
 @pytest.mark.parametrize(

@@ -131,22 +131,6 @@ def test_a_job_that_comes_twice_is_not_claimed_again_while_it_is_ours(is_in_one_
     assert one.feed.num_waiting == 0
 
 
-def test_jobs_of_a_revoked_partition_are_the_other_workers_unless_claimed() -> None:
-    one = Feeding(num_ahead=1)
-    one.table.found = {"held": Claim("held", ClaimState.HELD, 1, held_for_s=5.0)}
-    one.send("held")
-    one.feed.turn()
-    one.send("claimed", "waiting")
-    one.feed.turn()
-    assert one.feed.num_waiting == 3
-    one.intake.revoke()
-    one.feed.turn()
-    assert one.feed.num_waiting == 1
-    one.now = 100.0
-    assert one.decode_all() == ["claimed"]
-    assert one.table.calls == [["held"], ["claimed"]]
-
-
 def test_a_database_that_is_away_is_waited_for() -> None:
     one = Feeding()
     one.table.errors = [StoreUnavailable(), StoreUnavailable()]
@@ -178,20 +162,6 @@ def test_what_waits_unclaimed_is_bounded_in_count_and_in_bytes(bounds: dict[str,
     one.now = 100.0
     one.table.found = {}
     assert len(one.decode_all()) == 51
-
-
-def test_unread_messages_of_a_revoked_partition_are_the_other_workers() -> None:
-    class Slow(FakeEngine):
-        def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
-            one.now += 3.0
-            return super().prepare(job, sampling)
-
-    one = Feeding(num_ahead=1, engine=Slow())
-    one.send("a", "b", "c")
-    one.feed.turn()
-    one.intake.revoke()
-    one.feed.turn()
-    assert one.feed.num_waiting == len(one.feed.ready) == 1
 
 
 def test_the_scrape_may_ask_for_what_waits_while_the_feed_turns() -> None:

@@ -6,7 +6,6 @@ from alphaloop.messages import Job
 from tests.fakes import FakeEngine
 from tests.fixtures.turning import Feeding
 from worker.engine import PreparedJob, Sampling
-from worker.feed import AHEAD_S
 
 
 def test_jobs_are_claimed_ahead_no_further_than_asked() -> None:
@@ -21,32 +20,6 @@ def test_jobs_are_claimed_ahead_no_further_than_asked() -> None:
     one.feed.turn()
     assert (started.job_id, one.table.calls[1:]) == ("a", [["c"]])
     assert one.intake.num_wakes >= 1
-
-
-def test_claims_wait_until_half_of_those_ahead_are_used_up() -> None:
-    one = Feeding(num_ahead=4)
-    one.send(*"abcdefgh")
-    claimed = []
-    for _ in range(4):
-        one.feed.turn()
-        claimed.append(one.table.calls[-1])
-        assert len(one.feed.ready.take(1, 0.0)) == 1
-        one.feed.started()
-        one.now += AHEAD_S + 0.01
-    assert claimed == [["a", "b", "c", "d"], ["a", "b", "c", "d"], ["e", "f"], ["e", "f"]]
-
-
-def test_jobs_that_start_quickly_are_claimed_further_ahead() -> None:
-    """Claims of two jobs each would take a transaction for every two jobs."""
-    one = Feeding(num_ahead=2, max_waiting=1000)
-    one.send(*(f"job-{number:03d}" for number in range(100)))
-    sizes = []
-    for _ in range(6):
-        one.feed.turn()
-        sizes.append(len(one.table.calls[-1]))
-        one.feed.ready.take_all()
-        one.now += AHEAD_S / 4
-    assert sizes == [2, 2, 4, 8, 16, 30]
 
 
 def test_the_loop_gets_jobs_by_priority_and_then_by_arrival() -> None:
@@ -97,19 +70,3 @@ def test_tasks_share_the_device_by_its_time_and_not_by_who_came_first() -> None:
         one.end([job])
     assert 8 <= order.count("sql") <= 10, "a backlog of one task keeps no other waiting"
     assert "sql" in order[:5]
-
-
-def test_a_job_of_low_priority_is_served_against_an_endless_stream_of_a_higher_one() -> None:
-    one = Feeding(num_ahead=1)
-    one.send("low", priority=0)
-    order: list[str] = []
-    while "low" not in order:
-        assert len(order) < 100, "it starves"
-        one.send(f"high-{len(order)}", f"high-too-{len(order)}", priority=1)
-        one.feed.turn()
-        started = one.start()
-        order += [job.job_id for job in started]
-        one.end(started)
-        one.now += 1.0
-    # 10 s of waiting are worth one step: it goes before what came 10 s after it, and twice as many come as are served.
-    assert 10 <= len(order) <= 25

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from random import Random
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from worker.decoding.text import OVERLAP, UNREADABLE, WINDOW, TextStream
+from worker.decoding.text import UNREADABLE, TextStream
 
 relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 SCRIPTS = st.text(st.one_of(st.characters(codec="utf-8"), st.sampled_from("aé€😀 \n\t")), max_size=80)
@@ -40,36 +39,6 @@ def test_readable_text_arrives_whole_and_without_broken_characters(tiny_tokenize
     deltas, _ = stream(text, token_ids)
     assert "".join(deltas) == text.text == written
     assert all(delta.count(UNREADABLE) <= written.count(UNREADABLE) for delta in deltas)
-
-
-@relaxed
-@given(st.lists(st.integers(0, 383), max_size=3 * WINDOW))
-def test_any_tokens_give_the_text_of_decoding_them_at_once(tiny_tokenizer: Any, token_ids: list[int]) -> None:
-    text = TextStream(lambda ids: tiny_tokenizer.decode(ids, skip_special_tokens=True))
-    deltas, _ = stream(text, token_ids)
-    assert "".join(deltas) == text.text == tiny_tokenizer.decode(token_ids, skip_special_tokens=True)
-
-
-@relaxed
-@given(SCRIPTS, st.lists(st.integers(0, 383), max_size=3 * WINDOW), st.randoms(use_true_random=False))
-def test_a_text_nobody_watches_is_decoded_once_and_the_same(
-    tiny_tokenizer: Any, written: str, noise: list[int], order: Random
-) -> None:
-    token_ids = tiny_tokenizer(written, add_special_tokens=False)["input_ids"] + noise
-    order.shuffle(token_ids)
-    decoded: list[int] = []
-
-    def decode(ids: Sequence[int]) -> str:
-        decoded.append(len(ids))
-        return str(tiny_tokenizer.decode(ids, skip_special_tokens=True))
-
-    unwatched = TextStream(decode, is_live=False)
-    deltas, num = stream(unwatched, token_ids)
-    assert decoded == [len(token_ids)] * bool(token_ids)
-    watched = TextStream(decode)
-    assert (num, "".join(stream(watched, token_ids)[0])) == (len(token_ids), unwatched.text)
-    assert watched.text == unwatched.text == "".join(deltas)
-    assert not any(deltas[:-1])
 
 
 def test_a_stop_string_is_found_whether_anybody_watches_or_not() -> None:
@@ -117,18 +86,3 @@ def test_a_token_that_brings_two_stop_strings_ends_before_the_earlier() -> None:
     text = TextStream(lambda ids: "one two three"[: 13 * len(ids)], ["three", "two"])
     assert text.push(0)
     assert text.text == "one "
-
-
-def test_unreadable_bytes_do_not_grow_the_window_without_end() -> None:
-    widest = 0
-
-    def decode(token_ids: Sequence[int]) -> str:
-        nonlocal widest
-        widest = max(widest, len(token_ids))
-        return UNREADABLE * len(token_ids)
-
-    text = TextStream(decode)
-    stream(text, [0] * 1000)
-    assert len(text.text) == 1000
-    assert widest <= WINDOW + 1
-    assert OVERLAP < WINDOW

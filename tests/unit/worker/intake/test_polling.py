@@ -147,18 +147,6 @@ def take_all(intake: Intake, count: int) -> list:
     return taken
 
 
-def test_commits_follow_the_oldest_unfinished(source: ScriptedSource, intake: Intake) -> None:
-    for offset in range(3):
-        source.script.put(record(P0, offset))
-    first, second, third = take_all(intake, 3)
-    intake.finish([third, second])
-    source.settle()
-    assert all(commit.get(P0, 0) == 0 for commit in source.commits)
-    intake.finish([first])
-    source.wait_for(lambda: source.commits and source.commits[-1] == {P0: 3})
-    assert intake.num_in_flight == 0
-
-
 def test_offsets_without_a_message_are_committed_after_what_runs_before_them(
     source: ScriptedSource, intake: Intake
 ) -> None:
@@ -373,27 +361,6 @@ def handing_over(source: ScriptedSource, hand_over_s: float) -> Intake:
     intake = started(source, commit_interval_s=3600.0, hand_over_s=hand_over_s)
     source.script.put(lambda: source.on_assign([P0, P1]))
     return intake
-
-
-def test_a_rebalance_waits_for_claimed_jobs_of_the_partition_and_commits_them(source: ScriptedSource) -> None:
-    intake = handing_over(source, WAIT_S)
-    for offset in range(3):
-        source.script.put(record(P0, offset))
-    source.script.put(record(P1, 5))
-    claimed, given_back, unclaimed, other = take_all(intake, 4)
-    intake.handing_over.owe([claimed, given_back, other])
-    number = intake.assignment_number
-    source.script.put(lambda: source.on_revoke([P0]))
-    until(lambda: intake.assignment_number > number, "the rebalance has begun")
-    assert not any(map(intake.is_current, (claimed, given_back, unclaimed)))
-    assert intake.is_current(other), "jobs of other partitions hold up nothing"
-    intake.handing_over.settle([given_back])
-    assert source.commits == []
-    intake.finish([claimed])
-    source.settle()
-    assert source.commits == [{P0: 1}]
-    assert intake.handing_over.take_overdue() == frozenset()
-    intake.close(WAIT_S)
 
 
 def test_jobs_that_outlast_the_rebalance_are_named_once(source: ScriptedSource) -> None:

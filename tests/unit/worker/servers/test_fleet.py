@@ -8,7 +8,6 @@ import pytest
 
 from alphaloop.errors import (
     AlphaloopError,
-    ModelNotServed,
     PromptTooLong,
     ReplyCut,
     ReplyInvalid,
@@ -22,7 +21,6 @@ from alphaloop.errors import (
 from tests.fixtures.simulated import Clock
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import FleetEndpoint
-from worker.servers.health import ASKS_AGAIN_S
 from worker.servers.load import Flight
 
 PLAIN = FleetEndpoint("plain", None, 0, 4)
@@ -65,38 +63,6 @@ def pass_test(fleet: Fleet, clock: Clock, *, after_s: float = 0.0) -> None:
         fleet.tested(name, None)
 
 
-def test_a_fleet_needs_endpoints_of_different_names(clock: Clock) -> None:
-    for endpoints in ((), (PLAIN, PLAIN)):
-        with pytest.raises(ValueError, match="different names"):
-            fleet_of(clock, *endpoints)
-
-
-def test_requests_of_a_route_go_to_its_replicas_by_load(clock: Clock) -> None:
-    large = FleetEndpoint("large", None, 0, 8)
-    fleet = fleet_of(clock, PLAIN, large, NGRAM)
-    flights = send(fleet, None, 9, is_bound=True)
-    by_name = {name: sum(flight.endpoint == name for flight in flights) for name in ("plain", "large", "ngram")}
-    assert by_name == {"plain": 3, "large": 6, "ngram": 0}
-
-
-def test_ties_are_drawn(clock: Clock) -> None:
-    fleet = fleet_of(clock, PLAIN, PLAIN_2)
-    drawn = [fleet.choose(None, is_bound=False) for _ in range(200)]
-    assert 70 < drawn.count("plain") < 130
-
-
-def test_a_full_route_sends_ordinary_requests_elsewhere_and_lets_bound_ones_wait(clock: Clock) -> None:
-    fleet = fleet_of(clock, PLAIN, NGRAM)
-    flights = send(fleet, "ngram", 4)
-    assert {flight.endpoint for flight in flights} == {"ngram"}
-    assert fleet.choose("ngram", is_bound=True) is None
-    assert fleet.choose("ngram", is_bound=False) == "plain"
-    assert fleet.num_places == 8
-    assert fleet.num_in_flight == 4
-    fleet.ended(flights[0])
-    assert fleet.choose("ngram", is_bound=True) == "ngram"
-
-
 def test_a_job_avoids_where_it_failed_unless_nothing_else_is_open(clock: Clock) -> None:
     fleet = fleet_of(clock, PLAIN, PLAIN_2)
     assert {fleet.choose(None, is_bound=True, avoid={"plain"}) for _ in range(20)} == {"plain-2"}
@@ -108,40 +74,6 @@ def test_an_endpoint_that_cannot_follow_a_jobs_settings_never_gets_it(clock: Clo
     fleet = fleet_of(clock, PLAIN, NGRAM)
     assert {fleet.choose("ngram", is_bound=False, barred={"ngram"}) for _ in range(20)} == {"plain"}
     assert fleet.choose(None, is_bound=False, barred={"plain", "ngram"}) is None
-
-
-def test_the_next_free_place_is_for_the_bound_request_that_waits(clock: Clock) -> None:
-    fleet = fleet_of(clock, PLAIN, NGRAM)
-    flights = send(fleet, "ngram", 8)
-    assert fleet.choose("ngram", is_bound=True) is None
-    for flight in flights:
-        fleet.ended(flight)
-    assert fleet.choose(None, is_bound=False) == "plain"
-    assert fleet.choose("ngram", is_bound=False) == "plain", "the other route's places are free for it"
-    assert fleet.choose("ngram", is_bound=True) == "ngram"
-    assert fleet.choose("ngram", is_bound=False) == "ngram"
-
-
-def test_a_bound_request_that_asks_no_more_holds_nobody_up_for_long(clock: Clock) -> None:
-    fleet = fleet_of(clock, NGRAM)
-    flights = send(fleet, "ngram", 4)
-    assert fleet.choose("ngram", is_bound=True) is None
-    fleet.ended(flights[0])
-    assert fleet.choose("ngram", is_bound=False) is None
-    clock.pass_s(ASKS_AGAIN_S)
-    assert fleet.choose("ngram", is_bound=False) == "ngram"
-
-
-def test_a_failure_during_a_test_needs_no_second_one(clock: Clock) -> None:
-    fleet = fleet_of(clock, PLAIN)
-    first, second = send(fleet, None, 2)
-    fleet.failed("plain", ServerFailed())
-    assert fleet.needs_test(first, ServerFailed())
-    assert fleet.due_tests() == ("plain",)
-    fleet.failed("plain", ReplyCut())
-    assert fleet.needs_test(second, ReplyCut())
-    fleet.tested("plain", None)
-    assert fleet.due_tests() == ()
 
 
 def test_the_mean_in_flight_is_over_a_requests_life(clock: Clock) -> None:
@@ -235,20 +167,6 @@ def test_a_job_at_fault_says_that_the_server_answers(clock: Clock) -> None:
     assert state_of(fleet) == "up"
 
 
-def test_another_model_behind_the_address_is_out_until_a_person_looks(clock: Clock) -> None:
-    fleet = fleet_of(clock, PLAIN, PLAIN_2, NGRAM)
-    fleet.failed("plain", ModelNotServed("another model"))
-    fleet.failed("plain-2", ServerFailed())
-    fleet.due_tests()
-    fleet.tested("plain-2", ModelNotServed("another model"))
-    fleet.retired("ngram", "k is 7, not 4")
-    clock.pass_s(1e6)
-    assert fleet.due_tests() == ()
-    fleet.tested("plain", None)
-    assert [status.state for status in fleet.statuses()] == ["retired"] * 3
-    assert "ngram is retired for 1000000 s (k is 7, not 4)" in (fleet.unavailable() or "")
-
-
 def test_a_busy_server_is_sent_half_as_many_and_nothing_for_as_long_as_it_asks(clock: Clock) -> None:
     fleet = fleet_of(clock, FleetEndpoint("plain", None, 0, 60))
     flights = send(fleet, None, 60)
@@ -290,14 +208,6 @@ def test_a_mistaken_retry_after_does_not_keep_a_server_out_for_a_day(clock: Cloc
     assert fleet.next_change_s() == pytest.approx(600.0)
 
 
-def test_a_busy_answer_to_a_test_ends_the_doubt(clock: Clock) -> None:
-    fleet = fleet_of(clock, PLAIN)
-    fleet.failed("plain", ReplyCut())
-    fleet.due_tests()
-    fleet.tested("plain", ServerBusy())
-    assert state_of(fleet) == "busy"
-
-
 def test_a_route_is_away_where_all_its_endpoints_are_or_asked_for_a_long_quiet(clock: Clock) -> None:
     fleet = fleet_of(clock, PLAIN, PLAIN_2, NGRAM)
     fleet.failed("plain", ServerUnavailable())
@@ -310,22 +220,6 @@ def test_a_route_is_away_where_all_its_endpoints_are_or_asked_for_a_long_quiet(c
     assert fleet.is_away(None, is_bound=False, barred={"ngram"})
     clock.pass_s(58.0)
     assert not fleet.is_away(None, is_bound=True)
-
-
-def test_an_endpoint_that_switches_drafts_has_both_routes_and_one_set_of_places(clock: Clock) -> None:
-    fleet = fleet_of(clock, BOTH)
-    vanilla, drafting = send(fleet, None, 3, is_bound=True), send(fleet, "ngram", 3, is_bound=True)
-    assert ([one.is_undrafted for one in vanilla], [one.is_undrafted for one in drafting]) == ([True] * 3, [False])
-    (status,) = fleet.statuses()
-    assert (status.num_in_flight, status.num_undrafted) == (4, 3)
-    for flight in vanilla:
-        fleet.ended(flight)
-    (status,) = fleet.statuses()
-    assert (status.num_in_flight, status.num_undrafted) == (1, 0)
-
-
-def test_vanilla_requests_of_a_plain_endpoint_ask_for_nothing(clock: Clock) -> None:
-    assert [one.is_undrafted for one in send(fleet_of(clock, PLAIN, NGRAM), None, 8)] == [False] * 8
 
 
 @pytest.mark.parametrize(
@@ -341,29 +235,6 @@ def test_a_request_asks_an_endpoint_that_switches_drafts_for_the_k_of_its_decisi
     fleet.switches("both", obeys=False)
     assert not fleet.obeys("both")
     assert fleet.began("both", drafter=drafter, num_draft_tokens=k).num_draft_tokens is None
-
-
-def test_an_endpoint_of_one_length_is_asked_for_none(clock: Clock) -> None:
-    fleet = fleet_of(clock, NGRAM)
-    assert fleet.began("ngram", drafter="ngram", num_draft_tokens=2).num_draft_tokens is None
-    assert not fleet.obeys("ngram")
-
-
-def test_a_route_that_no_endpoint_has_any_more_binds_nobody(clock: Clock) -> None:
-    fleet = fleet_of(clock, BOTH)
-    fleet.switches("both", obeys=False)
-    (flight,) = send(fleet, None, 1, is_bound=True)
-    assert (flight.endpoint, flight.is_undrafted) == ("both", False)
-    assert not fleet.is_away(None, is_bound=True)
-    assert not fleet.has_route("both", None)
-    fleet.switches("both", obeys=True)
-    assert fleet.has_route("both", None)
-
-
-def test_where_a_vanilla_endpoint_is_left_bound_requests_wait_for_it(clock: Clock) -> None:
-    fleet = fleet_of(clock, BOTH, PLAIN)
-    fleet.switches("both", obeys=False)
-    assert {one.endpoint for one in send(fleet, None, 8, is_bound=True)} == {"plain"}
 
 
 def test_an_endpoint_is_the_last_of_its_route_if_nobody_else_has_one_of_its_two(clock: Clock) -> None:

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from alphaloop.errors import ConfigError, ReplyInvalid
-from alphaloop.settings import EndpointSettings
+from alphaloop.errors import ConfigError
 from worker.servers.http import Endpoint, Limits, events
 
 
@@ -59,13 +58,6 @@ def test_the_key_is_never_shown() -> None:
     assert "hunter2" not in repr(Endpoint("http://gpu", "vllm", "m", SecretStr("hunter2")))
 
 
-def test_settings_become_an_endpoint() -> None:
-    settings = EndpointSettings(kind="sglang", url="http://gpu", api_key=SecretStr("k"), connect_s=1, answer_s=2)
-    endpoint = Endpoint.of(settings)
-    assert endpoint == Endpoint("http://gpu", "sglang", "", SecretStr("k"), Limits(1, 2, 60))
-    assert Endpoint.of(settings, model="m").model == "m"
-
-
 def test_limits_are_above_zero() -> None:
     with pytest.raises(ConfigError, match="answer_s: expected a number above 0, found 0"):
         Limits(answer_s=0)
@@ -93,13 +85,3 @@ def read(chunks: list[bytes], max_event_bytes: int = 1024) -> list[bytes]:
 def test_it_does_not_matter_where_chunks_end(cuts: list[int]) -> None:
     places = [0, *sorted(cuts), len(STREAM)]
     assert read([STREAM[a:b] for a, b in pairwise(places)]) == FOUND
-
-
-def test_an_event_that_ends_with_the_stream_is_left_out() -> None:
-    assert read([b'data: {"a":1}\n\ndata: {"b"']) == [b'{"a":1}']
-
-
-@pytest.mark.parametrize("chunks", [[b"data: " + b"x" * 64], [b"data: " + b"x" * 20 + b"\n"] * 3])
-def test_an_event_larger_than_the_limit_is_refused(chunks: list[bytes]) -> None:
-    with pytest.raises(ReplyInvalid, match="expected events of at most 32 bytes"):
-        read(chunks, max_event_bytes=32)

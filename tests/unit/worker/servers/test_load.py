@@ -51,15 +51,6 @@ def test_what_a_server_has_above_our_own_is_of_others_until_it_tells_again() -> 
     assert servers.fleet.ended(other).load.num_beside == pytest.approx(6.0)
 
 
-def test_requests_of_ours_elsewhere_count_there() -> None:
-    servers = Servers()
-    servers.told_both(0, 0)
-    flight = servers.fleet.began("plain")
-    servers.fleet.began("ngram")
-    servers.clock.pass_s(1.0)
-    assert servers.fleet.ended(flight).load == ServerLoad(1.0, 1.0, is_whole=True)
-
-
 def test_a_server_that_says_too_few_for_a_moment_and_too_many_at_another_is_right_on_average() -> None:
     """A request on its way is not seen there yet, and one that has ended may be seen still."""
     servers = Servers()
@@ -68,15 +59,6 @@ def test_a_server_that_says_too_few_for_a_moment_and_too_many_at_another_is_righ
         servers.told_both(num_present, 0)
         servers.clock.pass_s(1.0)
     assert servers.fleet.ended(flights[0]).load.num_beside == pytest.approx(4 + 1)
-
-
-def test_a_server_that_tells_fewer_than_ours_has_no_others() -> None:
-    servers = Servers()
-    flight = servers.fleet.began("plain")
-    servers.told_both(0, 0)
-    servers.clock.pass_s(1.0)
-    assert servers.fleet.statuses()[0].num_others == 0.0
-    assert servers.fleet.ended(flight).load == ServerLoad(1.0, 0.0, is_whole=True)
 
 
 @pytest.mark.parametrize("silent", NAMES)
@@ -94,14 +76,6 @@ def test_a_load_that_one_server_told_too_long_ago_is_not_whole(silent: str) -> N
     servers.told_both(3, 3)
     servers.clock.pass_s(1.0)
     assert not servers.fleet.ended(second).load.is_whole, "half a second of it is not known"
-
-
-def test_nothing_is_known_before_a_server_has_told() -> None:
-    servers = Servers()
-    assert [one.num_others for one in servers.fleet.statuses()] == [None, None]
-    flight = servers.fleet.began("plain")
-    servers.clock.pass_s(1.0)
-    assert servers.fleet.ended(flight).load == ServerLoad(1.0, 0.0, is_whole=False)
 
 
 events = st.lists(

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.errors import AlphaloopError, ReplyInvalid, RequestRefused, ServerSilent, ServerUnreachable
+from alphaloop.errors import AlphaloopError, ReplyInvalid, RequestRefused, ServerSilent
 from alphaloop.server_identity import ServerKind
 from tests.fixtures.inference_server import MetricsPage
 from tests.fixtures.simulated import Clock
@@ -169,15 +169,6 @@ def test_a_mistake_in_asking_ends_with_a_line_in_the_log(caplog: pytest.LogCaptu
     assert [record.getMessage() for record in caplog.records] == ["asking plain for its load failed"]
 
 
-@pytest.mark.parametrize(("metrics_url", "others"), [(None, 0), ("http://elsewhere:9000/metrics", None)])
-def test_a_server_that_takes_no_connection_has_no_requests(metrics_url: str | None, others: float | None) -> None:
-    world = World(metrics_url=metrics_url)
-    world.fleet.began("ngram")
-    world.plain.says = ServerUnreachable("refused")
-    world.turn()
-    assert world.others() == [others, 4]
-
-
 VLLM = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -219,33 +210,3 @@ def test_requests_that_run_and_that_wait_are_added_up_over_a_servers_parts(
 ) -> None:
     assert load_url(endpoint(kind)) == url
     assert num_present_on(endpoint(kind), page.encode()) == num
-
-
-def test_a_page_elsewhere_is_asked_for_in_vllms_form() -> None:
-    elsewhere = "http://gpu:9000/metrics"
-    assert [load_url(endpoint(kind, elsewhere)) for kind in ("vllm", "openai")] == [elsewhere, elsewhere]
-    assert num_present_on(endpoint("openai", elsewhere), VLLM.encode()) == 9
-
-
-def test_a_server_of_an_unknown_kind_has_no_page() -> None:
-    assert [load_url(endpoint(kind)) for kind in ("openai", "tensorrt_llm")] == [None, None]
-
-
-@pytest.mark.parametrize(
-    ("kind", "page", "found"),
-    [
-        ("vllm", "", "expected vllm:num_requests_running"),
-        ("vllm", LLAMA_CPP, "expected vllm:num_requests_running"),
-        ("vllm", 'vllm:num_requests_running{engine="0"} 1.0\n', "expected vllm:num_requests_waiting"),
-        ("vllm", VLLM.replace("4.0", "NaN"), "Prometheus' form"),
-        ("llama_cpp", VLLM, "expected llamacpp:requests_processing"),
-        ("llama_cpp", LLAMA_CPP.replace(" 5", " five"), "Prometheus' form"),
-        ("sglang", "{}", "loads"),
-        ("sglang", '{"loads": []}', "at least one rank"),
-        ("sglang", SGLANG.replace("6", "-6"), "num_running_reqs"),
-        ("sglang", LLAMA_CPP, "reply"),
-    ],
-)
-def test_a_page_that_does_not_tell_it_is_invalid(kind: ServerKind, page: str, found: str) -> None:
-    with pytest.raises(ReplyInvalid, match=found):
-        num_present_on(endpoint(kind), page.encode())

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-import itertools
 import random
-from collections.abc import Callable
 from typing import Any
 
-import numba
-import numpy as np
 import pytest
 import torch
 import transformers
 from torch import Tensor
 
-from worker.decoding.network.compiled import CompiledPass
 from worker.decoding.network.fused import FusedDecoder
-from worker.decoding.network.kernels.compiling import array, kernel, take
 from worker.decoding.network.kernels.linear import most_rows
-from worker.decoding.network.kernels.program import Program
 from worker.decoding.network.kernels.threads import openmp
 from worker.decoding.network.passes import WIDEST_SHARED, Read, plan_pass
 from worker.decoding.network.slots import SlotCache
@@ -118,59 +110,3 @@ def test_logits_outlive_the_next_pass(seed: int) -> None:
     kept = first.clone()
     decoder(cache, plan_pass(cache, [Read(slot, [5, 6], 2)], None))
     assert torch.equal(first, kept)
-
-
-@has_program
-@torch.inference_mode()
-def test_wide_trees_are_computed_kernel_by_kernel(seed: int) -> None:
-    decoder = decoder_of("llama", seed)
-    cache = SlotCache(decoder.kv_shape, 1, torch.device("cpu"))
-    width = WIDEST_SHARED + 1
-    tree = Read(cache.acquire(), [1] * width, parents=[-1] * width)
-    plan = plan_pass(cache, [tree], None)
-    assert isinstance(decoder._program, CompiledPass)
-    assert not decoder._program.serves(plan)
-    assert decoder(cache, plan).shape == (1, VOCABULARY)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_other_dtypes_have_no_program(dtype: torch.dtype, seed: int) -> None:
-    torch.manual_seed(seed)
-    model = transformers.LlamaForCausalLM(MODELS["llama"]).to(dtype).eval()
-    assert FusedDecoder(model, 64)._program is None
-
-
-class _Numbers(ctypes.Structure):
-    _fields_ = (("taken", ctypes.c_int64), ("x", ctypes.c_int64), ("y", ctypes.c_int64), ("num", ctypes.c_int64))
-
-
-@kernel
-def double() -> Callable[[Any], None]:
-    def doubled(address: Any) -> None:
-        a = numba.carray(address, (4,), np.int64)
-        x, y = array(a[1], (a[3],), np.int64), array(a[2], (a[3],), np.int64)
-        item = take(a.ctypes.data)
-        while item < a[3]:
-            y[item] = 2 * x[item]
-            item = take(a.ctypes.data)
-
-    return doubled
-
-
-@pytest.mark.parametrize("num_threads", [1, 2, 3])
-def test_a_program_runs_its_calls_in_order(num_threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each call reads what all threads wrote in the call before, in every run again."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
-    numbers = [np.arange(1000), *(np.zeros(1000, np.int64) for _ in range(20))]
-    program = Program()
-    program.run()
-    for x, y in itertools.pairwise(numbers):
-        program.add(double(), _Numbers(x=x.ctypes.data, y=y.ctypes.data, num=1000))
-    assert len(program) == 20
-    program.run(5)
-    assert (numbers[5] == 32 * numbers[0]).all()
-    assert not numbers[6].any()
-    for start in (np.arange(1000), np.arange(1000) + 7):
-        numbers[0][:] = start
-        program.run()
-        assert (numbers[20] == 2**20 * start).all()

@@ -13,10 +13,8 @@ import torch
 import transformers
 
 from tests.fixtures.models import FAMILIES, NUM_TOKENS, WINDOW, Reference
-from worker.decoding.network.kv_layout import KvShape
 from worker.decoding.network.language_model import LanguageModel
-from worker.decoding.network.passes import WIDEST_SHARED, Read, plan_pass
-from worker.decoding.network.slots import SlotCache
+from worker.decoding.network.passes import WIDEST_SHARED, Read
 
 References = Callable[[str], Reference]
 NUM_SLOTS: Final = 6
@@ -108,29 +106,3 @@ def test_a_prompt_in_pieces_equals_the_prompt_at_once(
         cache.lengths[slot] += len(piece)
         begin += len(piece)
     assert float((logits[0] - references(family).logits(text)[-1]).abs().max()) < TOLERANCE
-
-
-def test_a_pass_holds_what_its_reads_need_and_no_more(rng: random.Random) -> None:
-    """The longest text and the widest read may be two: together they would need another block."""
-    cache = SlotCache(KvShape(1, 1, 2, torch.float64), 3, torch.device("cpu"))
-    long, wide = cache.acquire(), cache.acquire()
-    cache.lengths[long], cache.lengths[wide] = 127, 1
-    plan = plan_pass(cache, [Read(long, [5]), Read(wide, some_tokens(rng, 9), 9)], None)
-    assert cache.num_bytes == cache.num_bytes_with(2, [128, 10])
-    assert [group.num_keys for group in plan.groups] == [128]
-    assert plan.num_tokens == 10
-
-
-def test_long_reads_are_attended_to_alone(rng: random.Random) -> None:
-    cache = SlotCache(KvShape(1, 1, 2, torch.float64), 4, torch.device("cpu"))
-    slots = [cache.acquire() for _ in range(4)]
-    nums = (3, WIDEST_SHARED + 1, WIDEST_SHARED, 200)
-    plan = plan_pass(cache, [Read(slot, some_tokens(rng, num)) for slot, num in zip(slots, nums, strict=True)], None)
-    assert [(group.slots, group.width) for group in plan.groups] == [
-        (slice(0, 3), WIDEST_SHARED),
-        (slice(1, 2), WIDEST_SHARED + 1),
-        (slice(3, 4), 200),
-    ]
-    # In the order of the reads, wherever their tokens lie.
-    assert plan.wanted is not None
-    assert plan.wanted.tolist() == [2, 3 + WIDEST_SHARED + WIDEST_SHARED, 3 + WIDEST_SHARED - 1, plan.num_tokens - 1]

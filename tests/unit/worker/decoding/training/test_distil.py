@@ -20,7 +20,6 @@ from worker.decoding.training.distil import (
     columns_of,
     cut_draft,
     distillation_loss,
-    make_batches,
 )
 from worker.decoding.training.recipe import Recipe
 
@@ -81,20 +80,6 @@ def test_the_loss_is_least_where_the_draft_is_the_target(lessons: list[Lesson]) 
         assert distillation_loss(p.clamp(min=1e-9).log() + noise, batch, 0.0) > best
 
 
-def test_an_epoch_reads_every_text_once_and_no_batch_is_too_large(lessons: list[Lesson], seed: int) -> None:
-    recipe = RECIPE.model_copy(update={"seed": seed})
-    first, second = make_batches(lessons, recipe, 0), make_batches(lessons, recipe, 1)
-    for batches in (first, second):
-        assert sorted(lesson.text.number for batch in batches for lesson in batch) == list(range(24))
-        for batch in batches:
-            assert len(batch) * max(len(lesson.token_ids) for lesson in batch) <= recipe.batch_tokens
-    assert numbers(make_batches(lessons, recipe, 0)) == numbers(first) != numbers(second)
-
-
-def numbers(batches: list[list[Lesson]]) -> list[list[int]]:
-    return [[lesson.text.number for lesson in batch] for batch in batches]
-
-
 def training(target: Any, lessons: list[Lesson], file: Path, recipe: Recipe = RECIPE) -> Distillation:
     draft = cut_draft(target, (0,))
     restrict_head(draft, KNOWN)
@@ -133,21 +118,3 @@ def test_training_lowers_the_loss_and_moves_only_the_layers(
     assert run.run(lambda: False, lambda: False, lambda: losses.append(run.loss))
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
     assert all(".layers." in name for name in run.trained())
-
-
-def test_a_run_keeps_its_state_when_asked(target: Any, lessons: list[Lesson], tmp_path: Path) -> None:
-    file = tmp_path / "state"
-    seen: list[int] = []
-    run = training(target, lessons, file)
-
-    def is_due() -> bool:
-        return run.step == 2
-
-    def stop() -> bool:
-        if file.exists():
-            seen.append(training(target, lessons, file).step)
-        return run.step == 4
-
-    assert not run.run(is_due, stop, lambda: None)
-    assert seen == [2, 2, 2]
-    assert training(target, lessons, file).step == 4

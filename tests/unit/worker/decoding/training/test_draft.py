@@ -11,7 +11,7 @@ import transformers
 
 from alphaloop.errors import UnsupportedModel
 from worker.decoding.device import find_device
-from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head, write_draft_vocabulary
+from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, write_draft_vocabulary
 from worker.decoding.models import load_weights
 from worker.decoding.sources import DRAFT_VOCABULARY, find_weights
 from worker.decoding.training.distil import cut_draft, num_layers, save_draft
@@ -83,17 +83,6 @@ def test_a_saved_draft_is_a_plain_model_that_computes_the_same(tiny_models: dict
     assert again.tokenizer.get_vocab() == loaded.tokenizer.get_vocab()
     torch.testing.assert_close(logits_of(again.model), logits_of(draft).double(), atol=1e-3, rtol=1e-3)
     assert logits_of(draft).dtype == torch.float32
-
-
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_a_cut_head_gives_the_columns_of_its_tokens(tiny_models: dict[str, Path], family: str) -> None:
-    whole, cut = (cut_draft(target_of(tiny_models[family]).model, (0,)) for _ in range(2))
-    token_ids = torch.tensor([0, 7, 100, 383])
-    restrict_head(cut, token_ids)
-    torch.testing.assert_close(logits_of(cut), logits_of(whole)[..., token_ids])
-    assert cut.get_input_embeddings().num_embeddings == 384
-    with pytest.raises(UnsupportedModel, match="below 384"):
-        restrict_head(whole, torch.tensor([384]))
 
 
 def test_a_vocabulary_comes_back_and_a_wrong_one_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from alphaloop.acceptance import AcceptanceCounts
 from worker.decoding.device import find_device
 from worker.decoding.models import load_weights
 from worker.decoding.training.data import TeacherNotes, WrittenText
-from worker.decoding.training.distil import DraftAcceptance, judge, walk_rounds
+from worker.decoding.training.distil import judge, walk_rounds
 
 
 def test_rounds_by_hand() -> None:
@@ -24,18 +24,6 @@ def test_rounds_by_hand() -> None:
     assert counts.trials == (3, 1)
     assert counts.accepts == (2, 1)
     assert counts.num_tokens == 6
-
-
-@settings(max_examples=50)
-@given(st.lists(st.booleans(), max_size=60), st.integers(1, 6))
-def test_rounds_put_out_every_token_once(matches: list[bool], k: int) -> None:
-    counts = walk_rounds(matches, k)
-    assert counts.num_tokens == len(matches)
-    if all(matches) and matches:
-        assert counts.rounds == -(-len(matches) // (k + 1))
-    if not any(matches):
-        assert counts.rounds == len(matches)
-        assert counts.num_accepted == 0
 
 
 @settings(max_examples=50)
@@ -75,11 +63,3 @@ def test_a_target_that_drafts_for_itself_is_always_accepted(
     dumb = judge(target, notes.lessons(), columns, 4)["code"]
     assert dumb.counts.num_accepted == 0
     assert dumb.measured().overlap() == 0.0
-
-
-def test_verdicts_add_up() -> None:
-    one = DraftAcceptance(1, walk_rounds([True, False, True], 2), 4, 1.5)
-    both = one + DraftAcceptance(2, walk_rounds([False], 2), 2, 0.5)
-    assert (both.num_texts, both.num_positions, both.overlap) == (3, 6, 2.0)
-    assert both.counts.num_tokens == 4
-    assert DraftAcceptance().measured().overlap() is None

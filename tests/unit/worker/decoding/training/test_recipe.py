@@ -10,12 +10,6 @@ from alphaloop.errors import ConfigError
 from worker.decoding.training.recipe import Recipe, read_recipe
 
 
-def test_the_first_layers_are_taken_unless_others_are_named() -> None:
-    assert Recipe(num_layers=1).chosen_layers(30) == (0,)
-    assert Recipe(num_layers=3).chosen_layers(3) == (0, 1, 2)
-    assert Recipe(num_layers=3, layers=(0, 29)).chosen_layers(30) == (0, 29)
-
-
 def test_layers_that_the_target_lacks_are_refused() -> None:
     assert Recipe(layers=(1, 3)).chosen_layers(4) == (1, 3)
     for layers in ((1, 4), (3, 1), (1, 1), (-1, 2)):
@@ -47,8 +41,3 @@ def test_a_wrong_file_names_what_is_wrong(tmp_path: Path, content: str, said: st
     file.write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=said):
         read_recipe(file)
-
-
-def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="No such file"):
-        read_recipe(tmp_path / "none.toml")
