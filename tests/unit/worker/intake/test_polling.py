@@ -287,26 +287,6 @@ def test_stopping_hands_out_nothing_more_but_goes_on_polling(source: ScriptedSou
 H0, R0 = TopicPartition("jobs.code.high", 0), TopicPartition("jobs.code.retry.10s", 0)
 
 
-def test_a_full_buffer_keeps_nothing_of_the_high_lane_out(source: ScriptedSource, intake: Intake) -> None:
-    source.script.put(lambda: source.on_assign([H0]))
-    for offset in range(4):
-        source.script.put(record(P0, offset))
-    source.wait_for(lambda: source.paused == {P0, P1})
-    for offset in range(2):
-        source.script.put(record(H0, offset))
-    source.settle()
-    assert H0 not in source.paused
-    assert [one.record.topic for one in intake.take(0, WAIT_S, high=Room(9, 1 << 20))] == [H0.topic] * 2
-    for offset in range(2, 6):
-        source.script.put(record(H0, offset))
-    source.wait_for(lambda: source.paused == {P0, P1, H0})
-    taken = intake.take(9, WAIT_S, high=Room(1, 1 << 20))
-    assert [(one.record.topic, one.record.offset) for one in taken] == [
-        (H0.topic, 2),
-        *((P0.topic, n) for n in range(4)),
-    ]
-
-
 def test_a_retry_is_handed_out_when_it_is_due_and_nothing_else_waits_for_it(source: ScriptedSource) -> None:
     clock = [0.0]
     intake = started(source, clock=lambda: clock[0], now=lambda: datetime.fromtimestamp(clock[0], UTC))
