@@ -199,22 +199,6 @@ def test_a_running_job_ends_in_the_round_after_its_cancellation_was_read(
         assert "job-1" in engine.running
 
 
-def test_a_job_whose_message_comes_twice_is_decoded_once(worker_settings: Settings, database: Database) -> None:
-    client, engine = Client(worker_settings), SteppedEngine(num_slots=2)
-    client.send("code", [job("job-0")], partition=0)
-    with stepped_worker(worker_settings, engine) as running:
-        engine.wait_at_round()
-        client.send("code", [job("job-0"), job("job-1")], partition=0)
-        until(lambda: running.worker.leases.holds("job-1"), "the second message was read")
-        engine.run_freely()
-        records = client.read([RESULTS], lambda records: len(records) >= 3)
-        fenced = running.worker.metrics.registry.get_sample_value("alphaloop_outcomes_fenced_total")
-    copies = {record.value for record in records if record.key == b"job-0"}
-    assert (len(copies), by_id(records)["job-0"].attempt, fenced) == (1, 1, 0.0)
-    assert len([round_ for round_ in engine.rounds if "job-0" in round_]) == 4
-    assert_counts_add_up(database, num_jobs=2)
-
-
 @pytest.mark.usefixtures("steady_claims")
 def test_a_stop_decodes_what_runs_and_gives_back_what_was_claimed_ahead(
     worker_settings: Settings, database: Database

@@ -29,7 +29,7 @@ from tests.fixtures.enumeration import (
     verify_sampled,
 )
 from worker.decoding.drafters import draft_model
-from worker.decoding.drafters.draft_model import NUM_FIRST, Excerpt
+from worker.decoding.drafters.draft_model import CHUNK, NUM_FIRST, Excerpt
 from worker.decoding.proposal import Ask
 from worker.decoding.sampling import TokenChooser
 from worker.decoding.verification import DraftVerdict, draw, verify_block
@@ -341,3 +341,18 @@ def test_it_is_the_list_without_its_middle(data: st.DataObject, length: int, num
     assert read[cut] == expected[cut]
     for index in range(-len(expected), len(expected)):
         assert read[index] == expected[index]
+
+
+def test_what_it_read_of_a_text_before_its_first_draft_is_told(rng: random.Random) -> None:
+    text = [rng.randrange(VOCABULARY) for _ in range(CHUNK + 30)]
+    made = drafter(Model())
+    made.open("other", [5, 6, 7], GREEDY, "code")
+    made.open("j", text, GREEDY, "code")
+    short, long = made.propose([ask([5, 6, 7], 3, job_id="other"), ask(text, 3)])
+    assert (short.num_read, len(short.tokens)) == (3, 3)
+    assert (long.num_read, long.tokens) == (CHUNK, ()), "the rest comes with the next round"
+    (long,) = made.propose([ask(text, 3)])
+    assert (long.num_read, len(long.tokens)) == (30, 3)
+    text += [*long.tokens, rng.randrange(VOCABULARY)]
+    (usual,) = made.propose([ask(text, 3)])
+    assert usual.num_read == 0
