@@ -1,4 +1,4 @@
-"""Where weights are found, and what their revision follows."""
+"""Where weights are found, what their revision follows, and the devices that settings name."""
 
 from __future__ import annotations
 
