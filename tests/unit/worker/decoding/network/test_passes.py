@@ -238,11 +238,11 @@ def test_a_device_that_is_no_cpu_needs_no_numba() -> None:
         import sys
         sys.modules["numba"] = sys.modules["llvmlite"] = None
         import torch, transformers
-        from worker.decoding import load, measuring
+        from worker.decoding import engine, measuring
         from worker.decoding.network.fused import FusedDecoder
         from worker.decoding.network.passes import Read, plan_pass
         from worker.decoding.network.slots import SlotCache
-        from worker.decoding.verification import verdicts
+        from worker.decoding import verification
         shape = transformers.LlamaConfig(
             vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
             num_key_value_heads=1, head_dim=16,
