@@ -11,21 +11,8 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-pytest_plugins = [
-    f"tests.fixtures.{name}"
-    for name in (
-        "broker",
-        "browser",
-        "cli",
-        "postgres",
-        "models",
-        "worker",
-        "decoded_jobs",
-        "dictionary_order",
-        "pooler",
-        "object_store",
-    )
-]
+_FIXTURES = ("worker", "broker", "postgres", "models", "cli", "runs", "console", "object_store")
+pytest_plugins = [f"tests.fixtures.{name}" for name in _FIXTURES]
 
 #: The seed of every run that asks for no other.
 FIXED_SEED = 20261122

@@ -36,7 +36,7 @@ from alphaloop.kafka.producer import Producer
 from alphaloop.messages import Job, Mode, Result, encode_job
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.outcomes.reading import Outcome, OutcomeReader, is_success
-from alphaloop.probes import new_probe_set
+from alphaloop.probes import DEFAULT_K, DEFAULT_MAX_TOKENS, new_probe_set
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import check
@@ -178,13 +178,13 @@ class _Demo:
             worker.stop()
 
     def _register_probe_sets(self, database: Database, prompts: DemoPrompts) -> None:
-        store, now, pinned = ProbeSetStore(database), datetime.now(UTC), self.settings.scheduler
+        store, now = ProbeSetStore(database), datetime.now(UTC)
         for task, found in prompts.probes.items():
             made = new_probe_set(
                 task,
                 [_body(prompt) for prompt in found],
-                num_draft_tokens=pinned.probe_num_draft_tokens,
-                max_tokens=pinned.probe_max_tokens,
+                num_draft_tokens=DEFAULT_K,
+                max_tokens=DEFAULT_MAX_TOKENS,
             )
             store.register(made, now)
 

@@ -89,7 +89,6 @@ def open_database(settings: Settings) -> Database:
     database = Database(
         settings.postgres.url,
         pool_size=2,
-        connect_timeout_s=settings.postgres.connect_timeout_s,
         limits=settings.postgres.long_limits(),
     )
     try:

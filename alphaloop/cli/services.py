@@ -37,7 +37,7 @@ from alphaloop.cli.children import (
 )
 from alphaloop.cli.options import AS_JSON, DATA_DIR, GlobalOptions, connected_settings, global_options
 from alphaloop.cli.screen import err, note, out, print_json
-from alphaloop.embedded.install import ARCHIVE, install_kafka
+from alphaloop.embedded.install import ARCHIVE, KAFKA_VERSION, MIRROR, install_kafka
 from alphaloop.embedded.process import ChildProcess, is_locked
 from alphaloop.embedded.stack import EmbeddedStack, StackServer, running_stack
 from alphaloop.errors import BrokerError, ConfigError, StartFailed
@@ -198,24 +198,19 @@ def migrate(
 
 
 def install(
-    context: typer.Context,
-    version: str | None = typer.Option(None, help="Release; the configured one, if not given."),
-    mirror: str | None = typer.Option(None, help="Address of the releases; the configured mirror, if not given."),
+    version: str | None = typer.Option(None, help="Release; the one that alphaloop is tested with, if not given."),
+    mirror: str | None = typer.Option(None, help="Address of the releases; Apache's site, if not given."),
 ) -> None:
     """Fetch Apache Kafka, check its published SHA-512, and unpack it under the user's cache.
 
     Continues an interrupted download. Prints the folder.
     """
-    settings = global_options(context).settings()
-    out().print(str(fetch_kafka(settings, version=version, mirror=mirror)), soft_wrap=True, markup=False)
+    out().print(str(fetch_kafka(version=version, mirror=mirror)), soft_wrap=True, markup=False)
 
 
-def fetch_kafka(
-    settings: Settings, *, version: str | None = None, mirror: str | None = None, deadline_s: float | None = None
-) -> Path:
+def fetch_kafka(*, version: str | None = None, mirror: str | None = None, deadline_s: float | None = None) -> Path:
     """The installed folder, fetched with a progress bar if need be. Raises InstallFailed."""
-    embedded = settings.embedded
-    mirrors = [mirror] if mirror else [embedded.kafka_mirror, ARCHIVE]
+    mirrors = [mirror] if mirror else [MIRROR, ARCHIVE]
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=40),
@@ -226,7 +221,7 @@ def fetch_kafka(
         transient=True,
         disable=not console.is_terminal,
     )
-    wanted = version or embedded.kafka_version
+    wanted = version or KAFKA_VERSION
     with bar:
         shown = bar.add_task(f"Apache Kafka {wanted}", total=None)
         return install_kafka(

@@ -34,6 +34,8 @@ _MAX_FIELD_BYTES: Final = 4096
 #: Of the form around the file.
 _FRAME_BYTES: Final = 65_536
 _MB: Final = 10**6
+#: An uploaded batch file is deleted after it.
+_KEPT_FOR: Final = timedelta(days=30)
 
 
 def batches(sources: Sources, request: Request) -> Page:
@@ -146,7 +148,7 @@ def submit(sources: Sources, session: Session, upload: Upload) -> str:
     if not sum(bool(line.strip()) for line in source_of(upload.file, upload.name, max_bytes=most).lines):
         raise WrongRequest("expected one request a line, found no line with text")
     kept = KeptBatches(settings.console_batches)
-    kept.drop_before(now - timedelta(days=settings.console.batch_days))
+    kept.drop_before(now - _KEPT_FOR)
     upload.file.seek(0)
     found = kept.add(upload.file, name=upload.name, task=upload.task, by=session.username, at=now)
     upload.file.seek(0)

@@ -27,6 +27,9 @@ from alphaloop.store.task_figures import TaskFigures, waits
 WINDOW: Final = timedelta(days=1)
 _POOL_SIZE: Final = 6
 T = TypeVar("T")
+#: Between two readings of the figures of a page that somebody looks at.
+REFRESH_S: Final = 5.0
+_STATEMENT_S: Final = 20.0  #: longest query for a page: somebody waits for it
 #: A page waits so long for a first reading, and then shows that it is under way.
 _PATIENCE_S: Final = 0.15
 #: What takes long is read seldom: the pause is at least so many times the last reading.
@@ -48,7 +51,7 @@ class Sources:
         url = settings.console.database_url or settings.postgres.url
         if url is None:
             raise ConfigError("no database is configured", hint="set DATABASE_URL")
-        return cls(settings, _database(settings, url), Remembered(settings.console.refresh_s))
+        return cls(settings, _database(settings, url), Remembered(REFRESH_S))
 
     def tasks(self) -> Reading[Sequence[TaskFigures]]:
         """Every task of the last day, by name: what `alphaloop status` shows."""
@@ -78,8 +81,7 @@ def _database(settings: Settings, url: SecretStr) -> Database:
     return Database(
         url,
         pool_size=_POOL_SIZE,
-        connect_timeout_s=settings.postgres.connect_timeout_s,
-        limits=settings.postgres.limits().with_statements_of(settings.console.statement_timeout_s),
+        limits=settings.postgres.limits().with_statements_of(_STATEMENT_S),
     )
 
 

@@ -27,7 +27,7 @@ from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from tests.fixtures.evidence import add_evidence
+from tests.fixtures.deciding import add_evidence
 from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
 from worker.deciding import evidence_cache as module
 from worker.deciding.evidence_cache import MOST_SEGMENTS, EvidenceCache

@@ -14,10 +14,16 @@ from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.errors import ReplyInvalid
 from alphaloop.messages import Mode
 from tests.fakes import FakeEngine
-from tests.fixtures.inference_server import Connection, InferenceServer, listening, whole
-from tests.fixtures.metrics_page import MetricsPage
+from tests.fixtures.inference_server import (
+    Connection,
+    InferenceServer,
+    MetricsPage,
+    ServedEngine,
+    engine_over,
+    listening,
+    whole,
+)
 from tests.fixtures.models import make_job
-from tests.fixtures.served_engine import ServedEngine, engine_over
 from worker.engine import Generation, Sampling, SliceCounts
 from worker.servers.client import ServerClient
 from worker.servers.counters import Counters, ask_counters

@@ -14,10 +14,17 @@ from alphaloop.errors import AlphaloopError, ReplyInvalid, RequestRefused, Serve
 from alphaloop.messages import Mode
 from alphaloop.server_identity import ServerKind
 from tests.fakes import FakeEngine
-from tests.fixtures.inference_server import Answer, InferenceServer, listening, whole
-from tests.fixtures.metrics_page import MetricsPage
+from tests.fixtures.inference_server import (
+    Answer,
+    InferenceServer,
+    MetricsPage,
+    ServedEngine,
+    engine_over,
+    engines_over,
+    listening,
+    whole,
+)
 from tests.fixtures.models import make_job
-from tests.fixtures.served_engine import ServedEngine, engine_over, engines_over
 from worker.engine import Generation, Sampling
 from worker.servers.client import ServerClient
 from worker.servers.engine import ServerEngine

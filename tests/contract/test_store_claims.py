@@ -11,7 +11,7 @@ from sqlalchemy import text
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState, JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from tests.fixtures.locks import wait_until_blocked
+from tests.fixtures.postgres import wait_until_blocked
 from tests.fixtures.runs import claim_request, outcome
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]

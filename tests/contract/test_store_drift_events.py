@@ -14,7 +14,7 @@ from alphaloop.store.drift import DriftEventStore, EventChange, EventContent, Ev
 from alphaloop.store.housekeeping import RetentionStore
 from alphaloop.tables.drift import CAUSES, STATES
 from scheduler.causes import Cause
-from tests.fixtures.drift_events import content
+from tests.fixtures.drift import content
 
 pytestmark = pytest.mark.postgres
 

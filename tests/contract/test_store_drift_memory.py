@@ -10,8 +10,8 @@ import pytest
 from alphaloop.errors import StoreBusy
 from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftMemoryStore, Position, StoredMemory
+from tests.fixtures.drift import STREAM
 from tests.fixtures.history import History
-from tests.fixtures.watched import STREAM
 
 pytestmark = pytest.mark.postgres
 

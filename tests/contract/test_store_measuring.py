@@ -18,8 +18,8 @@ from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.traffic import TrafficStore
 from alphaloop.tables import acceptance_daily, acceptance_hourly, probe_runs, probe_sets
+from tests.fixtures.drift import probe_set, register_probe_set
 from tests.fixtures.history import ENGINE, History, decoded, drawn_counts
-from tests.fixtures.probes import probe_set, register_probe_set
 
 pytestmark = pytest.mark.postgres
 

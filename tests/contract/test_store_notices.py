@@ -17,7 +17,7 @@ from alphaloop.store.database import Database, Listener
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.jobs import JobStore
-from tests.fixtures.drift_events import content
+from tests.fixtures.drift import content
 from worker.deciding.watch import Watch
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]

@@ -20,7 +20,6 @@ from alphaloop.store.housekeeping import PartitionKeeper
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox, OutboxMessage
 from alphaloop.store.outcomes import OutcomeStore
-from tests.fixtures.locks import wait_until_blocked
 from tests.fixtures.runs import claim_request, decode_run, outcome, simulated_counts, vanilla_counts
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
@@ -168,54 +167,6 @@ def test_racing_recorders_of_one_claim_record_once(jobs: JobStore, outcomes: Out
     assert sorted(message.key or b"" for message in recorded) == sorted(job_id.encode() for job_id in job_ids)
     assert outbox.num_pending() == len(job_ids)
     assert {m.key: m.value for m in recorded} == {k.encode(): v for k, v in jobs.outcomes(job_ids).items()}
-
-
-def test_two_workers_that_share_hours_do_not_deadlock(
-    jobs: JobStore, outcomes: OutcomeStore, database: Database
-) -> None:
-    tasks, rounds = ["a", "b", "c", "d"], 8
-    barrier = threading.Barrier(2)
-
-    def work(owner: str, order: list[str]) -> None:
-        for number in range(rounds):
-            job_ids = [f"{owner}-{task}-{number}" for task in order]
-            claim(jobs, *job_ids, owner=owner)
-            barrier.wait(30)
-            runs = [decode_run(vanilla_counts(4), task=task, mode=Mode.VANILLA) for task in order]
-            outcomes.record([outcome(job_id, run=run) for job_id, run in zip(job_ids, runs, strict=True)], owner=owner)
-
-    with ThreadPoolExecutor(2) as pool:
-        for future in [pool.submit(work, "w1", tasks), pool.submit(work, "w2", tasks[::-1])]:
-            future.result(60)
-    with database.begin() as connection:
-        found = connection.execute(
-            text("SELECT task, sum(num_jobs) FROM acceptance_hourly GROUP BY task ORDER BY task")
-        )
-        assert found.all() == [(task, 2 * rounds) for task in tasks]
-
-
-def test_hours_are_locked_in_one_order_whatever_order_runs_come_in(
-    jobs: JobStore, outcomes: OutcomeStore, database: Database
-) -> None:
-    """While the first hour is waited for, the others are free: two workers cannot wait for each other."""
-
-    def record(*tasks: str) -> int:
-        job_ids = [f"{task}-{len(tasks)}" for task in tasks]
-        runs = [decode_run(vanilla_counts(4), task=task, mode=Mode.VANILLA) for task in tasks]
-        claim(jobs, *job_ids)
-        recorded = [outcome(job_id, run=run) for job_id, run in zip(job_ids, runs, strict=True)]
-        return len(outcomes.record(recorded, owner="w1"))
-
-    for task in "abc":
-        record(task)
-    lock = text("SELECT task FROM acceptance_hourly WHERE task = ANY(:tasks) FOR UPDATE NOWAIT")
-    with ThreadPoolExecutor(1) as pool:
-        with database.begin() as connection:
-            connection.execute(lock, {"tasks": ["a"]})
-            waiting = pool.submit(record, "c", "b", "a")
-            wait_until_blocked(database)
-            assert set(connection.execute(lock, {"tasks": ["b", "c"]}).scalars()) == {"b", "c"}
-        assert waiting.result(30) == 3
 
 
 def test_a_failure_in_the_middle_leaves_nothing(

@@ -26,10 +26,10 @@ from alphaloop.tables import metadata
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
 from scheduler.notifying import Notifier
+from tests.fixtures.drift import register_probe_set
 from tests.fixtures.history import DRAFT, TARGET, History
 from tests.fixtures.hook import running_hook
 from tests.fixtures.postgres import as_member
-from tests.fixtures.probes import register_probe_set
 from tests.fixtures.runs import claim_request, outcome
 
 pytestmark = pytest.mark.postgres

@@ -17,9 +17,9 @@ from alphaloop.messages import Mode
 from alphaloop.store.database import Database
 from alphaloop.store.snapshots import SnapshotRow, SnapshotStore
 from alphaloop.store.traffic import TrafficStore
+from tests.fixtures.deciding import some_snapshot
 from tests.fixtures.history import record_runs
 from tests.fixtures.runs import decode_run, simulated_counts, vanilla_counts
-from tests.fixtures.snapshots import some_snapshot
 
 pytestmark = pytest.mark.postgres
 

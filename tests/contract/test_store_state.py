@@ -22,8 +22,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from tests.fixtures.evidence import add_evidence
-from tests.fixtures.locks import wait_until_blocked
+from tests.fixtures.deciding import add_evidence
 from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
 
 pytestmark = pytest.mark.postgres
@@ -214,30 +213,6 @@ def test_workers_that_share_keys_lose_nothing_and_do_not_deadlock(
     halves = {tasks[0]: 1, tasks[-1]: 1, tasks[2]: 1}
     expected = {task: 3.0 * rounds - halves.get(task, 0) * rounds / 2 for task in tasks}
     assert found == pytest.approx(expected)
-
-
-def test_keys_are_locked_in_one_order_whatever_order_runs_come_in(
-    database: Database, state: AcceptanceStateStore
-) -> None:
-    """While the first key is waited for, the others are free: two workers cannot wait for each other."""
-    runs = {task: decode_run(vanilla_counts(4), task=task, mode=Mode.VANILLA) for task in "abc"}
-
-    def add(*tasks: str) -> None:
-        with database.begin() as connection:
-            add_evidence(connection, [(runs[task].key, runs[task].evidence) for task in tasks], HALF_LIFE)
-
-    add("a", "b", "c")
-    lock = text("SELECT task FROM acceptance_state WHERE task = ANY(:tasks) FOR UPDATE NOWAIT")
-    with ThreadPoolExecutor(1) as pool:
-        with database.begin() as connection:
-            connection.execute(lock, {"tasks": ["a"]})
-            waiting = pool.submit(add, "c", "b", "a")
-            wait_until_blocked(database)
-            assert set(connection.execute(lock, {"tasks": ["b", "c"]}).scalars()) == {"b", "c"}
-        waiting.result(30)
-    assert {key.task: evidence.all.jobs for key, evidence in evidence_cache(state).items()} == pytest.approx(
-        dict.fromkeys("abc", 2.0), rel=1e-3
-    )
 
 
 def test_what_nobody_adds_to_any_more_is_dropped(database: Database, state: AcceptanceStateStore) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy import make_url, text
 from alphaloop.errors import StoreLoginRefused
 from alphaloop.store.database import Database
 from tests.fixtures.cli import Cli
-from tests.fixtures.tls_postgres import BY_CERTIFICATE, PASSWORD, TlsPostgres, tls_postgres
+from tests.fixtures.postgres import BY_CERTIFICATE, PASSWORD, TlsPostgres, tls_postgres
 
 pytestmark = pytest.mark.postgres
 

@@ -13,7 +13,7 @@ from sqlalchemy import text
 from alphaloop.errors import ConfigError
 from alphaloop.store.database import Database
 from alphaloop.store.workers import WorkerLoad, WorkerStore, running
-from tests.fixtures.workers import SETUP
+from tests.fixtures.deciding import SETUP
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
 

@@ -10,8 +10,8 @@ import pytest
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.messages import Mode, Purpose
 from tests.fakes import FakeEngine
+from tests.fixtures.inference_server import ServedEngine, engine_over
 from tests.fixtures.models import make_job
-from tests.fixtures.served_engine import ServedEngine, engine_over
 from worker.engine import Generation, Sampling, Served
 from worker.servers.engine import ServerEngine
 

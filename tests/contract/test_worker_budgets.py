@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -176,47 +174,6 @@ def test_a_decision_between_a_write_and_its_end_counts_once(database: Database) 
     assert (found.balance, found.accrued, found.spent) == (6.0, 8.0, 2.0)
     later.run()
     assert Worker(database).store.open("code", "greedy").spent == 2.0
-
-
-def test_two_threads_that_write_at_once_write_one_after_the_other(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The thread of the background is still writing when the loop ends and writes what is left."""
-    later, is_writing, may_go_on = Later(), threading.Event(), threading.Event()
-    worker, add = Worker(database, write=later), BudgetStore.add
-
-    def slow(budgets: BudgetStore, *args: Any) -> ExplorationBudget:
-        is_writing.set()
-        assert may_go_on.wait(60)
-        return add(budgets, *args)
-
-    monkeypatch.setattr(BudgetStore, "add", slow)
-    budget = replace(worker.store.open("code", "greedy"), balance=8.0, accrued=8.0)
-    budget = worker.store.save("code", "greedy", budget)
-    with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(later.waiting.pop(0))
-        assert is_writing.wait(60)
-        budget = worker.store.save("code", "greedy", budget.paid(1.0))
-        second = pool.submit(later.waiting.pop(0))
-        may_go_on.set()
-        first.result(60)
-        second.result(60)
-    seen = worker.store.keep("code", "greedy", budget)
-    assert (seen.balance, seen.accrued, seen.spent) == (7.0, 8.0, 1.0)
-
-
-def test_what_was_read_before_is_not_read_again(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved = Worker(database)
-    saved.store.save("code", "greedy", replace(saved.store.open("code", "greedy"), balance=3.0, accrued=3.0))
-    worker = Worker(database, PolicyLimits(control_share=0.0))
-    reads = FirstReads(worker.choices.prepare, worker.store.prepare)
-    key, _ = asked("code", 1)
-    reads.prepare([key, key])
-    with unreachable(monkeypatch) as tries:
-        reads.prepare([key])
-        assert worker.budget().balance == 3.0
-        assert worker.choices.last_choice("code", "greedy") is None
-    assert not tries
 
 
 def test_a_database_that_is_away_is_read_when_it_is_back(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

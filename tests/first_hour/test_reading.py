@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -16,49 +13,10 @@ from typer.main import get_command
 
 from alphaloop.cli.app import app
 from tests.first_hour.comparing import difference
-from tests.first_hour.pages import ROOT, Prints, Saves, Typed, commands, steps
-from tests.first_hour.terminal import NothingCame, Terminal
+from tests.first_hour.pages import ROOT, commands, steps
 from tests.first_hour.walk import PAGES
 
 GUIDES: Final = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-PAGE: Final = """
-<!-- walk: another terminal, until "up" -->
-```sh
-make up    # stays
-```
-```sh
-alphaloop enqueue \\
-    --wait
-```
-<!-- walk: first result -->
-```text
-1 sent
-```
-<!-- walk: file jobs.jsonl -->
-```json
-{}
-```
-<!-- walk: no, there is no GPU -->
-```sh
-rm -r /
-```
-```text
-gone
-```
-```json
-{"not": "saved"}
-```
-"""
-
-
-def test_a_page_is_what_its_reader_does(tmp_path: Path) -> None:
-    (tmp_path / "page.md").write_text(PAGE)
-    assert steps("page.md", root=tmp_path) == [
-        Typed("page.md:3", ("make up",), until="up"),
-        Typed("page.md:6", ("alphaloop enqueue --wait",)),
-        Prints("page.md:11", "1 sent\n", is_first_result=True),
-        Saves("page.md:15", "jobs.jsonl", "{}\n"),
-    ]
 
 
 @pytest.mark.parametrize(("language", "order"), [("sh", "yes"), ("text", "needs kcat"), ("json", "no, why"), ("", "x")])
@@ -85,34 +43,6 @@ def test_a_comment_that_is_not_understood_is_told(tmp_path: Path, language: str,
 def test_figures_differ_and_words_do_not(shown: str, printed: str, missing: str | None) -> None:
     found = difference(shown, printed)
     assert found is None if missing is None else found is not None and found.startswith(missing), found
-
-
-def test_a_terminal_shows_what_is_typed_into_it(tmp_path: Path) -> None:
-    with Terminal(tmp_path, {"PATH": os.environ["PATH"]}) as terminal:
-        ended = terminal.run("test -t 1 && pwd && stty size && export A=β", timeout_s=30)
-        assert (ended.text, ended.code) == (f"{tmp_path}\n50 100\n", 0)
-        assert terminal.run("echo $A >&2; (exit 3)", timeout_s=30).text == "β\n"
-        assert terminal.run("(exit 3)", timeout_s=30).code == 3
-        terminal.type("echo begun; exec cat")
-        with pytest.raises(NothingCame, match="begun"):
-            terminal.until("nothing", timeout_s=0.1)
-
-
-@pytest.fixture(params=[signal.default_int_handler, signal.SIG_IGN], ids=["taken", "ignored"])
-def own_interrupts(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests that a script started with `&` ignore SIGINT."""
-    before = signal.signal(signal.SIGINT, request.param)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("own_interrupts")
-def test_ctrl_c_ends_what_runs_and_not_the_terminal(tmp_path: Path) -> None:
-    with Terminal(tmp_path, {"PATH": os.environ["PATH"]}) as terminal:
-        terminal.type("bash -c 'echo begun; while :; do :; done'")
-        terminal.until("begun", timeout_s=30)
-        terminal.interrupt()
-        assert terminal.end(timeout_s=30).code == 130
 
 
 @pytest.mark.parametrize("page", PAGES)

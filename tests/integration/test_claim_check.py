@@ -21,7 +21,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.housekeeping import RetentionStore
 from alphaloop.store.outbox import Outbox
 from tests.fakes import FakeEngine, VerboseEngine
-from tests.fixtures.topics import Operator
+from tests.fixtures.broker import Operator
 from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]

@@ -17,9 +17,9 @@ from alphaloop.messages import Result
 from alphaloop.settings import ClaimCheckSettings, KafkaSettings, Settings
 from tests.chaos.proxy import Proxy
 from tests.fakes import VerboseEngine
+from tests.fixtures.broker import Operator
 from tests.fixtures.cli import Cli
 from tests.fixtures.object_store import BUCKET, ObjectStore
-from tests.fixtures.topics import Operator
 from tests.fixtures.worker import Client, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]

@@ -17,7 +17,7 @@ from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from scheduler.metrics import SchedulerMetrics
 from scheduler.notifying import Notifier
 from tests.fixtures.cli import Cli, cli
-from tests.fixtures.drift_events import content
+from tests.fixtures.drift import content
 from tests.fixtures.hook import running_hook
 
 __all__ = ["cli"]

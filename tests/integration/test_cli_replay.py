@@ -1,15 +1,13 @@
 """`alphaloop replay` over jobs in a real database."""
 
 from __future__ import annotations
-
-from pathlib import Path
-
-import pytest
-from sqlalchemy import text
-
 from alphaloop.store.database import Database
+from pathlib import Path
+from sqlalchemy import text
 from tests.fixtures.cli import Cli
-from tests.fixtures.snapshots import keep_snapshots
+from tests.fixtures.deciding import keep_snapshots
+import pytest
+
 
 pytestmark = pytest.mark.postgres
 

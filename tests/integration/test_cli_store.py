@@ -22,7 +22,7 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.known_jobs import check
 from alphaloop.store.reports import ReportStore, StoredReport
 from tests.fixtures.cli import Cli
-from tests.fixtures.drift_events import content
+from tests.fixtures.drift import content
 from tests.fixtures.runs import (
     claim_request,
 )

@@ -12,8 +12,7 @@ import pytest
 from alphaloop.settings import Settings
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
-from tests.fixtures.streamed import Streamed
-from tests.fixtures.worker import Client, running_worker
+from tests.fixtures.worker import Client, Streamed, running_worker
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

@@ -19,7 +19,7 @@ from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
 from alphaloop.store.jobs import JobStore
 from tests.fixtures.console import PASSWORD, WAIT_S, Visitor, console
-from tests.fixtures.drift_events import content
+from tests.fixtures.drift import content
 from tests.fixtures.runs import claim_request
 
 pytestmark = pytest.mark.postgres

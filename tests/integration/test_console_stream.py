@@ -16,8 +16,7 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from tests.fixtures.console import PASSWORD, Visitor, console
 from tests.fixtures.runs import claim_request, outcome
-from tests.fixtures.streamed import Streamed
-from tests.fixtures.worker import until
+from tests.fixtures.worker import Streamed, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

@@ -13,8 +13,7 @@ import pytest
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.policy import Decision
 from tests.fixtures.drafting import MOST, ScriptedDrafter, draft_model
-from tests.fixtures.models import FAMILIES, NUM_TOKENS, VANILLA, decision, make_job
-from tests.fixtures.reference import Reference, Wanted
+from tests.fixtures.models import FAMILIES, NUM_TOKENS, VANILLA, Reference, Wanted, decision, make_job
 from worker.decoding.engine import SHARED_CHUNK
 from worker.decoding.network.language_model import PREFILL_CHUNK
 from worker.engine import Generation, Sampling

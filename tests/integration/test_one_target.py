@@ -19,8 +19,8 @@ from alphaloop.start_wait import StartWait
 from alphaloop.store.database import Database
 from alphaloop.store.workers import WorkerLoad, WorkerStore
 from tests.fakes import FakeEngine
+from tests.fixtures.deciding import SETUP
 from tests.fixtures.worker import Client, RunningWorker, until
-from tests.fixtures.workers import SETUP
 from worker import __main__ as worker_main
 from worker.__main__ import ProcessHealth
 

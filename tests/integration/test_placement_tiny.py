@@ -13,13 +13,12 @@ import torch
 import transformers
 
 from alphaloop.deciding.decision import Decision
-from alphaloop.errors import ConfigError, DecodeFailed, IncompatiblePair
+from alphaloop.errors import ConfigError, IncompatiblePair
 from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.logical_devices import Gpus, logical_gpus
 from tests.fixtures.models import VANILLA, decision, make_job
 from worker.deciding.decider import conditions_of
-from worker.decoding import open_drafters
 from worker.decoding.engine import load_engine
 from worker.engine import Generation, PreparedJob, Sampling
 
@@ -168,18 +167,6 @@ def test_a_round_with_drafts_of_two_devices_has_a_crossing_for_each(
     assert len(crossing) == 3
 
 
-def test_without_the_crossing_a_drawn_job_cannot_be_verified(
-    tiny_models: dict[str, Path], small: Path, gpus: Gpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The devices of these tests are as strict as real ones."""
-    monkeypatch.setattr(open_drafters, "arrived", lambda proposals, device: proposals)
-    engine = load_engine(models(tiny_models["llama"], small, APART), num_slots=2)
-    engine.admit(engine.prepare(make_job("ab"), DRAWN), decision("far", 3))
-    with pytest.raises(DecodeFailed) as caught:
-        finish(engine)
-    assert "cuda:0, cuda:1" in str(caught.value.__cause__)
-
-
 def test_the_placement_is_part_of_the_engines_name(tiny_models: dict[str, Path], small: Path, gpus: Gpus) -> None:
     """Costs, speed-ups and choices are stored under the identity's device."""
     named = {
@@ -250,18 +237,6 @@ def test_a_decision_is_told_what_is_free_on_each_device(tiny_models: dict[str, P
     assert conditions.free_elsewhere["far"] == (1 << 20) - 4 * width * engine.memory().per_row
     assert conditions.free_cache_bytes is not None
     assert conditions.free_cache_bytes > 9 << 30
-
-
-def test_the_targets_cache_has_the_share_of_drafts_that_lie_elsewhere(
-    tiny_models: dict[str, Path], small: Path, gpus: Gpus
-) -> None:
-    gpus.free[0] = 1 << 30
-    limits = {}
-    for name, devices in (("beside", {"far": "auto"}), ("elsewhere", {"far": "cuda:1"})):
-        engine = load_engine(models(tiny_models["llama"], small, devices), num_slots=2)
-        limits[name] = engine.memory().target_limit
-    assert limits["elsewhere"] == (1 << 30) // 2
-    assert limits["beside"] < limits["elsewhere"]
 
 
 def test_a_draft_that_its_device_cannot_hold_is_refused_with_the_arithmetic(

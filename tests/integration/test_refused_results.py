@@ -23,8 +23,8 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
 from tests.fakes import FakeEngine
+from tests.fixtures.broker import Operator
 from tests.fixtures.runs import claim_request, outcome
-from tests.fixtures.topics import Operator
 from tests.fixtures.worker import WAIT_S, Client, RunningWorker, headers_of, running_worker, until
 from worker.engine import Step
 

@@ -19,8 +19,7 @@ from torch import Tensor
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from tests.fixtures.drafting import draft_model
-from tests.fixtures.models import NUM_TOKENS, VANILLA, decision, make_job
-from tests.fixtures.reference import Reference
+from tests.fixtures.models import NUM_TOKENS, VANILLA, Reference, decision, make_job
 from worker.decoding import verification
 from worker.decoding.proposal import Ask, Proposal
 from worker.decoding.sampling import probabilities

@@ -23,7 +23,7 @@ from alphaloop.tables import probe_runs, reports, schedule_runs
 from scheduler.leadership import Leadership
 from scheduler.loop import RunSummary, Scheduler
 from scheduler.metrics import SchedulerMetrics
-from tests.fixtures.probes import register_probe_set
+from tests.fixtures.drift import register_probe_set
 
 pytestmark = pytest.mark.postgres
 

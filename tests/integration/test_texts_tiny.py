@@ -13,8 +13,7 @@ import pytest
 
 from alphaloop.messages import Job, Origin, parse_job
 from alphaloop.settings.models import ModelSettings, TargetSettings
-from tests.fixtures.models import VANILLA, lookup_decision
-from tests.fixtures.tokenizers import byte_fallback
+from tests.fixtures.models import VANILLA, byte_fallback, lookup_decision
 from worker.decoding.engine import load_engine
 from worker.engine import Generation, Sampling
 

@@ -10,8 +10,7 @@ from alphaloop.messages import Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
-from tests.fixtures.stepping import SteppedEngine
-from tests.fixtures.worker import Client, running_worker, until
+from tests.fixtures.worker import Client, SteppedEngine, running_worker, until
 from tests.integration.test_worker_flow import assert_counts_add_up
 from tests.integration.test_worker_refusals import job
 

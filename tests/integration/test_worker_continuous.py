@@ -24,9 +24,8 @@ from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
-from tests.fixtures.claimed import NOW
-from tests.fixtures.stepping import SteppedEngine
-from tests.fixtures.worker import Client, RunningWorker, running_worker, until
+from tests.fixtures.publishing import NOW
+from tests.fixtures.worker import Client, RunningWorker, SteppedEngine, running_worker, until
 from tests.integration.test_worker_flow import assert_counts_add_up
 from worker.feed import LEAST_AHEAD
 
@@ -200,40 +199,6 @@ def test_a_running_job_ends_in_the_round_after_its_cancellation_was_read(
         assert "job-1" in engine.running
 
 
-def test_a_claimed_job_that_is_cancelled_before_it_starts_is_never_decoded(worker_settings: Settings) -> None:
-    client, engine = Client(worker_settings), SteppedEngine(num_slots=1)
-    client.send("code", [job("job-0"), job("job-1"), job("job-2")], partition=0)
-    with stepped_worker(worker_settings, engine) as running:
-        assert engine.wait_at_round() == ("job-0",)
-        until(lambda: running.worker.leases.holds("job-1"), "the next job is claimed")
-        client.send_to(CONTROL, b'{"action": "cancel", "job_id": "job-1"}')
-        until(lambda: "job-1" in running.worker.leases.cancelled(), "the cancellation was read")
-        engine.run_freely()
-        results = results_of(client, "job-0", "job-1", "job-2")
-    assert {name: result.status for name, result in results.items()} == {
-        "job-0": Status.SUCCEEDED,
-        "job-1": Status.CANCELLED,
-        "job-2": Status.SUCCEEDED,
-    }
-    assert not any("job-1" in round_ for round_ in engine.rounds)
-
-
-def test_a_job_whose_message_comes_twice_is_decoded_once(worker_settings: Settings, database: Database) -> None:
-    client, engine = Client(worker_settings), SteppedEngine(num_slots=2)
-    client.send("code", [job("job-0")], partition=0)
-    with stepped_worker(worker_settings, engine) as running:
-        engine.wait_at_round()
-        client.send("code", [job("job-0"), job("job-1")], partition=0)
-        until(lambda: running.worker.leases.holds("job-1"), "the second message was read")
-        engine.run_freely()
-        records = client.read([RESULTS], lambda records: len(records) >= 3)
-        fenced = running.worker.metrics.registry.get_sample_value("alphaloop_outcomes_fenced_total")
-    copies = {record.value for record in records if record.key == b"job-0"}
-    assert (len(copies), by_id(records)["job-0"].attempt, fenced) == (1, 1, 0.0)
-    assert len([round_ for round_ in engine.rounds if "job-0" in round_]) == 4
-    assert_counts_add_up(database, num_jobs=2)
-
-
 @pytest.mark.usefixtures("steady_claims")
 def test_a_stop_decodes_what_runs_and_gives_back_what_was_claimed_ahead(
     worker_settings: Settings, database: Database
@@ -277,30 +242,6 @@ def test_in_a_hurry_all_is_given_back_and_no_crash_counted(worker_settings: Sett
     assert {name for name in names if results[name].attempt == 2} == claimed
     assert {name for name in names if results[name].attempt == 1} == set(names) - claimed
     assert num_crashes(database) == 0
-
-
-@pytest.mark.usefixtures("steady_claims")  # else what starts within AHEAD_S goes before it, too
-def test_a_job_of_another_task_does_not_wait_for_the_backlog(worker_settings: Settings) -> None:
-    client, engine = Client(worker_settings), SteppedEngine(num_slots=4)
-    client.send("code", [job(f"code-{number}", 5) for number in range(200)], partition=0)
-    with stepped_worker(worker_settings, engine) as running:
-        engine.wait_at_round()
-        until(lambda: running.worker.intake.num_in_flight == 200, "all jobs were delivered")
-        for _ in range(20):  # what a job of this task takes is known by then
-            engine.wait_at_round()
-            wait_until_claimed_ahead(running)
-            engine.allow()
-        engine.wait_at_round()
-        wait_until_ready(running, LEAST_AHEAD // 2 + 1)  # no claim is due or under way, which would take it along
-        client.send("sql", [job("other", 5)], partition=0)
-        until(lambda: "sql" in running.worker.feed.waiting(), "the other task's job waits")
-        num_before = len(engine.rounds)
-        while "other" not in engine.wait_at_round():
-            wait_until_claimed_ahead(running)
-            engine.allow()
-        num_rounds = len(engine.rounds) - num_before
-    # Before it go 8 jobs that are claimed ahead, and a quantum of device time: 1 s, which are 8 jobs of 5 rounds / 4.
-    assert num_rounds <= 30
 
 
 @pytest.mark.usefixtures("steady_claims")  # else a fast machine claims the whole backlog ahead

@@ -1,18 +1,21 @@
-"""What a whole worker decides on: history in its first batch after a restart, and flags while it runs."""
+"""A flag on a drafter, and its end, reach the decisions of a whole worker while it runs."""
 
 from __future__ import annotations
-
-import json
-from collections.abc import Sequence
-
-import pytest
-
-from alphaloop.messages import Mode, Result
+from alphaloop.messages import Mode
+from alphaloop.messages import Result
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.drafts import DraftStatus
+from collections.abc import Sequence
 from tests.fakes import FakeEngine
-from tests.fixtures.worker import Client, RunningWorker, running_worker, until
+from tests.fixtures.worker import Client
+from tests.fixtures.worker import RunningWorker
+from tests.fixtures.worker import running_worker
+from tests.fixtures.worker import until
+import json
+import pytest
+
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -43,22 +46,6 @@ def decode(client: Client, sent: Sequence[bytes], count: int, task: str = "code"
 
 def reasons(results: Sequence[Result]) -> set[tuple[str, str]]:
     return {(result.decoding.mode, result.decoding.reason) for result in results if result.decoding is not None}
-
-
-@pytest.mark.parametrize(
-    ("acceptance", "expected"), [(0.95, (Mode.SPECULATIVE, "faster")), (0.0, (Mode.VANILLA, "not_faster"))]
-)
-def test_a_restarted_worker_decides_its_first_batch_from_history(
-    settings: Settings, acceptance: float, expected: tuple[str, str]
-) -> None:
-    """The first worker only measures, as its jobs ask; the second has never decoded anything."""
-    client = Client(settings)
-    with running_worker(settings, FakeEngine(acceptance=(acceptance,))):
-        measured = decode(client, jobs("measured", NUM_JOBS, decoding="speculative"), NUM_JOBS)
-    assert {result.decoding.reason for result in measured if result.decoding} == {"forced"}
-    with running_worker(settings, FakeEngine(acceptance=(acceptance,))):
-        first = decode(client, jobs("first", 1), NUM_JOBS + 1)
-    assert reasons(first) == {expected}
 
 
 def is_flagged(worker: RunningWorker, engine: FakeEngine) -> bool:

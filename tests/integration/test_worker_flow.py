@@ -8,21 +8,16 @@ from datetime import UTC, datetime, timedelta
 from statistics import median
 
 import pytest
-from sqlalchemy import func, select, text
+from sqlalchemy import text
 
-from alphaloop.errors import DecodeFailed
-from alphaloop.kafka.topics import CONTROL, RESULTS, TOKENS, ensure_topics
+from alphaloop.kafka.topics import CONTROL, RESULTS, ensure_topics
 from alphaloop.messages import Job, Mode, Result, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.outbox import Outbox
-from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.tables import jobs as jobs_table
 from tests.fakes import FakeEngine
-from tests.fixtures.runs import claim_request, outcome
 from tests.fixtures.worker import WAIT_S, Client, headers_of, running_worker, until
-from worker.engine import PreparedJob, Sampling, Step
+from worker.engine import PreparedJob, Sampling
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -140,53 +135,6 @@ def test_expired_and_cancelled_jobs_are_reported(worker_settings: Settings, data
     assert by_id["job-1"].error.code == "expired"
 
 
-def test_streamed_tokens_are_the_result(worker_settings: Settings) -> None:
-    client = Client(worker_settings)
-    with running_worker(worker_settings, FakeEngine(num_slots=4)):
-        client.send("chat", [job(1, stream=True), job(2)])
-        by_id = {result.job_id: result for result in client.results(2)}
-        chunks = client.read([TOKENS], lambda r: bool(r) and headers_of(r[-1])["final"] == "1")
-    assert {headers_of(chunk)["job_id"] for chunk in chunks} == {"job-1"}
-    assert [int(headers_of(chunk)["seq"]) for chunk in chunks] == list(range(len(chunks)))
-    texts = [json.loads(chunk.value or b"")["choices"][0]["delta"].get("content", "") for chunk in chunks]
-    assert "".join(texts) == by_id["job-1"].text
-
-
-class PoisonedEngine(FakeEngine):
-    """Every step with job-5 in it fails."""
-
-    def step(self) -> Step:
-        if any(running.prepared.job.job_id == "job-5" for running in self._running):
-            raise DecodeFailed("poisoned")
-        return super().step()
-
-
-def test_a_failing_job_fails_alone(worker_settings: Settings) -> None:
-    client = Client(worker_settings)
-    client.send("code", [job(i) for i in range(8)])
-    with running_worker(worker_settings, PoisonedEngine(num_slots=4)):
-        by_id = {result.job_id: result for result in client.results(8)}
-    failed = by_id.pop("job-5")
-    assert (failed.status, failed.error and failed.error.code) == (Status.FAILED, "decode_failed")
-    assert {result.status for result in by_id.values()} == {Status.SUCCEEDED}
-
-
-def test_what_a_stop_leaves_is_decoded_by_the_next_worker(worker_settings: Settings, database: Database) -> None:
-    client = Client(worker_settings)
-    client.send("code", [job(i) for i in range(40)])
-    with running_worker(worker_settings, FakeEngine(num_slots=4)):
-        client.results(4)
-    num_before = len(client.read([RESULTS], lambda r: len(r) >= 4))
-    with running_worker(worker_settings, FakeEngine(num_slots=4)):
-        results = client.read([RESULTS], lambda r: len({Result.decode(x.value or b"").job_id for x in r}) >= 40)
-    assert num_before <= 40
-    # What was claimed and given back is claimed again, which counts as no crash.
-    assert {Result.decode(r.value or b"").attempt for r in results} <= {1, 2}
-    with database.begin() as connection:
-        assert connection.execute(select(func.max(jobs_table.c.num_crashes))).scalar_one() == 0
-    assert_counts_add_up(database, num_jobs=40)
-
-
 def test_two_workers_share_the_work_and_nothing_is_decoded_twice(worker_settings: Settings, database: Database) -> None:
     client = Client(worker_settings)
     with (
@@ -225,31 +173,6 @@ def test_the_consumer_is_polled_while_a_step_takes_long(worker_settings: Setting
     assert median(ages) < 1.0, "not the largest, because a busy machine may stop any thread for a second"
 
 
-def test_out_of_drain_time_the_batch_is_given_back_and_no_crash_counted(
-    worker_settings: Settings, database: Database
-) -> None:
-    is_stepping, may_go_on = threading.Event(), threading.Event()
-
-    def step_slowly() -> None:
-        is_stepping.set()
-        assert may_go_on.wait(WAIT_S)
-
-    client = Client(worker_settings)
-    client.send("code", [job(i) for i in range(4)])
-    with running_worker(worker_settings, FakeEngine(num_slots=4, before_step=step_slowly)) as running:
-        assert is_stepping.wait(WAIT_S)
-        until(lambda: running.worker.leases.num_held == 4, "all jobs are claimed")
-        running.stop.set()
-        running.hurry.set()
-        may_go_on.set()
-    with running_worker(worker_settings, FakeEngine(num_slots=4)):
-        results = client.results(4)
-    assert {result.attempt for result in results} == {2}
-    with database.begin() as connection:
-        assert connection.execute(text("SELECT sum(num_crashes) FROM jobs")).scalar_one() == 0
-    assert_counts_add_up(database, num_jobs=4)
-
-
 def test_a_lost_claim_is_not_recorded_but_answered_by_whoever_has_it(
     worker_settings: Settings, database: Database
 ) -> None:
@@ -278,20 +201,6 @@ def test_a_lost_claim_is_not_recorded_but_answered_by_whoever_has_it(
     # The other worker has the second attempt. The third counts its crash, and the fourth is claimed alone.
     assert result.attempt == 4
     assert_counts_add_up(database, num_jobs=1)
-
-
-def test_results_recorded_by_a_worker_that_died_are_published(worker_settings: Settings, database: Database) -> None:
-    client = Client(worker_settings)
-    orphan = outcome("orphan", text="recorded by a worker that died")
-    jobs = JobStore(database)
-    jobs.claim([claim_request("orphan")], owner="dead", lease_s=60.0, max_attempts=3)
-    OutcomeStore(database).record([orphan], owner="dead")
-    with database.begin() as connection:
-        connection.execute(text("UPDATE outbox SET created_at = now() - interval '1 h'"))
-    with running_worker(worker_settings, FakeEngine(num_slots=4)):
-        (record,) = client.read([RESULTS], lambda r: len(r) >= 1)
-        until(lambda: Outbox(database).num_pending() == 0, "the outbox is empty")
-    assert (record.key, record.value) == (b"orphan", orphan.result)
 
 
 class TrippingEngine(FakeEngine):

@@ -10,7 +10,7 @@ from alphaloop.messages import Purpose, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
-from tests.fixtures.probes import record_probes
+from tests.fixtures.drift import record_probes
 from tests.fixtures.worker import Client, headers_of, running_worker
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]

@@ -1,23 +1,30 @@
-"""A worker that hangs, on a real broker and a real database: it is found, and others decode its jobs."""
+"""A worker that hangs or whose engine is sick, on real servers: it is found, and others decode its jobs."""
 
 from __future__ import annotations
-
-import threading
-
-import pytest
-from sqlalchemy import text
-
 from alphaloop import liveness
+from alphaloop.errors import EngineSick
 from alphaloop.errors import WorkerThreadDied
 from alphaloop.liveness import Watchdog
 from alphaloop.messages import Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
+from sqlalchemy import text
 from tests.fakes import FakeEngine
-from tests.fixtures.stepping import SteppedEngine
-from tests.fixtures.worker import WAIT_S, Client, RunningWorker, running_worker, until
-from tests.integration.test_worker_continuous import job, results_of, wait_until_claimed, with_worker
+from tests.fixtures.worker import Client
+from tests.fixtures.worker import RunningWorker
+from tests.fixtures.worker import SteppedEngine
+from tests.fixtures.worker import WAIT_S
+from tests.fixtures.worker import running_worker
+from tests.fixtures.worker import until
+from tests.integration.test_worker_continuous import job
+from tests.integration.test_worker_continuous import results_of
+from tests.integration.test_worker_continuous import wait_until_claimed
+from tests.integration.test_worker_continuous import with_worker
 from tests.integration.test_worker_flow import assert_counts_add_up
+import json
+import pytest
+import threading
+
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -117,3 +124,38 @@ def test_a_thread_of_the_leases_that_dies_ends_the_worker_and_is_seen(
     assert running.worker.threads.unhealthy() == "the thread leases ended"
     with pytest.raises(WorkerThreadDied, match="leases"):
         running.close()
+
+
+def test_jobs_of_a_sick_engine_are_given_back_and_decoded_by_the_next_worker(
+    worker_settings: Settings, database: Database
+) -> None:
+    sick_from = 6
+
+    def step() -> None:
+        if engine.num_steps > sick_from:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    names = [f"job-{number}" for number in range(40)]
+    client, engine = Client(worker_settings), FakeEngine(num_slots=4, before_step=step)
+    jobs = [{"job_id": name, "prompt": f"complete {name}", "max_tokens": 4, "decoding": "vanilla"} for name in names]
+    client.send("code", [json.dumps(job).encode() for job in jobs])
+    sick = RunningWorker(worker_settings, engine, seed=1)
+    sick.start()
+    until(lambda: sick.error is not None, "the worker ended by itself")
+    assert sick.worker.end_reason is not None
+    assert "RuntimeError" in sick.worker.end_reason
+    with pytest.raises(EngineSick):
+        sick.close()
+    with database.begin() as connection:
+        num_held = connection.execute(
+            text("SELECT count(*) FROM jobs WHERE status = 'failed' OR lease_expires_at > clock_timestamp()")
+        ).scalar_one()
+    assert num_held == 0, "nothing failed, and no claim is left"
+    with running_worker(worker_settings, FakeEngine(num_slots=4)):
+        results = client.results(40)
+    assert {result.job_id for result in results} == set(names)
+    assert {result.status for result in results} == {Status.SUCCEEDED}
+    with database.begin() as connection:
+        counted = connection.execute(text("SELECT max(num_crashes), max(num_failures) FROM jobs")).one()
+    assert tuple(counted) == (0, 0)
+    assert_counts_add_up(database, num_jobs=40)

@@ -1,4 +1,4 @@
-"""Partitions go to another worker, on a real broker: what runs may end first, within bounds; nothing runs twice."""
+"""Who gets what first, on a real broker: partitions that go to another worker, and the lane of high jobs."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from sqlalchemy import text
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record
 from alphaloop.messages import Status
+from alphaloop.messages.topics import high_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
-from tests.fixtures.stepping import SteppedEngine
-from tests.fixtures.worker import Client, RunningWorker, running_worker, until
+from tests.fixtures.worker import Client, RunningWorker, SteppedEngine, running_worker, until
 from tests.integration.test_worker_continuous import (
     LONG,
     job,
     results_of,
+    started,
     stepped_worker,
     wait_until_claimed,
     with_worker,
 )
 from tests.integration.test_worker_flow import assert_counts_add_up
+from worker.feed import LEAST_AHEAD
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -93,3 +95,36 @@ def test_what_outlasts_the_rebalance_is_given_back_uncounted_and_decoded_by_the_
     with database.begin() as connection:
         assert connection.execute(text("SELECT max(num_crashes) FROM jobs")).scalar_one() == 0
     assert_counts_add_up(database, num_jobs=4)
+
+
+NUM_NORMAL = 60
+
+
+def num_high_in_flight(running: RunningWorker) -> int:
+    held = running.worker.intake._partitions.values()
+    return sum(one.watermark.num_in_flight for one in held if one.is_high)
+
+
+def test_high_jobs_overtake_a_backlog_that_fills_every_buffer(worker_settings: Settings) -> None:
+    """The queue and the buffer of the normal lane are full, its partitions are paused, and the high lane gets in."""
+    settings = with_worker(worker_settings, max_buffered=4)
+    client, engine = Client(settings), SteppedEngine(num_slots=1)
+    client.send("code", [job(f"normal-{number}", 1) for number in range(NUM_NORMAL)], partition=0)
+    high = [f"high-{number}" for number in range(3)]
+    with stepped_worker(settings, engine) as running:
+        engine.wait_at_round()
+        partitions = running.worker.intake._partitions
+        until(lambda: any(held.is_paused for held in partitions.values()), "the backlog is paused")
+        for name in high:
+            client.send_to(high_topic("code"), job(name, 1))
+        until(lambda: num_high_in_flight(running) == len(high), "the high jobs came")
+        until(lambda: not len(running.worker.intake._high), "the high jobs were taken")
+        while not set(high) <= started(engine):
+            engine.allow()
+            engine.wait_at_round()
+        num_before = len([name for name in started(engine) if name.startswith("normal")])
+        # Those claimed before they came, and the share of the normal lane.
+        assert num_before <= 2 * LEAST_AHEAD + 4
+        engine.run_freely()
+        results = results_of(client, *high, *(f"normal-{number}" for number in range(NUM_NORMAL)))
+    assert {result.status for result in results.values()} == {Status.SUCCEEDED}

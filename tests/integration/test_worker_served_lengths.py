@@ -11,7 +11,7 @@ from sqlalchemy import text
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
-from tests.fixtures.served_engine import ServedEngine, engine_over
+from tests.fixtures.inference_server import ServedEngine, engine_over
 from tests.fixtures.worker import Client, running_worker
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]

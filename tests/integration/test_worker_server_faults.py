@@ -14,9 +14,8 @@ from alphaloop.messages import Result, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
-from tests.fixtures.inference_server import Answer, Connection, head, whole
+from tests.fixtures.inference_server import Answer, Connection, ServedEngine, engine_over, head, whole
 from tests.fixtures.models import VANILLA, make_job
-from tests.fixtures.served_engine import ServedEngine, engine_over
 from tests.fixtures.worker import Client, running_worker, until
 from worker.engine import Sampling
 

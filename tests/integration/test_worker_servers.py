@@ -14,10 +14,9 @@ from alphaloop.messages import Mode, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
-from tests.fixtures.inference_server import Connection, head, whole
+from tests.fixtures.drift import record_probes
+from tests.fixtures.inference_server import Connection, ServedEngine, engine_over, head, whole
 from tests.fixtures.models import make_job
-from tests.fixtures.probes import record_probes
-from tests.fixtures.served_engine import ServedEngine, engine_over
 from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
 from worker.engine import Sampling
 
@@ -73,51 +72,6 @@ def test_jobs_go_to_the_server_of_their_decision_and_come_back_with_its_counts(
     assert num_proposed == sum(sum(decoding.proposed) for decoding in told)
     assert servers["plain"].num_texts >= 10
     assert servers["speculative"].num_texts >= 10
-
-
-def test_one_server_that_switches_drafts_takes_the_jobs_of_both_decisions(
-    worker_settings: Settings, database: Database
-) -> None:
-    server = ServedEngine(FakeEngine(), "lookup", 4, switches_drafts=True)
-    client = Client(worker_settings)
-    with engine_over({"both": server}) as engine, running_worker(worker_settings, engine) as running:
-        client.send("code", [job(number, decoding=("speculative", "vanilla")[number % 2]) for number in range(20)])
-        by_id = {result.job_id: result for result in client.results(20)}
-        sample = running.worker.metrics.registry.get_sample_value
-        labels = {"endpoint": "both", "drafter": "lookup"}
-        assert sample("alphaloop_endpoint_switches_drafts", labels) == 1
-        assert sample("alphaloop_endpoint_undrafted_in_flight", labels) == 0
-        costs = running.worker.costs.table.rounds(2)
-        assert costs.part_ms(None, 1) is not None
-        assert costs.round_ms("lookup", 4) is not None
-    for number in range(20):
-        decoding = by_id[f"job-{number}"].decoding
-        assert decoding is not None
-        assert decoding.mode == (Mode.SPECULATIVE, Mode.VANILLA)[number % 2]
-        assert bool(sum(decoding.proposed)) == (number % 2 == 0)
-    with database.begin() as connection:
-        query = "SELECT mode, count(*), sum(array_sum(proposed)) > 0 FROM decode_runs GROUP BY mode"
-        rows = {mode: (num, drafted) for mode, num, drafted in connection.execute(text(query))}
-    assert rows["speculative"] == (10, True)
-    assert rows["vanilla"][0] == 10
-    assert not rows["vanilla"][1]
-
-
-def test_a_prompt_that_the_server_refuses_fails_alone_and_at_once(
-    worker_settings: Settings, database: Database
-) -> None:
-    client = Client(worker_settings)
-    with engine_over(pair()) as engine, running_worker(worker_settings, engine):
-        client.send("code", [job(1, prompt="word " * 5000), job(2), job(3, prompt="word " * 4085)])
-        by_id = {result.job_id: result for result in client.results(3)}
-    long = by_id["job-1"]
-    assert long.status is Status.FAILED
-    assert long.error is not None
-    assert long.error.code == "prompt_too_long"
-    assert by_id["job-2"].status is Status.SUCCEEDED
-    cut = by_id["job-3"]
-    assert cut.usage is not None
-    assert cut.usage.completion_tokens <= 4096 - 4085, "as long as the context leaves room"
 
 
 def test_no_job_pays_for_an_outage_of_all_servers(worker_settings: Settings, database: Database) -> None:
@@ -246,36 +200,6 @@ def test_jobs_that_wait_for_an_absent_server_keep_nobody_from_the_others(
     waited = [result.decoding for result in results if result not in first]
     assert {(one.mode, one.drafter) for one in waited if one} == {(Mode.SPECULATIVE, "lookup")}
     assert set(attempts(database).values()) == {(1, 0)}
-
-
-def test_what_requests_take_is_what_decisions_rest_on(worker_settings: Settings, database: Database) -> None:
-    """Nothing is asked of the servers before: the first job is decoded vanilla, and jobs tell what rounds cost."""
-    worker = worker_settings.worker.model_copy(update={"calibration_budget_s": 0.0})
-    settings = worker_settings.model_copy(update={"worker": worker})
-    client = Client(settings)
-    with engine_over(pair(round_s=0.004, tells_exactly=True)) as engine, running_worker(settings, engine) as running:
-        client.send("code", [job(0)])
-        (first,) = client.results(1)
-        client.send("code", [job(number, decoding=("speculative", "vanilla")[number % 2]) for number in range(1, 41)])
-        client.results(41)
-        client.send("code", [job(41)])
-        last = next(result for result in client.results(42) if result.job_id == "job-41")
-        assert engine.drafters[0].num_endpoints == engine.drafters[0].num_vanilla_endpoints == 1
-        here = running.worker.costs.table.rounds(2)
-    assert (first.decoding and first.decoding.reason) == Reason.NO_COSTS
-    assert last.decoding is not None
-    assert last.decoding.reason not in (Reason.NO_COSTS, Reason.UNDECIDED)
-    for ms in (here.part_ms(None, 1), here.round_ms("lookup", 4)):
-        assert ms is not None
-        assert ms >= 3.0, "a step waits for 4 ms"
-    with database.begin() as connection:
-        stored = (
-            "SELECT kind, drafter, max(num_samples) FROM cost_profiles GROUP BY kind, drafter ORDER BY kind, drafter"
-        )
-        rows = {(kind, drafter): num for kind, drafter, num in connection.execute(text(stored))}
-    assert rows.keys() == {("prefill", ""), ("prefill", "lookup"), ("round", ""), ("served", "lookup")}
-    assert rows["round", ""] >= 20
-    assert rows["served", "lookup"] >= 15
 
 
 @pytest.mark.parametrize(("reason", "waits"), [(Reason.EXPLORING, False), (Reason.FASTER, False), (Reason.PROBE, True)])

@@ -46,6 +46,9 @@ from worker.engine import Engine, Generation, Served, Step
 
 log = logging.getLogger(__name__)
 
+_HALF_LIFE_ROUNDS: Final = 32  #: a change of speed that lasts so many rounds is followed
+_SAVE_EVERY_S: Final = 60.0  #: between two times at which corrected costs are stored
+
 #: A logarithm that moved by less is not worth a write.
 _NEWS: Final = math.log(1.01)
 #: A standard deviation that moved by less neither.
@@ -96,7 +99,7 @@ def open_costs(
     revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
     key = (identity.host, identity.device, identity.engine, identity.target_revision, revisions)
     known = store.load(*key).points
-    half_life, save_every_s = settings.correction_half_life_rounds, settings.correction_save_s
+    half_life, save_every_s = _HALF_LIFE_ROUNDS, _SAVE_EVERY_S
     told = {"action": "calibration_started", "device": identity.device}
     measured: list[CostPoint] = []
     if engine.can_redraft:

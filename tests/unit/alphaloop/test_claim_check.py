@@ -33,7 +33,7 @@ from alphaloop.messages import (
     with_prompt,
 )
 from alphaloop.settings import ClaimCheckSettings
-from tests.fixtures.results import succeeded
+from tests.fixtures.messages import succeeded
 
 MAX_BYTES = 1 << 16
 WRONG_PREFIXES = (

@@ -13,7 +13,7 @@ from alphaloop.messages import (
     dead_letter,
 )
 from alphaloop.messages.dead_letter import MAX_REASON_CHARS, PREFIX, SHORTENED, shortened
-from tests.fixtures.parsing import ORIGIN
+from tests.fixtures.messages import ORIGIN
 
 
 def test_a_dead_letter_keeps_the_message_and_says_why() -> None:

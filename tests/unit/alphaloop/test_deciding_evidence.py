@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -9,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.deciding.evidence import SUMS, EvidenceSums, InconsistentEvidence, KeyEvidence
+from alphaloop.deciding.evidence import SUMS, EvidenceSums, KeyEvidence
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HALF_LIFE = timedelta(days=3)
@@ -70,10 +69,6 @@ def test_a_drafter_that_ends_early_had_the_chance_to_go_on() -> None:
     assert sums.offered == 2
 
 
-def test_short_drafts_say_nothing_of_positions_behind_them() -> None:
-    assert len(job([2, 2], 2).chances) == 2
-
-
 @given(one=jobs(), hours=st.tuples(st.integers(0, 500), st.integers(0, 500)))
 def test_fading_twice_is_fading_once(one: EvidenceSums, hours: tuple[int, int]) -> None:
     first, second = one.as_of + timedelta(hours=hours[0]), one.as_of + timedelta(hours=sum(hours))
@@ -93,19 +88,6 @@ def test_the_sums_do_not_depend_on_the_order_of_arrival(found: list[EvidenceSums
     assert close(added(found), added(shuffled))
 
 
-@given(found=st.lists(jobs(), max_size=40))
-def test_the_recent_window_is_part_of_all(found: list[EvidenceSums]) -> None:
-    evidence = KeyEvidence.empty(NOON)
-    for one in found:
-        evidence = evidence.with_job(one, HALF_LIFE)
-    older = evidence.all - evidence.recent
-    for name in SUMS:
-        values = getattr(older, name)
-        assert all(v >= 0 for v in (values if isinstance(values, tuple) else (values,)))
-    assert older.jobs + evidence.recent.jobs == pytest.approx(evidence.all.jobs)
-    assert evidence.all.jobs <= len(found) + 1e-9
-
-
 def test_the_recent_window_is_a_few_dozen_jobs_however_many_there_were() -> None:
     evidence = KeyEvidence.empty(NOON)
     for _ in range(300):
@@ -121,14 +103,6 @@ def test_half_a_life_later_a_job_weighs_half_and_its_square_a_quarter() -> None:
     assert faded.jobs == pytest.approx(0.5)
     assert faded.accepts_w2 == pytest.approx((1.0, 1.0, 1.0))
     assert faded.effective_jobs == pytest.approx(1.0)
-
-
-def test_sums_of_different_moments_are_not_added() -> None:
-    later = replace(job([1], 2), as_of=NOON + timedelta(seconds=1))
-    with pytest.raises(InconsistentEvidence, match="same moment"):
-        _ = job([1], 2) + later
-    with pytest.raises(InconsistentEvidence, match="take away"):
-        _ = job([1], 2) - (job([1], 2) + job([1], 2))
 
 
 def test_what_the_last_jobs_contradict_is_forgotten_and_nothing_else() -> None:

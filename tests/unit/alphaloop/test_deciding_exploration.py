@@ -57,16 +57,6 @@ def test_nothing_is_tried_that_the_budget_cannot_pay() -> None:
         assert (trial is not None) == is_tried
 
 
-def test_vanilla_and_shorter_drafts_are_no_news() -> None:
-    posterior = inferred(0.6, 0.5, own_sd=1.5)
-    three = alternative("draft", 3, posterior, 40.0)
-    one, four = alternative("draft", 1, posterior, 27.5), alternative("draft", 4, posterior, 41.5)
-    found = worth_trying(three, [three, VANILLA, one, four], {"draft": posterior}, rich(), LIMITS, 1, 100.0)
-    assert found is not None
-    assert found.alternative is four
-    assert worth_trying(three, [three, VANILLA, one], {"draft": posterior}, rich(), LIMITS, 1, 100.0) is None
-
-
 def test_a_drafter_whose_weights_are_in_use_is_tried_for_its_unseen_positions_alone() -> None:
     posterior = inferred(0.6, 0.5, own_sd=1.5)
     gated = alternative("gated", 3, posterior, 40.0)
@@ -139,25 +129,6 @@ def test_a_drafter_is_rechecked_after_fewer_jobs_the_more_time_they_took() -> No
     assert worth_trying(VANILLA, [VANILLA, hopeless], {"draft": posterior}, budget, LIMITS, 1, 100.0) is None
 
 
-def test_a_drafter_that_only_a_lower_cost_would_make_worthwhile_is_rechecked() -> None:
-    posterior = inferred(0.95, 0.001, k=1)
-    dear = alternative("draft", 1, posterior, 66.0)
-    budget = ExplorationBudget(balance=1e4, unseen={"draft": 1000.0})
-    for cost_sd, is_due in ((0.0, False), (0.099, True)):
-        rival = dear._replace(cost_sd=cost_sd)
-        trial = worth_trying(VANILLA, [VANILLA, rival], {"draft": posterior}, budget, LIMITS, 1, 100.0)
-        assert (trial is not None) == is_due
-
-
-def test_using_a_drafter_ends_both_counts() -> None:
-    budget = ExplorationBudget(unseen={"draft": 3.0, "other": 2.0}, unseen_s={"draft": 60.0}, decided_at=NOW)
-    budget = budget.after(2, 10.0, LIMITS, is_cold=False, now=NOW + timedelta(seconds=30)).used("draft")
-    assert budget.unseen == {"draft": 0.0, "other": 4.0}
-    assert budget.unseen_s == {"draft": 0.0, "other": 30.0}
-    without_a_clock = budget.after(1, 10.0, LIMITS, is_cold=False)
-    assert without_a_clock.unseen_s == budget.unseen_s
-
-
 def test_an_unused_drafter_is_rechecked_less_and_less_often() -> None:
     def interval(jobs: float) -> int:
         posterior = inferred(0.3, 0.02, jobs=jobs)
@@ -192,3 +163,13 @@ def test_a_budget_is_never_exceeded(batches: list[tuple[int, float, float, str]]
         assert budget.balance >= -1e-6
         assert budget.spent <= budget.accrued + 1e-6
         assert budget.accrued <= share * decoded + first + 1e-6
+
+
+def test_vanilla_and_shorter_drafts_are_no_news() -> None:
+    posterior = inferred(0.6, 0.5, own_sd=1.5)
+    three = alternative("draft", 3, posterior, 40.0)
+    one, four = alternative("draft", 1, posterior, 27.5), alternative("draft", 4, posterior, 41.5)
+    found = worth_trying(three, [three, VANILLA, one, four], {"draft": posterior}, rich(), LIMITS, 1, 100.0)
+    assert found is not None
+    assert found.alternative is four
+    assert worth_trying(three, [three, VANILLA, one], {"draft": posterior}, rich(), LIMITS, 1, 100.0) is None

@@ -1,23 +1,29 @@
 """Draft lengths of sequences that run together but were decided apart."""
 
 from __future__ import annotations
-
-import itertools
-import math
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-
-from hypothesis import given
-from hypothesis import strategies as st
-
-from alphaloop.costs import CostPoint, CostTable
-from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
-from alphaloop.deciding.draft_lengths import LengthsTogether, RunningGroup, RunningSequence, lengths_together
+from alphaloop.costs import CostPoint
+from alphaloop.costs import CostTable
+from alphaloop.deciding.decision import Decision
+from alphaloop.deciding.decision import DecisionContext
+from alphaloop.deciding.decision import DraftSetting
+from alphaloop.deciding.draft_lengths import LengthsTogether
+from alphaloop.deciding.draft_lengths import RunningGroup
+from alphaloop.deciding.draft_lengths import RunningSequence
+from alphaloop.deciding.draft_lengths import lengths_together
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
-from alphaloop.deciding.posterior import Posterior, Profile
-from alphaloop.messages import Mode
+from alphaloop.deciding.posterior import Posterior
+from alphaloop.deciding.posterior import Profile
+from dataclasses import replace
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
+from hypothesis import given
+from hypothesis import strategies as st
+import itertools
+import math
+
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 DRAFT = DrafterState("draft", "r1", 7)
@@ -84,28 +90,6 @@ def test_together_is_never_worse_than_apart(
     ]
     first, second = (setting.num_draft_tokens for setting in lengths_together(groups, table))
     assert worth_a_ms(alphas, (first, second), table, 2) >= worth_a_ms(alphas, apart, table, 2) * (1 - 1e-9)
-
-
-def test_a_trial_keeps_its_length() -> None:
-    table = costs()
-    trial = Decision(Mode.SPECULATIVE, "draft", "r1", 7, Reason.EXPLORING, "")
-    running = [RunningSequence("a", trial), RunningSequence("b", decided(0.5, table))]
-    tried, other = LengthsTogether(lambda: table).settings(running, NOW)
-    assert tried == DraftSetting("draft", 7)
-    assert other.num_draft_tokens > 1, "the draft model proposes for seven rounds anyhow"
-
-
-def test_costs_are_asked_only_where_groups_differ() -> None:
-    def unasked() -> CostTable:
-        raise AssertionError("nothing to choose")
-
-    lengths, table = LengthsTogether(unasked), costs()
-    good = decided(0.86, table)
-    vanilla = Decision(Mode.VANILLA, None, None, 0, Reason.NOT_FASTER, "")
-    assert lengths.settings([], NOW) == []
-    assert lengths.settings([RunningSequence("a", good)] * 3, NOW) == [good.setting] * 3
-    both = [RunningSequence("a", vanilla), RunningSequence("b", vanilla)]
-    assert lengths.settings(both, NOW) == [DraftSetting(), DraftSetting()]
 
 
 def test_a_choice_stays_for_a_second() -> None:

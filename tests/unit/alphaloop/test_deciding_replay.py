@@ -10,19 +10,16 @@ import pytest
 
 from alphaloop.deciding.decision import Decision, DraftSetting, Reason
 from alphaloop.deciding.exploration import ExplorationBudget
-from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits, Subject, TaskRules
 from alphaloop.deciding.policy import Group
 from alphaloop.deciding.posterior import Posterior, tokens_per_round
-from alphaloop.deciding.replay import Compared, Decoded, Pricing, Replay, Rules, group_of, is_given, total
+from alphaloop.deciding.replay import Compared, Decoded, Pricing, Replay, Rules, group_of, is_given
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.messages import Decoding, Purpose
-from tests.fixtures.choosing import inferred
-from tests.fixtures.snapshots import some_snapshot
+from tests.fixtures.deciding import inferred, some_snapshot
 
 LIMITS: Final = PolicyLimits(explore_share=0.0, control_share=0.0)
 FACTS: Final = SessionFacts("w", "h", "d", "e", "t", 8, timedelta(days=3), LIMITS)
-LOOKUP: Final = DrafterState("lookup", "draft-1", 4)
 
 
 def decided(snapshot: Snapshot, rules: Rules, replay: Replay | None = None) -> Decision:
@@ -130,27 +127,3 @@ def test_the_cost_of_another_setting_follows_from_acceptance(seed: int) -> None:
     vague = compared(inferred(0.8, k=4, sd=0.5), DraftSetting(), DraftSetting("lookup", 3), seed).ratio
     assert vague is not None
     assert vague.high - vague.low > 2 * (found.ratio.high - found.ratio.low)
-
-
-def test_the_same_setting_costs_the_same_with_any_posterior(seed: int) -> None:
-    found = compared(inferred(0.8, k=4, sd=0.9), DraftSetting("lookup", 3), DraftSetting("lookup", 3), seed)
-    assert found.ratio is not None
-    assert (found.ratio.low, found.ratio.mean, found.ratio.high) == (1.0, 1.0, 1.0)
-    assert (found.num_same_jobs, found.num_untested_tokens) == (10, 0)
-    twice = total([found, found])
-    assert (twice.num_jobs, twice.was_s, twice.ratio) == (20, 2 * found.was_s, found.ratio)
-
-
-def test_drafts_longer_than_any_tested_are_counted_apart() -> None:
-    """Two positions were tested."""
-    posterior = inferred(0.8, k=4)
-    assert compared(posterior, DraftSetting(), DraftSetting("lookup", 3)).num_untested_tokens == 600
-    assert compared(posterior, DraftSetting(), DraftSetting("lookup", 2)).num_untested_tokens == 0
-
-
-def test_what_nobody_measured_is_left_out() -> None:
-    snapshot = some_snapshot()
-    jobs = Decoded(DraftSetting("small", 2), 3, 60, 60, 1.0)
-    assert Pricing(0).compare(snapshot, snapshot.groups[0], jobs, DraftSetting()) is None
-    jobs = Decoded(DraftSetting(), 3, 60, 60, 1.0)
-    assert Pricing(0).compare(snapshot, snapshot.groups[0], jobs, DraftSetting("lookup", 9)) is None

@@ -1,28 +1,39 @@
 """Decisions between servers: one draft length each, rounds that are timed whole, and loads that servers share."""
 
 from __future__ import annotations
-
-import json
-import math
+from alphaloop.costs import CostKind
+from alphaloop.costs import CostPoint
+from alphaloop.costs import CostTable
+from alphaloop.deciding import snapshot as codec
+from alphaloop.deciding.decision import DecisionContext
+from alphaloop.deciding.decision import DraftSetting
+from alphaloop.deciding.decision import Reason
+from alphaloop.deciding.draft_lengths import LengthsTogether
+from alphaloop.deciding.draft_lengths import RunningSequence
+from alphaloop.deciding.draft_lengths import settings_by_running
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.goodput import JobSize
+from alphaloop.deciding.goodput import weigh
+from alphaloop.deciding.job_facts import Aim
+from alphaloop.deciding.job_facts import Objective
+from alphaloop.deciding.job_facts import PolicyLimits
+from alphaloop.deciding.policy import Group
+from alphaloop.deciding.policy import decide
+from alphaloop.deciding.policy import decide_groups
+from alphaloop.messages import Purpose
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Any
-
-import pytest
+from datetime import UTC
+from datetime import datetime
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.fixtures.deciding import LIMITS
+from tests.fixtures.deciding import find
+from tests.fixtures.deciding import inferred
+from typing import Any
+import json
+import math
+import pytest
 
-from alphaloop.costs import CostKind, CostPoint, CostTable
-from alphaloop.deciding import snapshot as codec
-from alphaloop.deciding.decision import DecisionContext, DraftSetting, Reason
-from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence, settings_by_running
-from alphaloop.deciding.exploration import ExplorationBudget
-from alphaloop.deciding.goodput import DrafterState, JobSize, weigh
-from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits
-from alphaloop.deciding.policy import Group, decide, decide_groups
-from alphaloop.messages import Decoding, Purpose
-from tests.fixtures.choosing import LIMITS, find, inferred
-from worker.measuring.observing import choose_candidates
 
 NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4)
 EAGLE = DrafterState("eagle", "r1", 3, least_draft_tokens=3)
@@ -64,11 +75,6 @@ def test_a_servers_round_is_draft_and_pass_together() -> None:
     assert here.variance("ngram") == pytest.approx(0.01)
     assert table.rounds(2.5).round_ms("ngram", 4) == pytest.approx(35.0)
     assert not CostTable([CostPoint(None, 1, 1, 10.0, 3)]).is_of_servers
-
-
-def test_points_of_a_draft_apart_are_no_rounds_of_a_server() -> None:
-    apart = CostPoint("ngram", 1, 5, 1.0, 9)
-    assert CostTable([*served(ngram=(30.0, 2.0)).points, apart]).rounds(1).components_ms("ngram", 4) == (32.0, 0.0)
 
 
 def test_a_server_is_weighed_at_its_one_length() -> None:
@@ -137,28 +143,6 @@ def test_a_probe_of_another_length_has_the_servers(asked: int | None) -> None:
     assert ("not at k=" in decision.explanation) == (asked in (1, 2))
 
 
-@pytest.mark.parametrize("table", [CostTable([]), served(ngram=(30.0, 2.0))])
-def test_what_is_asked_for_has_the_servers_length(table: CostTable) -> None:
-    context = replace(CONTEXT, decoding=Decoding.SPECULATIVE)
-    decision = decide({"ngram": inferred(0.05, k=4)}, [NGRAM], table, context, LIMITS)
-    assert (decision.reason, decision.setting) == (Reason.FORCED, DraftSetting("ngram", 4))
-
-
-def test_trials_have_the_servers_length() -> None:
-    table = served((20.0, 1.0), ngram=(30.0, 2.0), variance=0.05)
-    context = replace(CONTEXT, num_jobs=4, num_running=4)
-    tried = set()
-    budget: ExplorationBudget | None = ExplorationBudget(balance=5000.0)
-    for _ in range(50):
-        decision = decide(
-            {"ngram": inferred(0.25, k=4, sd=1.0, jobs=0.5)}, [NGRAM], table, context, LIMITS, budget=budget
-        )
-        budget = decision.budget
-        if decision.reason is Reason.EXPLORING:
-            tried.add(decision.setting)
-    assert tried == {DraftSetting("ngram", 4)}
-
-
 def test_groups_are_decided_apart_because_their_rounds_are() -> None:
     table = served((20.0, 1.0), ngram=(28.0, 1.5), prompts=True)
     groups = [Group(6, {"ngram": inferred(0.9, k=4)}), Group(2, {"ngram": inferred(0.1, k=4)})]
@@ -181,12 +165,6 @@ def test_what_runs_on_a_server_stays_as_it_is() -> None:
     running = [RunningSequence("a", decision)] * 3 + [RunningSequence("b", poor)] * 3
     together = LengthsTogether(lambda: table).settings(running, datetime(2026, 11, 1, tzinfo=UTC))
     assert together == [one.decision.setting for one in running]
-
-
-def test_a_server_is_measured_at_its_length() -> None:
-    assert [c.num_draft_tokens for c in choose_candidates([NGRAM], [])] == [4]
-    assert [c.num_draft_tokens for c in choose_candidates([EAGLE], [])] == [3]
-    assert [c.num_draft_tokens for c in choose_candidates([EAGLE], [1, 2])] == [3]
 
 
 def test_drafters_recorded_before_there_were_servers_are_read() -> None:

@@ -1,29 +1,39 @@
 """Snapshots: what a decision was taken from comes back, and no document is longer than it may be."""
 
 from __future__ import annotations
-
-import json
-from collections.abc import Sequence
-from dataclasses import replace
-from datetime import timedelta
-from typing import Any, Final
-
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.costs import CostKind, CostPoint, CostTable
+from alphaloop.costs import CostKind
+from alphaloop.costs import CostPoint
+from alphaloop.costs import CostTable
 from alphaloop.deciding.decision import DraftSetting
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits, Subject
+from alphaloop.deciding.job_facts import Aim
+from alphaloop.deciding.job_facts import Objective
+from alphaloop.deciding.job_facts import PolicyLimits
+from alphaloop.deciding.job_facts import Subject
 from alphaloop.deciding.policy import Group
-from alphaloop.deciding.snapshot import MOST_BYTES, SessionFacts, Snapshot, SnapshotEncoder, decode, read_session
-from alphaloop.deciding.snapshot import session_content as written_session
-from alphaloop.messages import Decoding, Purpose
-from tests.fixtures.choosing import inferred
-from tests.fixtures.snapshots import NOON, some_snapshot
+from alphaloop.deciding.snapshot import MOST_BYTES
+from alphaloop.deciding.snapshot import SessionFacts
+from alphaloop.deciding.snapshot import Snapshot
+from alphaloop.deciding.snapshot import SnapshotEncoder
+from alphaloop.deciding.snapshot import decode
+from alphaloop.messages import Decoding
+from alphaloop.messages import Purpose
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+from tests.fixtures.deciding import NOON
+from tests.fixtures.deciding import inferred
+from tests.fixtures.deciding import some_snapshot
+from typing import Any
+from typing import Final
+import json
+import pytest
+
 
 LIMITS: Final = PolicyLimits(explore_share=0.05)
 FACTS: Final = SessionFacts("w", "h", "d", "e", "t", 4, timedelta(days=3), LIMITS)
@@ -87,32 +97,6 @@ def test_everything_that_a_decision_is_taken_from_comes_back() -> None:
     posterior, before = (its.groups[0].posteriors["lookup"] for its in (found, snapshot))
     assert posterior.tokens == pytest.approx(before.tokens, rel=1e-4)
     assert posterior.tokens_sd == pytest.approx(before.tokens_sd, rel=1e-4)
-
-
-def test_a_drafter_and_a_session_come_back() -> None:
-    drafter = DrafterState("draft", "r", 4, True, 100, (0.5, 0.9), (0.4,), max_prompt_tokens=512, num_endpoints=2)
-    content = json.loads(json.dumps(written_session(FACTS, [drafter])))
-    assert read_session(content) == (FACTS, (drafter,))
-
-
-def test_costs_come_back_at_the_load_and_the_context_of_the_decision() -> None:
-    points = [
-        CostPoint(name, batch, width, 10.0 + batch * width * (1 + context / 1000), 5, context, correction_variance=0.01)
-        for name in (None, "lookup")
-        for batch in (1, 2, 8)
-        for width in (1, 3, 9)
-        for context in (256, 2048)
-    ]
-    points += [CostPoint(None, 1, tokens, tokens / 10, 5, 0, CostKind.PREFILL) for tokens in (64, 512)]
-    snapshot = replace(some_snapshot(), costs=CostTable(points))
-    found, size = again(snapshot), snapshot.context.size
-    assert size is not None
-    for name in (None, "lookup"):
-        for width in (1, 2.5, 5, 9):
-            now, then = (one.costs.rounds(4, size.context).part_ms(name, width) for one in (found, snapshot))
-            assert now == pytest.approx(then, rel=1e-4)
-        assert found.costs.prefill_ms(name, 50) == pytest.approx(snapshot.costs.prefill_ms(name, 50), rel=1e-4)
-        assert found.costs.rounds(4).variance(name) == pytest.approx(0.01)
 
 
 def many(number: int, k: int = 8) -> list[DrafterState]:

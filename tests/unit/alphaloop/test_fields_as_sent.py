@@ -21,7 +21,7 @@ from alphaloop.letters.redriving import redriven
 from alphaloop.messages import Body, ChatMessage, ContentReference, Job, dead_letter, payload_digest
 from alphaloop.messages.job import UNSUPPORTED
 from alphaloop.settings import Settings
-from tests.fixtures.parsing import ORIGIN, read
+from tests.fixtures.messages import ORIGIN, read
 from worker.intake.control import parse_cancellation
 
 #: Of fields of the body: what is wrong, and what is right.

@@ -11,7 +11,7 @@ from alphaloop.messages import (
     parse_job,
     payload_digest,
 )
-from tests.fixtures.parsing import read
+from tests.fixtures.messages import read
 
 
 def test_a_derived_id_names_the_record_and_nothing_else() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from alphaloop.probe_plan import PRIOR_JOB_DEVICE_S, SCORE_SHARE, DueProbe, Why, find_due, make_plan
 from alphaloop.probes import TaskTraffic
-from tests.fixtures.probes import probe_set
+from tests.fixtures.drift import probe_set
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)

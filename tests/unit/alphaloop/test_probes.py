@@ -6,7 +6,7 @@ import pytest
 
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.probes import draw_prompts, new_probe_set
-from tests.fixtures.probes import probe_set
+from tests.fixtures.drift import probe_set
 
 BODIES = [{"prompt": "one", "temperature": 0.7}, {"prompt": "two", "stream": True, "seed": 4}]
 

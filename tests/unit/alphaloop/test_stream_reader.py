@@ -25,7 +25,7 @@ from alphaloop.messages import (
     text_chunk,
 )
 from alphaloop.messages.headers import encoded
-from tests.fixtures.results import succeeded
+from tests.fixtures.messages import succeeded
 
 
 def chunks_of(texts: list[str], *, job_id: str = "j", attempt: int = 1, is_ended: bool = True) -> list[Chunk]:

@@ -9,7 +9,7 @@ import pytest
 from scheduler.causes import Cause, SeenIncident, explain, move_of, within_change
 from scheduler.drift.watching import State, TrafficVerdict
 from scheduler.probe_history import ProbeSetup
-from tests.fixtures.causes import FIRST, MARGIN, SUBJECT, day, evidence, history, jobs, measured
+from tests.fixtures.drift import FIRST, MARGIN, SUBJECT, day, evidence, history, jobs, measured
 
 HIGH, LOW = [16, 15, 17, 16, 15, 16], [8, 7, 9, 8, 7, 8]
 STEADY_PROBES = history(*(measured(number, HIGH) for number in range(11)))

@@ -1,15 +1,20 @@
-"""Estimates: hand-computed figures, intervals over jobs, stretches of time."""
+"""Estimates by hand, intervals over jobs, stretches of time, and how a task was decoded last."""
 
 from __future__ import annotations
-
-import random
-from datetime import UTC, datetime, timedelta
-
-import pytest
-
 from alphaloop.intervals import wilson
 from alphaloop.measurements import DecodedJob
-from scheduler.report.build import acceptance, alpha_over_time
+from alphaloop.measurements import Stream
+from collections.abc import Sequence
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
+from scheduler.counts import RunCounts
+from scheduler.counts import SettingInForce
+from scheduler.report.build import acceptance
+from scheduler.report.build import alpha_over_time
+import pytest
+import random
+
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -61,3 +66,34 @@ def test_stretches_of_time() -> None:
         (0, 2, pytest.approx(0.8)),
         (10, 1, pytest.approx(0.2)),
     ]
+
+
+NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
+FORCED = Stream("code", "target", "engine", "greedy", "lookup", "r1")
+VANILLA = Stream("code", "target", "engine", "greedy")
+
+
+def jobs(minutes_ago: int, num_draft_tokens: int, reason: str) -> list[DecodedJob]:
+    """Two jobs, the last one so long ago."""
+    return [
+        DecodedJob(NOW - timedelta(minutes=minutes_ago + more), k, reason, (3,), (2,), 24, 0.5)
+        for more, k in ((1, 12), (0, num_draft_tokens))
+    ]
+
+
+def counts(streams: dict[Stream, Sequence[DecodedJob]]) -> RunCounts:
+    return RunCounts(NOW - timedelta(days=14), NOW, streams, [], {})
+
+
+def test_a_task_that_is_forced_to_speculate_is_told_by_its_newest_job() -> None:
+    found = counts({FORCED: jobs(5, 2, "forced"), VANILLA: jobs(9, 0, "control")})
+    assert found.last_used("code") == SettingInForce("speculative", "lookup", 2, "forced", "")
+
+
+def test_a_newer_vanilla_job_counts_more_than_an_older_draft() -> None:
+    found = counts({FORCED: jobs(5, 2, "forced"), VANILLA: jobs(1, 0, "forced")})
+    assert found.last_used("code") == SettingInForce("vanilla", None, 0, "forced", "")
+
+
+def test_nothing_is_said_of_a_task_without_jobs() -> None:
+    assert counts({FORCED: jobs(5, 2, "forced")}).last_used("sql") is None

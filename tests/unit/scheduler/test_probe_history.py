@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from alphaloop.acceptance import Interval
 from scheduler.drift.watching import State
 from scheduler.probe_history import ProbeSetup, PromptPair, alpha_change, compare, differences, state_of
-from tests.fixtures.causes import FIRST, MARGIN, day, history, measured
+from tests.fixtures.drift import FIRST, MARGIN, day, history, measured
 
 TARGET_2 = replace(FIRST, target_revision="target-2")
 HIGH, LOW = [16, 15, 17, 16, 15, 16], [8, 7, 9, 8, 7, 8]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from alphaloop.settings import read_tasks
-from tests.fixtures.simulated_device import SimulatedDevice, lane
+from tests.fixtures.simulated import SimulatedDevice, lane
 from worker.admission import AGEING_S, AdmissionQueue, Waiting
 
 TASKS = ("code", "rag", "sql")
@@ -79,17 +79,6 @@ def test_backlogged_tasks_share_device_time_by_weight(seed: int, weights: list[f
     assert all(queue.waiting(0.0)[task].num_jobs for task in TASKS)
 
 
-def test_shares_come_close_to_the_weights() -> None:
-    rng, weight_of = Random(7), {"code": 1.0, "rag": 2.0, "sql": 3.0}
-    mean_s = {"code": 0.2, "rag": 1.0, "sql": 3.0}
-    queue = filled(dict.fromkeys(TASKS, 3000), weight_of=weight_of.__getitem__)
-    device = SimulatedDevice(queue, 8, lambda key, _: rng.expovariate(1 / mean_s[key.task]))
-    for _ in range(2000):
-        device.step(1.0)
-    for task, weight in weight_of.items():
-        assert device.device_s[task] / sum(device.device_s.values()) == pytest.approx(weight / 6, rel=0.05)
-
-
 def test_weights_of_the_settings_divide_device_time_whatever_jobs_take(tmp_path: Path) -> None:
     (tmp_path / "tasks.toml").write_text("[tasks.code]\nweight = 3\n[tasks.sql]\n", encoding="utf-8")
     tasks, rng = read_tasks(tmp_path), Random(3)
@@ -122,25 +111,6 @@ def test_no_task_starves_whatever_its_weight(seed: int, weights: list[float]) ->
         assert sum(device.device_s.values()) - min(admitted_at_s.values()) <= longest_wait_s
 
 
-def test_one_call_shares_by_what_jobs_are_expected_to_take() -> None:
-    queue = filled({"long": 400, "short": 400}, quantum_s=0.5)
-    device = SimulatedDevice(queue, 4, lambda key, _: 4.0 if key.task == "long" else 1.0)
-    for _ in range(400):
-        device.step(1.0)
-    taken = Counter(key.task for key, _ in queue.next(100, running=device.running))
-    assert taken["short"] == pytest.approx(80, abs=5)
-
-
-def test_a_new_tasks_jobs_are_expected_to_take_what_other_tasks_jobs_take() -> None:
-    queue = filled({"known": 300}, quantum_s=0.5)
-    device = SimulatedDevice(queue, 4, lambda *_: 2.0)
-    for _ in range(100):
-        device.step(1.0)
-    add(queue, "new", 300)
-    taken = Counter(key.task for key, _ in queue.next(100, running=device.running))
-    assert taken["new"] == pytest.approx(50, abs=5)
-
-
 def test_a_job_that_took_less_than_expected_is_not_held_against_its_task() -> None:
     queue = filled({"dear": 200}, quantum_s=0.5)
     device = SimulatedDevice(queue, 16, lambda key, _: 20.0 if key.task == "dear" else 0.1)
@@ -151,13 +121,6 @@ def test_a_job_that_took_less_than_expected_is_not_held_against_its_task() -> No
     for _ in range(1000):
         device.step(1.0)
     assert device.device_s["cheap"] == pytest.approx(device.device_s["dear"] - before_s, rel=0.35)
-
-
-def test_equal_tasks_alternate_in_runs_as_long_as_the_quantum() -> None:
-    """A job of which nothing is known counts as one second; a turn goes from four behind to more than four ahead."""
-    queue = filled({"code": 30, "sql": 30}, quantum_s=4.0)
-    runs = [len(list(run)) for _, run in groupby(key.task for key, _ in queue.next(60, running={}))]
-    assert set(runs[1:-1]) == {10}
 
 
 @seeded
@@ -236,12 +199,6 @@ def test_no_segment_and_no_producer_starves(seed: int) -> None:
         for _, taken in queue.next(rng.choice([0, 0, 1, 3]), running={}):
             waiting.discard(taken)
             assert not waiting & ahead[taken]
-
-
-def test_ties_go_to_the_task_served_last_then_by_name_and_arrival() -> None:
-    queue = filled({"sql": 3, "code": 3}, quantum_s=0.0)
-    order = [(key.task, item) for key, item in queue.next(6, running={})]
-    assert order == [("code", 0), ("sql", 0), ("sql", 1), ("code", 1), ("code", 2), ("sql", 2)]
 
 
 def test_an_operator_sees_how_much_waits_and_for_how_long() -> None:

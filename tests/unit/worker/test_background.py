@@ -1,30 +1,26 @@
-"""Writes in the background: in order, waited for while the database is away, and never in the way of decoding."""
+"""What waits for a database or another thread: writes in the background, bounded queues, and what is repeated."""
 
 from __future__ import annotations
 
 import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from alphaloop.errors import StoreError, StoreUnavailable
-from worker.background import BackgroundWrites
+from alphaloop.errors import BrokerUnavailable, DeliveryFailed, StoreError, StoreUnavailable
+from worker import retry as retry
+from worker.background import BackgroundWrites, BoundedQueue
+from worker.retry import Retry
 
 
 @pytest.fixture(autouse=True)
 def _heard(caplog: pytest.LogCaptureFixture) -> None:
     """Another test may have raised the level of all logs."""
     caplog.set_level(logging.WARNING, logger="worker.background")
-
-
-def test_writes_are_done_in_their_order() -> None:
-    done: list[int] = []
-    background = BackgroundWrites(lambda seconds: None)
-    for number in range(3):
-        background.put("a number", lambda number=number: done.append(number))
-    assert done == []
-    background.turn(0.0)
-    assert done == [0, 1, 2]
-    assert len(background) == 0
 
 
 def test_while_the_database_is_away_writes_wait_in_their_order(caplog: pytest.LogCaptureFixture) -> None:
@@ -70,3 +66,204 @@ def test_too_many_writes_that_wait_are_dropped_with_a_warning(caplog: pytest.Log
     assert "too many writes wait" in caplog.text
     background.turn(0.0)
     assert done == list(range(1000))
+
+
+WAIT_S = 10.0
+
+
+def queue_of(items: Sequence[str] = (), *, max_items: int = 4, max_bytes: int = 100) -> BoundedQueue[str]:
+    """A queue of texts, each of as many bytes as it has letters."""
+    queue: BoundedQueue[str] = BoundedQueue(max_items=max_items, max_bytes=max_bytes, num_bytes_of=len)
+    queue.put(items)
+    return queue
+
+
+class Producer:
+    """Puts items from a thread of its own, and tells when the queue made it ask whether to give up."""
+
+    def __init__(self, queue: BoundedQueue[str], items: Sequence[str]) -> None:
+        self.is_waiting, self.gives_up = threading.Event(), threading.Event()
+        self._pool = ThreadPoolExecutor(1)
+        self.done: Future[None] = self._pool.submit(queue.put, items, give_up=self._asked)
+
+    def _asked(self) -> bool:
+        self.is_waiting.set()
+        return self.gives_up.is_set()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.gives_up.set()
+        self._pool.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("max_items", "max_bytes", "held", "too_many"),
+    [(2, 100, ["a", "b"], "c"), (9, 10, ["aaaaa", "bbbb"], "cc"), (9, 10, ["a" * 50], "b")],
+    ids=["count", "bytes", "behind an oversized item"],
+)
+def test_what_does_not_fit_waits_for_a_take(max_items: int, max_bytes: int, held: list[str], too_many: str) -> None:
+    queue = queue_of(held, max_items=max_items, max_bytes=max_bytes)
+    with Producer(queue, [too_many]) as producer:
+        assert producer.is_waiting.wait(WAIT_S)
+        assert len(queue) == len(held)
+        assert queue.take(len(held), 0.0) == held
+        producer.done.result(WAIT_S)
+    assert queue.take(9, 0.0) == [too_many]
+
+
+def test_who_gives_up_adds_the_rest_at_once() -> None:
+    queue = queue_of(["a"], max_items=1)
+    with Producer(queue, ["b", "c"]) as producer:
+        assert producer.is_waiting.wait(WAIT_S)
+        producer.gives_up.set()
+        producer.done.result(WAIT_S)
+    assert queue.take(9, 0.0) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    ("tell", "expected"),
+    [(BoundedQueue.wake, []), (lambda queue: queue.put(["a"]), ["a"])],
+    ids=["a wake", "a put"],
+)
+def test_a_waiting_take_returns_when_there_is_news(
+    tell: Callable[[BoundedQueue[str]], None], expected: list[str]
+) -> None:
+    queue = queue_of()
+    with ThreadPoolExecutor(1) as pool:
+        taken = pool.submit(queue.take, 9, 2 * WAIT_S)
+        tell(queue)
+        assert taken.result(WAIT_S) == expected
+
+
+def test_a_wake_before_the_take_is_not_lost_and_counts_once() -> None:
+    queue = queue_of()
+    queue.wake()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(queue.take, 9, 2 * WAIT_S).result(WAIT_S) == []
+    assert queue.take(9, 0.0) == []
+
+
+def test_what_was_taken_is_unsettled_until_the_next_take() -> None:
+    queue = queue_of(["a", "b"])
+    assert queue.num_unsettled == 2
+    queue.take(1, 0.0)
+    assert (len(queue), queue.num_unsettled) == (1, 2)
+    queue.take(9, 0.0)
+    assert queue.num_unsettled == 1
+    queue.take(9, 0.0)
+    assert queue.num_unsettled == 0
+
+
+SIZES = st.integers(0, 7)
+ACTS = st.one_of(
+    st.tuples(st.just("put"), st.lists(SIZES, max_size=3)),
+    st.tuples(st.just("take"), st.integers(1, 4), st.none() | st.integers(0, 12)),
+    st.tuples(st.just("put_back")),
+    st.tuples(st.just("take_all")),
+)
+
+
+@given(acts=st.lists(ACTS, max_size=40), max_items=st.integers(1, 5), max_bytes=st.integers(1, 12))
+def test_it_is_a_list_that_never_grows_past_its_bounds(acts: list, max_items: int, max_bytes: int) -> None:
+    """One thread drives it: what would wait is left out, as a producer that found no room would still be waiting."""
+    queue = queue_of(max_items=max_items, max_bytes=max_bytes)
+    expected: list[str] = []
+    taken: list[str] = []
+    for name, *given_to in acts:
+        if name == "put":
+            for size in given_to[0]:
+                num_bytes = sum(map(len, expected))
+                if not expected or (len(expected) < max_items and num_bytes + size <= max_bytes):
+                    queue.put(["x" * size])
+                    expected.append("x" * size)
+                    assert len(expected) == 1 or sum(map(len, expected)) <= max_bytes
+                    assert len(expected) <= max_items
+        elif name == "take":
+            limit, most = given_to
+            num_fitting = 1
+            while most is not None and num_fitting < limit and sum(map(len, expected[: num_fitting + 1])) <= most:
+                num_fitting += 1
+            taken = expected[: limit if most is None else num_fitting]
+            assert queue.take(limit, 0.0, max_bytes=most) == taken
+            expected = expected[len(taken) :]
+        elif name == "put_back":
+            queue.put_back(taken)
+            expected, taken = taken + expected, []
+        else:
+            assert queue.take_all() == expected
+            expected, taken = [], []
+        num_bytes = sum(map(len, expected))
+        assert (len(queue), queue.num_bytes) == (len(expected), num_bytes)
+        is_full = bool(expected) and num_bytes >= max_bytes
+        assert queue.num_free == (0 if is_full else max(0, max_items - len(expected)))
+
+
+class InstantEvent(threading.Event):
+    """An event that waits for nobody, and remembers for how long it should have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout or 0.0)
+        return self.is_set()
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable, BrokerUnavailable, DeliveryFailed])
+def test_a_missing_server_is_waited_for(error: type[Exception]) -> None:
+    hurry, failures = InstantEvent(), [error()] * 9
+
+    def act() -> str:
+        if failures:
+            raise failures.pop()
+        return "done"
+
+    assert Retry(hurry).until_done("record", act) == "done"
+    assert len(hurry.waits) == 9
+    assert hurry.waits == sorted(hurry.waits)
+    assert hurry.waits[-1] == retry.LONGEST_WAIT_S
+
+
+def test_in_a_hurry_the_error_comes_out() -> None:
+    hurry = InstantEvent()
+    hurry.set()
+
+    def act() -> None:
+        raise StoreUnavailable
+
+    with pytest.raises(StoreUnavailable):
+        Retry(hurry).until_done("record", act)
+    assert hurry.waits == []
+
+
+def test_a_refused_statement_is_not_repeated() -> None:
+    calls = []
+
+    def act() -> None:
+        calls.append(1)
+        raise StoreError("column does not exist")
+
+    with pytest.raises(StoreError):
+        Retry(InstantEvent()).until_done("record", act)
+    assert calls == [1]
+
+
+def test_for_a_while_a_hurry_changes_nothing_and_the_limit_ends_it() -> None:
+    hurry, seconds = threading.Event(), [0.0]
+    hurry.set()
+    calls = []
+
+    def pause(for_s: float) -> None:
+        seconds[0] += for_s
+
+    def act() -> None:
+        calls.append(seconds[0])
+        raise StoreUnavailable
+
+    with pytest.raises(StoreUnavailable):
+        Retry(hurry, pause=pause, clock=lambda: seconds[0]).for_a_while("release", act, 5.0)
+    assert calls[-2] < 5.0 <= calls[-1]
+    assert len(calls) > 3

@@ -1,41 +1,50 @@
 """Messages on their way to dead-letter and retry topics: bounded, never in the way of others."""
 
 from __future__ import annotations
-
-import random
-import threading
+from alphaloop.errors import BrokerError
+from alphaloop.errors import BrokerUnavailable
+from alphaloop.errors import DeliveryFailed
+from alphaloop.errors import FatalBrokerError
+from alphaloop.errors import InvalidField
+from alphaloop.errors import MessageRefused
+from alphaloop.errors import MessageTooLarge
+from alphaloop.errors import StoreUnavailable
+from alphaloop.errors import TopicUnavailable
+from alphaloop.messages import Failure
+from alphaloop.messages.dead_letter import SHORTENED
+from alphaloop.messages.headers import RetryHeaders as RetryHeaders
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from tests.fixtures.publishing import FakeProducer
+from tests.fixtures.publishing import FinishedDeliveries
+from tests.fixtures.publishing import InstantEvent
+from tests.fixtures.publishing import NOW
+from tests.fixtures.publishing import SentMessage
+from tests.fixtures.publishing import claimed_job
+from tests.fixtures.publishing import delivery
+from tests.fixtures.publishing import validation
 from typing import Any
-
-import pytest
-
-from alphaloop.errors import (
-    BrokerError,
-    BrokerUnavailable,
-    DeliveryFailed,
-    FatalBrokerError,
-    InvalidField,
-    MessageRefused,
-    MessageTooLarge,
-    StoreUnavailable,
-    TopicUnavailable,
-)
-from alphaloop.messages import Failure
-from alphaloop.messages.dead_letter import SHORTENED
-from alphaloop.messages.headers import RetryHeaders as RetryHeaders
-from tests.fixtures.claimed import NOW, FinishedDeliveries, claimed_job, delivery, validation
-from tests.fixtures.instant import InstantEvent
-from tests.fixtures.sending import FakeProducer, SentMessage
 from worker import dead_letters
 from worker.background import Retry
 from worker.claims import ClaimedJob
-from worker.dead_letters import RETRY_S, DeadMessage, FailedTry, Forwarded, Forwarder, JobRetries, TryAgain, letter_of
+from worker.dead_letters import DeadMessage
+from worker.dead_letters import FailedTry
+from worker.dead_letters import Forwarded
+from worker.dead_letters import Forwarder
+from worker.dead_letters import JobRetries
+from worker.dead_letters import RETRY_S
+from worker.dead_letters import TryAgain
+from worker.dead_letters import letter_of
 from worker.intake.partitions import JITTER
 from worker.metrics import WorkerMetrics
-from worker.sending import DeliveryReport, UnavailableTopics
+from worker.sending import DeliveryReport
+from worker.sending import UnavailableTopics
+import pytest
+import random
+import threading
+
 
 CODE, SQL = "jobs.code.dlq", "jobs.sql.dlq"
 
@@ -116,26 +125,6 @@ def test_a_message_is_finished_when_its_letter_is_acknowledged() -> None:
     assert (len(one.letters), one.broker.num_producers) == (0, 1)
 
 
-def test_a_missing_topic_that_may_not_be_created_holds_only_its_own_messages() -> None:
-    one = Writing()
-    one.broker.forbidden = {CODE}
-    one.refuse(1)
-    one.refuse(2, task="sql")
-    one.turn()
-    assert one.finished() == [("jobs.sql", 2)]
-    assert one.topics.reason(CODE) == "creating jobs.code.dlq: not allowed"
-    assert one.metrics.registry.get_sample_value("alphaloop_topic_unavailable", {"topic": CODE}) == 1.0
-    one.refuse(3, 4, task="sql")
-    one.turn()
-    assert [offset for _, offset in one.finished()] == [2, 3, 4]
-    assert one.broker.created.count(CODE) == 1, "not asked for again before its time"
-    one.broker.forbidden = set()
-    one.now = RETRY_S
-    one.turn()
-    assert [offset for _, offset in one.finished()] == [2, 3, 4, 1]
-    assert one.topics.reason(CODE) is None
-
-
 @pytest.mark.parametrize("error", [TopicUnavailable("gone"), DeliveryFailed("timed out"), MessageRefused("no key")])
 def test_what_is_not_acknowledged_is_sent_again_later(error: BrokerError) -> None:
     one = Writing()
@@ -191,18 +180,6 @@ def test_messages_of_revoked_partitions_are_left_to_their_new_owner() -> None:
     assert [offset for _, offset in one.finished()] == [2]
 
 
-def test_a_letter_that_is_too_large_is_shortened_and_says_so() -> None:
-    one = Writing()
-    one.broker.limits = {CODE: 70_000}
-    one.refuse(1, value=b"x" * 200_000)
-    one.refuse(2)
-    one.turn()
-    assert sorted(offset for _, offset in one.finished()) == [1, 2]
-    values = {len(letter.value): dict(letter.headers).get(SHORTENED) for letter in one.broker.acknowledged}
-    assert values == {1: None, 65_536: b"65536 of 200000 bytes of the value kept"}
-    assert one.metrics.registry.get_sample_value("alphaloop_dead_letters_shortened_total") == 1.0
-
-
 def test_a_letter_that_is_still_too_large_keeps_its_reason_only() -> None:
     one = Writing()
     one.broker.limits = {CODE: 1000}
@@ -224,23 +201,6 @@ def test_a_dead_producer_is_replaced() -> None:
     one.now = RETRY_S
     one.turn()
     assert (one.finished(), one.broker.num_producers) == ([("jobs.code", 1)], 2)
-
-
-def test_a_job_to_be_tried_again_is_finished_when_its_retry_topic_has_it() -> None:
-    one = Writing()
-    retry_topic = "jobs.code.retry.10s"
-    failed = delivery("failed", offset=5)
-    again = TryAgain(failed, retry_topic, (("x", b"1"),), "decode_failed", one.intake)  # type: ignore[arg-type]
-    one.broker.limits = {retry_topic: 10}
-    one.letters.put(again)
-    one.turn()
-    assert (one.broker.acknowledged, one.finished()) == ([], []), "a job needs its whole message"
-    one.broker.limits = {}
-    one.now = RETRY_S
-    one.turn()
-    assert one.broker.acknowledged == [(retry_topic, failed.record.key, failed.record.value, (("x", b"1"),))]
-    assert one.finished() == [("jobs.code", 5)]
-    assert one.metrics.registry.get_sample_value("alphaloop_jobs_retried_total", {"code": "decode_failed"}) == 1.0
 
 
 FAILURE = Failure(code="decode_failed", message="no luck")
@@ -348,14 +308,3 @@ def test_servers_that_are_away_are_waited_for() -> None:
     assert world.retries.turn(0.0) == 1
     assert len(world.sent()) == 1, "sent whatever the second answer was, because the first may have been lost"
     assert [event for event in world.events if event == ("counted", {"job": 3})] == [("counted", {"job": 3})] * 2
-
-
-def test_without_its_topic_a_failure_is_final_and_the_broker_is_asked_once() -> None:
-    world = World()
-    world.topic_errors = [BrokerError("not authorized")]
-    for _ in range(2):
-        world.retries.put(failed(), FAILURE, NOW)
-        world.retries.turn(0.0)
-    assert world.events == [("topics", "code")]
-    assert [one.failure for one in world.failed] == [FAILURE, FAILURE]
-    assert world.sent() == []

@@ -1,7 +1,8 @@
-"""From deliveries to claimed jobs: read, put in order, claimed ahead of need, and each accounted for once."""
+"""From deliveries to claimed jobs: read, put in order, claimed ahead of need, suspects alone, each counted once."""
 
 from __future__ import annotations
 
+import random
 import threading
 
 import pytest
@@ -10,7 +11,7 @@ from alphaloop.errors import BrokerError, StoreUnavailable
 from alphaloop.messages import Job
 from alphaloop.store.jobs import Claim, ClaimState
 from tests.fakes import FakeEngine
-from tests.fixtures.feeding import Feeding
+from tests.fixtures.turning import SUSPECT_DELAY_S, Feeding
 from worker.engine import PreparedJob, Sampling
 from worker.publishing import AnswerAgain
 
@@ -131,22 +132,6 @@ def test_a_job_that_comes_twice_is_not_claimed_again_while_it_is_ours(is_in_one_
     assert one.feed.num_waiting == 0
 
 
-def test_jobs_of_a_revoked_partition_are_the_other_workers_unless_claimed() -> None:
-    one = Feeding(num_ahead=1)
-    one.table.found = {"held": Claim("held", ClaimState.HELD, 1, held_for_s=5.0)}
-    one.send("held")
-    one.feed.turn()
-    one.send("claimed", "waiting")
-    one.feed.turn()
-    assert one.feed.num_waiting == 3
-    one.intake.revoke()
-    one.feed.turn()
-    assert one.feed.num_waiting == 1
-    one.now = 100.0
-    assert one.decode_all() == ["claimed"]
-    assert one.table.calls == [["held"], ["claimed"]]
-
-
 def test_a_database_that_is_away_is_waited_for() -> None:
     one = Feeding()
     one.table.errors = [StoreUnavailable(), StoreUnavailable()]
@@ -180,20 +165,6 @@ def test_what_waits_unclaimed_is_bounded_in_count_and_in_bytes(bounds: dict[str,
     assert len(one.decode_all()) == 51
 
 
-def test_unread_messages_of_a_revoked_partition_are_the_other_workers() -> None:
-    class Slow(FakeEngine):
-        def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
-            one.now += 3.0
-            return super().prepare(job, sampling)
-
-    one = Feeding(num_ahead=1, engine=Slow())
-    one.send("a", "b", "c")
-    one.feed.turn()
-    one.intake.revoke()
-    one.feed.turn()
-    assert one.feed.num_waiting == len(one.feed.ready) == 1
-
-
 def test_the_scrape_may_ask_for_what_waits_while_the_feed_turns() -> None:
     """The metrics are read from another thread; no task may come or go under its count."""
     one = Feeding(num_ahead=1)
@@ -218,3 +189,180 @@ def test_the_scrape_may_ask_for_what_waits_while_the_feed_turns() -> None:
     is_over.set()
     scraper.join(10)
     assert failures == []
+
+
+def test_jobs_are_claimed_ahead_no_further_than_asked() -> None:
+    one = Feeding(num_ahead=2)
+    one.send(*"abcde")
+    one.feed.turn()
+    one.feed.turn()
+    assert one.table.calls == [["a", "b"]]
+    assert (len(one.feed.ready), one.feed.num_waiting) == (2, 5)
+    assert [one.leases.holds(job_id) for job_id in "abc"] == [True, True, False]
+    (started,) = one.start()
+    one.feed.turn()
+    assert (started.job_id, one.table.calls[1:]) == ("a", [["c"]])
+    assert one.intake.num_wakes >= 1
+
+
+def test_the_loop_gets_jobs_by_priority_and_then_by_arrival() -> None:
+    one = Feeding(num_ahead=1)
+    one.feed.turn()
+    one.send("low", priority=0)
+    one.send("first", "second", priority=5)
+    assert one.decode_all() == ["first", "second", "low"]
+
+
+def test_a_job_whose_prompt_begins_like_a_running_jobs_goes_first() -> None:
+    one = Feeding(num_ahead=1, most_slack_s=10.0)
+    texts = {"a": "red " * 70, "b": "blue " * 70}
+    for job_id, text in (("a1", "a"), ("b1", "b"), ("b2", "b"), ("a2", "a")):
+        one.send(job_id, prompt=texts[text] + job_id)
+    order = []
+    for _ in range(4):
+        one.feed.turn()
+        order += [started.job_id for started in one.start()]
+    assert order == ["a1", "a2", "b1", "b2"]
+
+
+def test_jobs_are_claimed_between_prompts_that_take_long_to_read() -> None:
+    class Slow(FakeEngine):
+        def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
+            one.now += 3.0
+            return super().prepare(job, sampling)
+
+    one = Feeding(num_ahead=2, engine=Slow())
+    one.send("a", "b", "c")
+    one.feed.turn()
+    assert [claimed.job_id for claimed in one.start(9)] == ["a"], "the device does not wait for the other prompts"
+    assert one.feed.num_waiting == 2
+    assert one.decode_all() == ["b", "c"]
+
+
+def test_tasks_share_the_device_by_its_time_and_not_by_who_came_first() -> None:
+    one = Feeding(num_ahead=1)
+    one.send(*(f"code-{number}" for number in range(30)))
+    one.feed.turn()
+    one.send(*(f"sql-{number}" for number in range(10)), task="sql")
+    order: list[str] = []
+    for _ in range(20):
+        one.feed.turn()
+        (job,) = one.start()
+        order.append(job.ready.lane.task)
+        one.feed.charge({job.ready.lane.task: 1.0})
+        one.end([job])
+    assert 8 <= order.count("sql") <= 10, "a backlog of one task keeps no other waiting"
+    assert "sql" in order[:5]
+
+
+def test_a_job_with_which_a_worker_died_is_claimed_when_this_worker_has_no_other_claim() -> None:
+    feeding = Feeding(num_ahead=4)
+    for name in ("b", "d"):
+        feeding.table.found[name] = Claim(name, ClaimState.CLAIMED, attempt=2, num_crashes=1)
+    feeding.send(*"abcde")
+    feeding.feed.turn()
+    assert feeding.table.calls == [["a", "b", "c", "d"]]
+    assert (feeding.leases.num_held, feeding.feed.num_waiting) == (2, 5)
+    first = feeding.start(2)
+    assert [one.job_id for one in first] == ["a", "c"]
+    feeding.feed.turn()
+    assert len(feeding.table.calls) == 1, "others run"
+    order: list[list[str]] = []
+    running = list(first)
+    while running:
+        feeding.end(running)
+        feeding.feed.turn()
+        running = feeding.start(4)
+        feeding.feed.turn()
+        order += [[one.job_id for one in running]]
+    assert sorted(order[:2]) == [["b"], ["d"]], "one by one, and nobody beside them"
+    assert order[2:] == [["e"], []]
+    assert feeding.table.calls[1:] == order[:3]
+    assert feeding.feed.num_waiting == 0
+
+
+def test_suspects_leave_with_their_partition() -> None:
+    feeding = Feeding(num_ahead=4)
+    feeding.table.found["a"] = Claim("a", ClaimState.CLAIMED, attempt=2, num_crashes=1)
+    feeding.send("a", "b")
+    feeding.feed.turn()
+    assert feeding.feed.num_waiting == 2
+    feeding.intake.revoke()
+    feeding.end(feeding.start())
+    feeding.feed.turn()
+    assert (feeding.feed.num_waiting, feeding.table.calls) == (0, [["a", "b"]])
+
+
+def test_a_suspect_that_is_claimed_alone_stays_claimed_and_keeps_others_out() -> None:
+    feeding = Feeding(num_ahead=4)
+    feeding.table.found["a"] = Claim("a", ClaimState.CLAIMED, attempt=2, num_crashes=1)
+    feeding.send("a")
+    feeding.feed.turn()
+    feeding.feed.turn()
+    running = feeding.start()
+    feeding.send("b")
+    feeding.feed.turn()
+    assert (feeding.table.calls, feeding.table.released) == ([["a"], ["a"]], [])
+    feeding.end(running)
+    feeding.feed.turn()
+    assert feeding.table.calls == [["a"], ["a"], ["b"]]
+
+
+def test_no_suspect_always_comes_first() -> None:
+    """Workers that are killed from outside every few seconds would die with the same job again and again."""
+    first = set()
+    for seed in range(20):
+        feeding = Feeding(num_ahead=4, rng=random.Random(seed))
+        for name in "abcd":
+            feeding.table.found[name] = Claim(name, ClaimState.CLAIMED, attempt=2, num_crashes=1)
+        feeding.send(*"abcd")
+        feeding.feed.turn()
+        feeding.feed.turn()
+        first.add(feeding.start()[0].job_id)
+    assert first == set("abcd")
+
+
+def test_a_suspect_with_which_a_worker_died_alone_waits_until_this_worker_has_lived_longer_each_time() -> None:
+    """Meanwhile others run: a worker that is killed soon after its start takes no attempt of such a job."""
+    feeding = Feeding(num_ahead=4)
+    for name, num_crashes in (("once", 1), ("twice", 2), ("thrice", 3)):
+        feeding.table.found[name] = Claim(name, ClaimState.CLAIMED, attempt=2, num_crashes=num_crashes)
+    feeding.send("once", "twice", "thrice", "good")
+    started_at: dict[str, float] = {}
+    for second in range(30):
+        feeding.now = float(second)
+        for _ in range(3):
+            feeding.feed.turn()
+            running = feeding.start(4)
+            started_at |= {one.job_id: feeding.now for one in running}
+            feeding.end(running)
+    assert started_at == {"good": 0.0, "once": 0.0, "twice": SUSPECT_DELAY_S, "thrice": 2 * SUSPECT_DELAY_S}
+    assert feeding.feed.num_waiting == 0
+
+
+def test_a_suspect_that_waits_for_a_server_that_is_away_keeps_nobody_out() -> None:
+    feeding = Feeding(num_ahead=4)
+    feeding.table.found["a"] = Claim("a", ClaimState.CLAIMED, attempt=2, num_crashes=1)
+    feeding.send("a", "b")
+    feeding.feed.turn()
+    (other,) = feeding.start()
+    feeding.end([other])
+    feeding.feed.turn()
+    (suspect,) = feeding.start()
+    feeding.send("c")
+    feeding.feed.turn()
+    assert [suspect.job_id, *(one.job_id for one in feeding.start())] == ["a"]
+    feeding.feed.set_aside({"a": suspect.ready.lane})
+    feeding.feed.turn()
+    assert [one.job_id for one in feeding.start()] == ["c"]
+
+
+def test_jobs_whose_claims_were_given_back_wait_in_line_again() -> None:
+    feeding = Feeding(num_ahead=4)
+    feeding.send("a", "b")
+    feeding.feed.turn()
+    given_back = feeding.start(2)
+    feeding.feed.put_back([one.ready for one in given_back])
+    feeding.end(given_back)
+    feeding.feed.turn()
+    assert [one.job_id for one in feeding.start(2)] == ["a", "b"]

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fixtures.simulated_device import SimulatedDevice, lane
+from tests.fixtures.simulated import SimulatedDevice, lane
 from worker.admission import NORMAL_SHARE, AdmissionQueue
 
 seeded = settings(derandomize=True, deadline=None, max_examples=30)
@@ -37,12 +37,6 @@ def test_high_jobs_go_before_earlier_ones_whatever_their_priorities() -> None:
     assert queue.load(is_high=True) == queue.load(is_high=False) == (0, 0)
 
 
-def test_while_both_wait_one_start_in_five_is_a_normal_job() -> None:
-    queue = queue_of(num_normal=100, num_high=300)
-    order = [name for _ in range(10) for name in admitted(queue, 5)]
-    assert order == [*["high"] * 4, "normal"] * 10
-
-
 @seeded
 @given(st.integers(0, 2**32))
 def test_however_high_jobs_come_no_normal_job_starves(seed: int) -> None:
@@ -61,14 +55,6 @@ def test_however_high_jobs_come_no_normal_job_starves(seed: int) -> None:
             assert num_normal > num_starts * NORMAL_SHARE - 1 - 1e-6
 
 
-def test_an_empty_normal_lane_saves_nothing_up() -> None:
-    queue = queue_of(num_normal=0, num_high=100)
-    admitted(queue, 50)
-    for number in range(5):
-        queue.add(lane("code"), f"normal-{number}", priority=0, num_bytes=1, now=60.0)
-    assert admitted(queue, 10) == ["high", "high", "high", "high", "normal"] * 2
-
-
 @seeded
 @given(st.integers(0, 2**32))
 def test_probes_among_both_lanes_run_alone_and_every_job_leaves_once(seed: int) -> None:
@@ -84,10 +70,3 @@ def test_probes_among_both_lanes_run_alone_and_every_job_leaves_once(seed: int) 
     assert sorted(item for _, item in device.admitted) == list(range(120))
     assert len(queue) == 0
     assert queue.load(is_high=True) == queue.load(is_high=False) == (0, 0)
-
-
-def test_discarded_jobs_of_both_lanes_are_gone() -> None:
-    queue = queue_of(num_normal=3, num_high=3)
-    assert sorted(queue.discard(lambda name: name.endswith("-1"))) == ["high-1", "normal-1"]
-    assert (queue.load(is_high=True), queue.load(is_high=False)) == ((2, 2), (2, 20))
-    assert queue.waiting(60.0)["code"].oldest_s == 60.0

@@ -1,15 +1,19 @@
-"""Leases are renewed, cancellations noticed, and a database that is away is survived."""
+"""Claims: renewed, lost, given back, made anew for a second decode; cancellations noticed; a database that is away."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import pytest
 
 from alphaloop.errors import StoreUnavailable
+from alphaloop.messages import Status
+from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState
+from tests.fixtures.publishing import claimed_job
 from tests.fixtures.worker import until
-from worker.claims import LeaseKeeper
+from worker.claims import ClaimedJob, Claiming, EndedUndecoded, LeaseKeeper
+from worker.retry import FIRST_WAIT_S, Retry
 
 
 class LedgerOfLeases:
@@ -128,16 +132,6 @@ def test_while_the_worker_hangs_its_claims_run_out() -> None:
     assert store.renewed == [{"a": 1}]
 
 
-def test_the_thread_renews_by_itself_and_ends() -> None:
-    store = LedgerOfLeases()
-    keeper = LeaseKeeper(store, owner="w", lease_s=0.03)
-    keeper.hold({"a": 1})
-    keeper.start()
-    assert store.was_renewed.wait(10)
-    keeper.close()
-    assert not keeper.has_died
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_ended_by_an_error_of_ours_is_told() -> None:
     class Tripping(LedgerOfLeases):
@@ -150,3 +144,79 @@ def test_a_thread_that_ended_by_an_error_of_ours_is_told() -> None:
     keeper.start()
     until(lambda: keeper.has_died, "the thread has ended", 30)
     assert keeper.has_died
+
+
+class Claims:
+    """A store that gives one answer, and a keeper of leases that notes what it holds."""
+
+    def __init__(self, state: ClaimState, attempt: int = 2, *, num_errors: int = 0) -> None:
+        self.held: dict[str, int] = {}
+        self.asked: list[str] = []
+        self.released: list[dict[str, int]] = []
+        self._state, self._attempt, self._num_errors = state, attempt, num_errors
+        self.hurry = threading.Event()
+        self.hurry.wait = lambda timeout=None: timeout == FIRST_WAIT_S  # type: ignore[method-assign]
+        self.claiming = Claiming(self, self, owner="w", lease_s=30.0, max_attempts=3, retry=Retry(self.hurry))  # type: ignore[arg-type]
+
+    def claim(
+        self, requests: Sequence[ClaimRequest], *, owner: str, lease_s: float, max_attempts: int, alone: bool
+    ) -> list[Claim]:
+        assert alone, "the worker holds the claim already"
+        self.asked += [request.job_id for request in requests]
+        if len(self.asked) <= self._num_errors:
+            raise StoreUnavailable
+        return [Claim(request.job_id, self._state, self._attempt) for request in requests]
+
+    def release(self, attempts: Mapping[str, int], *, owner: str) -> set[str]:
+        self.released.append(dict(attempts))
+        if len(self.released) <= self._num_errors:
+            raise StoreUnavailable
+        return set(attempts)
+
+    def hold(self, attempts: dict[str, int]) -> None:
+        self.held |= attempts
+
+
+def streamed_job() -> ClaimedJob:
+    """A job with a chunk out."""
+    claimed = claimed_job("a", stream=True)
+    assert claimed.stream is not None
+    claimed.stream.add("some text", created=0, model="target")
+    return claimed
+
+
+@pytest.mark.parametrize("claimed", [claimed_job("a"), claimed_job("a", stream=True)])
+def test_a_job_without_a_chunk_out_keeps_its_claim(claimed: ClaimedJob) -> None:
+    claims = Claims(ClaimState.CLAIMED)
+    assert claims.claiming.claim_again(claimed) is claimed
+    assert claims.asked == []
+
+
+def test_a_job_with_a_chunk_out_gets_the_next_attempt_and_numbers_its_chunks_from_0() -> None:
+    claims = Claims(ClaimState.CLAIMED, num_errors=1)
+    fresh = claims.claiming.claim_again(streamed_job())
+    assert isinstance(fresh, ClaimedJob)
+    assert fresh.stream is not None
+    assert (fresh.attempt, fresh.stream.num_chunks, claims.held) == (2, 0, {"a": 2})
+    assert claims.asked == ["a", "a"], "the first answer was lost"
+
+
+def test_a_job_that_was_cancelled_meanwhile_ends_with_its_new_claim() -> None:
+    ended = Claims(ClaimState.CANCELLED).claiming.claim_again(streamed_job())
+    assert isinstance(ended, EndedUndecoded)
+    assert (ended.status, ended.claimed.attempt) == (Status.CANCELLED, 2)
+
+
+@pytest.mark.parametrize("state", [ClaimState.HELD, ClaimState.ENDED])
+def test_a_job_that_another_worker_took_ends_with_the_lost_claim(state: ClaimState) -> None:
+    claims = Claims(state)
+    ended = claims.claiming.claim_again(streamed_job())
+    assert isinstance(ended, EndedUndecoded)
+    assert (ended.claimed.attempt, ended.failure.code, claims.held) == (1, "claim_lost", {})
+
+
+def test_claims_are_given_back_when_the_database_is_back_also_in_a_hurry() -> None:
+    claims = Claims(ClaimState.CLAIMED, num_errors=1)
+    claims.hurry.set()
+    claims.claiming.release({"a": 2})
+    assert claims.released == [{"a": 2}] * 2, "the first try was lost"

@@ -1,31 +1,17 @@
-"""One turn of the loop over an engine without a model: what starts, in which order, and what a stop does."""
+"""One turn of the loop over an engine without a model: what starts, in which order, and jobs whose server is away."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from alphaloop.errors import (
-    AlphaloopError,
-    FatalBrokerError,
-    StoreError,
-    StoreUnavailable,
-)
+from alphaloop.errors import AlphaloopError, FatalBrokerError, StoreError
 from tests.fakes import FakeEngine
-from tests.fixtures.claimed import NOW, claimed_job
+from tests.fixtures.publishing import NOW, claimed_job
 from tests.fixtures.turning import MemoryEngine, Turning
-
-
-def test_slots_are_filled_in_order_and_refilled_when_a_job_ends() -> None:
-    jobs = [claimed_job(name, max_tokens=2 if name == "a" else 9) for name in "abcd"]
-    turning = Turning(MemoryEngine(num_slots=2), *jobs)
-    turning.turn()
-    assert (turning.engine.running, turning.waiting()) == (["a", "b"], ["c", "d"])  # type: ignore[attr-defined]
-    turning.turn()
-    assert turning.outcomes() == {"a": "succeeded"}
-    turning.turn()
-    assert (turning.engine.running, turning.waiting()) == (["b", "c"], ["d"])  # type: ignore[attr-defined]
+from worker.engine import Load, Step
 
 
 def test_nobody_overtakes_a_job_for_which_there_is_no_memory() -> None:
@@ -108,33 +94,6 @@ def test_what_is_not_wanted_any_more_is_not_started() -> None:
     assert turning.decided == [1]
 
 
-def test_a_cancelled_job_is_gone_before_the_next_round() -> None:
-    engine = MemoryEngine()
-    turning = Turning(engine, claimed_job("a", max_tokens=9), claimed_job("b", max_tokens=9))
-    turning.turn()
-    turning.asked_to_end = {"a"}
-    turning.turn()
-    assert (engine.running, turning.outcomes()) == (["b"], {"a": "cancelled"})
-    turning.turn()
-    assert turning.outcomes() == {"a": "cancelled"}
-
-
-def test_a_job_whose_deadline_passes_while_it_is_decoded_is_gone_before_the_next_round() -> None:
-    engine = MemoryEngine()
-    soon = (NOW + timedelta(seconds=10)).isoformat()
-    turning = Turning(engine, claimed_job("late", max_tokens=9, deadline=soon), claimed_job("free", max_tokens=9))
-    turning.turn()
-    turning.now = NOW + timedelta(seconds=9)
-    turning.turn()
-    assert engine.running == ["late", "free"]
-    turning.now = NOW + timedelta(seconds=10)
-    turning.turn()
-    assert (engine.running, turning.outcomes()) == (["free"], {"late": "expired"})
-    turning.turn(9)
-    assert turning.outcomes() == {"late": "expired", "free": "succeeded"}
-    assert turning.feed.lanes.total() == 2, "each made room for one claim"
-
-
 def test_a_deadline_that_passes_while_a_job_waits_to_run_alone_ends_it() -> None:
     soon = (NOW + timedelta(seconds=10)).isoformat()
     again = claimed_job("again", num_crashes=1, deadline=soon)
@@ -154,33 +113,6 @@ def test_a_step_is_charged_to_the_tasks_in_it() -> None:
     charged = turning.feed.charged
     assert charged["code"] == pytest.approx(2 * charged["sql"])
     assert charged["sql"] > 0
-
-
-@pytest.mark.parametrize("error", [None, StoreUnavailable("nobody answers")])
-def test_a_stop_decodes_what_runs_and_gives_the_rest_back_if_there_is_a_database(error: Exception | None) -> None:
-    def stop_in_the_second_step() -> None:
-        if turning.engine.num_steps == 2:
-            turning.stop.set()
-
-    engine = FakeEngine(num_slots=2, before_step=stop_in_the_second_step)
-    turning = Turning(engine, *(claimed_job(name, max_tokens=5) for name in "abc"))
-    turning.release_error = error
-    turning.worker.run()
-    assert turning.outcomes() == {"a": "succeeded", "b": "succeeded"}
-    assert turning.released == ([] if error else [{"c": 1}])
-
-
-def test_in_a_hurry_what_runs_is_given_back_too() -> None:
-    def hurry_in_the_second_step() -> None:
-        if turning.engine.num_steps == 2:
-            turning.stop.set()
-            turning.hurry.set()
-
-    engine = FakeEngine(num_slots=2, before_step=hurry_in_the_second_step)
-    turning = Turning(engine, *(claimed_job(name, max_tokens=5) for name in "abc"))
-    turning.worker.run()
-    assert turning.outcomes() == {}
-    assert turning.released == [{"c": 1}, {"a": 1, "b": 1}]
 
 
 @pytest.mark.parametrize("error", [StoreError("no right to write"), FatalBrokerError("fenced")])
@@ -211,26 +143,6 @@ def test_a_fault_of_the_loop_counts_no_crash_of_jobs_that_never_started() -> Non
     assert turning.released == [{"b": 1}]
 
 
-def test_of_a_partition_that_leaves_only_what_runs_goes_on_and_only_until_it_is_overdue() -> None:
-    engine = MemoryEngine(num_slots=2)
-    names = {"a": ("code", 0), "b": ("sql", 1), "c": ("code", 2), "d": ("sql", 3)}
-    jobs = {name: claimed_job(name, task=task, offset=offset, max_tokens=50) for name, (task, offset) in names.items()}
-    turning = Turning(engine, *jobs.values())
-    intake, delivered = turning.intake, {name: one.ready.delivery for name, one in jobs.items()}
-    intake.handing_over.owe(delivered.values())
-    turning.turn()
-    assert engine.running == ["a", "b"]
-    intake.leaving, intake.assignment_number = {delivered["a"], delivered["c"]}, 2
-    intake.handing_over.begin([delivered["a"].partition])
-    turning.turn(3)
-    assert (engine.running, turning.waiting(), turning.released) == (["a", "b"], ["d"], [{"c": 1}])
-    assert intake.handing_over.wait(lambda: True) == 1, "what was given back is not owed any more"
-    intake.assignment_number = 3
-    turning.turn()
-    assert (engine.running, turning.released) == (["b", "d"], [{"c": 1}, {"a": 1}])
-    assert turning.outcomes() == {}
-
-
 @pytest.mark.parametrize("answers", [(True, False), (False, True)])
 def test_a_partition_whose_state_changes_while_jobs_are_sorted_neither_loses_nor_doubles_a_job(
     answers: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
@@ -244,3 +156,76 @@ def test_a_partition_whose_state_changes_while_jobs_are_sorted_neither_loses_nor
     turning.turn()
     kept, given_back = turning.waiting(), [job_id for jobs in turning.released for job_id in jobs]
     assert kept + given_back == ["b"]
+
+
+class WaitingEngine(FakeEngine):
+    """Jobs of `absent` are not decoded as long as they are in it."""
+
+    def __init__(self, *absent: str, num_slots: int = 2) -> None:
+        super().__init__(num_slots=num_slots)
+        self.absent = set(absent)
+
+    @property
+    def running(self) -> list[str]:
+        return [sequence.job_id for sequence in self._running]
+
+    def load(self) -> Load:
+        waiting = frozenset(self.absent & set(self.running))
+        return Load(len(self._running), self._num_slots, waiting, waiting)
+
+    def step(self) -> Step:
+        waiting = [sequence for sequence in self._running if sequence.job_id in self.absent]
+        self._running = [sequence for sequence in self._running if sequence not in waiting]
+        step = super().step()
+        self._running += waiting
+        return step
+
+
+def test_a_job_that_waits_for_its_server_takes_no_slot_no_device_time_and_does_not_lead_a_drain() -> None:
+    turning = Turning(WaitingEngine("a", "b"), *(claimed_job(name, max_tokens=2) for name in "ab"))
+    turning.feed.ready.put(claimed_job(name, task="sql", max_tokens=2) for name in "cde")
+    turning.turn(8)
+    assert turning.outcomes() == dict.fromkeys("cde", "succeeded")
+    assert turning.feed.aside.keys() == {"a", "b"}
+    assert turning.feed.charged.keys() == {"sql"}
+    turning.worker.drain()
+    assert turning.released == [{"a": 1, "b": 1}]
+
+
+def test_a_job_that_runs_alone_does_not_wait_for_one_that_waits_for_its_server() -> None:
+    alone = claimed_job("alone", num_crashes=1, max_tokens=2)
+    turning = Turning(WaitingEngine("a"), claimed_job("a"), alone, claimed_job("b", max_tokens=2))
+    turning.turn(6)
+    assert turning.outcomes() == {"alone": "succeeded", "b": "succeeded"}
+
+
+def test_a_job_alone_that_waits_for_its_server_keeps_nobody_out() -> None:
+    alone = claimed_job("alone", num_crashes=1, max_tokens=2)
+    engine = WaitingEngine("alone")
+    turning = Turning(engine, alone, claimed_job("b", max_tokens=2))
+    turning.turn(6)
+    assert turning.outcomes() == {"b": "succeeded"}
+    engine.absent = set()
+    turning.turn(6)
+    assert turning.outcomes() == {"alone": "succeeded", "b": "succeeded"}
+    assert turning.feed.aside == {}
+
+
+def test_what_waits_is_given_back_where_a_suspect_waits_until_this_worker_has_no_claim() -> None:
+    gone = claimed_job("gone")
+    turning = Turning(WaitingEngine("a", "gone"), claimed_job("a"), gone)
+    turning.turn(2)
+    assert (turning.released, turning.feed.aside.keys()) == ([], {"a", "gone"})
+    turning.intake.leaving = {gone.ready.delivery}
+    turning.feed.num_suspects = 1
+    turning.turn()
+    assert [*map(sorted, turning.released)] == [["a", "gone"]]
+    assert turning.feed.again == ["a"], "the other one's partition went to another worker"
+    assert (turning.feed.aside, turning.feed.lanes.total()) == ({}, 2)
+
+
+def test_slots_are_counted_within_a_bound_of_jobs_that_wait() -> None:
+    waiting = frozenset(f"job-{number}" for number in range(300))
+    load = Load(num_running=304, num_slots=8, waiting=waiting)
+    assert (load.num_decoding, load.num_free) == (4, 0)
+    assert replace(load, num_running=258, waiting=frozenset(list(waiting)[:256])).num_free == 6

@@ -16,7 +16,7 @@ from alphaloop.errors import (
 )
 from alphaloop.messages import Mode
 from tests.fakes import FakeEngine
-from tests.fixtures.claimed import claimed_job
+from tests.fixtures.publishing import claimed_job
 from tests.fixtures.turning import MemoryEngine, Turning
 from worker.engine import PreparedJob, Step
 

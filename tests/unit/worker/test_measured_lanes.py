@@ -1,16 +1,17 @@
 """Measured lanes: alone on the device, one behind the other, in turn the first, and never for ever."""
 
 from __future__ import annotations
-
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
 from itertools import groupby
 from random import Random
-
+from tests.fixtures.simulated import SimulatedDevice
+from tests.fixtures.simulated import lane
+from worker.admission import AdmissionQueue
+from worker.admission import LaneKey
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.fixtures.simulated_device import SimulatedDevice, lane
-from worker.admission import AdmissionQueue, LaneKey
 
 PROBE, CONTROL = lane(purpose="probe"), lane(purpose="control")
 
@@ -54,15 +55,6 @@ def test_the_engine_drains_before_a_measured_lane_and_after_it() -> None:
     assert queue.next(9, running={}) == [(PROBE, 2)]
 
 
-def test_a_lane_fills_up_during_its_turn() -> None:
-    queue = queue_of({PROBE: 5}, batch=4)
-    assert len(queue.next(2, running={})) == 2
-    assert len(queue.next(1, running={PROBE: 1})) == 1
-    assert len(queue.next(3, running={PROBE: 1})) == 1
-    assert queue.next(3, running={PROBE: 1}) == []
-    assert queue.next(3, running={}) == [(PROBE, 4)]
-
-
 def test_lanes_of_probes_and_controls_take_turns() -> None:
     queue = queue_of({PROBE: 4, CONTROL: 4, lane("sql"): 8}, batch=2)
     device = SimulatedDevice(queue, 2, lambda *_: 1.0)
@@ -88,14 +80,6 @@ def test_a_tasks_own_traffic_goes_between_its_probes() -> None:
     device.run_empty(0.5)
     runs = [(purpose, len(list(run))) for purpose, run in groupby(key.purpose for key, _ in device.admitted)]
     assert runs == [("probe", 4), ("traffic", 4)] * 3
-
-
-def test_after_a_turn_another_tasks_probes_go_first() -> None:
-    """Even where the task whose turn has ended is not yet a quantum ahead."""
-    queue = queue_of({PROBE: 4, lane("sql", "probe"): 4}, batch=2)
-    device = SimulatedDevice(queue, 2, lambda *_: 0.1)
-    device.run_empty(0.1)
-    assert [task for task, _ in groupby(key.task for key, _ in device.admitted)] == ["code", "sql"] * 2
 
 
 def test_discarded_jobs_end_their_lanes_turn() -> None:

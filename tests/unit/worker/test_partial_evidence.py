@@ -1,15 +1,8 @@
 """What a job that drafted in some of its rounds only, or with several drafters, counts as."""
 
 from __future__ import annotations
-
-import random
-from collections.abc import Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
-
-import pytest
-
-from alphaloop.acceptance import PREFILL, AcceptanceCounts
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.acceptance import PREFILL
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
@@ -17,15 +10,29 @@ from alphaloop.kafka.offsets import Record
 from alphaloop.messages import Purpose
 from alphaloop.store.decode_runs import CountSource
 from alphaloop.store.outcomes import Outcome
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC
+from datetime import datetime
 from tests.fakes import FakeEngine
-from tests.fixtures.models import VANILLA, decision, make_job
+from tests.fixtures.models import VANILLA
+from tests.fixtures.models import decision
+from tests.fixtures.models import make_job
 from worker.admission import lane_of
 from worker.claims import ClaimedJob
 from worker.decoding.counts import RoundCounts
-from worker.engine import DrafterCounts, Generation, PreparedJob, Sampling, Served, ShadowCounts, SliceCounts
+from worker.engine import DrafterCounts
+from worker.engine import Generation
+from worker.engine import PreparedJob
+from worker.engine import Sampling
+from worker.engine import Served
+from worker.engine import ShadowCounts
 from worker.intake.partitions import Delivery
 from worker.intake.validation import ReadyJob
 from worker.recording import succeeded
+import pytest
+import random
+
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ENGINE = FakeEngine(
@@ -130,11 +137,6 @@ def test_a_score_of_the_whole_text_takes_the_place_of_some_of_its_rounds() -> No
     check_own_rounds(sums["model"], of_model)
 
 
-def test_controls_are_no_evidence() -> None:
-    generation, prepared = decode(1, [("lookup", 2), (None, 0)], Purpose.CONTROL)
-    assert outcome_of(generation, prepared).evidence == []
-
-
 def test_acceptance_and_tokens_a_round_are_those_of_a_drafter_that_had_every_round(seed: int) -> None:
     """Many jobs that change drafters by lot, the last round of each censored, beside jobs that draft throughout."""
     rng = random.Random(seed)
@@ -205,27 +207,3 @@ def test_sums_that_a_server_told_are_evidence_beside_the_run(
         assert row.is_drafted
         assert (row.counts.num_accepted, row.counts.rounds, row.counts.num_tokens) == (40, 41, 81)
         assert sum(sums.accepts) / sums.rounds == pytest.approx(1.0)
-
-
-def test_a_slice_is_one_row_of_the_job_that_ended_it_and_counts_as_one_job() -> None:
-    """Three texts of 81 tokens: its rounds are all of theirs behind the prompts', and its lengths their mean."""
-    generation, prepared = decode(1)
-    counts = AcceptanceCounts(151, 51, 0, (100,) * 4, (100, 50, 30, 10), (50, 30, 10, 0))
-    found = SliceCounts(3, 90, 243, counts)
-    served = Served("here", "lookup", "vllm-1-counters", 4, 1.0, None, None, None, None, "nothing", is_counted=False)
-    served = replace(served, slice_counts=found)
-    told = replace(generation, counts=AcceptanceCounts(81, 81), served=served, drafted=(), shadows=())
-    outcome = outcome_of(told, prepared)
-    ((key, sums),) = outcome.evidence
-    assert (key.drafter, key.draft_revision, key.task) == ("lookup", "vllm-1-counters", "code")
-    assert (sums.jobs, sums.rounds, sums.accepts) == (1, 150, (50, 30, 10, 0))
-    (row,) = outcome.shadows
-    assert (row.num_prompt_tokens, row.num_output_tokens, sums.output_tokens) == (30, 81, 81)
-    control, prepared = decode(1, purpose=Purpose.CONTROL)
-    assert outcome_of(replace(told, job_id=control.job_id), prepared).evidence == []
-
-
-def test_a_text_of_a_slice_has_the_passes_that_its_tokens_take_there() -> None:
-    found = SliceCounts(3, 90, 243, AcceptanceCounts(151, 51, 0, (100,), (100,), (90,)))
-    assert found.num_passes(81) == 1 + 50  # 80 tokens behind the first, of 240 in 150 rounds
-    assert found.num_passes(1) == 1

@@ -10,7 +10,7 @@ import pytest
 
 from alphaloop.store.workers import WorkerLoad
 from tests.fakes import FakeEngine
-from tests.fixtures.workers import SETUP
+from tests.fixtures.deciding import SETUP
 from worker.engine import Step
 from worker.presence import EVERY_S, Presence
 

@@ -17,10 +17,8 @@ from alphaloop.errors import (
     TopicUnavailable,
 )
 from alphaloop.kafka.topics import RESULTS, TOKENS
-from alphaloop.messages import Failure, Result, Status, StreamReader, read_chunk
-from alphaloop.store.outbox import OutboxMessage
-from tests.fixtures.claimed import FinishedDeliveries, delivery
-from tests.fixtures.publishing import Publishing
+from alphaloop.messages import Failure, Status, StreamReader, read_chunk
+from tests.fixtures.publishing import Publishing, delivery
 from tests.fixtures.runs import outcome
 from tests.fixtures.worker import until
 from worker.dead_letters import failed_job
@@ -61,21 +59,6 @@ def test_a_failed_job_is_finished_by_the_thread_that_publishes_its_dead_letter()
     one.publisher.turn(0.0)
     assert one.world.events[-2:] == ["acknowledged", "letter of j1"]
     assert {dead.reason.code for dead in one.dead} == {"decode_failed"}
-
-
-@pytest.mark.parametrize("other", [FAILED.replace(b"failed", b"expired", 1), b"?", b'"\\"status\\":\\"failed\\""'])
-def test_other_outcomes_have_no_dead_letter(other: bytes) -> None:
-    assert failed_job(delivery("j1"), other, FinishedDeliveries()) is None  # type: ignore[arg-type]
-
-
-def test_everything_that_waits_shares_one_acknowledgement() -> None:
-    one = Publishing()
-    one.queue.put(one.recorded(1), one.again(2), one.recorded(4))
-    assert one.publisher.turn(0.0) == 3
-    assert one.world.events.count("acknowledged") == 1
-    assert one.sent() == ["result-1", "recorded", "result-4"]
-    assert one.world.events[-4:] == ["cleared [1, 4]", "finished 1", "finished 2", "finished 4"]
-    assert one.value("alphaloop_jobs_answered_again_total") == 1.0
 
 
 @pytest.mark.parametrize("failing", ["j1", "j2"])
@@ -133,62 +116,6 @@ def test_outcomes_that_lost_their_claims_publish_nothing_and_finish_their_delive
     assert one.world.events == ["finished 7"]
 
 
-def test_what_was_recorded_and_never_published_is_relayed_when_due() -> None:
-    one = Publishing()
-    orphan = OutboxMessage(9, RESULTS, b"k", b"orphan", {})
-    one.world.overdue = {9: [orphan], 10: []}
-    one.publisher.turn(0.0)
-    assert one.world.events == ["sent results orphan", "acknowledged", "cleared [9, 10]"]
-    one.world.overdue = {9: [orphan]}
-    one.now = 59.0
-    one.publisher.turn(0.0)
-    assert one.world.relayed_older_than_s == [60.0]
-    one.now = 60.0
-    one.publisher.turn(0.0)
-    assert one.world.relayed_older_than_s == [60.0, 60.0]
-    assert one.world.events.count("sent results orphan") == 2
-
-
-def test_a_long_queue_of_the_dead_is_relayed_at_once() -> None:
-    one = Publishing()
-    for first in (1, 5):
-        one.world.overdue = {
-            n: [OutboxMessage(n, RESULTS, b"k%d" % n, b"r%d" % n, {})] for n in range(first, first + 4)
-        }
-        one.publisher.turn(0.0)
-    assert one.sent() == [f"r{n}" for n in range(1, 9)]
-
-
-def test_a_result_that_is_refused_is_replaced_and_its_neighbours_go_on() -> None:
-    one = Publishing()
-    one.world.reports["j2"] = [MessageTooLarge("too large"), MessageTooLarge("too large"), None]
-    one.queue.put(one.whole(1, 2, 3))
-    one.publisher.turn(0.0)
-    assert one.world.events[-5:-3] == ["acknowledged", "cleared [7]"]
-    assert one.world.events[-3:] == ["finished 1", "finished 3", "letter of j2"]
-    assert one.dead[0].reason.code == "result_too_large"
-    assert "replaced j2" in one.world.events
-    published = [Result.decode(value.encode()) for value in one.sent()]
-    assert [result.job_id for result in published] == ["j1", "j2", "j3", "j2", "j2"], "once more alone, then replaced"
-    instead = published[-1]
-    assert (instead.status, instead.text, instead.attempt) == (Status.FAILED, None, 1)
-    assert instead.error is not None
-    assert instead.error.code == "result_too_large"
-    assert one.value("alphaloop_results_refused_total", code="result_too_large", done="replaced") == 1.0
-
-
-def test_what_is_refused_only_together_with_others_is_published_alone() -> None:
-    """Kafka refuses a batch that is larger than the topic's limit, although no message of it is."""
-    one = Publishing()
-    for key in ("j1", "j2"):
-        one.world.reports[key] = [MessageTooLarge("too large"), None]
-    one.queue.put(one.whole(1, 2))
-    one.publisher.turn(0.0)
-    assert len(one.sent()) == 4
-    assert not any(event.startswith(("replaced", "set aside")) for event in one.world.events)
-    assert one.world.events[-3:] == ["cleared [7]", "finished 1", "finished 2"]
-
-
 def test_a_replacement_that_is_refused_too_is_set_aside() -> None:
     one = Publishing()
     one.world.reports[RESULTS] = [MessageRefused("invalid")] * 2 + [None]
@@ -221,34 +148,6 @@ def test_a_refusal_that_cannot_be_recorded_yet_is_settled_later() -> None:
     assert one.world.events.count("replaced j1") == 1
 
 
-@pytest.mark.parametrize("may_create", [True, False])
-def test_a_missing_topic_is_told_made_where_allowed_and_waited_for(may_create: bool) -> None:
-    one = Publishing()
-    one.world.reports[RESULTS] = [TopicUnavailable("no such topic")] * 3 + [None]
-    one.world.create_errors = [] if may_create else [BrokerError("not allowed")] * 3
-    one.queue.put(one.whole(1))
-    one.publisher.turn(0.0)
-    assert one.shown == [(RESULTS, True), (RESULTS, False)], "said once, and once that it works again"
-    assert one.topics.reason(RESULTS) is None
-    assert one.world.events.count("created results") == 3
-    assert one.world.events[-2:] == ["cleared [7]", "finished 1"]
-    assert one.value("alphaloop_topic_unavailable", topic=RESULTS) is None
-
-
-def test_a_poisoned_row_of_a_dead_worker_is_set_aside_and_its_neighbours_go_on() -> None:
-    """Nobody knows whether the dead worker published it, so it is not replaced."""
-    one = Publishing()
-    one.world.reports["bad"] = [MessageTooLarge("too large")] * 2
-    rows = {n: [OutboxMessage(n, RESULTS, key, b"of " + key, {})] for n, key in ((8, b"bad"), (9, b"good"))}
-    one.world.overdue = rows
-    one.publisher.turn(0.0)
-    assert "set aside bad: too large" in one.world.events
-    assert one.world.events[-1] == "cleared [8, 9]"
-    assert "of good" in one.sent()
-    assert not any(event.startswith("replaced") for event in one.world.events)
-    assert one.value("alphaloop_results_set_aside") == 1.0
-
-
 WAIT_S = 60.0
 
 
@@ -260,21 +159,6 @@ def test_the_stream_of_a_replaced_result_ends_once_and_as_failed() -> None:
     one.publisher.turn(0.0)
     ((value, headers),) = one.world.chunks
     assert read_chunk(value, headers).status is Status.FAILED
-
-
-def test_chunks_are_sent_in_order_before_the_result_that_ends_them() -> None:
-    one = Publishing()
-    stream = JobStream("j1", 1, {})
-    chunks = [stream.add(text, created=0, model="target") for text in ("one ", "two")]
-    one.queue.put(*chunks, one.streamed(1, num_chunks=2))
-    assert one.publisher.turn(0.0) == 3
-    assert one.world.topics() == [TOKENS, TOKENS, RESULTS, TOKENS], "the stream ends once the result is there"
-    text = StreamReader()
-    for value, headers in one.world.chunks:
-        text.take(read_chunk(value, headers))
-    assert text.text == "one two"
-    assert text.end is not None
-    assert (text.end.attempt, text.end.seq, text.end.status) == (1, 2, Status.SUCCEEDED)
 
 
 def test_every_copy_of_a_result_has_the_same_headers_and_the_same_final_chunk() -> None:
@@ -295,18 +179,6 @@ def test_every_copy_of_a_result_has_the_same_headers_and_the_same_final_chunk() 
     assert first == second == third
     assert dict(first.headers).items() >= {name: value.encode() for name, value in carried.items()}.items()
     assert one.world.chunks == [one.world.chunks[0]] * 3
-
-
-@pytest.mark.parametrize("status", [Status.FAILED, Status.EXPIRED, Status.CANCELLED])
-def test_a_job_without_a_text_ends_its_stream_too(status: Status) -> None:
-    one = Publishing()
-    one.queue.put(one.streamed(1, num_chunks=0, status=status, error=Failure(code="why", message="because")))
-    one.publisher.turn(0.0)
-    ((value, headers),) = one.world.chunks
-    chunk = read_chunk(value, headers)
-    assert (chunk.seq, chunk.status, chunk.text, chunk.finish_reason) == (0, status, "", None)
-    assert chunk.error is not None
-    assert chunk.error.code == "why"
 
 
 def test_while_a_chunk_is_under_way_every_turn_looks_for_its_acknowledgement() -> None:

@@ -1,15 +1,16 @@
 """Prompts that begin alike run together, as far as the device time that this saves is worth, and nobody starves."""
 
 from __future__ import annotations
-
-from random import Random
-
-import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings
 from hypothesis import strategies as st
+from random import Random
+from tests.fixtures.simulated import SimulatedDevice
+from tests.fixtures.simulated import lane
+from worker.admission import AdmissionQueue
+from worker.admission import Beginning
+from worker.admission import LaneKey
 
-from tests.fixtures.simulated_device import SimulatedDevice, lane
-from worker.admission import AdmissionQueue, Beginning, LaneKey, SharedBeginnings, beginnings_of
 
 seeded = settings(derandomize=True, deadline=None, max_examples=40)
 
@@ -123,59 +124,3 @@ def test_no_task_waits_longer_than_the_slack_and_what_the_slots_hold(seed: int) 
     for _ in range(1000):
         device.step(0.5)
         assert max(device.device_s.values()) - min(device.device_s[task] for task in tasks) <= ahead_s
-
-
-@seeded
-@given(st.integers(0, 2**32))
-def test_discarded_and_measured_jobs_leave_nothing_behind(seed: int) -> None:
-    rng, queue = Random(seed), a_queue()
-    device = SimulatedDevice(queue, 4, lambda *_: JOB_S)
-    waiting: set[int] = set()
-    for number in range(150):
-        key = lane(purpose=rng.choice(["traffic", "traffic", "probe"]))
-        queue.add(key, number, priority=0, num_bytes=1, now=0.0, beginnings=text_of(rng.randrange(4)))
-        waiting.add(number)
-        waiting -= {item for _, item in device.step(0.3)}
-        if rng.random() < 0.1:
-            waiting -= set(queue.discard(lambda item: item % 5 == 2))
-        assert len(queue) == len(waiting)
-    device.run_empty(0.3)
-    task = queue._tasks["code"]
-    assert (task.normal.by_beginning, task.normal.heap, task.normal.overtaking, task.measured) == ({}, [], [], {})
-
-
-@seeded
-@given(st.lists(st.integers(0, 2), max_size=300), st.lists(st.integers(0, 2), max_size=300), st.integers(0, 300))
-def test_equal_beginnings_are_equal_first_tokens(one: list[int], other: list[int], num_equal: int) -> None:
-    other = one[:num_equal] + other
-    num_shared = next(
-        (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )
-    found = set(beginnings_of(one)) & set(beginnings_of(other))
-    assert {beginning.num_tokens for beginning in found} == {
-        n for n in (64, 128, 256) if n <= num_shared and n < len(one) and n < len(other)
-    }
-
-
-def test_a_prompts_last_token_belongs_to_no_beginning() -> None:
-    assert beginnings_of(range(64)) == ()
-    assert [one.num_tokens for one in beginnings_of(range(257))] == [256, 128, 64]
-
-
-def test_the_slots_hold_the_jobs_admitted_last() -> None:
-    shared = SharedBeginnings(3, lambda n: READ_S * n, MOST_S)
-    for number in (1, 2, 2, 3):
-        shared.admit(text_of(number))
-    assert set(shared.held) == {*text_of(2), *text_of(3)}
-    shared.observe(2)
-    assert set(shared.held) == {*text_of(2), *text_of(3)}
-    shared.observe(1)
-    assert set(shared.held) == set(text_of(3))
-    shared.observe(0)
-    assert not shared.held
-
-
-@pytest.mark.parametrize(("num_tokens", "seconds"), [(0, 0.0), (100, 2.0), (512, MOST_S)])
-def test_slack_is_twenty_times_what_reading_takes_up_to_the_most(num_tokens: int, seconds: float) -> None:
-    assert SharedBeginnings(4, lambda n: READ_S * n, MOST_S).slack_s(num_tokens) == pytest.approx(seconds)
-    assert SharedBeginnings(4, lambda n: READ_S * n, 0.0).slack_s(num_tokens) == 0.0

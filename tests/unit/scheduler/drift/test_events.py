@@ -10,7 +10,7 @@ from scheduler.counts import subject_of
 from scheduler.drift.memory import CHANGED_AFTER, CHANGED_BEFORE, JOBS, NUM_ALARMS, is_open
 from scheduler.drift.phases import learn_anew, raise_alarm
 from scheduler.drift.watching import State, verdicts
-from tests.fixtures.watched import START, STREAM, watched_jobs
+from tests.fixtures.drift import START, STREAM, watched_jobs
 from tests.unit.scheduler.drift.test_fold import RULES, STEP, watched
 
 

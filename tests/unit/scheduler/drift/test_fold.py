@@ -16,7 +16,7 @@ from alphaloop.measurements import WatchedJob
 from scheduler.drift.memory import DIRECTION, NUM_ALARMS, PHASE, WATCHING, is_open
 from scheduler.drift.phases import DriftRules
 from scheduler.drift.watching import WatchedStream
-from tests.fixtures.watched import START, STREAM, watched_jobs
+from tests.fixtures.drift import START, STREAM, watched_jobs
 
 STEP = timedelta(minutes=10)  # 300 jobs are two days
 RULES = DriftRules(run_length=50_000.0, reference_jobs=32, margin=0.03)

@@ -14,7 +14,7 @@ from alphaloop.errors import StoreError
 from alphaloop.measurements import WatchedJob
 from scheduler.counts import subject_of
 from scheduler.drift.watching import MOST_SEGMENTS, WITHOUT_SEGMENT, Rates, SegmentedStream, State, TrafficVerdict
-from tests.fixtures.watched import STREAM, watched_jobs
+from tests.fixtures.drift import STREAM, watched_jobs
 from tests.unit.scheduler.drift.test_fold import STEP
 
 RATES = Rates.of(50_000, reference_jobs=64, margin=0.05)

@@ -1,28 +1,55 @@
-"""The decision context of prepared jobs: memory, refusals, patterns, targets."""
+"""The decision context of prepared jobs (memory, refusals, patterns, targets), and which snapshots are written."""
 
 from __future__ import annotations
-
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from typing import Any, Final
-
-import pytest
-
 from alphaloop.costs import CostTable
-from alphaloop.deciding.decision import ChoicesInMemory, Decision, Reason
+from alphaloop.deciding.decision import ChoicesInMemory
+from alphaloop.deciding.decision import Decision
+from alphaloop.deciding.decision import Reason
 from alphaloop.deciding.evidence import EvidenceSnapshot
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits, Subject, TaskRules
+from alphaloop.deciding.job_facts import Aim
+from alphaloop.deciding.job_facts import Objective
+from alphaloop.deciding.job_facts import PolicyLimits
+from alphaloop.deciding.job_facts import Subject
+from alphaloop.deciding.job_facts import TaskRules
 from alphaloop.deciding.session import DecisionSession
-from alphaloop.messages import Decoding, Origin, Purpose, parse_job
+from alphaloop.deciding.snapshot import SessionFacts
+from alphaloop.deciding.snapshot import Snapshot
+from alphaloop.errors import StoreUnavailable
+from alphaloop.messages import Decoding
+from alphaloop.messages import Origin
+from alphaloop.messages import Purpose
+from alphaloop.messages import parse_job
 from alphaloop.settings import TaskSettings
+from alphaloop.store.snapshots import SnapshotRow
+from alphaloop.store.snapshots import SnapshotStore
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
 from tests.fakes import FakeEngine
+from tests.fixtures.deciding import some_snapshot
+from typing import Any
+from typing import Final
+from typing import cast
+from uuid import uuid4
 from worker.admission import lane_of
-from worker.deciding.decider import conditions_of, facts_of, subject_of
-from worker.engine import CacheMemory, PreparedJob, Sampling
+from worker.deciding import keeping as module
+from worker.deciding.decider import conditions_of
+from worker.deciding.decider import facts_of
+from worker.deciding.decider import subject_of
+from worker.deciding.keeping import SnapshotJournal
+from worker.deciding.keeping import WRITE_EVERY_S
+from worker.engine import CacheMemory
+from worker.engine import PreparedJob
+from worker.engine import Sampling
+import json
+import logging
+import pytest
+
 
 NOW: Final = datetime(2026, 5, 4, 12, tzinfo=UTC)
 MIB: Final = 1 << 20
@@ -151,3 +178,65 @@ def test_an_engine_without_draft_models_is_not_asked_for_its_memory() -> None:
     engine = ShortEngine(0)
     engine.drafters = (replace(SMALL, cache_bytes_per_token=0),)
     assert decided(engine, [prepare(5)]).reason is Reason.NO_COSTS
+
+
+NOON: Final = datetime(2026, 3, 1, 12, tzinfo=UTC)
+FACTS: Final = SessionFacts("w", "h", "d", "e", "t", 4, timedelta(days=3), PolicyLimits())
+
+
+def decision(now: datetime = NOON) -> Snapshot:
+    return replace(some_snapshot(), decision_id=uuid4(), decided_at=now)
+
+
+class Store:
+    """Rows as they were written; away while told so."""
+
+    def __init__(self) -> None:
+        self.rows: list[SnapshotRow] = []
+        self.is_away = False
+
+    def add(self, rows: Sequence[SnapshotRow]) -> None:
+        if self.is_away:
+            raise StoreUnavailable("no connection")
+        self.rows += rows
+
+
+class Made:
+    """A journal whose clock is the test's."""
+
+    def __init__(self) -> None:
+        self.store, self.now_s = Store(), 0.0
+        self.journal = SnapshotJournal(cast(SnapshotStore, self.store), FACTS, clock=lambda: self.now_s)
+
+
+def test_decisions_are_written_once_a_second() -> None:
+    made = Made()
+    assert not made.journal.is_due
+    made.journal.note(decision())
+    assert made.journal.is_due
+    made.journal.write()
+    made.journal.note(decision())
+    assert not made.journal.is_due
+    made.now_s += WRITE_EVERY_S
+    assert made.journal.is_due
+    made.journal.write()
+    assert len(made.store.rows) == 2
+
+
+def test_decisions_wait_for_a_database_that_is_away_and_the_oldest_are_dropped(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "MOST_WAITING", 3)
+    made = Made()
+    made.store.is_away = True
+    noted = [decision() for _ in range(5)]
+    for one in noted:
+        made.journal.note(one)
+        with caplog.at_level(logging.WARNING), pytest.raises(StoreUnavailable):
+            made.journal.write()
+    made.store.is_away = False
+    made.now_s += WRITE_EVERY_S
+    assert made.journal.is_due
+    made.journal.write()
+    assert [row.decision_id for row in made.store.rows] == [one.decision_id for one in noted[2:]]
+    assert [record.getMessage() for record in caplog.records] == ["1 decisions not recorded"] * 2

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.fixtures.claimed import ready_job
+from tests.fixtures.publishing import ready_job
 from worker.deciding.decider import facts_of
 from worker.deciding.evidence_cache import MOST_SEGMENTS, SegmentsApart, of_segments_used_last
 

@@ -17,8 +17,7 @@ import transformers
 from alphaloop.errors import DecodeFailed
 from alphaloop.messages import Purpose
 from tests.fixtures.drafting import ScriptedDrafter, draft_model
-from tests.fixtures.models import NUM_TOKENS, VANILLA, decision, make_job
-from tests.fixtures.reference import Reference, Wanted
+from tests.fixtures.models import NUM_TOKENS, VANILLA, Reference, Wanted, decision, make_job
 from worker.decoding.drafters.draft_vocabulary import DraftTokens
 from worker.decoding.open_drafters import MOST_IN_A_ROW
 from worker.decoding.proposal import Ask, Proposal

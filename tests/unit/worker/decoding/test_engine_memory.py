@@ -18,8 +18,7 @@ import transformers
 
 from alphaloop.errors import DecodeFailed, JobTooLarge
 from tests.fixtures.drafting import ScriptedDrafter, draft_model
-from tests.fixtures.models import FAMILIES, VANILLA, decision, make_job
-from tests.fixtures.reference import Reference, Wanted
+from tests.fixtures.models import FAMILIES, VANILLA, Reference, Wanted, decision, make_job
 from worker.decoding.network.kv_layout import BLOCK, KvShape
 from worker.decoding.network.slots import zeros
 from worker.engine import Generation, PreparedJob, Sampling

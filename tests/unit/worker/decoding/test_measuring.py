@@ -11,8 +11,7 @@ from torch import Tensor
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import DecodeFailed
-from alphaloop.settings.models import LookupDrafterSettings, TargetSettings
-from worker.decoding.drafters.lookup import LookupDrafter
+from alphaloop.settings.models import TargetSettings
 from worker.decoding.measuring import measure_draft_ms, measure_draft_prefill_ms, measure_target_ms
 from worker.decoding.models import load_target
 from worker.decoding.network.passes import Read
@@ -52,24 +51,6 @@ class RecordingDrafter:
         self.open_jobs.clear()
 
 
-def test_every_round_asks_for_a_whole_batch_of_the_shape() -> None:
-    drafter = RecordingDrafter()
-    assert measure_draft_ms(drafter, 3, 5, 100, 4) > 0
-    assert [len(prompt) for prompt in drafter.prompts] == [100] * 3
-    assert all([k for _, k in asked] == [4] * 3 for asked in drafter.rounds)
-    # Half of four drafts is accepted, and one token more: the next round has that much to take in.
-    assert [asked[0][0] for asked in drafter.rounds] == [100 + 3 * i for i in range(len(drafter.rounds))]
-    assert drafter.open_jobs == {}
-
-
-def test_a_prompt_is_read_anew_each_time() -> None:
-    drafter = RecordingDrafter()
-    assert measure_draft_prefill_ms(drafter, 64, 3) > 0
-    assert len(drafter.prompts) == len(set(drafter.prompts)) == len(drafter.rounds) == 3
-    assert all(asked == [(64, 1)] for asked in drafter.rounds)
-    assert drafter.open_jobs == {}
-
-
 def test_a_drafter_that_fails_is_named_and_left_empty() -> None:
     drafter = RecordingDrafter(fails=True)
     with pytest.raises(DecodeFailed, match=r"by recording failed: RuntimeError: out of memory"):
@@ -78,15 +59,6 @@ def test_a_drafter_that_fails_is_named_and_left_empty() -> None:
     with pytest.raises(DecodeFailed, match=r"recording reads 16 tokens failed"):
         measure_draft_prefill_ms(drafter, 16, 1)
     assert drafter.open_jobs == {}
-
-
-@pytest.mark.parametrize(("batch", "width", "context"), [(1, 2, 1), (4, 9, 64)])
-def test_look_up_is_measured_beside_what_runs(batch: int, width: int, context: int) -> None:
-    drafter = LookupDrafter("lookup", LookupDrafterSettings())
-    drafter.open("job", [1, 2, 3], Sampling(8, 0.0), "code")
-    assert measure_draft_ms(drafter, batch, width, context, 2) > 0
-    assert measure_draft_prefill_ms(drafter, context, 2) > 0
-    drafter.close("job")
 
 
 def test_a_pass_is_timed_over_keys_that_were_written(

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-import hypothesis.strategies as st
 import pytest
-from hypothesis import given
 
 from tests.fixtures.models import VANILLA, make_job
 from worker.decoding.prefixes import SHORTEST, WORTH_A_PASS, num_shared
@@ -21,16 +19,6 @@ if TYPE_CHECKING:
 
 GREEDY: Final = Sampling(max_tokens=4, temperature=0.0)
 LONG: Final = WORTH_A_PASS["cpu"]
-
-
-@given(st.lists(st.integers(0, 1)), st.lists(st.integers(0, 1)), st.lists(st.integers(0, 1)), st.integers(0, 20))
-def test_the_leading_tokens_in_common(begin: list[int], a: list[int], b: list[int], most: int) -> None:
-    counted = 0
-    for one, other in zip(begin + a, begin + b, strict=False):
-        if one != other or counted == most:
-            break
-        counted += 1
-    assert num_shared(begin + a, begin + b, most) == counted
 
 
 @pytest.fixture
@@ -82,9 +70,4 @@ def test_a_job_that_joins_reads_what_no_running_one_has_read(engine: Transformer
 def test_nobody_waits_for_a_few_tokens(engine: TransformersEngine, rng: random.Random) -> None:
     beginning = words(rng, SHORTEST + 4)
     lengths = admit(engine, [f"{beginning}{letter}{words(rng, 30)}" for letter in "AB"])
-    assert engine.step().num_prefill_tokens == sum(lengths)
-
-
-def test_prompts_that_begin_differently_are_read_together(engine: TransformersEngine, rng: random.Random) -> None:
-    lengths = admit(engine, [f"{letter}{words(rng, 60)}" for letter in "ABCD"])
     assert engine.step().num_prefill_tokens == sum(lengths)

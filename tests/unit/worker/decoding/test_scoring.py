@@ -86,19 +86,6 @@ def test_of_earlier_results_only_those_count_that_were_there_when_the_job_began(
     assert counts(decode(shadows, Text("d", [0, *result], task="sql"))).num_accepted == 0
 
 
-def test_results_that_were_dropped_since_spoil_no_mark() -> None:
-    drafter = lookup(remember_tasks=("code",), max_remembered_bytes=1 << 16)
-    shadows = Shadows({"lookup": drafter}, clock=lambda: 0.0)
-    for number in range(20):
-        result = [1000 * number + n for n in range(40)]
-        before = Text(f"{number}", [0, *result])
-        shadows.begin(before)
-        drafter.remember("code", result)
-        before.finish_reason = "stop"
-        assert counts(shadows.end(before)).num_accepted == 0
-        assert counts(decode(shadows, Text(f"{number} again", [0, *result]))).num_accepted > 30
-
-
 def test_what_decoded_a_text_throughout_and_what_is_no_traffic_is_not_scored() -> None:
     shadows = Shadows({"lookup": lookup(remember_tasks=("code",)), "other": lookup("other")}, clock=lambda: 0.0)
     for shortest, scored in ((12, ["lookup"]), (11, ["lookup", "other"]), (0, ["lookup", "other"])):
@@ -145,20 +132,6 @@ def test_readings_take_turns_within_their_time_and_leave_little_to_the_end() -> 
         assert counts(shadows.end(text)).num_tokens == 200
 
 
-def test_a_cancelled_sequence_is_forgotten() -> None:
-    shadows = Shadows({"lookup": lookup()}, clock=lambda: 0.0)
-    texts = [Text(name, [0, 1, 1]) for name in ("a", "b")]
-    for text in texts:
-        shadows.begin(text)
-    shadows.cancel(texts[0])
-    texts[1].finish_reason = "stop"
-    assert shadows.end(texts[0]) == ()
-    assert len(shadows.end(texts[1])) == 1
-    shadows.begin(texts[0])
-    shadows.clear()
-    assert shadows.end(texts[0]) == ()
-
-
 def test_scoring_takes_its_share_of_the_time_and_chooses_by_nothing_in_the_text(rng: random.Random) -> None:
     """A score takes 10 ms and a job 1 s, so at a share of 0.2 % one text in five is scored, long or short."""
     shadows = Shadows({"lookup": lookup(shadow_share=0.002)}, clock=Clock(0.01))
@@ -170,10 +143,6 @@ def test_scoring_takes_its_share_of_the_time_and_chooses_by_nothing_in_the_text(
     # 600 of 3000 are expected, 300 of each length; six standard deviations of a binomial draw.
     assert abs(sum(scored.values()) - 600) < 6 * (3000 * 0.2 * 0.8) ** 0.5
     assert abs(scored[2] - scored[40]) < 6 * (3000 * 0.2 * 0.8) ** 0.5
-
-
-def test_a_share_of_nothing_scores_nothing() -> None:
-    assert decode(Shadows({"lookup": lookup(shadow_share=0)}), Text("a", [0, 1, 2]), num_steps=2) == ()
 
 
 def counted(
@@ -270,20 +239,6 @@ def test_reading_along_counts_what_reading_at_the_end_counts(
             pass
     assert along.counts == at_end.counts
     assert at_end.counts.num_tokens == len(output)
-
-
-def test_a_proposal_is_never_asked_for_beyond_the_jobs_own_limit() -> None:
-    asked = []
-
-    def propose(room: int) -> Proposal:
-        asked.append(room)
-        return NOTHING
-
-    counted(propose, [0], [1, 2, 3, 4], 2, 4)
-    assert asked == [2, 1, 0]
-    asked.clear()
-    counted(propose, [0], [1, 2, 3, 4], 2, 4, is_first_drafted=True)
-    assert asked == [2, 2, 1, 0]
 
 
 def test_rounds_begin_in_the_first_tokens_of_a_long_text_only(rng: random.Random) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
 from worker.decoding.counts import SharedWeightCounts, SharedWeightDrafter
-from worker.decoding.proposal import NOTHING, Proposal
+from worker.decoding.proposal import Proposal
 
 #: Of a draft token: the probability that its draft gives it, how often that is, and how often it is then accepted.
 KINDS = ((0.9, 0.7, 0.95), (0.5, 0.3, 0.4))
@@ -58,32 +58,6 @@ def test_a_gate_would_have_ended_the_draft_behind_its_first_doubtful_token() -> 
     counts, chances = counted(shared_weights(4, 0.6), 0.0, proposal(0.9, 0.5, 0.9), 3, num_asked=3)
     assert counts == AcceptanceCounts().with_round(2, 2, num_emitted=3)
     assert chances == (1, 1, 1, 0), "that nothing stood at the third place is the gate's doing"
-
-
-def test_what_a_gate_left_out_is_no_chance_of_a_longer_draft() -> None:
-    counts, chances = counted(shared_weights(4, 0.0), 0.6, proposal(0.9, 0.5), 2, num_asked=4)
-    assert chances == (1, 1, 0, 0)
-    assert (counts.proposed, counts.trials, counts.accepts) == ((1, 1, 1, 1), (1, 1, 0, 0), (1, 1, 0, 0))
-    counts, chances = counted(shared_weights(4, 0.0), 0.6, proposal(0.9, 0.5), 1, num_asked=4)
-    assert chances == (1, 1, 0, 0)
-    assert (counts.trials, counts.accepts) == ((1, 1, 0, 0), (1, 0, 0, 0))
-
-
-def test_behind_the_length_that_was_asked_for_nothing_is_known() -> None:
-    counts, chances = counted(shared_weights(4, 0.6), 0.0, proposal(0.9, 0.9), 2, num_asked=2)
-    assert (counts.trials, counts.accepts, chances) == ((1, 1), (1, 1), (1, 1, 0, 0))
-    counts, chances = counted(shared_weights(1, 0.6), 0.0, proposal(0.9, 0.9), 2, num_asked=2)
-    assert (counts, chances) == (AcceptanceCounts().with_round(1, 1, num_emitted=2), (1,))
-
-
-@pytest.mark.parametrize("gate", [0.0, 0.6])
-def test_where_one_had_nothing_to_propose_its_kin_had_nothing_either(gate: float) -> None:
-    counts, chances = counted(shared_weights(3, gate), 0.0, NOTHING, 0, num_asked=2)
-    assert (counts, chances) == (AcceptanceCounts().with_round(0, 0, num_emitted=1), (1, 0, 0))
-    ended, chances = counted(shared_weights(3, gate), 0.0, proposal(0.9), 1, num_asked=3)
-    assert (ended, chances) == (AcceptanceCounts().with_round(1, 1, num_emitted=2), (1, 1, 0)), "an end token"
-    prefill, chances = counted(shared_weights(3, gate), 0.0, NOTHING, 0, num_asked=0, num_possible=0)
-    assert (prefill.rounds, prefill.num_empty_rounds, sum(chances)) == (1, 1, 0)
 
 
 def test_a_gate_between_none_and_the_decoding_one_is_not_judged() -> None:

@@ -1,23 +1,28 @@
 """The intake over a scripted consumer: what is paused, what is committed, what survives a rebalance."""
 
 from __future__ import annotations
-
-import logging
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
-from queue import Empty, SimpleQueue
-from typing import Any
-
-import pytest
-
-from alphaloop.errors import BrokerError, FatalBrokerError
-from alphaloop.kafka.offsets import Record, TopicPartition
+from alphaloop.errors import BrokerError
+from alphaloop.errors import FatalBrokerError
+from alphaloop.kafka.offsets import Record
+from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.messages.headers import RetryHeaders
 from alphaloop.settings import WorkerSettings
-from tests.fixtures.claimed import NOW
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from datetime import UTC
+from datetime import datetime
+from queue import Empty
+from queue import SimpleQueue
+from tests.fixtures.publishing import NOW
 from tests.fixtures.worker import until
-from worker.intake.polling import Intake, Room
+from typing import Any
+from worker.intake.polling import Intake
+from worker.intake.polling import Room
+import logging
+import pytest
+import threading
+
 
 P0, P1 = TopicPartition("jobs.code", 0), TopicPartition("jobs.code", 1)
 Q0 = TopicPartition("jobs.sql", 0)
@@ -144,18 +149,6 @@ def take_all(intake: Intake, count: int) -> list:
 
     until(are_all, f"{count} deliveries have come", WAIT_S)
     return taken
-
-
-def test_commits_follow_the_oldest_unfinished(source: ScriptedSource, intake: Intake) -> None:
-    for offset in range(3):
-        source.script.put(record(P0, offset))
-    first, second, third = take_all(intake, 3)
-    intake.finish([third, second])
-    source.settle()
-    assert all(commit.get(P0, 0) == 0 for commit in source.commits)
-    intake.finish([first])
-    source.wait_for(lambda: source.commits and source.commits[-1] == {P0: 3})
-    assert intake.num_in_flight == 0
 
 
 def test_offsets_without_a_message_are_committed_after_what_runs_before_them(
@@ -298,26 +291,6 @@ def test_stopping_hands_out_nothing_more_but_goes_on_polling(source: ScriptedSou
 H0, R0 = TopicPartition("jobs.code.high", 0), TopicPartition("jobs.code.retry.10s", 0)
 
 
-def test_a_full_buffer_keeps_nothing_of_the_high_lane_out(source: ScriptedSource, intake: Intake) -> None:
-    source.script.put(lambda: source.on_assign([H0]))
-    for offset in range(4):
-        source.script.put(record(P0, offset))
-    source.wait_for(lambda: source.paused == {P0, P1})
-    for offset in range(2):
-        source.script.put(record(H0, offset))
-    source.settle()
-    assert H0 not in source.paused
-    assert [one.record.topic for one in intake.take(0, WAIT_S, high=Room(9, 1 << 20))] == [H0.topic] * 2
-    for offset in range(2, 6):
-        source.script.put(record(H0, offset))
-    source.wait_for(lambda: source.paused == {P0, P1, H0})
-    taken = intake.take(9, WAIT_S, high=Room(1, 1 << 20))
-    assert [(one.record.topic, one.record.offset) for one in taken] == [
-        (H0.topic, 2),
-        *((P0.topic, n) for n in range(4)),
-    ]
-
-
 def test_a_retry_is_handed_out_when_it_is_due_and_nothing_else_waits_for_it(source: ScriptedSource) -> None:
     clock = [0.0]
     intake = started(source, clock=lambda: clock[0], now=lambda: datetime.fromtimestamp(clock[0], UTC))
@@ -372,27 +345,6 @@ def handing_over(source: ScriptedSource, hand_over_s: float) -> Intake:
     intake = started(source, commit_interval_s=3600.0, hand_over_s=hand_over_s)
     source.script.put(lambda: source.on_assign([P0, P1]))
     return intake
-
-
-def test_a_rebalance_waits_for_claimed_jobs_of_the_partition_and_commits_them(source: ScriptedSource) -> None:
-    intake = handing_over(source, WAIT_S)
-    for offset in range(3):
-        source.script.put(record(P0, offset))
-    source.script.put(record(P1, 5))
-    claimed, given_back, unclaimed, other = take_all(intake, 4)
-    intake.handing_over.owe([claimed, given_back, other])
-    number = intake.assignment_number
-    source.script.put(lambda: source.on_revoke([P0]))
-    until(lambda: intake.assignment_number > number, "the rebalance has begun")
-    assert not any(map(intake.is_current, (claimed, given_back, unclaimed)))
-    assert intake.is_current(other), "jobs of other partitions hold up nothing"
-    intake.handing_over.settle([given_back])
-    assert source.commits == []
-    intake.finish([claimed])
-    source.settle()
-    assert source.commits == [{P0: 1}]
-    assert intake.handing_over.take_overdue() == frozenset()
-    intake.close(WAIT_S)
 
 
 def test_jobs_that_outlast_the_rebalance_are_named_once(source: ScriptedSource) -> None:

@@ -73,13 +73,6 @@ def test_nothing_that_the_log_has_is_committed_past(chance: random.Random, num_a
         committed = watermark.committable
 
 
-def test_nothing_to_commit_before_the_first_delivery() -> None:
-    watermark = Watermark()
-    assert watermark.committable is None
-    watermark.finish(7)
-    assert watermark.committable is None
-
-
 def test_a_log_that_begins_again_is_read_again() -> None:
     watermark = Watermark()
     old = [watermark.deliver(offset).number for offset in range(100)]
@@ -113,19 +106,3 @@ def test_a_message_that_the_log_lost_finishes_nothing_else() -> None:
     watermark.finish(lost)
     assert watermark.committable == 0
     assert watermark.num_in_flight == 1
-
-
-def test_a_second_finish_changes_nothing() -> None:
-    watermark = Watermark()
-    number = watermark.deliver(5).number
-    watermark.finish(number)
-    watermark.finish(number)
-    assert watermark.committable == 6
-    assert watermark.num_in_flight == 0
-
-
-def test_holes_are_stepped_over() -> None:
-    watermark = Watermark()
-    first, *_ = (watermark.deliver(offset).number for offset in (3, 9, 10))
-    watermark.finish(first)
-    assert watermark.committable == 9

@@ -17,7 +17,7 @@ from alphaloop.job_lines import JobLine
 from alphaloop.messages import Purpose
 from alphaloop.settings import Settings, load_settings
 from tests.fakes import FakeEngine
-from tests.fixtures.orders import measure_order
+from tests.fixtures.cli import measure_order
 from worker.measuring import session
 from worker.measuring.session import draw, prepare, read_lines
 

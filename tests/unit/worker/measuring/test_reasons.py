@@ -8,7 +8,7 @@ import pytest
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.payoff.figures import Acceptance, Candidate
-from tests.fixtures.measured import NUM_PROMPTS, acceptance, evidence, figures
+from tests.fixtures.costs import NUM_PROMPTS, acceptance, evidence, figures
 from worker.measuring import report as why
 from worker.measuring.report import REASONS, GreedySample, HeldOut, reasons
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from alphaloop.acceptance import PREFILL, AcceptanceCounts
 from alphaloop.errors import ReplyInvalid
-from tests.fixtures.metrics_page import MetricsPage
+from tests.fixtures.inference_server import MetricsPage
 from worker.engine import SliceCounts
 from worker.servers.counters import Answered, Counters, CounterSlices, SliceEnd, SliceKey, counts_between, lags
 

@@ -1,18 +1,19 @@
 """From settings to the engine, and the thread of its event loop, which ends everything when it ends."""
 
 from __future__ import annotations
-
-import asyncio
+from alphaloop.errors import ConfigError
+from alphaloop.errors import ServerUnavailable
+from alphaloop.settings import ModelSettings
 from contextlib import closing
+from tests.fakes import FakeEngine
+from tests.fixtures.inference_server import ServedEngine
+from tests.fixtures.inference_server import serving
 from typing import Any
-
+from worker.servers.engine import LoopThread
+from worker.servers.engine import open_server_engine
+import asyncio
 import pytest
 
-from alphaloop.errors import ConfigError, ServerUnavailable
-from alphaloop.settings import ModelSettings
-from tests.fakes import FakeEngine
-from tests.fixtures.served_engine import ServedEngine, serving
-from worker.servers.engine import LoopThread, open_server_engine
 
 AWAY = "http://127.0.0.1:9/v1"  # the discard port: nobody listens
 
@@ -57,31 +58,6 @@ def test_a_model_that_is_not_served_is_a_mistake_of_the_settings() -> None:
         open_server_engine(models(plain={"url": server.url, "model": "another"}))
 
 
-def test_calls_keep_their_order_and_results_come_back() -> None:
-    thread = LoopThread("test")
-    seen: list[int] = []
-    for number in range(100):
-        thread.call(lambda number=number: seen.append(number))
-
-    async def count() -> int:
-        return len(seen)
-
-    assert thread.wait_for(count()) == 100
-    assert seen == sorted(seen)
-    thread.close()
-
-
-def test_what_a_coroutine_raises_reaches_the_caller() -> None:
-    thread = LoopThread("test")
-
-    async def fail() -> None:
-        raise KeyError("x")
-
-    with pytest.raises(KeyError):
-        thread.wait_for(fail())
-    thread.close()
-
-
 def test_its_end_cancels_what_runs_and_later_calls_do_nothing() -> None:
     thread = LoopThread("test")
     ended: list[str] = []
@@ -101,25 +77,3 @@ def test_its_end_cancels_what_runs_and_later_calls_do_nothing() -> None:
     assert ended == ["cancelled"]
     thread.call(lambda: ended.append("never"))
     assert ended == ["cancelled"]
-
-
-def test_what_is_kept_can_be_ended_before_what_it_uses_is_closed() -> None:
-    thread = LoopThread("test")
-    ended: list[str] = []
-
-    async def forever() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0)
-            ended.append("kept")
-
-    async def end() -> None:
-        thread.keep(forever())
-        await asyncio.sleep(0)
-        await thread.end_kept()
-        ended.append("closed")
-
-    thread.wait_for(end())
-    thread.close()
-    assert ended == ["kept", "closed"]

@@ -1,14 +1,16 @@
-"""A fleet: where requests go, and what their outcomes say about the endpoints."""
+"""A fleet: where requests go, what outcomes say of endpoints, and what holds under any order of calls."""
 
 from __future__ import annotations
 
 from random import Random
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from alphaloop.errors import (
     AlphaloopError,
-    ModelNotServed,
     PromptTooLong,
     ReplyCut,
     ReplyInvalid,
@@ -18,10 +20,11 @@ from alphaloop.errors import (
     ServerLoginRefused,
     ServerSilent,
     ServerUnavailable,
+    ServerUnreachable,
 )
-from tests.fixtures.simulated_fleet import Clock
+from tests.fixtures.simulated import Clock
 from worker.servers.fleet import Fleet
-from worker.servers.fleet_member import FleetEndpoint
+from worker.servers.fleet_member import EndpointStatus, FleetEndpoint
 from worker.servers.health import ASKS_AGAIN_S
 from worker.servers.load import Flight
 
@@ -65,38 +68,6 @@ def pass_test(fleet: Fleet, clock: Clock, *, after_s: float = 0.0) -> None:
         fleet.tested(name, None)
 
 
-def test_a_fleet_needs_endpoints_of_different_names(clock: Clock) -> None:
-    for endpoints in ((), (PLAIN, PLAIN)):
-        with pytest.raises(ValueError, match="different names"):
-            fleet_of(clock, *endpoints)
-
-
-def test_requests_of_a_route_go_to_its_replicas_by_load(clock: Clock) -> None:
-    large = FleetEndpoint("large", None, 0, 8)
-    fleet = fleet_of(clock, PLAIN, large, NGRAM)
-    flights = send(fleet, None, 9, is_bound=True)
-    by_name = {name: sum(flight.endpoint == name for flight in flights) for name in ("plain", "large", "ngram")}
-    assert by_name == {"plain": 3, "large": 6, "ngram": 0}
-
-
-def test_ties_are_drawn(clock: Clock) -> None:
-    fleet = fleet_of(clock, PLAIN, PLAIN_2)
-    drawn = [fleet.choose(None, is_bound=False) for _ in range(200)]
-    assert 70 < drawn.count("plain") < 130
-
-
-def test_a_full_route_sends_ordinary_requests_elsewhere_and_lets_bound_ones_wait(clock: Clock) -> None:
-    fleet = fleet_of(clock, PLAIN, NGRAM)
-    flights = send(fleet, "ngram", 4)
-    assert {flight.endpoint for flight in flights} == {"ngram"}
-    assert fleet.choose("ngram", is_bound=True) is None
-    assert fleet.choose("ngram", is_bound=False) == "plain"
-    assert fleet.num_places == 8
-    assert fleet.num_in_flight == 4
-    fleet.ended(flights[0])
-    assert fleet.choose("ngram", is_bound=True) == "ngram"
-
-
 def test_a_job_avoids_where_it_failed_unless_nothing_else_is_open(clock: Clock) -> None:
     fleet = fleet_of(clock, PLAIN, PLAIN_2)
     assert {fleet.choose(None, is_bound=True, avoid={"plain"}) for _ in range(20)} == {"plain-2"}
@@ -108,40 +79,6 @@ def test_an_endpoint_that_cannot_follow_a_jobs_settings_never_gets_it(clock: Clo
     fleet = fleet_of(clock, PLAIN, NGRAM)
     assert {fleet.choose("ngram", is_bound=False, barred={"ngram"}) for _ in range(20)} == {"plain"}
     assert fleet.choose(None, is_bound=False, barred={"plain", "ngram"}) is None
-
-
-def test_the_next_free_place_is_for_the_bound_request_that_waits(clock: Clock) -> None:
-    fleet = fleet_of(clock, PLAIN, NGRAM)
-    flights = send(fleet, "ngram", 8)
-    assert fleet.choose("ngram", is_bound=True) is None
-    for flight in flights:
-        fleet.ended(flight)
-    assert fleet.choose(None, is_bound=False) == "plain"
-    assert fleet.choose("ngram", is_bound=False) == "plain", "the other route's places are free for it"
-    assert fleet.choose("ngram", is_bound=True) == "ngram"
-    assert fleet.choose("ngram", is_bound=False) == "ngram"
-
-
-def test_a_bound_request_that_asks_no_more_holds_nobody_up_for_long(clock: Clock) -> None:
-    fleet = fleet_of(clock, NGRAM)
-    flights = send(fleet, "ngram", 4)
-    assert fleet.choose("ngram", is_bound=True) is None
-    fleet.ended(flights[0])
-    assert fleet.choose("ngram", is_bound=False) is None
-    clock.pass_s(ASKS_AGAIN_S)
-    assert fleet.choose("ngram", is_bound=False) == "ngram"
-
-
-def test_a_failure_during_a_test_needs_no_second_one(clock: Clock) -> None:
-    fleet = fleet_of(clock, PLAIN)
-    first, second = send(fleet, None, 2)
-    fleet.failed("plain", ServerFailed())
-    assert fleet.needs_test(first, ServerFailed())
-    assert fleet.due_tests() == ("plain",)
-    fleet.failed("plain", ReplyCut())
-    assert fleet.needs_test(second, ReplyCut())
-    fleet.tested("plain", None)
-    assert fleet.due_tests() == ()
 
 
 def test_the_mean_in_flight_is_over_a_requests_life(clock: Clock) -> None:
@@ -235,20 +172,6 @@ def test_a_job_at_fault_says_that_the_server_answers(clock: Clock) -> None:
     assert state_of(fleet) == "up"
 
 
-def test_another_model_behind_the_address_is_out_until_a_person_looks(clock: Clock) -> None:
-    fleet = fleet_of(clock, PLAIN, PLAIN_2, NGRAM)
-    fleet.failed("plain", ModelNotServed("another model"))
-    fleet.failed("plain-2", ServerFailed())
-    fleet.due_tests()
-    fleet.tested("plain-2", ModelNotServed("another model"))
-    fleet.retired("ngram", "k is 7, not 4")
-    clock.pass_s(1e6)
-    assert fleet.due_tests() == ()
-    fleet.tested("plain", None)
-    assert [status.state for status in fleet.statuses()] == ["retired"] * 3
-    assert "ngram is retired for 1000000 s (k is 7, not 4)" in (fleet.unavailable() or "")
-
-
 def test_a_busy_server_is_sent_half_as_many_and_nothing_for_as_long_as_it_asks(clock: Clock) -> None:
     fleet = fleet_of(clock, FleetEndpoint("plain", None, 0, 60))
     flights = send(fleet, None, 60)
@@ -290,14 +213,6 @@ def test_a_mistaken_retry_after_does_not_keep_a_server_out_for_a_day(clock: Cloc
     assert fleet.next_change_s() == pytest.approx(600.0)
 
 
-def test_a_busy_answer_to_a_test_ends_the_doubt(clock: Clock) -> None:
-    fleet = fleet_of(clock, PLAIN)
-    fleet.failed("plain", ReplyCut())
-    fleet.due_tests()
-    fleet.tested("plain", ServerBusy())
-    assert state_of(fleet) == "busy"
-
-
 def test_a_route_is_away_where_all_its_endpoints_are_or_asked_for_a_long_quiet(clock: Clock) -> None:
     fleet = fleet_of(clock, PLAIN, PLAIN_2, NGRAM)
     fleet.failed("plain", ServerUnavailable())
@@ -310,22 +225,6 @@ def test_a_route_is_away_where_all_its_endpoints_are_or_asked_for_a_long_quiet(c
     assert fleet.is_away(None, is_bound=False, barred={"ngram"})
     clock.pass_s(58.0)
     assert not fleet.is_away(None, is_bound=True)
-
-
-def test_an_endpoint_that_switches_drafts_has_both_routes_and_one_set_of_places(clock: Clock) -> None:
-    fleet = fleet_of(clock, BOTH)
-    vanilla, drafting = send(fleet, None, 3, is_bound=True), send(fleet, "ngram", 3, is_bound=True)
-    assert ([one.is_undrafted for one in vanilla], [one.is_undrafted for one in drafting]) == ([True] * 3, [False])
-    (status,) = fleet.statuses()
-    assert (status.num_in_flight, status.num_undrafted) == (4, 3)
-    for flight in vanilla:
-        fleet.ended(flight)
-    (status,) = fleet.statuses()
-    assert (status.num_in_flight, status.num_undrafted) == (1, 0)
-
-
-def test_vanilla_requests_of_a_plain_endpoint_ask_for_nothing(clock: Clock) -> None:
-    assert [one.is_undrafted for one in send(fleet_of(clock, PLAIN, NGRAM), None, 8)] == [False] * 8
 
 
 @pytest.mark.parametrize(
@@ -343,31 +242,162 @@ def test_a_request_asks_an_endpoint_that_switches_drafts_for_the_k_of_its_decisi
     assert fleet.began("both", drafter=drafter, num_draft_tokens=k).num_draft_tokens is None
 
 
-def test_an_endpoint_of_one_length_is_asked_for_none(clock: Clock) -> None:
-    fleet = fleet_of(clock, NGRAM)
-    assert fleet.began("ngram", drafter="ngram", num_draft_tokens=2).num_draft_tokens is None
-    assert not fleet.obeys("ngram")
-
-
-def test_a_route_that_no_endpoint_has_any_more_binds_nobody(clock: Clock) -> None:
-    fleet = fleet_of(clock, BOTH)
-    fleet.switches("both", obeys=False)
-    (flight,) = send(fleet, None, 1, is_bound=True)
-    assert (flight.endpoint, flight.is_undrafted) == ("both", False)
-    assert not fleet.is_away(None, is_bound=True)
-    assert not fleet.has_route("both", None)
-    fleet.switches("both", obeys=True)
-    assert fleet.has_route("both", None)
-
-
-def test_where_a_vanilla_endpoint_is_left_bound_requests_wait_for_it(clock: Clock) -> None:
-    fleet = fleet_of(clock, BOTH, PLAIN)
-    fleet.switches("both", obeys=False)
-    assert {one.endpoint for one in send(fleet, None, 8, is_bound=True)} == {"plain"}
-
-
 def test_an_endpoint_is_the_last_of_its_route_if_nobody_else_has_one_of_its_two(clock: Clock) -> None:
     for others, kept in (((PLAIN,), "plain"), ((NGRAM,), "ngram")):
         fleet = fleet_of(clock, BOTH, *others)
         fleet.choose(None, is_bound=False, alone=True)
         assert [status.name for status in fleet.statuses() if status.is_for_suspect] == [kept]
+
+
+FAILURES: tuple[AlphaloopError, ...] = (
+    PromptTooLong(),
+    RequestRefused(),
+    ServerUnavailable(),
+    ServerUnreachable(),
+    ServerLoginRefused(),
+    ServerSilent(),
+    ServerFailed(),
+    ReplyCut(),
+    ReplyInvalid(),
+    ServerBusy(),
+    ServerBusy(retry_after_s=3.0),
+)
+DRAFTERS = (None, "ngram")
+
+
+class FleetModel(RuleBasedStateMachine):
+    """Calls a fleet as an engine does, in any order, and says what must hold whatever came before."""
+
+    @initialize(seed=st.integers(0, 2**32), most=st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    def start(self, seed: int, most: list[int]) -> None:
+        self.clock, self.rng = Clock(), Random(seed)
+        self.endpoints = {
+            f"s{number}": FleetEndpoint(f"s{number}", DRAFTERS[number % 2], 4 * (number % 2), num)
+            for number, num in enumerate(most)
+        }
+        self.fleet = Fleet(list(self.endpoints.values()), clock=self.clock, rng=Random(seed))
+        self.flights: list[Flight] = []
+        self.tests: list[str] = []
+        self.bound_waited_s = dict.fromkeys(DRAFTERS, -1e9)
+        self.num_jobs = 0
+
+    @property
+    def statuses(self) -> dict[str, EndpointStatus]:
+        return {status.name: status for status in self.fleet.statuses()}
+
+    def has_room(self, name: str) -> bool:
+        status = self.statuses[name]
+        return status.num_in_flight < status.limit and not status.is_for_suspect
+
+    def has_route(self, drafter: str | None) -> bool:
+        return drafter in {endpoint.drafter for endpoint in self.endpoints.values()}
+
+    @rule(drafter=st.sampled_from(DRAFTERS), is_bound=st.booleans(), avoids=st.booleans())
+    def send(self, drafter: str | None, is_bound: bool, avoids: bool) -> None:
+        avoid = {self.rng.choice(list(self.endpoints))} if avoids else set()
+        free = {name for name in self.endpoints if self.has_room(name)}
+        own = {name for name in free if self.endpoints[name].drafter == drafter}
+        name = self.fleet.choose(drafter, is_bound=is_bound, avoid=avoid)
+        # A route that no endpoint has binds nobody.
+        is_bound = is_bound and self.has_route(drafter)
+        is_awaited = max(self.bound_waited_s.values()) > self.clock() - ASKS_AGAIN_S
+        if name is None:
+            assert avoid or not own or (is_awaited and not is_bound), "a free place of the route was not found"
+            assert avoid or not free or is_bound or is_awaited, "a free place of another route was not found"
+            if is_bound:
+                self.bound_waited_s[drafter] = self.clock()
+            return
+        assert name in (own if is_bound else free)
+        assert name in own or avoid or is_awaited or not own, "another route, though the own one has room"
+        assert name not in avoid or not (self.opened(drafter if is_bound else ...) - avoid)
+        self.flights.append(self.fleet.began(name))
+
+    def opened(self, drafter: object) -> set[str]:
+        return {
+            name
+            for name, status in self.statuses.items()
+            if status.limit and not status.is_for_suspect and (drafter is ... or status.drafter == drafter)
+        }
+
+    def kept(self) -> set[str]:
+        return {name for name, status in self.statuses.items() if status.is_for_suspect and status.limit}
+
+    @rule(drafter=st.sampled_from(DRAFTERS), is_bound=st.booleans())
+    def send_suspect(self, drafter: str | None, is_bound: bool) -> None:
+        kept = self.kept()
+        name = self.fleet.choose(drafter, is_bound=is_bound, alone=True)
+        if self.kept() - kept:
+            opened = [status for status in self.statuses.values() if status.limit]
+            assert len(self.kept()) <= max(1, len(opened) // 2), "the fleet is left to others by half"
+        if name is not None:
+            assert self.statuses[name].num_in_flight == 0
+            assert not is_bound or self.endpoints[name].drafter == drafter or not self.has_route(drafter)
+            self.flights.append(self.fleet.began(name, alone=True))
+
+    @precondition(lambda self: self.flights)
+    @rule(which=st.integers(0, 1000), failure=st.sampled_from((None, None, *FAILURES)))
+    def end(self, which: int, failure: AlphaloopError | None) -> None:
+        flight = self.flights.pop(which % len(self.flights))
+        mean = self.fleet.ended(flight).num_beside
+        assert mean >= 1 - 1e-9
+        assert not flight.is_alone or mean < 1 + 1e-9
+        if failure is None:
+            self.fleet.succeeded(flight.endpoint)
+            return
+        self.fleet.failed(flight.endpoint, failure)
+        if not self.fleet.needs_test(flight, failure):
+            self.num_jobs += 1
+            self.fleet.judge(f"job-{self.num_jobs % 5}", flight, failure)
+
+    @rule(seconds=st.sampled_from((0.01, 0.5, 2.0, 7.0, 40.0)))
+    def wait(self, seconds: float) -> None:
+        self.clock.pass_s(seconds)
+
+    @rule()
+    def begin_tests(self) -> None:
+        due = self.fleet.due_tests()
+        assert not set(due) & set(self.tests), "one test at a time"
+        self.tests += due
+
+    @precondition(lambda self: self.tests)
+    @rule(failure=st.sampled_from((None, None, ServerUnreachable(), ServerFailed(), ServerBusy())))
+    def end_test(self, failure: AlphaloopError | None) -> None:
+        self.fleet.tested(self.tests.pop(0), failure)
+
+    @invariant()
+    def limits_hold(self) -> None:
+        for name, status in self.statuses.items():
+            assert 0 <= status.limit <= self.endpoints[name].max_requests
+            assert 0 <= status.num_in_flight <= self.endpoints[name].max_requests
+            assert status.state in ("up", "starting", "busy") or status.limit == 0
+
+    @invariant()
+    def suspects_are_alone(self) -> None:
+        for flight in self.flights:
+            if flight.is_alone:
+                assert sum(other.endpoint == flight.endpoint for other in self.flights) == 1
+
+    def teardown(self) -> None:
+        """Once servers answer again, both kinds of requests find a place, bound ones and suspects too."""
+        if not hasattr(self, "fleet"):
+            return
+        for flight in self.flights:
+            self.fleet.ended(flight)
+        for name in self.tests:
+            self.fleet.tested(name, None)
+        waiting = [(drafter, alone) for drafter in {one.drafter for one in self.endpoints.values()} for alone in (0, 1)]
+        for _ in range(200):
+            self.clock.pass_s(1.0)
+            for name in self.fleet.due_tests():
+                self.fleet.tested(name, None)
+            for drafter, alone in list(waiting):
+                name = self.fleet.choose(drafter, is_bound=True, alone=bool(alone))
+                if name is not None:
+                    waiting.remove((drafter, alone))
+                    self.fleet.ended(self.fleet.began(name, alone=bool(alone)))
+        assert not waiting
+        assert self.fleet.unavailable() is None
+
+
+TestFleetModel = FleetModel.TestCase
+TestFleetModel.settings = settings(derandomize=True, deadline=None, max_examples=60, stateful_step_count=60)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaloop.errors import RequestKillsServer, ServerFailed
-from tests.fixtures.simulated_fleet import FleetSimulation, SimulatedJob
+from tests.fixtures.simulated import FleetSimulation, SimulatedJob
 from worker.servers.fleet_member import FleetEndpoint
 
 ALL_DAY_S = 86_400.0

@@ -1,13 +1,28 @@
-"""What the worker records of a server's reply."""
+"""What the worker records of a server's reply, and that its counts are those of the rounds that were played."""
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
-from alphaloop.acceptance import AcceptanceCounts
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaloop.acceptance import PREFILL, AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
+from worker.servers import draft_counts
 from worker.servers.draft_counts import NOTHING, from_rounds, from_sums
-from worker.servers.replies import Reply, SentRequest, ServerTimes, generation_of
+from worker.servers.replies import (
+    Added,
+    Reply,
+    SentRequest,
+    ServerTimes,
+    VllmMetrics,
+    VllmSpeculation,
+    drafts_of_kind,
+    generation_of,
+)
 
 NGRAM = DrafterState("ngram", "vllm-0.32.0", 4, least_draft_tokens=4)
 SENT = SentRequest("speculative", NGRAM, admitted_at=10.0, sent_at=11.0, ended_at=14.0, num_beside=2.0)
@@ -58,14 +73,6 @@ def test_without_counts_it_says_how_many_tokens_there_are_and_that_no_more_is_kn
         assert (found.served.drafter, found.served.is_counted, found.served.num_rounds) == ("ngram", False, None)
 
 
-def test_where_nothing_drafts_each_round_has_a_token() -> None:
-    found = generation_of("job", replace(REPLY, drafts=NOTHING), replace(SENT, drafter=None))
-    assert found.counts == AcceptanceCounts(9, 9)
-    assert (found.drafted, found.num_vanilla_rounds) == ((), 9)
-    assert found.served is not None
-    assert found.served.is_counted
-
-
 def test_counts_of_a_server_that_drafts_though_it_should_not_are_not_believed() -> None:
     found = generation_of("job", REPLY, replace(SENT, drafter=None))
     assert found.served is not None
@@ -76,3 +83,113 @@ def test_the_first_token_is_taken_to_come_with_the_text_where_nobody_tells() -> 
     silent = replace(REPLY, times=ServerTimes())
     assert generation_of("job", silent, SENT).time_to_first_token_s == 4.0
     assert generation_of("job", replace(silent, first_text_s=0.5), SENT).time_to_first_token_s == 1.5
+
+
+Played = tuple[tuple[int, int], ...]  #: of each round behind the first: tokens drafted, tokens accepted
+
+
+@st.composite
+def rounds(draw: st.DrawFn, *, fixed: int | None = None) -> Played:
+    """Rounds of a text. With `fixed` every one drafts as many tokens, else from none to six."""
+    lengths = st.just(fixed) if fixed is not None else st.integers(0, 6)
+    return tuple(
+        (proposed, draw(st.integers(0, proposed))) for proposed in draw(st.lists(lengths, min_size=1, max_size=12))
+    )
+
+
+def played(found: Played, num_cut: int = 0) -> AcceptanceCounts:
+    """The counts as an engine of our own would have taken them."""
+    counts = PREFILL
+    for number, (proposed, accepted) in enumerate(found, start=1):
+        cut = num_cut if number == len(found) else 0
+        counts = counts.with_round(proposed, accepted, num_emitted=accepted + 1 - cut)
+    return counts
+
+
+@given(rounds())
+def test_rounds_give_the_counts_that_were_played(found: Played) -> None:
+    counts = played(found)
+    drafted = [both for both in found if both[0]]
+    said = draft_counts.from_rounds([both[0] for both in drafted], [both[1] for both in drafted], counts.num_tokens)
+    longest = max((p for p, _ in drafted), default=0)
+    assert said == draft_counts.DraftCounts(
+        "rounds", sum(p for p, _ in drafted), sum(a for _, a in drafted), counts, longest
+    )
+
+
+@given(rounds(fixed=3), st.data())
+def test_a_last_round_that_was_cut_is_censored(found: Played, data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, found[-1][1]))
+    counts = played(found, cut)
+    said = draft_counts.from_rounds([p for p, _ in found], [a for _, a in found], counts.num_tokens)
+    assert said.counts == counts
+
+
+@given(rounds(fixed=3))
+def test_lengths_give_the_same_where_every_round_drafts_as_many(found: Played) -> None:
+    counts = played(found)
+    lengths = Counter(accepted for _, accepted in found)
+    said = draft_counts.from_lengths([lengths[i] for i in range(4)], 3 * len(found), counts.num_tokens, len(found))
+    assert said.counts == counts
+
+
+@given(rounds(fixed=2))
+def test_lengths_of_a_shorter_draft_than_the_servers_tell_positions_too(found: Played) -> None:
+    """vLLM's list is as long as the k of its start, whatever a request asked for."""
+    counts = played(found)
+    lengths = Counter(accepted for _, accepted in found)
+    whole = VllmSpeculation(
+        num_spec_steps=len(found),
+        num_draft_tokens=2 * len(found),
+        num_accepted_draft_tokens=sum(accepted for _, accepted in found),
+        acceptance_histogram=tuple(lengths[i] for i in range(5)),
+    )
+    added = Added(metrics=VllmMetrics(speculative_decoding=whole))
+    said = drafts_of_kind("vllm", added, counts.num_tokens, 2)
+    assert said.counts == counts
+    assert said.longest_draft == 2
+    assert drafts_of_kind("vllm", added, counts.num_tokens, 4).counts is None, (
+        "rounds of two, where four were asked for"
+    )
+
+
+@given(rounds())
+def test_no_round_drafted_less_than_is_said_of_the_longest(found: Played) -> None:
+    drafted = [both for both in found if both[0]]
+    lengths = Counter(accepted for _, accepted in drafted)
+    num_proposed = sum(proposed for proposed, _ in drafted)
+    said = draft_counts.from_lengths(
+        [lengths[i] for i in range(7)], num_proposed, played(found).num_tokens, len(drafted)
+    )
+    assert said.longest_draft <= max((proposed for proposed, _ in drafted), default=0)
+    if drafted:
+        assert said.longest_draft >= max(num_proposed / len(drafted), *(accepted for _, accepted in drafted))
+
+
+def test_lengths_of_ragged_drafts_tell_no_positions() -> None:
+    said = draft_counts.from_lengths([1, 0, 1], 3, 6, 2)
+    assert (said.num_proposed, said.num_accepted, said.counts, said.doubt) == (3, 2, None, None)
+
+
+def test_lengths_count_what_was_cut() -> None:
+    said = draft_counts.from_lengths([0, 0, 2], 4, 6, 2)
+    assert said.counts is not None
+    assert (said.counts.rounds, said.counts.num_cropped, said.counts.num_tokens) == (3, 1, 6)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        draft_counts.from_rounds((3, 3), (1,), 9),  # a round was verified that did not draft
+        draft_counts.from_rounds((2,), (3,), 9),  # more accepted than drafted
+        draft_counts.from_rounds((3, 3), (3, 1), 3),  # more tokens are missing than the last round yields
+        draft_counts.from_lengths((0, 2), 2, 5, 3),  # rounds are missing
+        draft_counts.from_lengths((0, 0, 2), 3, 6, 2),  # more accepted than drafted
+        draft_counts.from_lengths((0, 2), 2, 1, 2),  # more tokens are missing than a round yields
+        draft_counts.from_sums(3, 4, 9),
+        draft_counts.from_sums(9, 8, 4),  # more accepted than the text has
+    ],
+)
+def test_counts_that_contradict_themselves_are_doubted(said: draft_counts.DraftCounts) -> None:
+    assert said.counts is None
+    assert said.doubt

@@ -9,7 +9,6 @@ import pytest
 
 from alphaloop.errors import (
     AlphaloopError,
-    ConfigError,
     InvalidField,
     ModelNotServed,
     PromptTooLong,
@@ -24,10 +23,10 @@ from alphaloop.errors import (
     ServerUnavailable,
     ServerUnreachable,
 )
-from tests.fixtures.simulated_fleet import Clock
+from tests.fixtures.simulated import Clock
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import FleetEndpoint
-from worker.servers.health import ASKS_AGAIN_S, FailureVerdict
+from worker.servers.health import FailureVerdict
 from worker.servers.load import Flight
 
 SAID = [ServerFailed(), ReplyInvalid()]
@@ -102,11 +101,6 @@ def test_nothing_is_said_against_a_job_that_no_server_worked_on(error: Alphaloop
         three.heal()
 
 
-def test_an_error_that_is_no_servers_is_the_jobs() -> None:
-    error = ConfigError()
-    assert Three().fail("s0", error) == FailureVerdict("blame", error)
-
-
 @pytest.mark.parametrize("error", SAID)
 def test_what_a_healthy_server_says_of_a_job_is_blamed_the_second_time(error: AlphaloopError) -> None:
     three = Three()
@@ -178,14 +172,6 @@ def test_a_proxy_that_answers_for_a_dead_server_does_not_hide_who_killed_it() ->
     assert [verdict and verdict.action for verdict in verdicts] == ["again", "alone", "alone", "blame"]
 
 
-def test_a_request_that_never_reached_the_dead_server_is_no_suspect() -> None:
-    three = Three()
-    for _ in range(20):
-        assert three.fail("s0", GONE) == FailureVerdict("again", GONE)
-        three.heal()
-    assert three.fleet.num_alone == 0
-
-
 def test_an_outage_of_all_counts_against_nobody_until_it_has_followed_the_job_again_and_again() -> None:
     three = Three()
     assert [three.outage("s0").action for _ in range(11)] == ["again"] * 10 + ["alone"]
@@ -212,12 +198,6 @@ def test_a_death_alone_is_judged_once_the_other_servers_are_known_to_be_well() -
     verdict = three.fleet.judge("job", flight, ReplyCut(), GONE)
     assert verdict is not None
     assert verdict.action == "alone"
-
-
-def test_the_only_server_dies_without_a_witness() -> None:
-    one = Three(num=1)
-    actions = [one.dies("s0", alone=number > 1).action for number in range(4)]
-    assert actions == ["again", "alone", "alone", "blame"]
 
 
 def test_a_suspect_avoids_servers_that_die_without_it() -> None:
@@ -257,10 +237,6 @@ def fill(fleet: Fleet, drafter: str | None = None) -> list[Flight]:
     return flights
 
 
-def kept(fleet: Fleet) -> set[str]:
-    return {status.name for status in fleet.statuses() if status.is_for_suspect}
-
-
 def test_an_endpoint_is_tested_just_before_a_suspect_goes_there(clock: Clock) -> None:
     fleet = fleet_of(clock, plain=2)
     assert fleet.choose(None, is_bound=False, alone=True) is None
@@ -273,63 +249,6 @@ def test_an_endpoint_is_tested_just_before_a_suspect_goes_there(clock: Clock) ->
     assert fleet.due_tests() == (name,)
 
 
-def test_nothing_else_goes_where_a_suspect_is(clock: Clock) -> None:
-    fleet = fleet_of(clock, plain=2)
-    name = ask_alone(fleet)
-    assert name is not None
-    flight = fleet.began(name, alone=True)
-    clock.pass_s(100.0)
-    assert name not in {flight.endpoint for flight in fill(fleet)}
-    assert kept(fleet) == {name}
-    assert fleet.num_places == 5
-    fleet.ended(flight)
-    assert kept(fleet) == set()
-    assert {flight.endpoint for flight in fill(fleet)} == {name}
-
-
-def test_a_full_fleet_empties_one_endpoint_for_a_suspect(clock: Clock) -> None:
-    fleet = fleet_of(clock, plain=3)
-    flights = fill(fleet)
-    assert ask_alone(fleet) is None
-    (name,) = kept(fleet)
-    for flight in [flight for flight in flights if flight.endpoint == name]:
-        assert ask_alone(fleet) is None
-        fleet.ended(flight)
-        assert name not in {flight.endpoint for flight in fill(fleet)}
-    assert ask_alone(fleet) == name
-
-
-def test_an_endpoint_that_no_suspect_asks_for_any_more_is_free_again(clock: Clock) -> None:
-    fleet = fleet_of(clock, plain=2)
-    fill(fleet)
-    assert ask_alone(fleet) is None
-    assert len(kept(fleet)) == 1
-    clock.pass_s(ASKS_AGAIN_S)
-    assert kept(fleet) == set()
-
-
-def test_the_next_suspect_follows_on_the_same_endpoint(clock: Clock) -> None:
-    fleet = fleet_of(clock, plain=3)
-    name = ask_alone(fleet)
-    assert name is not None
-    flight = fleet.began(name, alone=True)
-    fill(fleet)
-    clock.pass_s(1.0)
-    assert ask_alone(fleet) is None, "half of three endpoints is one"
-    fleet.ended(flight)
-    fill(fleet)
-    assert ask_alone(fleet) == name
-
-
-def test_at_most_half_of_the_fleet_has_suspects(clock: Clock) -> None:
-    fleet = fleet_of(clock, plain=5)
-    for _ in range(2):
-        name = ask_alone(fleet)
-        assert name is not None
-        fleet.began(name, alone=True)
-    assert ask_alone(fleet) is None
-
-
 def test_a_suspect_rather_takes_no_routes_only_endpoint(clock: Clock) -> None:
     for seed_s in range(10):
         clock.pass_s(float(seed_s))
@@ -337,17 +256,6 @@ def test_a_suspect_rather_takes_no_routes_only_endpoint(clock: Clock) -> None:
         assert str(ask_alone(fleet)).startswith("ngram")
     fleet = fleet_of(clock, plain=1, ngram=2)
     assert ask_alone(fleet, is_bound=True) == "plain-0"
-
-
-def test_a_suspect_rather_goes_where_the_server_has_just_started(clock: Clock) -> None:
-    fleet = fleet_of(clock, plain=3)
-    fleet.began("plain-1")
-    fleet.failed("plain-1", ServerUnreachable())
-    clock.pass_s(1.0)
-    assert "plain-1" in fleet.due_tests()
-    fleet.tested("plain-1", None)
-    assert fleet.choose(None, is_bound=False, alone=True) is None
-    assert kept(fleet) == {"plain-1"}
 
 
 def test_the_only_endpoint_of_a_fleet_serves_suspects_and_others_in_turn(clock: Clock) -> None:

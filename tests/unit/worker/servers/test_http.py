@@ -1,19 +1,27 @@
-"""An endpoint's address, key and limits; server-sent events come out as they went in, however the bytes are cut."""
+"""An endpoint's address, key and limits; events however bytes are cut; bodies that leave nothing to defaults."""
 
 from __future__ import annotations
-
-import asyncio
+from alphaloop.errors import ConfigError
+from alphaloop.errors import InvalidField
+from alphaloop.messages import Origin
+from alphaloop.messages import Purpose
+from alphaloop.messages import parse_job
+from alphaloop.server_identity import ServerKind
 from collections.abc import AsyncIterator
-from itertools import pairwise
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from itertools import pairwise
 from pydantic import SecretStr
-
-from alphaloop.errors import ConfigError, ReplyInvalid
-from alphaloop.settings import EndpointSettings
-from worker.servers.http import Endpoint, Limits, events
+from tests.fixtures.models import make_job
+from typing import Any
+from worker.engine import Sampling
+from worker.servers.http import Endpoint
+from worker.servers.http import Limits
+from worker.servers.http import events
+from worker.servers.request_body import body_of
+from worker.servers.request_body import path_of
+import asyncio
+import pytest
 
 
 @pytest.mark.parametrize(
@@ -59,13 +67,6 @@ def test_the_key_is_never_shown() -> None:
     assert "hunter2" not in repr(Endpoint("http://gpu", "vllm", "m", SecretStr("hunter2")))
 
 
-def test_settings_become_an_endpoint() -> None:
-    settings = EndpointSettings(kind="sglang", url="http://gpu", api_key=SecretStr("k"), answer_s=2, silence_s=3)
-    endpoint = Endpoint.of(settings)
-    assert endpoint == Endpoint("http://gpu", "sglang", "", SecretStr("k"), Limits(10, 2, 3))
-    assert Endpoint.of(settings, model="m").model == "m"
-
-
 def test_limits_are_above_zero() -> None:
     with pytest.raises(ConfigError, match="answer_s: expected a number above 0, found 0"):
         Limits(answer_s=0)
@@ -95,11 +96,97 @@ def test_it_does_not_matter_where_chunks_end(cuts: list[int]) -> None:
     assert read([STREAM[a:b] for a, b in pairwise(places)]) == FOUND
 
 
-def test_an_event_that_ends_with_the_stream_is_left_out() -> None:
-    assert read([b'data: {"a":1}\n\ndata: {"b"']) == [b'{"a":1}']
+PLAIN = Sampling(max_tokens=7, temperature=0.0)
+CUT = Sampling(
+    max_tokens=7,
+    temperature=0.5,
+    top_p=0.9,
+    top_k=11,
+    min_p=0.05,
+    repetition_penalty=1.1,
+    seed=3,
+    stop=("END",),
+    logit_bias=((5, -2.0),),
+)
 
 
-@pytest.mark.parametrize("chunks", [[b"data: " + b"x" * 64], [b"data: " + b"x" * 20 + b"\n"] * 3])
-def test_an_event_larger_than_the_limit_is_refused(chunks: list[bytes]) -> None:
-    with pytest.raises(ReplyInvalid, match="expected events of at most 32 bytes"):
-        read(chunks, max_event_bytes=32)
+CHAT = parse_job(
+    b'{"task": "code", "body": {"messages": [{"role": "system", "content": "Be brief."}]}}',
+    Origin("test", "jobs.code", 0, 1),
+    task="code",
+)
+
+
+def asked(
+    kind: ServerKind, sampling: Sampling = PLAIN, *, stream: bool = False, is_chat: bool = False
+) -> dict[str, Any]:
+    return body_of(kind, "m", CHAT if is_chat else make_job("one two"), sampling, stream=stream)
+
+
+def test_a_prompt_and_messages_go_to_their_own_paths() -> None:
+    assert (path_of(make_job("one")), path_of(CHAT)) == ("/completions", "/chat/completions")
+    assert asked("openai")["prompt"] == "one two"
+    body = asked("openai", is_chat=True)
+    assert (body["messages"], "prompt" in body) == ([{"role": "system", "content": "Be brief."}], False)
+
+
+def test_what_openai_defines_is_sent_to_all() -> None:
+    assert asked("openai") == {
+        "model": "m",
+        "prompt": "one two",
+        "max_tokens": 7,
+        "temperature": 0.0,
+        "top_p": 1.0,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "n": 1,
+        "stream": False,
+    }
+    assert asked("openai", stream=True)["stream_options"] == {"include_usage": True}
+
+
+def test_defaults_of_the_server_never_apply() -> None:
+    assert asked("vllm").items() >= {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}.items()
+    assert asked("sglang").items() >= {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}.items()
+    assert asked("llama_cpp").items() >= {"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}.items()
+    assert "repeat_last_n" not in asked("llama_cpp")  # of no use without a penalty, and newer builds take no -1
+    assert "top_k" not in asked("tensorrt_llm")
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang", "llama_cpp", "tensorrt_llm"])
+def test_every_setting_is_passed_on(kind: ServerKind) -> None:
+    body = asked(kind, CUT)
+    assert body.items() >= {"temperature": 0.5, "top_p": 0.9, "top_k": 11, "min_p": 0.05, "seed": 3}.items()
+    assert (body["stop"], body["logit_bias"]) == (["END"], {"5": -2.0})
+    assert ("repeat_last_n" in body) == (kind == "llama_cpp")
+    assert body["repeat_penalty" if kind == "llama_cpp" else "repetition_penalty"] == 1.1
+
+
+def test_counts_are_asked_for_where_they_must_be() -> None:
+    assert asked("vllm")["return_token_ids"] is True
+    assert asked("sglang")["return_spec_tokens_details"] is True
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "field"),
+    [
+        ("openai", {"top_k": 5}, "body.top_k"),
+        ("openai", {"min_p": 0.1}, "body.min_p"),
+        ("openai", {"repetition_penalty": 1.2}, "body.repetition_penalty"),
+        ("openai", {"stop_token_ids": (3,)}, "body.stop_token_ids"),
+        ("llama_cpp", {"stop_token_ids": (3,)}, "body.stop_token_ids"),
+        ("llama_cpp", {"frequency_penalty": 0.5}, "body.frequency_penalty"),
+        ("llama_cpp", {"presence_penalty": 0.5}, "body.presence_penalty"),
+    ],
+)
+def test_a_setting_that_a_server_lacks_is_refused(kind: ServerKind, settings: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidField) as caught:
+        asked(kind, Sampling(max_tokens=7, temperature=0.0, **settings))
+    assert caught.value.field == field
+
+
+def test_vllm_is_told_the_task_of_traffic_and_not_that_of_jobs_that_repeat_prompts() -> None:
+    assert asked("vllm")["vllm_xargs"] == {"alphaloop_task": make_job("one two").task}
+    probe = make_job("one two").model_copy(update={"purpose": Purpose.PROBE})
+    assert "vllm_xargs" not in body_of("vllm", "m", probe, PLAIN, stream=False)
+    assert "vllm_xargs" not in asked("sglang")

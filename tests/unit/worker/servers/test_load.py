@@ -1,8 +1,10 @@
-"""The requests of others at a server: from what it tells now and then to the load of one request's life."""
+"""The requests of others at a server: when servers are asked, and what follows for one request's life."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import TypeAlias
 
@@ -10,11 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fixtures.simulated_fleet import Clock
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.errors import AlphaloopError, ReplyInvalid, RequestRefused, ServerSilent
+from alphaloop.server_identity import ServerKind
+from tests.fixtures.inference_server import MetricsPage
+from tests.fixtures.simulated import Clock
 from worker.engine import ServerLoad
+from worker.servers.client import InferenceServer, ServerClient
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import FleetEndpoint
+from worker.servers.http import Endpoint
 from worker.servers.load import FRESH_S, Flight
+from worker.servers.load_watch import LoadWatch, load_url, num_present_on
 
 NAMES = ("plain", "ngram")
 Event: TypeAlias = tuple[str, str, int]  #: what happens where, and with how many
@@ -51,15 +60,6 @@ def test_what_a_server_has_above_our_own_is_of_others_until_it_tells_again() -> 
     assert servers.fleet.ended(other).load.num_beside == pytest.approx(6.0)
 
 
-def test_requests_of_ours_elsewhere_count_there() -> None:
-    servers = Servers()
-    servers.told_both(0, 0)
-    flight = servers.fleet.began("plain")
-    servers.fleet.began("ngram")
-    servers.clock.pass_s(1.0)
-    assert servers.fleet.ended(flight).load == ServerLoad(1.0, 1.0, is_whole=True)
-
-
 def test_a_server_that_says_too_few_for_a_moment_and_too_many_at_another_is_right_on_average() -> None:
     """A request on its way is not seen there yet, and one that has ended may be seen still."""
     servers = Servers()
@@ -68,15 +68,6 @@ def test_a_server_that_says_too_few_for_a_moment_and_too_many_at_another_is_righ
         servers.told_both(num_present, 0)
         servers.clock.pass_s(1.0)
     assert servers.fleet.ended(flights[0]).load.num_beside == pytest.approx(4 + 1)
-
-
-def test_a_server_that_tells_fewer_than_ours_has_no_others() -> None:
-    servers = Servers()
-    flight = servers.fleet.began("plain")
-    servers.told_both(0, 0)
-    servers.clock.pass_s(1.0)
-    assert servers.fleet.statuses()[0].num_others == 0.0
-    assert servers.fleet.ended(flight).load == ServerLoad(1.0, 0.0, is_whole=True)
 
 
 @pytest.mark.parametrize("silent", NAMES)
@@ -94,14 +85,6 @@ def test_a_load_that_one_server_told_too_long_ago_is_not_whole(silent: str) -> N
     servers.told_both(3, 3)
     servers.clock.pass_s(1.0)
     assert not servers.fleet.ended(second).load.is_whole, "half a second of it is not known"
-
-
-def test_nothing_is_known_before_a_server_has_told() -> None:
-    servers = Servers()
-    assert [one.num_others for one in servers.fleet.statuses()] == [None, None]
-    flight = servers.fleet.began("plain")
-    servers.clock.pass_s(1.0)
-    assert servers.fleet.ended(flight).load == ServerLoad(1.0, 0.0, is_whole=False)
 
 
 events = st.lists(
@@ -132,3 +115,196 @@ def test_the_whole_load_is_never_below_our_own(happened: Sequence[Event]) -> Non
                 assert landing.load.num_beside >= landing.num_beside
                 assert landing.num_beside >= 1 - 1e-9, "itself"
                 assert landing.load.num_elsewhere >= 0
+
+
+URL = "http://gpu:8000/v1"
+
+
+class Telling(ServerClient):
+    """A client whose server answers as it is told."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint)
+        self.says: int | Exception = 5
+        self.meanwhile: Callable[[], Awaitable[object]] | None = None
+        self.num_asked = 0
+
+    async def page(self, url: str) -> bytes:
+        self.num_asked += 1
+        if self.meanwhile is not None:
+            await self.meanwhile()
+        if isinstance(self.says, Exception):
+            raise self.says
+        return f"vllm:num_requests_running {self.says}\nvllm:num_requests_waiting 0\n".encode()
+
+
+class World:
+    """A fleet of a vanilla and a drafting server; it is asked again at once, and seconds pass when a test says so."""
+
+    def __init__(self, *, drafts: bool = True, metrics_url: str | None = None) -> None:
+        self.clock = Clock()
+        drafter = DrafterState("ngram", "r1", 4, least_draft_tokens=4) if drafts else None
+        endpoint = Endpoint(URL, "vllm", "m", metrics_url=metrics_url)
+        servers = [
+            InferenceServer("plain", endpoint, None, 8, 4096),
+            InferenceServer("ngram", endpoint, drafter, 8, 4096),
+        ]
+        self.clients = {one.name: Telling(endpoint) for one in servers}
+        self.fleet = Fleet([one.as_fleet_endpoint() for one in servers], clock=self.clock, rng=Random(0))
+        self.watch = LoadWatch(servers, self.clients, self.fleet, clock=self.clock, every_s=0.0)
+
+    @property
+    def plain(self) -> Telling:
+        return self.clients["plain"]
+
+    def turn(self, num_turns: int = 20) -> None:
+        """Watch for so many turns of the loop."""
+
+        async def watch() -> None:
+            watching = asyncio.create_task(self.watch.run())
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            watching.cancel()
+
+        asyncio.run(watch())
+
+    def others(self) -> list[float | None]:
+        return [status.num_others for status in self.fleet.statuses()]
+
+
+def test_servers_are_asked_while_there_are_requests_of_ours_and_a_little_longer() -> None:
+    world = World()
+    world.turn()
+    assert (world.plain.num_asked, world.others()) == (0, [None, None])
+    flight = world.fleet.began("plain")
+    world.turn()
+    assert world.plain.num_asked > 2
+    assert world.others() == [4, 5]
+    world.fleet.ended(flight)
+    num_asked = world.plain.num_asked
+    world.clock.pass_s(5.0)
+    world.turn()
+    assert world.plain.num_asked > num_asked
+    num_asked = world.plain.num_asked
+    world.clock.pass_s(60.0)
+    world.turn()
+    assert (world.plain.num_asked, world.others()) == (num_asked, [None, None])
+
+
+def test_servers_are_asked_though_each_request_ends_before_the_next_look() -> None:
+    world = World()
+    world.fleet.ended(world.fleet.began("plain"))
+    world.clock.pass_s(1.0)
+    world.turn()
+    assert world.others() == [5, 5]
+
+
+def test_servers_of_one_route_are_not_asked() -> None:
+    world = World(drafts=False)
+    world.fleet.began("plain")
+    world.turn()
+    assert world.plain.num_asked == 0
+
+
+def test_our_own_requests_are_those_between_the_question_and_the_answer() -> None:
+    world = World()
+    world.fleet.began("plain")
+
+    async def two_more() -> None:
+        if world.plain.num_asked == 1:
+            world.fleet.began("plain")
+            world.fleet.began("plain")
+        else:
+            await asyncio.Event().wait()
+
+    world.plain.meanwhile = two_more
+    world.turn()
+    assert world.others()[0] == 5 - (1 + 3) / 2
+
+
+@pytest.mark.parametrize("error", [RequestRefused("no such page"), ReplyInvalid("no gauges")])
+def test_a_server_that_does_not_tell_is_asked_seldom_and_holds_up_no_other(
+    error: AlphaloopError, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    world = World()
+    world.plain.says = error
+    world.fleet.began("plain")
+    world.turn()
+    assert (world.plain.num_asked, world.others()) == (1, [None, 5])
+    assert world.clients["ngram"].num_asked > 2
+    assert "plain does not tell its load" in caplog.text
+
+
+def test_a_server_that_is_silent_holds_up_no_other() -> None:
+    world = World()
+    world.fleet.began("plain")
+    world.plain.meanwhile = asyncio.Event().wait
+    world.turn()
+    assert world.others() == [None, 5]
+
+
+def test_a_server_that_was_silent_is_asked_again_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    world = World()
+    world.fleet.began("plain")
+    world.plain.says = ServerSilent("nothing came")
+    world.turn()
+    assert world.plain.num_asked > 2
+    world.plain.says = 2
+    world.turn()
+    assert world.others()[0] == 1
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["plain does not tell its load: nothing came", "plain tells its load"]
+
+
+def test_a_mistake_in_asking_ends_with_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    world.fleet.began("plain")
+    world.plain.says = RuntimeError("a mistake")
+    world.turn()
+    assert (world.plain.num_asked, world.others()) == (1, [None, 5])
+    assert [record.getMessage() for record in caplog.records] == ["asking plain for its load failed"]
+
+
+VLLM = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 2.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="m"} 4.0
+vllm:num_requests_waiting{engine="1",model_name="m"} 0.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 4.0
+vllm:generation_tokens_total{engine="0",model_name="m"} 812.0
+"""
+LLAMA_CPP = """\
+# HELP llamacpp:requests_processing Number of requests processing.
+# TYPE llamacpp:requests_processing gauge
+llamacpp:requests_processing 2
+# HELP llamacpp:requests_deferred Number of requests deferred.
+# TYPE llamacpp:requests_deferred gauge
+llamacpp:requests_deferred 5
+"""
+RANK = {"dp_rank": 0, "num_running_reqs": 6, "num_waiting_reqs": 1, "token_usage": 0.01}
+SGLANG = json.dumps({"version": "0.5.23", "loads": [RANK, {**RANK, "dp_rank": 1, "num_running_reqs": 0}]})
+
+
+def endpoint(kind: ServerKind, metrics_url: str | None = None) -> Endpoint:
+    return Endpoint("http://gpu:8000/v1", kind, "m", metrics_url=metrics_url)
+
+
+@pytest.mark.parametrize(
+    ("kind", "page", "url", "num"),
+    [
+        ("vllm", VLLM, "http://gpu:8000/metrics", 9),
+        ("llama_cpp", LLAMA_CPP, "http://gpu:8000/metrics", 7),
+        ("sglang", SGLANG, "http://gpu:8000/v1/loads?include=core", 8),
+        ("vllm", MetricsPage().text(3), "http://gpu:8000/metrics", 3),
+    ],
+)
+def test_requests_that_run_and_that_wait_are_added_up_over_a_servers_parts(
+    kind: ServerKind, page: str, url: str, num: int
+) -> None:
+    assert load_url(endpoint(kind)) == url
+    assert num_present_on(endpoint(kind), page.encode()) == num

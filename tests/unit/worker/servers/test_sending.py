@@ -16,7 +16,7 @@ from alphaloop.errors import AlphaloopError, InvalidField, ReplyCut, ServerUnrea
 from alphaloop.messages import Body, Job
 from alphaloop.server_identity import ServerKind
 from tests.fixtures.models import make_job
-from tests.fixtures.simulated_fleet import Clock
+from tests.fixtures.simulated import Clock
 from worker.engine import PreparedJob, Sampling
 from worker.servers.client import InferenceServer
 from worker.servers.fleet import Fleet

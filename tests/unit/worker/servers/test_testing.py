@@ -10,7 +10,7 @@ import pytest
 
 from alphaloop.errors import ServerFailed, ServerUnreachable
 from alphaloop.server_identity import Answer, ServerIdentity
-from tests.fixtures.simulated_fleet import Clock
+from tests.fixtures.simulated import Clock
 from worker.servers import testing
 from worker.servers.client import InferenceServer
 from worker.servers.fleet import Fleet

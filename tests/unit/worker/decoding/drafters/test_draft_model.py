@@ -16,30 +16,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.fixtures.draft_slots import GREEDY, TOKENS, VOCABULARY, Model, ask, drafter, greedy, logits_behind, one
-from tests.fixtures.enumeration import Draft, Language, Round, Verify, bias, chain, drawn, enumerate_round
-from tests.fixtures.verification_rules import verify_sampled
+from tests.fixtures.drafting import GREEDY, TOKENS, VOCABULARY, Model, ask, drafter, greedy, logits_behind, one
+from tests.fixtures.enumeration import (
+    Draft,
+    Language,
+    Round,
+    Verify,
+    bias,
+    chain,
+    drawn,
+    enumerate_round,
+    verify_sampled,
+)
 from worker.decoding.drafters import draft_model
-from worker.decoding.drafters.draft_model import CHUNK, NUM_FIRST, Excerpt, excerpt
+from worker.decoding.drafters.draft_model import CHUNK, NUM_FIRST, Excerpt
 from worker.decoding.proposal import Ask
 from worker.decoding.sampling import TokenChooser
 from worker.decoding.verification import DraftVerdict, draw, verify_block
 from worker.engine import Sampling
-
-
-def test_what_it_read_of_a_text_before_its_first_draft_is_told(rng: random.Random) -> None:
-    text = [rng.randrange(VOCABULARY) for _ in range(CHUNK + 30)]
-    made = drafter(Model())
-    made.open("other", [5, 6, 7], GREEDY, "code")
-    made.open("j", text, GREEDY, "code")
-    short, long = made.propose([ask([5, 6, 7], 3, job_id="other"), ask(text, 3)])
-    assert (short.num_read, len(short.tokens)) == (3, 3)
-    assert (long.num_read, long.tokens) == (CHUNK, ()), "the rest comes with the next round"
-    (long,) = made.propose([ask(text, 3)])
-    assert (long.num_read, len(long.tokens)) == (30, 3)
-    text += [*long.tokens, rng.randrange(VOCABULARY)]
-    (usual,) = made.propose([ask(text, 3)])
-    assert usual.num_read == 0
 
 
 def test_sequences_that_join_and_leave_get_the_drafts_of_their_own_text(rng: random.Random) -> None:
@@ -70,20 +64,6 @@ def test_sequences_that_join_and_leave_get_the_drafts_of_their_own_text(rng: ran
     assert sorted(model.cache.free) == list(range(8))
 
 
-@pytest.mark.parametrize("num_accepted", [0, 2, 4])
-def test_only_what_is_new_is_read(num_accepted: int) -> None:
-    model = Model()
-    made = drafter(model)
-    text = [1, 2, 3]
-    proposal = one(made, text, 4)
-    assert [sum(width.values()) for width in model.widths] == [3, 1, 1, 1]
-    text += [*proposal.tokens[:num_accepted], (proposal.tokens[-1] + 1) % VOCABULARY]
-    model.widths.clear()
-    made.propose([ask(text, 4)])
-    # The last draft was never read: where all were accepted it is read with the target's own token.
-    assert [sum(width.values()) for width in model.widths] == [2 if num_accepted == 4 else 1, 1, 1, 1]
-
-
 def test_a_prompt_is_read_in_chunks_that_stall_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draft_model, "CHUNK", 10)
     model = Model()
@@ -101,14 +81,6 @@ def test_a_prompt_is_read_in_chunks_that_stall_nobody(monkeypatch: pytest.Monkey
     assert max(width for widths in model.widths for width in widths.values()) == 10
 
 
-def test_where_nobody_waits_a_prompt_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draft_model, "CHUNK", 10)
-    model = Model()
-    text = list(range(25))
-    assert one(drafter(model), text, 2).tokens == greedy(text, 2)
-    assert [sum(width.values()) for width in model.widths] == [10, 10, 5, 1]
-
-
 def test_a_pass_that_fails_leaves_what_was_read(rng: random.Random) -> None:
     model = Model()
     made = drafter(model)
@@ -121,13 +93,6 @@ def test_a_pass_that_fails_leaves_what_was_read(rng: random.Random) -> None:
         model.num_until_failure = None
         text.append(rng.randrange(VOCABULARY))
         assert made.propose([ask(text, 5)])[0].tokens == greedy(text, 5)
-
-
-def test_nothing_is_remembered_once_all_is_forgotten() -> None:
-    made = drafter(Model())
-    one(made, [1, 2, 3], 4)
-    made.clear()
-    assert one(made, [7, 8], 4).tokens == greedy([7, 8], 4)
 
 
 def test_nothing_is_proposed_beyond_the_drafts_context() -> None:
@@ -378,8 +343,16 @@ def test_it_is_the_list_without_its_middle(data: st.DataObject, length: int, num
         assert read[index] == expected[index]
 
 
-def test_what_may_be_read_whole_is_the_list_itself() -> None:
-    text = [1, 2, 3]
-    assert excerpt(text, None) is text
-    assert excerpt(text, 3) is text
-    assert list(excerpt([*range(20)], 6)) == [0, 1, 2, 3, 18, 19]
+def test_what_it_read_of_a_text_before_its_first_draft_is_told(rng: random.Random) -> None:
+    text = [rng.randrange(VOCABULARY) for _ in range(CHUNK + 30)]
+    made = drafter(Model())
+    made.open("other", [5, 6, 7], GREEDY, "code")
+    made.open("j", text, GREEDY, "code")
+    short, long = made.propose([ask([5, 6, 7], 3, job_id="other"), ask(text, 3)])
+    assert (short.num_read, len(short.tokens)) == (3, 3)
+    assert (long.num_read, long.tokens) == (CHUNK, ()), "the rest comes with the next round"
+    (long,) = made.propose([ask(text, 3)])
+    assert (long.num_read, len(long.tokens)) == (30, 3)
+    text += [*long.tokens, rng.randrange(VOCABULARY)]
+    (usual,) = made.propose([ask(text, 3)])
+    assert usual.num_read == 0

@@ -40,12 +40,6 @@ def ask(drafter: Drafter, text: Sequence[int], num_tokens: int, job_id: str = "j
     return proposal
 
 
-def propose(drafter: Drafter, text: list[int], num_tokens: int, task: str = "code") -> Proposal:
-    """What a sequence that has just begun with `text` is proposed."""
-    drafter.open("job", text, GREEDY, task)
-    return ask(drafter, text, num_tokens)
-
-
 def occurrences(searched: list[int], text: list[int], settings: LookupDrafterSettings) -> list[tuple[int, int]]:
     """(match length, place behind) of the latest occurrences in `searched` of the end of `text`, by comparing all."""
     found = []
@@ -94,51 +88,12 @@ def test_proposals_are_the_rescanned_ones(
         assert list(proposal.tokens) == reference(text, num_tokens, settings)
 
 
-@given(texts, rules, st.integers(1, 9), st.integers(0, 9))
-def test_a_smaller_k_only_cuts_the_draft(
-    text: list[int], settings: LookupDrafterSettings, num_tokens: int, more: int
-) -> None:
-    # Were it otherwise, the acceptance at a position would move with k.
-    drafter = LookupDrafter("lookup", settings)
-    assert propose(drafter, text, num_tokens).tokens == propose(drafter, text, num_tokens + more).tokens[:num_tokens]
-
-
-def test_a_proposal_goes_on_with_the_period_of_the_text() -> None:
-    assert propose(lookup(min_probability=0), [9, 1, 2, 1, 2], 7).tokens == (1, 2, 1, 2, 1, 2, 1)
-
-
-def test_the_longest_match_wins_over_a_later_shorter_one() -> None:
-    assert propose(lookup(), [1, 2, 3, 7, 2, 3, 8, 1, 2, 3], 1).tokens == (7,)
-
-
-def test_what_followed_more_often_wins_over_what_followed_last() -> None:
-    assert propose(lookup(), [5, 1, 6, 1, 6, 1, 7, 9, 1], 1).tokens == (6,)
-
-
-def test_a_longer_match_gets_a_longer_draft() -> None:
-    numbers = list(range(100))
-    lengths = [len(propose(lookup(), [*numbers, 200, *numbers[40 - n : 40]], 64).tokens) for n in range(1, 7)]
-    assert lengths == sorted(lengths)
-    assert lengths[0] < 3 < lengths[-1]
-
-
-def test_only_the_latest_occurrences_are_looked_at() -> None:
-    text = [1] * (MAX_OCCURRENCES + 9)
-    index = SuffixIndex(text, 1, 1)
-    index.advance(len(text) - 1)
-    assert index.matches(text) == [(1, len(text) - 1 - back) for back in range(MAX_OCCURRENCES)]
-
-
 def test_two_n_grams_with_one_hash_are_told_apart() -> None:
     assert hash((-1, 3)) == hash((-2, 3)), "CPython's hash of -1 is that of -2"
     index = SuffixIndex([-1, 3, 5], 2, 4)
     index.advance(3)
     assert index.matches([-2, 3]) == []
     assert index.matches([-1, 3]) == [(2, 2)]
-
-
-def test_an_ask_for_nothing_is_answered_with_nothing() -> None:
-    assert propose(lookup(), [1, 1, 1], 0).tokens == ()
 
 
 def test_each_ask_is_answered_from_its_own_text() -> None:

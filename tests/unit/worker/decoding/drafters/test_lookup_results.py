@@ -63,13 +63,6 @@ def test_another_task_finds_nothing_and_leaves_nothing() -> None:
     assert proposed(drafter, [10, 11, 12], task="code") == ()
 
 
-def test_two_tasks_that_are_remembered_stay_apart() -> None:
-    drafter = sql_drafter(remember_tasks=["sql", "code"])
-    decode(drafter, [1], [10, 11, 12, 13], task="code")
-    assert proposed(drafter, [10, 11, 12], task="sql") == ()
-    assert proposed(drafter, [10, 11, 12], task="code") == (13,)
-
-
 def test_by_default_no_task_is_remembered() -> None:
     drafter = LookupDrafter("lookup", LookupDrafterSettings())
     decode(drafter, [1], [10, 11, 12, 13])
@@ -125,17 +118,6 @@ def test_the_latest_results_that_fit_are_searched_and_no_others(
                 expected.append((length, result[behind : behind + num_tokens]))
     expected = [(length, behind) for length, behind in expected[:MAX_OCCURRENCES] if behind]
     assert earlier.continuations(text, num_tokens) == expected
-
-
-@given(results, st.lists(tokens, min_size=1, max_size=8))
-def test_the_same_results_in_the_same_order_make_the_same_proposals(
-    given_results: list[list[int]], text: list[int]
-) -> None:
-    one, other = sql_drafter(), sql_drafter()
-    for number, result in enumerate(given_results):
-        decode(one, [1], result, job=f"a{number}")
-        decode(other, [2, 3], result, job=f"b{number}")
-    assert proposed(one, list(text)) == proposed(other, list(text))
 
 
 def test_what_is_forgotten_leaves_nothing_behind(rng: random.Random) -> None:

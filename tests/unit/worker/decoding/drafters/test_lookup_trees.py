@@ -60,22 +60,7 @@ def test_a_tree_holds_the_likeliest_paths(found: Found, num_tokens: int, rule: R
     assert not left or max(left) <= min(scores)
 
 
-def test_two_likely_continuations_make_a_tree_whose_siblings_come_likeliest_first() -> None:
-    found = [(2, [5, 6]), (3, [7, 8]), (3, [7, 9])]
-    assert grow(found, 4, Rule(0.01, 2)) == ([7, 8, 9, 5], [-1, 0, 0, -1])
-    assert grow(found, 4, Rule(0.01, 1)) == ([7, 8], None)
-
-
-def test_a_tree_without_branches_is_a_chain() -> None:
-    assert grow([(6, [1, 2, 3])], 3, Rule(0.1, 4)) == ([1, 2, 3], None)
-
-
 def test_a_token_just_as_likely_as_asked_for_is_proposed() -> None:
     assert NOVELTY == 2.0**2, "a lone match of two tokens: probability 1/2"
     assert grow([(2, [5, 6])], 4, Rule(0.5, 1)) == ([5], None)
     assert grow([(2, [5, 6])], 4, Rule(0.5, 2)) == ([5], None)
-
-
-def test_where_nothing_was_found_nothing_is_proposed() -> None:
-    assert grow([], 3, Rule(0.0, 2)) == ([], None)
-    assert grow([], 3, Rule(0.0, 1)) == ([], None)

@@ -9,28 +9,23 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hypothesis import given
-from hypothesis import strategies as st
 
 from alphaloop.errors import UnsupportedModel
 from tests.fixtures.models import FAMILIES, FUSED, NUM_TOKENS
 from worker.decoding.network import fused
-from worker.decoding.network.compiled import CompiledLinear, CompiledOperations
+from worker.decoding.network.compiled import CompiledOperations
 from worker.decoding.network.fused import FusedDecoder, can_fuse
 from worker.decoding.network.kernels.linear import (
-    LEAST_ROWS,
-    MOST_ROWS,
     LinearArguments,
     arranged,
     arranged_bias,
     linear_kernel,
     most_rows,
-    num_parts_of,
 )
 from worker.decoding.network.kernels.multiplying import has_pair_products
 from worker.decoding.network.kernels.threads import openmp
 from worker.decoding.network.language_model import LanguageModel
-from worker.decoding.network.operations import GELU_TANH, TorchLinear, can_pack
+from worker.decoding.network.operations import GELU_TANH, can_pack
 from worker.decoding.network.passes import WIDEST_SHARED, Read
 from worker.decoding.network.slots import SlotCache
 
@@ -193,16 +188,6 @@ def test_a_token_is_multiplied_alike_alone_and_among_others(by_pairs: bool, has_
                 assert torch.equal(alone[0], found[row])
 
 
-@given(num_rows=st.integers(1, 2000), num_blocks=st.integers(1, 40), num_threads=st.integers(1, 96))
-def test_threads_have_items_to_share(num_rows: int, num_blocks: int, num_threads: int) -> None:
-    num_parts = num_parts_of.py_func(num_rows, num_blocks, num_threads)
-    sizes = [num_rows * (part + 1) // num_parts - num_rows * part // num_parts for part in range(num_parts)]
-    assert (sum(sizes), max(sizes) <= MOST_ROWS) == (num_rows, True)
-    # Two items a thread, but for few rows.
-    assert num_parts * num_blocks >= 2 * num_threads or min(sizes) < 2 * LEAST_ROWS
-    assert num_parts == 1 or min(sizes) >= LEAST_ROWS
-
-
 @torch.inference_mode()
 @pytest.mark.skipif(not can_pack(torch.zeros(1, 1).bfloat16()) or openmp() is None, reason="no kernels here")
 @pytest.mark.parametrize("family", FUSED)
@@ -265,21 +250,3 @@ def _read(model: LanguageModel, cache: SlotCache, *reads: Read) -> torch.Tensor:
     for one in reads:
         cache.lengths[one.slot] += len(one.token_ids)
     return logits
-
-
-def test_weights_are_held_twice_where_memory_is_plentiful(
-    tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = transformers.AutoConfig.from_pretrained(tiny_models["llama"])
-    num = 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 96) + 64 * NUM_TOKENS
-    assert (config.num_hidden_layers, config.hidden_size, config.intermediate_size) == (2, 64, 96)
-    has_kernels = can_pack(torch.zeros(1, 1).bfloat16())
-    for left, is_twice in ((num * 2 * 4, True), (num * 2 * 4 - 1, False)):
-        monkeypatch.setattr(fused, "available_bytes", lambda _, left=left: left)
-        decoder = FusedDecoder(load(tiny_models["llama"], torch.bfloat16), 64)
-        layers = [decoder._head, decoder._layers[1].down, decoder._layers[0].qkv]
-        is_compiled = has_kernels and (is_twice or most_rows() is None)
-        for layer in layers:
-            assert isinstance(layer, CompiledLinear if is_compiled else TorchLinear)
-            if isinstance(layer, CompiledLinear):
-                assert (layer._wider is None) == (most_rows() is None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import mmap
-import random
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,19 +44,6 @@ def num_resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-@torch.inference_mode()
-def test_a_text_grows_where_it_lies(rng: random.Random) -> None:
-    cache = acquired(3, most_positions=40 * PAIR_BLOCK)
-    write(cache, 1, 2, 7.0)
-    places = [layer.data_ptr() for layer in cache.layers]
-    for num_blocks in sorted(rng.sample(range(3, 41), 3)):
-        write(cache, 0, num_blocks, 5.0)
-        assert [layer.data_ptr() for layer in cache.layers] == places
-        assert cache.num_bytes == (num_blocks + 2) * BLOCK_BYTES
-        assert holds(cache, 1, 2, 7.0)
-    assert not any(layer[2].any() for layer in cache.layers)
-
-
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
 @torch.inference_mode()
 def test_a_long_text_beside_short_ones_takes_the_memory_of_its_own_length() -> None:
@@ -76,27 +62,6 @@ def test_a_long_text_beside_short_ones_takes_the_memory_of_its_own_length() -> N
     assert cache.acquire() == 3
     assert not any(layer[3].any() for layer in cache.layers), "memory that was given back comes back as zeros"
     assert holds(cache, 15, 1, 2.0)
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
-def test_zeros_that_are_written_take_memory() -> None:
-    """Otherwise a pass over them is timed without reading anything."""
-    cache = acquired(4, most_positions=1 << 17)
-    before = num_resident()
-    cache.write_zeros(3, 10 * PAIR_BLOCK)
-    assert cache.num_bytes == 30 * BLOCK_BYTES
-    assert num_resident() - before == pytest.approx(cache.num_bytes, abs=4 * 2**21)
-
-
-@torch.inference_mode()
-def test_a_text_that_is_longer_than_was_said_moves_to_more_addresses(rng: random.Random) -> None:
-    cache = acquired(3, most_positions=2 * PAIR_BLOCK)
-    write(cache, 2, 2, 7.0)
-    for num_blocks in (3, rng.randint(4, 9)):
-        write(cache, 0, num_blocks, 5.0)
-        assert holds(cache, 2, 2, 7.0)
-        assert holds(cache, 0, num_blocks, 5.0)
-    assert cache.num_bytes == (num_blocks + 2) * BLOCK_BYTES
 
 
 @torch.inference_mode()

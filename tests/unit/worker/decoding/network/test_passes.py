@@ -1,20 +1,25 @@
-"""Passes over slots against plain passes: chains, trees, pieces of prompts, dead rows between, sliding windows."""
+"""Passes over slots against plain passes, in any shape, as one program of kernels, and on a device that is no CPU."""
 
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import torch
 import transformers
+from torch import Tensor
 
-from tests.fixtures.models import FAMILIES, NUM_TOKENS, WINDOW
-from tests.fixtures.reference import Reference
-from worker.decoding.network.kv_layout import KvShape
+from tests.fixtures.models import FAMILIES, FUSED, NUM_TOKENS, WINDOW, Reference
+from worker.decoding.network.fused import FusedDecoder
+from worker.decoding.network.kernels.linear import most_rows
+from worker.decoding.network.kernels.threads import openmp
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.network.passes import WIDEST_SHARED, Read, plan_pass
 from worker.decoding.network.slots import SlotCache
@@ -111,27 +116,143 @@ def test_a_prompt_in_pieces_equals_the_prompt_at_once(
     assert float((logits[0] - references(family).logits(text)[-1]).abs().max()) < TOLERANCE
 
 
-def test_a_pass_holds_what_its_reads_need_and_no_more(rng: random.Random) -> None:
-    """The longest text and the widest read may be two: together they would need another block."""
-    cache = SlotCache(KvShape(1, 1, 2, torch.float64), 3, torch.device("cpu"))
-    long, wide = cache.acquire(), cache.acquire()
-    cache.lengths[long], cache.lengths[wide] = 127, 1
-    plan = plan_pass(cache, [Read(long, [5]), Read(wide, some_tokens(rng, 9), 9)], None)
-    assert cache.num_bytes == cache.num_bytes_with(2, [128, 10])
-    assert [group.num_keys for group in plan.groups] == [128]
-    assert plan.num_tokens == 10
+VOCABULARY = 97
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+}
+MODELS = {
+    "llama": transformers.LlamaConfig(**SIZES),
+    "mistral": transformers.MistralConfig(**SIZES, sliding_window=40),
+    "qwen2": transformers.Qwen2Config(**SIZES),
+    "qwen3": transformers.Qwen3Config(**SIZES),
+    "gemma3": transformers.Gemma3TextConfig(**SIZES, sliding_window=40),
+}
+
+has_program = pytest.mark.skipif(
+    openmp() is None or most_rows() is not None, reason="no OpenMP runtime, or other layers are faster for wide passes"
+)
 
 
-def test_long_reads_are_attended_to_alone(rng: random.Random) -> None:
-    cache = SlotCache(KvShape(1, 1, 2, torch.float64), 4, torch.device("cpu"))
-    slots = [cache.acquire() for _ in range(4)]
-    nums = (3, WIDEST_SHARED + 1, WIDEST_SHARED, 200)
-    plan = plan_pass(cache, [Read(slot, some_tokens(rng, num)) for slot, num in zip(slots, nums, strict=True)], None)
-    assert [(group.slots, group.width) for group in plan.groups] == [
-        (slice(0, 3), WIDEST_SHARED),
-        (slice(1, 2), WIDEST_SHARED + 1),
-        (slice(3, 4), 200),
+def decoder_of(family: str, seed: int) -> FusedDecoder:
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(MODELS[family]).to(torch.bfloat16).eval()
+    for parameter in model.parameters():
+        parameter.data.mul_(3)  # else attention is nearly uniform, and hides what it gets wrong
+    return FusedDecoder(model, 512)
+
+
+def in_both_ways(decoder: FusedDecoder, cache: SlotCache, reads: list[Read]) -> tuple[Tensor, Tensor]:
+    """Logits by the program and kernel by kernel, of the same reads behind the same cache."""
+    plan, program = plan_pass(cache, reads, decoder.window), decoder._program
+    assert program is not None
+    assert program.serves(plan)
+    before = [layer.clone() for layer in cache.layers]
+    found = decoder(cache, plan)
+    written = [layer.clone() for layer in cache.layers]
+    for layer, old in zip(cache.layers, before, strict=True):
+        layer.copy_(old)
+    decoder._program = None
+    expected = decoder(cache, plan)
+    decoder._program = program
+    assert all(torch.equal(*both) for both in zip(written, cache.layers, strict=True))
+    return found, expected
+
+
+@has_program
+@torch.inference_mode()
+@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_a_pass_is_the_same_as_kernel_by_kernel(
+    family: str, num_threads: int, seed: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chains, trees and pieces of prompts, with more and with fewer tokens than the pass before; all logits or some."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    decoder = decoder_of(family, seed)
+    cache = SlotCache(decoder.kv_shape, 5, torch.device("cpu"))
+    slots = [cache.acquire() for _ in range(5)]
+    for widths in ([3], [5, 1, 9], [150, 2, 1, 40], [1, 1, 1, 1, 1], [4, 130]):
+        reads = []
+        for slot, width in zip(slots, widths, strict=False):
+            tokens = [rng.randrange(VOCABULARY) for _ in range(width)]
+            is_tree = 1 < width <= WIDEST_SHARED and rng.random() < 0.5
+            parents = [rng.randint(-1, token - 1) for token in range(width)] if is_tree else None
+            reads.append(Read(slot, tokens, rng.choice([1, width]), parents))
+        found, expected = in_both_ways(decoder, cache, reads)
+        assert len(found) == sum(read.num_logits for read in reads)
+        assert torch.equal(found, expected)
+        for read in reads:
+            cache.lengths[read.slot] += len(read.token_ids)
+
+
+@has_program
+@torch.inference_mode()
+def test_without_a_logit_wanted_keys_and_values_are_written(seed: int) -> None:
+    decoder = decoder_of("llama", seed)
+    cache = SlotCache(decoder.kv_shape, 1, torch.device("cpu"))
+    found, _ = in_both_ways(decoder, cache, [Read(cache.acquire(), [1, 2, 3], num_logits=0)])
+    assert found.shape == (0, VOCABULARY)
+    assert any(layer.any() for layer in cache.layers)
+
+
+@has_program
+@torch.inference_mode()
+def test_logits_outlive_the_next_pass(seed: int) -> None:
+    decoder = decoder_of("llama", seed)
+    cache = SlotCache(decoder.kv_shape, 1, torch.device("cpu"))
+    slot = cache.acquire()
+    first = decoder(cache, plan_pass(cache, [Read(slot, [1, 2], 2)], None))
+    kept = first.clone()
+    decoder(cache, plan_pass(cache, [Read(slot, [5, 6], 2)], None))
+    assert torch.equal(first, kept)
+
+
+@pytest.mark.parametrize("family", FUSED)
+@torch.inference_mode()
+def test_a_plain_pass_mixes_nothing_of_the_host_with_what_is_on_the_device(
+    tiny_models: dict[str, Path], family: str
+) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_models[family], dtype=torch.bfloat16)
+    network = FusedDecoder(model.eval().to("meta"), 512)
+    cache = SlotCache(network.kv_shape, 4, torch.device("meta"))
+    cache.lengths = [3, 40, 7, 0]
+    reads = [
+        Read(0, [1, 2, 3], num_logits=3, parents=[-1, 0, 0]),
+        Read(2, [5]),
+        Read(1, [6] * 40),
+        Read(3, [4] * 20, num_logits=2),
     ]
-    # In the order of the reads, wherever their tokens lie.
-    assert plan.wanted is not None
-    assert plan.wanted.tolist() == [2, 3 + WIDEST_SHARED + WIDEST_SHARED, 3 + WIDEST_SHARED - 1, plan.num_tokens - 1]
+    logits = network(cache, plan_pass(cache, reads, network.window))
+    assert (logits.device.type, logits.shape) == ("meta", (7, network.num_outputs))
+
+
+def test_a_device_that_is_no_cpu_needs_no_numba() -> None:
+    """In a process of its own, in which numba and LLVM cannot be imported."""
+    program = """
+        import sys
+        sys.modules["numba"] = sys.modules["llvmlite"] = None
+        import torch, transformers
+        from worker.decoding import engine, measuring
+        from worker.decoding.network.fused import FusedDecoder
+        from worker.decoding.network.passes import Read, plan_pass
+        from worker.decoding.network.slots import SlotCache
+        from worker.decoding import verification
+        shape = transformers.LlamaConfig(
+            vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+            num_key_value_heads=1, head_dim=16,
+        )
+        network = FusedDecoder(transformers.LlamaForCausalLM(shape).to("meta"), 64)
+        cache = SlotCache(network.kv_shape, 1, torch.device("meta"))
+        with torch.inference_mode():
+            print(tuple(network(cache, plan_pass(cache, [Read(0, [1, 2])], None)).shape))
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=170, check=False
+    )
+    assert (ran.stdout, ran.returncode) == ("(1, 64)\n", 0), ran.stderr

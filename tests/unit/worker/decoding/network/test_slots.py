@@ -6,7 +6,6 @@ import errno
 import mmap
 import random
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 import hypothesis.strategies as st
@@ -17,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from worker.decoding.network import kv_layout
 from worker.decoding.network.kv_layout import BLOCK, KvShape, to_paired, to_plain
-from worker.decoding.network.slots import SlotCache, with_rows, zeros
+from worker.decoding.network.slots import SlotCache, zeros
 
 NUM_SLOTS: Final = 4
 SHAPE: Final = KvShape(num_layers=2, num_heads=1, head_dim=2, dtype=torch.float64)
@@ -218,122 +217,6 @@ def test_memory_that_runs_out_while_layers_grow_leaves_an_empty_cache(
     assert cache.lengths == [0, 0]
     cache.reserve({0: 200, 1: 200})
     assert {tuple(layer.shape) for layer in cache.layers} == {(2, 2, 256, 2)}
-
-
-def test_a_slot_that_was_never_written_moves_without_memory() -> None:
-    cache = SlotCache(SHAPE, 3, CPU)
-    slots = [cache.acquire() for _ in range(3)]
-    cache.reserve({0: 5})
-    cache.lengths[slots[0]] = 5
-    cache.release(slots[1])
-    assert cache.lower(slots[2]) == slots[1]
-    assert cache.lengths[slots[1]] == 0
-
-
-def test_growing_leaves_room_for_the_next_growth() -> None:
-    """By half at least, because everything is copied; by no more than is asked for where the limit is near."""
-    cache = SlotCache(SHAPE, 8, torch.device("cpu"))
-    cache.reserve({1: 8 * BLOCK})
-    assert rows_and_capacity(cache) == (2, 8 * BLOCK)
-    cache.reserve({2: 8 * BLOCK + 1})
-    assert rows_and_capacity(cache) == (3, 12 * BLOCK)
-    cache.max_bytes = cache.num_bytes_with(4, [13 * BLOCK])
-    cache.lengths = [12 * BLOCK] * 8
-    slots = [cache.acquire() for _ in range(3)]
-    for slot in slots:
-        cache.lengths[slot] = 12 * BLOCK
-    cache.reserve({3: 12 * BLOCK + 1})
-    assert rows_and_capacity(cache) == (4, 13 * BLOCK)
-
-
-@torch.inference_mode()
-def test_growing_copies_what_counts() -> None:
-    """And nothing else: zeros that nothing is written to take no memory."""
-    cache = SlotCache(SHAPE, 4, CPU)
-    slots = [cache.acquire() for _ in range(3)]
-    cache.reserve({2: 2 * BLOCK})
-    for layer in cache.layers:
-        layer.fill_(7.0)
-    cache.lengths[slots[0]], cache.lengths[slots[2]] = 5, 70
-    cache.release(slots[1])
-    cache.reserve({3: 3 * BLOCK})
-    for layer in cache.layers:
-        assert (layer[slots[0], :, :5] == 7).all()
-        assert (layer[slots[2], :, :70] == 7).all()
-        assert not layer[slots[0], :, 5:].any()
-        assert not layer[slots[2], :, 70:].any()
-        assert not layer[[slots[1], 3]].any()
-
-
-@pytest.mark.parametrize("head_dim", [32, 64, 128])
-def test_pairs_lie_where_their_page_says(head_dim: int, rng: random.Random) -> None:
-    generator = torch.Generator().manual_seed(rng.getrandbits(32))
-    plain = torch.randn((2, 4, 2 * kv_layout.PAIR_BLOCK, head_dim), generator=generator)
-    held = to_paired(plain)
-    assert torch.equal(to_plain(held), plain)
-    slot, head, position, d = 1, 1, rng.randrange(2 * kv_layout.PAIR_BLOCK), rng.randrange(head_dim)
-    block, of_block = held[slot, position // kv_layout.PAIR_BLOCK], position % kv_layout.PAIR_BLOCK
-    keys = block[head].view(head_dim // 2, kv_layout.PAIR_BLOCK, 2)
-    assert keys[d // 2, of_block, d % 2] == plain[slot, head, position, d]
-    values = block[2 + head].view(kv_layout.PAIR_BLOCK // 2, head_dim, 2)
-    assert values[of_block // 2, d, of_block % 2] == plain[slot, 2 + head, position, d]
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
-def test_zeros_take_memory_when_they_are_written_to() -> None:
-    def num_resident() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
-
-    before, size = num_resident(), 256 * 2**20
-    found = zeros((2, size // 8), torch.float32, CPU)
-    assert num_resident() - before < size / 4
-    assert not found[:, ::4096].any()
-    found[0] = 1.0
-    assert size / 4 < num_resident() - before < size * 3 / 4
-    del found
-    assert num_resident() - before < size / 4
-
-
-@torch.inference_mode()
-def test_rows_are_added_where_a_layer_lies(rng: random.Random) -> None:
-    """Nothing is copied, and no memory is taken, until the longest text needs more positions."""
-    shape = KvShape(2, 16, 64, torch.float32)
-    cache = SlotCache(shape, 32, CPU)
-    slots = [cache.acquire() for _ in range(32)]
-    cache.reserve({1: BLOCK})
-    for layer in cache.layers:
-        layer.fill_(7.0)
-    cache.lengths[:2] = [BLOCK, 5]
-    places = [layer.data_ptr() for layer in cache.layers]
-    for num_rows in (3, rng.randrange(4, 32), 32):
-        cache.reserve({num_rows - 1: BLOCK})
-        assert [layer.data_ptr() for layer in cache.layers] == places
-        assert {tuple(layer.shape) for layer in cache.layers} == {(len(cache.layers[0]), 32, BLOCK, 64)}
-        assert cache.num_bytes == sum(layer.nbytes for layer in cache.layers)
-        for layer in cache.layers:
-            assert (layer[:2] == 7).all()
-            assert not layer[2:].any()
-    for layer in cache.layers:
-        layer.fill_(8.0)
-    cache.release(slots.pop())
-    cache.trim()
-    cache.reserve({len(cache.layers[0]): BLOCK})
-    assert not any(layer[2:].any() for layer in cache.layers), "rows that were released come back as zeros"
-
-
-def test_a_system_without_room_for_more_rows_gives_those_that_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, mapping = [], mmap.mmap
-
-    def limited(fileno: int, num_bytes: int, **kwargs: Any) -> mmap.mmap:
-        if num_bytes > 2 * 2**20:
-            raise OSError(errno.ENOMEM, "Cannot allocate memory")
-        made.append(num_bytes)
-        return mapping(fileno, num_bytes, **kwargs)
-
-    monkeypatch.setattr(mmap, "mmap", limited)
-    found = zeros((2, 2**18), torch.float32, CPU, most_rows=8)
-    assert made == [2 * 2**20]
-    assert (found.shape, with_rows(found, 3)) == ((2, 2**18), None)
 
 
 def test_a_lack_of_memory_is_an_error_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
 
-import numba
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +12,6 @@ from torch import Tensor
 from worker.decoding.network.compiled import PlacedReads, layer_arguments
 from worker.decoding.network.kernels.attention import wide_kernel
 from worker.decoding.network.kernels.multiplying import has_pair_products
-from worker.decoding.network.kernels.numbers import NUMBERS
 from worker.decoding.network.kv_layout import KvShape, to_paired
 from worker.decoding.network.operations import Heads, attend
 from worker.decoding.network.passes import WIDEST_SHARED, Read, plan_pass
@@ -97,16 +94,3 @@ def test_what_lies_behind_a_text_counts_for_nothing(rng: random.Random) -> None:
     before = attended(qkv, held, heads, length=20)
     held[:, :, 90:] = 1e30
     assert torch.equal(attended(qkv, held, heads, length=20), before)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_largest_number(dtype: torch.dtype) -> None:
-    largest = NUMBERS[dtype].largest
-
-    @numba.njit
-    def found(numbers: Any) -> Any:
-        return largest(numbers)
-
-    for values in ([-3.0], [-1e30, -2.0, -0.5], [0.0, -0.0, -1.0], [1e-40, -1e-40], [-5.0] * 70 + [2.5] + [1.0] * 9):
-        array = torch.tensor(values, dtype=dtype).numpy()
-        assert found(array) == max(array)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from alphaloop.commands import CheckFinding
 from alphaloop.errors import IncompatiblePair
-from worker.decoding.pairing import DeviceRoom, Finding, ModelFacts, check_pair, num_shared_tokens, refuse_incompatible
+from worker.decoding.pairing import DeviceRoom, ModelFacts, check_pair, num_shared_tokens, refuse_incompatible
 
 WORDS = {0: "<eos>", 1: "<user>", 2: "a", 3: "b", 4: "c"}
 TARGET = ModelFacts(
@@ -33,7 +34,7 @@ DRAFT = replace(TARGET, source="draft", num_parameters=200_000, num_parameters_r
 ROOM = 10**9
 
 
-def findings(target: ModelFacts, draft: ModelFacts, *, available_bytes: int = ROOM) -> dict[str, Finding]:
+def findings(target: ModelFacts, draft: ModelFacts, *, available_bytes: int = ROOM) -> dict[str, CheckFinding]:
     found = check_pair(target, draft, num_slots=4, max_draft_tokens=5, room=DeviceRoom("cpu", available_bytes))
     return {finding.check: finding for finding in found}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from alphaloop.errors import DecodeFailed
-from tests.fixtures.verification_rules import coupled_tokens
+from tests.fixtures.enumeration import coupled_tokens
 from worker.decoding.sampling import BLOCK, TokenChooser, key_of, probabilities, uniforms
 from worker.engine import Sampling
 

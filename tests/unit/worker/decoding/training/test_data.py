@@ -23,7 +23,6 @@ from worker.decoding.training.data import (
     TextStore,
     WrittenText,
     answer_prompt,
-    plain_lesson,
     plan_requests,
     read_prompts,
 )
@@ -72,11 +71,6 @@ def test_a_wrong_file_says_where(tmp_path: Path, tiny_tokenizer: Any, content: s
     file.write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=said):
         read_prompts(file, Settings(tasks=TASKS), tiny_tokenizer, None)
-
-
-def test_a_file_that_is_not_there_is_an_error(tmp_path: Path, tiny_tokenizer: Any) -> None:
-    with pytest.raises(ConfigError, match="No such file"):
-        read_prompts(tmp_path / "none.jsonl", Settings(), tiny_tokenizer, "code")
 
 
 def test_the_target_writes_as_many_as_asked_half_of_them_steered(tiny_tokenizer: Any) -> None:
@@ -160,15 +154,6 @@ def test_every_text_comes_back_in_order(
     assert TextStore(store.folder).all() == store.all()
 
 
-def test_no_text_makes_no_file(tmp_path: Path) -> None:
-    TextStore(tmp_path / "texts").add([])
-    assert list((tmp_path / "texts").iterdir()) == []
-
-
-def test_a_text_behind_a_prompt_knows_both() -> None:
-    assert WrittenText(0, "any", (1, 2), (3,)).token_ids == (1, 2, 3)
-
-
 def test_a_damaged_shard_is_named_and_half_a_one_is_not_seen(tmp_path: Path) -> None:
     store = TextStore(tmp_path)
     store.add([WrittenText(0, "any", (1,), (2,))])
@@ -237,15 +222,6 @@ def test_stopped_reading_goes_on_where_it_was(target: Any, texts: list[WrittenTe
         assert torch.equal(a.top_log_probs, b.top_log_probs)
 
 
-def test_a_plain_lesson_teaches_the_texts_own_tokens() -> None:
-    lesson = plain_lesson(WrittenText(3, "any", (9, 8, 7, 6), (5, 4)), max_length=4, num_kept=2)
-    assert lesson.token_ids.tolist() == [7, 6, 5, 4]
-    assert lesson.first_answer == 2
-    assert lesson.top_ids[:, 0].tolist() == [6, 5, 4]
-    assert lesson.top_log_probs.exp().tolist() == [[1.0, 0.0]] * 3
-    assert lesson.states is None
-
-
 def test_the_vocabulary_holds_what_the_target_is_likeliest_to_say(
     target: Any, texts: list[WrittenText], tmp_path: Path
 ) -> None:
@@ -268,9 +244,3 @@ def test_the_vocabulary_holds_what_the_target_is_likeliest_to_say(
     assert columns is not None
     assert torch.equal(columns[chosen], torch.arange(50))
     assert set(columns[others].tolist()) == {-1}
-
-
-@pytest.mark.parametrize("num", [0, 384, 400])
-def test_the_whole_vocabulary_needs_no_list(num: int) -> None:
-    assert choose_vocabulary([], num, 384, []) is None
-    assert columns_of(None, 384) is None

@@ -1,4 +1,4 @@
-"""The loss against sums by hand, batches that lose nothing, and a run that was stopped against one that was not."""
+"""The loss against sums by hand, a run that was stopped against one that was not, and acceptance by teacher forcing."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
+from alphaloop.acceptance import AcceptanceCounts
 from worker.decoding.device import find_device
 from worker.decoding.drafters.draft_vocabulary import restrict_head
 from worker.decoding.models import load_weights
@@ -20,7 +23,8 @@ from worker.decoding.training.distil import (
     columns_of,
     cut_draft,
     distillation_loss,
-    make_batches,
+    judge,
+    walk_rounds,
 )
 from worker.decoding.training.recipe import Recipe
 
@@ -81,20 +85,6 @@ def test_the_loss_is_least_where_the_draft_is_the_target(lessons: list[Lesson]) 
         assert distillation_loss(p.clamp(min=1e-9).log() + noise, batch, 0.0) > best
 
 
-def test_an_epoch_reads_every_text_once_and_no_batch_is_too_large(lessons: list[Lesson], seed: int) -> None:
-    recipe = RECIPE.model_copy(update={"seed": seed})
-    first, second = make_batches(lessons, recipe, 0), make_batches(lessons, recipe, 1)
-    for batches in (first, second):
-        assert sorted(lesson.text.number for batch in batches for lesson in batch) == list(range(24))
-        for batch in batches:
-            assert len(batch) * max(len(lesson.token_ids) for lesson in batch) <= recipe.batch_tokens
-    assert numbers(make_batches(lessons, recipe, 0)) == numbers(first) != numbers(second)
-
-
-def numbers(batches: list[list[Lesson]]) -> list[list[int]]:
-    return [[lesson.text.number for lesson in batch] for batch in batches]
-
-
 def training(target: Any, lessons: list[Lesson], file: Path, recipe: Recipe = RECIPE) -> Distillation:
     draft = cut_draft(target, (0,))
     restrict_head(draft, KNOWN)
@@ -135,19 +125,50 @@ def test_training_lowers_the_loss_and_moves_only_the_layers(
     assert all(".layers." in name for name in run.trained())
 
 
-def test_a_run_keeps_its_state_when_asked(target: Any, lessons: list[Lesson], tmp_path: Path) -> None:
-    file = tmp_path / "state"
-    seen: list[int] = []
-    run = training(target, lessons, file)
+def test_rounds_by_hand() -> None:
+    # k = 2: [accept, accept, free] [reject] [accept, (the last token is the target's own)]
+    counts = walk_rounds([True, True, False, False, True, True], 2)
+    assert counts.rounds == 3
+    assert counts.proposed == (3, 2)
+    assert counts.trials == (3, 1)
+    assert counts.accepts == (2, 1)
+    assert counts.num_tokens == 6
 
-    def is_due() -> bool:
-        return run.step == 2
 
-    def stop() -> bool:
-        if file.exists():
-            seen.append(training(target, lessons, file).step)
-        return run.step == 4
+@settings(max_examples=50)
+@given(st.lists(st.booleans(), min_size=30, max_size=60), st.integers(1, 3))
+def test_accepts_are_the_runs_of_matches_that_rounds_meet(matches: list[bool], k: int) -> None:
+    counts, place = walk_rounds(matches, k), 0
+    accepted = []
+    while place < len(matches) - 1:
+        run = 0
+        while run < min(k, len(matches) - place - 1) and matches[place + run]:
+            run += 1
+        accepted.append(run)
+        place += run + 1
+    assert counts.num_accepted == sum(accepted)
+    assert counts.accepts[:1] == ((sum(run > 0 for run in accepted),) if accepted else ())
 
-    assert not run.run(is_due, stop, lambda: None)
-    assert seen == [2, 2, 2]
-    assert training(target, lessons, file).step == 4
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_target_that_drafts_for_itself_is_always_accepted(
+    tiny_models: dict[str, Path], tmp_path: Path, family: str
+) -> None:
+    target = load_weights(str(tiny_models[family]), None, "float64", find_device("cpu")).model
+    prompt = (5, 7, 9)
+    with torch.inference_mode():
+        written = target.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=-1)
+    text = WrittenText(0, "code", prompt, tuple(written[0, len(prompt) :].tolist()))
+    notes = TeacherNotes(tmp_path, [text], max_length=64, num_kept=384)
+    assert notes.write(target, lambda: False, lambda num: None)
+    verdict = judge(target, notes.lessons(), None, 4)["code"]
+    # 19 tokens behind the prefill's: three rounds of 5, then one of 4.
+    assert verdict.counts == AcceptanceCounts(4, 0, 0, (4, 4, 4, 3), (4, 4, 4, 3), (4, 4, 4, 3))
+    assert verdict.counts.num_tokens == 19
+    assert verdict.num_positions == 20
+    assert verdict.measured().overlap() == pytest.approx(1.0, abs=1e-3)
+    # A draft that cannot say the text's tokens is never accepted; what it gives to others is no overlap either.
+    columns = torch.full((target.config.vocab_size,), -1)
+    dumb = judge(target, notes.lessons(), columns, 4)["code"]
+    assert dumb.counts.num_accepted == 0
+    assert dumb.measured().overlap() == 0.0

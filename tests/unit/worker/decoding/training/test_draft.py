@@ -1,7 +1,8 @@
-"""Cutting a draft out of a target, its head to a vocabulary, and writing it down."""
+"""What a training may be asked for, cutting a draft out of a target, turning its head, and writing it down."""
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ import pytest
 import torch
 import transformers
 
-from alphaloop.errors import UnsupportedModel
+from alphaloop.errors import ConfigError, UnsupportedModel
 from worker.decoding.device import find_device
-from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head, write_draft_vocabulary
+from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, write_draft_vocabulary
 from worker.decoding.models import load_weights
 from worker.decoding.sources import DRAFT_VOCABULARY, find_weights
-from worker.decoding.training.distil import cut_draft, num_layers, save_draft
+from worker.decoding.training.data import Lesson, TeacherNotes, WrittenText
+from worker.decoding.training.distil import cut_draft, fit_map, num_layers, save_draft, turn_head
+from worker.decoding.training.recipe import Recipe, read_recipe
 
 TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6]])
 
@@ -85,17 +88,6 @@ def test_a_saved_draft_is_a_plain_model_that_computes_the_same(tiny_models: dict
     assert logits_of(draft).dtype == torch.float32
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_a_cut_head_gives_the_columns_of_its_tokens(tiny_models: dict[str, Path], family: str) -> None:
-    whole, cut = (cut_draft(target_of(tiny_models[family]).model, (0,)) for _ in range(2))
-    token_ids = torch.tensor([0, 7, 100, 383])
-    restrict_head(cut, token_ids)
-    torch.testing.assert_close(logits_of(cut), logits_of(whole)[..., token_ids])
-    assert cut.get_input_embeddings().num_embeddings == 384
-    with pytest.raises(UnsupportedModel, match="below 384"):
-        restrict_head(whole, torch.tensor([384]))
-
-
 def test_a_vocabulary_comes_back_and_a_wrong_one_is_refused(tmp_path: Path) -> None:
     assert read_draft_vocabulary(tmp_path) is None
     write_draft_vocabulary(tmp_path, torch.tensor([2, 3, 9]))
@@ -109,3 +101,92 @@ def test_a_vocabulary_comes_back_and_a_wrong_one_is_refused(tmp_path: Path) -> N
     (tmp_path / DRAFT_VOCABULARY).write_bytes(b"no JSON")
     with pytest.raises(UnsupportedModel, match=DRAFT_VOCABULARY):
         read_draft_vocabulary(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def target(tiny_models: dict[str, Path]) -> Any:
+    return load_weights(str(tiny_models["llama"]), None, "float32", find_device("cpu")).model
+
+
+@pytest.fixture(scope="module")
+def lessons(target: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Lesson]:
+    rng = random.Random(3)
+    texts = [WrittenText(i, "any", (1,), tuple(rng.randrange(384) for _ in range(30))) for i in range(12)]
+    notes = TeacherNotes(tmp_path_factory.mktemp("notes"), texts, max_length=64, num_kept=4)
+    notes.write(target, lambda: False, lambda num: None)
+    return notes.lessons()
+
+
+def distance(draft: Any, mapping: torch.Tensor, lessons: list[Lesson]) -> float:
+    total = 0.0
+    for lesson in lessons:
+        assert lesson.states is not None
+        with torch.inference_mode():
+            output = draft(input_ids=lesson.token_ids[None, :-1], use_cache=False, output_hidden_states=True)
+        total += float((output.hidden_states[-1][0] @ mapping.T - lesson.states.float()).square().sum())
+    return total
+
+
+def test_a_draft_that_is_the_target_needs_no_turning(target: Any, lessons: list[Lesson]) -> None:
+    seen: list[None] = []
+    draft = cut_draft(target, (0, 1))
+    mapping = fit_map(draft, lessons, lambda: seen.append(None))
+    assert len(seen) == len(lessons)
+    size = sum(float(lesson.states.float().square().sum()) for lesson in lessons if lesson.states is not None)
+    assert distance(draft, mapping, lessons) < 1e-3 * size < 0.1 * distance(draft, torch.zeros(64, 64), lessons)
+
+
+def test_no_other_map_is_nearer(target: Any, lessons: list[Lesson]) -> None:
+    draft = cut_draft(target, (0,))
+    mapping = fit_map(draft, lessons, lambda: None)
+    found = distance(draft, mapping, lessons)
+    assert found < distance(draft, torch.eye(64), lessons)
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(3):
+        nearby = mapping + 0.05 * torch.randn(64, 64, generator=generator)
+        assert found < distance(draft, nearby, lessons)
+
+
+def test_a_turned_head_reads_mapped_states_and_leaves_the_target_alone(target: Any, lessons: list[Lesson]) -> None:
+    draft = cut_draft(target, (0,))
+    before = target.get_output_embeddings().weight.clone()
+    mapping = fit_map(draft, lessons, lambda: None)
+    states = torch.randn(5, 64, generator=torch.Generator().manual_seed(6))
+    with torch.inference_mode():
+        expected = draft.get_output_embeddings()(states @ mapping.T)
+        turn_head(draft, mapping)
+        torch.testing.assert_close(draft.get_output_embeddings()(states), expected, atol=1e-3, rtol=1e-3)
+    assert torch.equal(target.get_output_embeddings().weight, before)
+
+
+def test_layers_that_the_target_lacks_are_refused() -> None:
+    assert Recipe(layers=(1, 3)).chosen_layers(4) == (1, 3)
+    for layers in ((1, 4), (3, 1), (1, 1), (-1, 2)):
+        with pytest.raises(ConfigError, match="from 0 to 3"):
+            Recipe(layers=layers).chosen_layers(4)
+    with pytest.raises(ConfigError, match="the target has 4, found 5"):
+        Recipe(num_layers=5).chosen_layers(4)
+
+
+def test_a_file_is_read_and_the_seed_of_the_command_wins(tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text("num_layers = 3\nseed = 1\n", encoding="utf-8")
+    assert read_recipe(file) == Recipe(num_layers=3, seed=1)
+    assert read_recipe(file, seed=7) == Recipe(num_layers=3, seed=7)
+    assert read_recipe(None) == Recipe()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("num_layer = 3", "num_layer: "),
+        ("num_layers = 0", "num_layers: "),
+        ("layers = []", "layers: "),
+        ("num_layers = ", "Invalid value"),
+    ],
+)
+def test_a_wrong_file_names_what_is_wrong(tmp_path: Path, content: str, said: str) -> None:
+    file = tmp_path / "wrong.toml"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match=said):
+        read_recipe(file)

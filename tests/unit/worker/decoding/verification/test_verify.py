@@ -9,8 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.fixtures.enumeration import TOP, Draft, Fixed, Language, bias, chain, drawn, enumerate_round, likeliest
-from tests.fixtures.verification_rules import verify_sampled
+from tests.fixtures.enumeration import (
+    TOP,
+    Draft,
+    Fixed,
+    Language,
+    bias,
+    chain,
+    drawn,
+    enumerate_round,
+    likeliest,
+    verify_sampled,
+)
 from worker.decoding.verification import DraftVerdict, draw, verify_deterministic, verify_greedy
 
 EXACT = 1e-13

@@ -20,8 +20,8 @@ from tests.fixtures.enumeration import (
     enumerate_round,
     l1,
     likeliest,
+    verify_sampled,
 )
-from tests.fixtures.verification_rules import verify_sampled
 from worker.decoding.verification import DraftVerdict, verify_block
 
 EXACT = 1e-13

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.fixtures.enumeration import Fixed, Language, Text
-from tests.fixtures.verification_rules import coupled_tokens
+from tests.fixtures.enumeration import Fixed, Language, Text, coupled_tokens
 from worker.decoding.proposal import tree_depths
 from worker.decoding.sampling import TokenChooser
 from worker.decoding.verification import verify_greedy, verify_tree_greedy

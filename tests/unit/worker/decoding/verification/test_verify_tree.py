@@ -20,8 +20,8 @@ from tests.fixtures.enumeration import (
     drawn,
     enumerate_round,
     likeliest,
+    verify_sampled,
 )
-from tests.fixtures.verification_rules import verify_sampled
 from worker.decoding.proposal import tree_depths
 from worker.decoding.verification import (
     DraftVerdict,
