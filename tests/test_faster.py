@@ -1,42 +1,36 @@
 """`faster` is said of what was measured to be faster, on no screen and on no page beside a figure that is slower."""
 
 from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import NextJob
 from alphaloop.cli.demo import final_table
 from alphaloop.cli.status import task_table
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import Reason
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
-from alphaloop.experiment.estimate import Verdict
-from alphaloop.experiment.estimate import verdict_of
+from alphaloop.experiment.estimate import Verdict, verdict_of
 from alphaloop.experiment.figures import TaskSpeedup
-from alphaloop.experiment.wording import figure
-from alphaloop.experiment.wording import sentence
+from alphaloop.experiment.wording import figure, sentence
 from alphaloop.explaining.explanation import Explanation
 from alphaloop.explaining.wording import opening
 from alphaloop.messages import Mode
 from alphaloop.store.task_figures import TaskFigures
-from hypothesis import given
-from hypothesis import settings
-from hypothesis import strategies as st
-from pathlib import Path
-from rich.console import Console
-from scheduler.report.data import DriftReport
-from scheduler.report.data import MeasuredLine
+from scheduler.report.data import DriftReport, MeasuredLine
 from scheduler.report.pages import render_page
 from scheduler.report.text import render_text
-from tests.fixtures.reports import AT
-from tests.fixtures.reports import empty
-from tests.fixtures.reports import task_line
+from tests.fixtures.reports import AT, empty, task_line
 from tests.fixtures.runs import subject
-from types import SimpleNamespace
-from typing import Any
-from typing import cast
-import io
-import pytest
-import re
-
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -1,25 +1,23 @@
 """TLS and SASL against a real Apache Kafka: who gets in, and who does not."""
 
 from __future__ import annotations
-from alphaloop.embedded.brokers import EmbeddedKafka
-from alphaloop.embedded.process import free_ports
-from alphaloop.errors import BrokerLoginRefused
-from alphaloop.errors import BrokerUnavailable
-from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import RESULTS
-from alphaloop.kafka.topics import check_reachable
-from alphaloop.kafka.topics import ensure_topics
-from alphaloop.kafka.topics import is_reachable
-from alphaloop.settings import KafkaSettings
+
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 from pydantic import SecretStr
+
+from alphaloop.embedded.brokers import EmbeddedKafka
+from alphaloop.embedded.process import free_ports
+from alphaloop.errors import BrokerLoginRefused, BrokerUnavailable
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.topics import RESULTS, check_reachable, ensure_topics, is_reachable
+from alphaloop.settings import KafkaSettings
 from tests.fixtures.missing import self_signed
 from tests.fixtures.worker import until
-import pytest
-
 
 pytestmark = pytest.mark.kafka
 

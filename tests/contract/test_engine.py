@@ -4,34 +4,26 @@ A test that changes how a running text is drafted, or counts the rounds of a ste
 """
 
 from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.costs import CostKind
 from alphaloop.deciding.policy import Decision
-from alphaloop.errors import DecodeFailed
-from alphaloop.errors import InvalidField
-from alphaloop.errors import PromptTooLong
+from alphaloop.errors import DecodeFailed, InvalidField, PromptTooLong
 from alphaloop.settings import WorkerSettings
-from collections import defaultdict
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import replace
 from tests.fakes import FakeEngine
 from tests.fixtures.inference_server import engine_of_servers
-from tests.fixtures.models import VANILLA
-from tests.fixtures.models import lookup_decision
-from tests.fixtures.models import make_job
-from typing import Any
-from worker.costs.calibration import calibrate
-from worker.costs.calibration import plan
-from worker.engine import Engine
-from worker.engine import Generation
-from worker.engine import Sampling
-from worker.engine import Step
-import pytest
-import random
-
+from tests.fixtures.models import VANILLA, lookup_decision, make_job
+from worker.costs.calibration import calibrate, plan
+from worker.engine import Engine, Generation, Sampling, Step
 
 GREEDY = Sampling(max_tokens=24, temperature=0.0)
 SAMPLED = Sampling(max_tokens=24, temperature=1.0)

@@ -1,24 +1,24 @@
 """A topic that is deleted and made again under a running consumer: every message of the new topic is delivered."""
 
 from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
 from alphaloop.kafka.client import client_config
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import TopicIds
-from alphaloop.settings import KafkaSettings
-from alphaloop.settings import WorkerSettings
-from collections.abc import Iterator
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
+from alphaloop.settings import KafkaSettings, WorkerSettings
 from tests.fixtures.publishing import NOW
 from tests.fixtures.worker import until
 from worker.intake.partitions import Delivery
-from worker.intake.polling import Intake
-from worker.intake.polling import TopicWatch
-import pytest
-import time
-
+from worker.intake.polling import Intake, TopicWatch
 
 pytestmark = pytest.mark.kafka
 

@@ -1,28 +1,23 @@
 """Stored corrections go on growing older while no worker runs."""
 
 from __future__ import annotations
-from alphaloop.costs import CostKind
-from alphaloop.costs import CostPoint
-from alphaloop.costs import HALF_LIFE_S
-from alphaloop.costs import PRIOR_SD
-from alphaloop.costs import timing_variance
+
+import math
+import random
+from dataclasses import replace
+from typing import Final
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.costs import HALF_LIFE_S, PRIOR_SD, CostKind, CostPoint, timing_variance
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.settings import WorkerSettings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
-from dataclasses import replace
-from sqlalchemy import text
 from tests.fakes import FakeEngine
-from tests.fixtures.costs import ServerLaw
-from tests.fixtures.costs import answered
-from tests.fixtures.costs import step_of
-from typing import Final
-from worker.costs.learning import LiveCosts
-from worker.costs.learning import open_costs
-import math
-import pytest
-import random
-
+from tests.fixtures.costs import ServerLaw, answered, step_of
+from worker.costs.learning import LiveCosts, open_costs
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
 

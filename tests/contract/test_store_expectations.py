@@ -1,26 +1,19 @@
 """Pairs of expected and measured speed-ups in a real PostgreSQL: closed once each, read by workers and by screens."""
 
 from __future__ import annotations
-from alphaloop.deciding.expectation_error import ExpectationErrors
-from alphaloop.deciding.expectation_error import MOST_PAIRS
-from alphaloop.experiment.observe import Expected
-from alphaloop.store.database import Database
-from alphaloop.store.switchback import ExpectationStore
-from alphaloop.store.switchback import SliceRow
-from alphaloop.store.switchback import SwitchbackStore
+
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from sqlalchemy import text
-from tests.fixtures.runs import DEVICE
-from tests.fixtures.runs import ENGINE
-from tests.fixtures.runs import TARGET
-from tests.fixtures.runs import block_rows
-from tests.fixtures.runs import subject
-import pytest
+from datetime import UTC, datetime, timedelta
 
+import pytest
+from sqlalchemy import text
+
+from alphaloop.deciding.expectation_error import MOST_PAIRS, ExpectationErrors
+from alphaloop.experiment.observe import Expected
+from alphaloop.store.database import Database
+from alphaloop.store.switchback import ExpectationStore, SliceRow, SwitchbackStore
+from tests.fixtures.runs import DEVICE, ENGINE, TARGET, block_rows, subject
 
 pytestmark = pytest.mark.postgres
 

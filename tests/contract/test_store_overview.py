@@ -1,53 +1,48 @@
 """What people read: the views, the cookbook of docs/reference/sql.md, and the rows of the status table."""
 
 from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.experiment.observe import Expected
 from alphaloop.measurements import DriftSubject
-from alphaloop.messages import Mode
-from alphaloop.messages import Purpose
-from alphaloop.messages import Status
+from alphaloop.messages import Mode, Purpose, Status
 from alphaloop.messages.result import Failure
 from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import DecodeRun
-from alphaloop.store.decode_runs import ShadowRun
-from alphaloop.store.drift import DriftEventStore
-from alphaloop.store.drift import EventChange
-from alphaloop.store.drift import EventState
+from alphaloop.store.decode_runs import DecodeRun, ShadowRun
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.hourly_sums import RollupStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import recent_tasks
 from alphaloop.tables import metadata
-from benchmarks.stored_runs.questions import ROOT
-from benchmarks.stored_runs.questions import questions
-from collections.abc import Iterator
-from collections.abc import Sequence
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from sqlalchemy import text
+from benchmarks.stored_runs.questions import ROOT, questions
 from tests.fixtures.drift import content
 from tests.fixtures.postgres import fresh_database
-from tests.fixtures.runs import DecodedJobs
-from tests.fixtures.runs import ENGINE
-from tests.fixtures.runs import TARGET
-from tests.fixtures.runs import block_rows
-from tests.fixtures.runs import calibrate
-from tests.fixtures.runs import choose
-from tests.fixtures.runs import claim_request
-from tests.fixtures.runs import decode_run
-from tests.fixtures.runs import outcome
-from tests.fixtures.runs import simulated_counts
-from tests.fixtures.runs import subject
-from tests.fixtures.runs import vanilla_counts
-from typing import Any
-import pytest
-import random
-import re
-
+from tests.fixtures.runs import (
+    ENGINE,
+    TARGET,
+    DecodedJobs,
+    block_rows,
+    calibrate,
+    choose,
+    claim_request,
+    decode_run,
+    outcome,
+    simulated_counts,
+    subject,
+    vanilla_counts,
+)
 
 pytestmark = pytest.mark.postgres
 

@@ -1,34 +1,30 @@
 """Behind PgBouncer in transaction mode: no session state is relied on, and many workers share few sessions."""
 
 from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from datetime import UTC, datetime
+
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import text
+
 from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Mode
 from alphaloop.settings import PostgresSettings
-from alphaloop.store.database import Database
-from alphaloop.store.database import DatabaseClock
-from alphaloop.store.database import Listener
+from alphaloop.store.database import Database, DatabaseClock, Listener
 from alphaloop.store.housekeeping import PartitionKeeper
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.schedule import LeaderLease
 from alphaloop.store.session_limits import SessionLimits
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from datetime import UTC
-from datetime import datetime
-from pydantic import SecretStr
-from sqlalchemy import text
 from tests.fixtures.postgres import NUM_SESSIONS
-from tests.fixtures.runs import claim_request
-from tests.fixtures.runs import decode_run
-from tests.fixtures.runs import outcome
-from tests.fixtures.runs import vanilla_counts
+from tests.fixtures.runs import claim_request, decode_run, outcome, vanilla_counts
 from tests.fixtures.worker import until
 from worker.background import Retry
-import pytest
-import threading
-
 
 pytestmark = pytest.mark.postgres
 

@@ -1,23 +1,20 @@
 """Slices of the switchback experiment and the speed-ups that follow from them, in a real PostgreSQL."""
 
 from __future__ import annotations
+
+from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import text
+
 from alphaloop.experiment.estimate import Verdict
-from alphaloop.experiment.figures import shown_of
-from alphaloop.experiment.figures import task_speedup
+from alphaloop.experiment.figures import shown_of, task_speedup
 from alphaloop.store.database import Database
 from alphaloop.store.housekeeping import PartitionKeeper
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.tables.switchback import SUBJECT
-from dataclasses import asdict
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from sqlalchemy import text
-from tests.fixtures.runs import block_rows
-from tests.fixtures.runs import subject
-import pytest
-
+from tests.fixtures.runs import block_rows, subject
 
 pytestmark = pytest.mark.postgres
 

@@ -4,34 +4,30 @@ librdkafka believes a leader only where its epoch grows, and a topic made anew b
 """
 
 from __future__ import annotations
-from alphaloop.errors import BrokerError
-from alphaloop.errors import TopicUnavailable
+
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from alphaloop.errors import BrokerError, TopicUnavailable
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import CONTROL
-from alphaloop.kafka.topics import RESULTS
-from alphaloop.kafka.topics import TopicIds
+from alphaloop.kafka.topics import CONTROL, RESULTS, TopicIds
 from alphaloop.messages.topics import JOBS_PATTERN
-from alphaloop.settings import KafkaSettings
-from alphaloop.settings import WorkerSettings
-from collections.abc import Iterator
-from collections.abc import Sequence
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
-from pathlib import Path
+from alphaloop.settings import KafkaSettings, WorkerSettings
 from tests.chaos.brokers import Brokers
 from tests.fixtures.broker import settings_for
 from tests.fixtures.publishing import NOW
 from tests.fixtures.worker import until
-from typing import Final
 from worker.background import Retry
 from worker.intake.control import ControlReader
-from worker.intake.polling import Intake
-from worker.intake.polling import TopicWatch
-import pytest
-import threading
-
+from worker.intake.polling import Intake, TopicWatch
 
 pytestmark = pytest.mark.kafka
 

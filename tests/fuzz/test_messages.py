@@ -4,55 +4,39 @@
 """
 
 from __future__ import annotations
-from alphaloop.errors import JobConflict
-from alphaloop.errors import MessageError
-from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.offsets import Record
-from alphaloop.kafka.offsets import TopicPartition
-from alphaloop.messages import Job
-from alphaloop.messages import Origin
-from alphaloop.messages import Result
-from alphaloop.messages import Status
-from alphaloop.messages import encode_job
-from alphaloop.messages import parse_job
-from alphaloop.messages import payload_digest
-from alphaloop.settings import Settings
-from alphaloop.store.database import Database
-from alphaloop.store.jobs import JobStore
-from collections import Counter
-from collections.abc import Iterator
-from hypothesis import HealthCheck
-from hypothesis import Phase
-from hypothesis import given
-from hypothesis import seed
-from hypothesis import settings
-from tests.conftest import FIXED_SEED
-from tests.fakes import FakeEngine
-from tests.fixtures.publishing import FinishedDeliveries
-from tests.fixtures.publishing import NOW
-from tests.fixtures.worker import RunningWorker
-from tests.fuzz.mutations import mutated
-from tests.fuzz.strategies import MESSAGES
-from typing import Any
-from typing import Final
-from worker import recording
-from worker.background import Retry
-from worker.claims import Claiming
-from worker.claims import LeaseKeeper
-from worker.claims import cancelled
-from worker.dead_letters import DeadMessage
-from worker.decoding.prompts import longest_token_chars
-from worker.decoding.prompts import prepare_job
-from worker.engine import PreparedJob
-from worker.engine import Sampling
-from worker.intake.partitions import Delivery
-from worker.intake.validation import ReadyJob
+
 import os
-import pytest
 import random
 import threading
 import traceback
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
 
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from alphaloop.errors import JobConflict, MessageError
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.offsets import Record, TopicPartition
+from alphaloop.messages import Job, Origin, Result, Status, encode_job, parse_job, payload_digest
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from alphaloop.store.jobs import JobStore
+from tests.conftest import FIXED_SEED
+from tests.fakes import FakeEngine
+from tests.fixtures.publishing import NOW, FinishedDeliveries
+from tests.fixtures.worker import RunningWorker
+from tests.fuzz.mutations import mutated
+from tests.fuzz.strategies import MESSAGES
+from worker import recording
+from worker.background import Retry
+from worker.claims import Claiming, LeaseKeeper, cancelled
+from worker.dead_letters import DeadMessage
+from worker.decoding.prompts import longest_token_chars, prepare_job
+from worker.engine import PreparedJob, Sampling
+from worker.intake.partitions import Delivery
+from worker.intake.validation import ReadyJob
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

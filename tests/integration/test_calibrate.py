@@ -1,24 +1,24 @@
 """`alphaloop calibrate` on a tiny model: measured in a process of its own, shown, stored."""
 
 from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
 from alphaloop.cli.models import _show_costs
-from alphaloop.commands import CalibrateOrder
-from alphaloop.commands import Calibration
-from alphaloop.costs import CostKind
-from alphaloop.costs import CostPoint
+from alphaloop.commands import CalibrateOrder, Calibration
+from alphaloop.costs import CostKind, CostPoint
 from alphaloop.server_identity import EngineIdentity
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
-from dataclasses import replace
-from pathlib import Path
-from pydantic import SecretStr
 from tests.fixtures.cli import CarriedOut
-import json
-import os
-import pytest
-import subprocess
-import sys
-
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,26 +1,26 @@
 """`alphaloop check-pair` over model folders: what their files say, and what the command prints."""
 
 from __future__ import annotations
-from alphaloop.cli.models import _show_pair
-from alphaloop.commands import PairCheck
-from alphaloop.errors import ModelNotFound
-from alphaloop.errors import UnsupportedModel
-from pathlib import Path
-from pydantic import TypeAdapter
-from tests.fixtures.cli import CarriedOut
-from tests.fixtures.cli import Cli
-from tests.fixtures.cli import check_pair_order
-from typing import Any
-from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
-from worker.decoding.pairing import facts_of
+
 import json
-import pytest
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 import transformers
+from pydantic import TypeAdapter
+
+from alphaloop.cli.models import _show_pair
+from alphaloop.commands import PairCheck
+from alphaloop.errors import ModelNotFound, UnsupportedModel
+from tests.fixtures.cli import CarriedOut, Cli, check_pair_order
+from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
+from worker.decoding.pairing import facts_of
 
 
 @pytest.fixture(scope="module")

@@ -1,30 +1,24 @@
 """`alphaloop check-server` over a server that speaks each kind's form: what it finds, and what it prints."""
 
 from __future__ import annotations
-from alphaloop.cli.models import _show_findings
-from alphaloop.commands import CheckServerOrder
-from alphaloop.commands import ServerCheck
-from alphaloop.server_identity import ServerKind
-from collections.abc import Callable
-from pathlib import Path
-from pydantic import TypeAdapter
-from tests.fixtures import server_replies
-from tests.fixtures.cli import CarriedOut
-from tests.fixtures.cli import Cli
-from tests.fixtures.inference_server import Answer
-from tests.fixtures.inference_server import Connection
-from tests.fixtures.inference_server import MetricsPage
-from tests.fixtures.inference_server import listening_beside
-from tests.fixtures.inference_server import stream
-from tests.fixtures.inference_server import whole
-from tests.fixtures.server_replies import openai
-from tests.fixtures.server_replies import streamed
-from typing import Any
+
 import json
-import pytest
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+import pytest
+from pydantic import TypeAdapter
+
+from alphaloop.cli.models import _show_findings
+from alphaloop.commands import CheckServerOrder, ServerCheck
+from alphaloop.server_identity import ServerKind
+from tests.fixtures import server_replies
+from tests.fixtures.cli import CarriedOut, Cli
+from tests.fixtures.inference_server import Answer, Connection, MetricsPage, listening_beside, stream, whole
+from tests.fixtures.server_replies import openai, streamed
 
 MODELS = {"object": "list", "data": [{"id": "smollm2", "max_model_len": 2048}]}
 

@@ -1,38 +1,29 @@
 """`alphaloop explain` over jobs in a real database: now, of an earlier time, and what it refuses."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
 from alphaloop.cli.status import told_of
 from alphaloop.costs import CostPoint
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.snapshot import SessionFacts
-from alphaloop.deciding.snapshot import SnapshotEncoder
+from alphaloop.deciding.snapshot import SessionFacts, SnapshotEncoder
 from alphaloop.explaining.explanation import what_runs
 from alphaloop.settings import load_settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drafts import DraftStatus
-from alphaloop.store.snapshots import SnapshotRow
-from alphaloop.store.snapshots import SnapshotStore
-from alphaloop.store.workers import WorkerLoad
-from alphaloop.store.workers import WorkerSetup
-from alphaloop.store.workers import WorkerStore
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from pathlib import Path
+from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.snapshots import SnapshotRow, SnapshotStore
+from alphaloop.store.workers import WorkerLoad, WorkerSetup, WorkerStore
 from tests.fixtures.cli import Cli
 from tests.fixtures.deciding import some_snapshot
-from tests.fixtures.runs import DEVICE
-from tests.fixtures.runs import ENGINE
-from tests.fixtures.runs import TARGET
-from tests.fixtures.runs import choose
-from tests.fixtures.runs import shown_speedup
-from uuid import UUID
-import pytest
-
+from tests.fixtures.runs import DEVICE, ENGINE, TARGET, choose, shown_speedup
 
 pytestmark = pytest.mark.postgres
 

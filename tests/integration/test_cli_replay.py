@@ -1,13 +1,15 @@
 """`alphaloop replay` over jobs in a real database."""
 
 from __future__ import annotations
-from alphaloop.store.database import Database
+
 from pathlib import Path
+
+import pytest
 from sqlalchemy import text
+
+from alphaloop.store.database import Database
 from tests.fixtures.cli import Cli
 from tests.fixtures.deciding import keep_snapshots
-import pytest
-
 
 pytestmark = pytest.mark.postgres
 

@@ -1,65 +1,48 @@
 """The console over HTTP: what its pages show, to whom, and with which headers."""
 
 from __future__ import annotations
+
+import base64
+import html
+import random
+import re
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from urllib.parse import quote
+
+import pytest
+from markupsafe import escape
+from pydantic import SecretStr
+
 from alphaloop.console.app import VIEWS
 from alphaloop.experiment.wording import figure
-from alphaloop.explaining.explanation import explain_task
-from alphaloop.explaining.explanation import usual_request
+from alphaloop.explaining.explanation import explain_task, usual_request
 from alphaloop.explaining.wording import opening
 from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Status
 from alphaloop.messages.result import Failure
-from alphaloop.settings import KafkaSettings
-from alphaloop.settings import PostgresSettings
-from alphaloop.settings import Settings
+from alphaloop.settings import KafkaSettings, PostgresSettings, Settings
 from alphaloop.store import known_jobs
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drift import DriftEventStore
-from alphaloop.store.drift import EventChange
-from alphaloop.store.drift import EventState
-from alphaloop.store.incidents import Incident
-from alphaloop.store.incidents import IncidentKind
-from alphaloop.store.incidents import IncidentStore
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState
+from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.reports import ReportStore
-from alphaloop.store.reports import StoredReport
+from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.task_figures import figures_of
-from alphaloop.store.task_figures import recent_tasks
+from alphaloop.store.task_figures import figures_of, recent_tasks
 from alphaloop.store.workers import WorkerStore
 from alphaloop.wording import share_with_interval
-from benchmarks.console.filling import fill
-from benchmarks.console.filling import plans
-from collections.abc import Iterator
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from markupsafe import escape
-from pydantic import SecretStr
+from benchmarks.console.filling import fill, plans
 from scheduler.report.pages import render_page
 from tests.fixtures import reports
-from tests.fixtures.console import PASSWORD
-from tests.fixtures.console import Visitor
-from tests.fixtures.console import WAIT_S
-from tests.fixtures.console import console
+from tests.fixtures.console import PASSWORD, WAIT_S, Visitor, console
 from tests.fixtures.drift import content
-from tests.fixtures.history import decoded
-from tests.fixtures.history import drawn_counts
-from tests.fixtures.runs import block_rows
-from tests.fixtures.runs import claim_request
-from tests.fixtures.runs import outcome
-from tests.fixtures.runs import subject
-from urllib.parse import quote
-import base64
-import html
-import pytest
-import random
-import re
-import time
-
+from tests.fixtures.history import decoded, drawn_counts
+from tests.fixtures.runs import block_rows, claim_request, outcome, subject
 
 pytestmark = pytest.mark.postgres
 

@@ -1,33 +1,25 @@
 """The console in a real Chromium: no error, by keyboard, on a phone, without its script, with a thousand tasks."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+from playwright.sync_api import Browser, expect
+from pydantic import SecretStr
+
 from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.reports import ReportStore
-from alphaloop.store.reports import StoredReport
-from benchmarks.console.filling import fill
-from benchmarks.console.filling import plans
+from alphaloop.store.reports import ReportStore, StoredReport
+from benchmarks.console.filling import fill, plans
 from benchmarks.console.pictures import settle
-from collections.abc import Iterator
-from datetime import UTC
-from datetime import datetime
-from playwright.sync_api import Browser
-from playwright.sync_api import expect
-from pydantic import SecretStr
 from scheduler.report.pages import render_page
 from tests.fixtures import reports
-from tests.fixtures.console import PASSWORD
-from tests.fixtures.console import Visitor
-from tests.fixtures.console import WAIT_MS
-from tests.fixtures.console import console
-from tests.fixtures.console import opened
-from tests.fixtures.console import overhang
-from tests.fixtures.console import read_every_second
+from tests.fixtures.console import PASSWORD, WAIT_MS, Visitor, console, opened, overhang, read_every_second
 from tests.fixtures.runs import claim_request
-import pytest
-import re
-
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 

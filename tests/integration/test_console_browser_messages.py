@@ -1,39 +1,30 @@
 """What lies in Kafka, in a real Chromium of a phone in the dark: a batch, a growing text, a dead letter."""
 
 from __future__ import annotations
+
+import hashlib
+import json
+import re
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+from pydantic import SecretStr
+
 from alphaloop.errors import InvalidField
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
-from alphaloop.messages import Origin
-from alphaloop.messages import Status
-from alphaloop.messages import dead_letter
+from alphaloop.messages import Origin, Status, dead_letter
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
-from playwright.sync_api import Browser
-from playwright.sync_api import Page
-from playwright.sync_api import expect
-from pydantic import SecretStr
-from tests.fixtures.console import PASSWORD
-from tests.fixtures.console import Visitor
-from tests.fixtures.console import console
-from tests.fixtures.console import opened
-from tests.fixtures.console import overhang
-from tests.fixtures.console import read_every_second
-from tests.fixtures.runs import claim_request
-from tests.fixtures.runs import outcome
-from tests.fixtures.worker import Streamed
-from tests.fixtures.worker import WAIT_S
-import hashlib
-import json
-import pytest
-import re
-import uuid
-
+from tests.fixtures.console import PASSWORD, Visitor, console, opened, overhang, read_every_second
+from tests.fixtures.runs import claim_request, outcome
+from tests.fixtures.worker import WAIT_S, Streamed
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow]
 

@@ -1,41 +1,35 @@
 """`alphaloop draft train` on a tiny target with random weights: from nothing to a registered draft."""
 
 from __future__ import annotations
-from alphaloop.cli.models import _show_card
-from alphaloop.commands import RegisterOrder
-from alphaloop.draft_card import DraftCard
-from alphaloop.draft_card import read_card
-from alphaloop.errors import ConfigError
-from alphaloop.settings import Settings
-from alphaloop.settings import TaskSettings
-from alphaloop.settings.models import ModelSettings
-from alphaloop.settings.models import TargetSettings
-from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drafts import DraftStatus
-from collections.abc import Callable
-from collections.abc import Iterator
-from pathlib import Path
-from pydantic import SecretStr
-from safetensors.torch import load_file
-from tests.fixtures.cli import CarriedOut
-from tests.fixtures.cli import Cli
-from tests.fixtures.cli import train_order
-from typing import Any
-from typing import Final
-from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary
-from worker.decoding.sources import find_weights
-from worker.decoding.training.recipe import Recipe
-from worker.decoding.training.run import TrainingRun
+
 import contextlib
 import json
-import pytest
 import signal
 import subprocess
 import sys
 import time
-import torch
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
 
+import pytest
+import torch
+from pydantic import SecretStr
+from safetensors.torch import load_file
+
+from alphaloop.cli.models import _show_card
+from alphaloop.commands import RegisterOrder
+from alphaloop.draft_card import DraftCard, read_card
+from alphaloop.errors import ConfigError
+from alphaloop.settings import Settings, TaskSettings
+from alphaloop.settings.models import ModelSettings, TargetSettings
+from alphaloop.store.database import Database
+from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from tests.fixtures.cli import CarriedOut, Cli, train_order
+from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary
+from worker.decoding.sources import find_weights
+from worker.decoding.training.recipe import Recipe
+from worker.decoding.training.run import TrainingRun
 
 RECIPE: Final = Recipe(
     num_layers=1,

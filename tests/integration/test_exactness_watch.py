@@ -1,33 +1,28 @@
 """From a real engine through Postgres to the watch: a lost token is an incident, rounding is none."""
 
 from __future__ import annotations
-from alphaloop.deciding.policy import Decision
-from alphaloop.store.database import Database
-from alphaloop.store.incidents import IncidentKind
-from alphaloop.store.incidents import IncidentStore
-from alphaloop.store.jobs import JobStore
-from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.probes import ProbeRun
-from alphaloop.store.probes import ProbeStore
+
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from scheduler.probing import Watched
-from scheduler.probing import compare_new
-from tests.fixtures.models import VANILLA
-from tests.fixtures.models import lookup_decision
-from tests.fixtures.publishing import delivery
-from tests.fixtures.publishing import validation
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from alphaloop.deciding.policy import Decision
+from alphaloop.store.database import Database
+from alphaloop.store.incidents import IncidentKind, IncidentStore
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.probes import ProbeRun, ProbeStore
+from scheduler.probing import Watched, compare_new
+from tests.fixtures.models import VANILLA, lookup_decision
+from tests.fixtures.publishing import delivery, validation
 from tests.fixtures.runs import claim_request
-from typing import Any
-from typing import TYPE_CHECKING
 from worker.claims import ClaimedJob
 from worker.engine import Generation
 from worker.recording import succeeded
-import pytest
-import torch
 
 if TYPE_CHECKING:
     from worker.decoding.engine import TransformersEngine

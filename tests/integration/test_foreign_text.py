@@ -5,40 +5,32 @@ characters that turn the direction of text.
 """
 
 from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
 from alphaloop.console.page import templates
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.measurements import DriftSubject
-from alphaloop.messages import Failure
-from alphaloop.messages import Result
-from alphaloop.messages import Status
+from alphaloop.messages import Failure, Result, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.drift import DriftEventStore
-from alphaloop.store.drift import EventChange
-from alphaloop.store.drift import EventState
-from alphaloop.store.reports import ReportStore
-from alphaloop.store.reports import StoredReport
-from collections.abc import Callable
-from contextlib import closing
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from pathlib import Path
-from sqlalchemy import text
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState
+from alphaloop.store.reports import ReportStore, StoredReport
 from tests.fakes import FakeEngine
-from tests.fixtures.cli import Cli
-from tests.fixtures.cli import Ran
+from tests.fixtures.cli import Cli, Ran
 from tests.fixtures.drift import content
-from tests.fixtures.worker import Client
-from tests.fixtures.worker import running_worker
-from tests.fixtures.worker import until
-from typing import Any
-import json
-import pytest
-import re
-import sys
-
+from tests.fixtures.worker import Client, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(400)]
 

@@ -1,33 +1,31 @@
 """`alphaloop measure` on a tiny model: the whole command, its texts, its interruption, a draft's record."""
 
 from __future__ import annotations
-from alphaloop.cli.measure import report_as_json
-from alphaloop.cli.measure import show
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.payoff.figures import VANILLA
-from alphaloop.payoff.report import Report
-from dataclasses import replace
-from pathlib import Path
-from pydantic import TypeAdapter
-from tests.fakes import FakeEngine
-from tests.fixtures.cli import CarriedOut
-from tests.fixtures.cli import measure_order
-from tests.fixtures.inference_server import ServedEngine
-from tests.fixtures.inference_server import serving
-from tests.fixtures.models import VANILLA as VANILLA_DECISION
-from tests.fixtures.models import make_job
-from typing import Any
-from worker.engine import Sampling
-from worker.measuring import observing
-from worker.measuring.observing import ExactnessCheck
-from worker.measuring.observing import Runner
+
 import json
 import os
-import pytest
 import signal
 import subprocess
 import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import pytest
+from pydantic import TypeAdapter
+
+from alphaloop.cli.measure import report_as_json, show
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.payoff.figures import VANILLA
+from alphaloop.payoff.report import Report
+from tests.fakes import FakeEngine
+from tests.fixtures.cli import CarriedOut, measure_order
+from tests.fixtures.inference_server import ServedEngine, serving
+from tests.fixtures.models import VANILLA as VANILLA_DECISION
+from tests.fixtures.models import make_job
+from worker.engine import Sampling
+from worker.measuring import observing
+from worker.measuring.observing import ExactnessCheck, Runner
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM = 12

@@ -1,39 +1,29 @@
 """Notifications from a real Postgres to a real HTTP service: each once, none lost, and no failure stops anything."""
 
 from __future__ import annotations
-from alphaloop.errors import LeadershipLost
-from alphaloop.errors import StoreUnavailable
+
+import logging
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import select
+
+from alphaloop.errors import LeadershipLost, StoreUnavailable
 from alphaloop.measurements import DriftSubject
-from alphaloop.notifying import NewsKind
-from alphaloop.notifying import open_sinks
+from alphaloop.notifying import NewsKind, open_sinks
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.database import Database
-from alphaloop.store.drift import DriftEventStore
-from alphaloop.store.drift import EventChange
-from alphaloop.store.drift import EventState
-from alphaloop.store.incidents import Incident
-from alphaloop.store.incidents import IncidentKind
-from alphaloop.store.incidents import IncidentStore
-from alphaloop.store.reports import NotificationStore
-from alphaloop.store.reports import ReportStore
-from alphaloop.store.reports import StoredReport
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState
+from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
+from alphaloop.store.reports import NotificationStore, ReportStore, StoredReport
 from alphaloop.store.terms import begin_term
 from alphaloop.tables import notifications
-from collections.abc import Iterator
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
 from scheduler.metrics import SchedulerMetrics
-from scheduler.notifying import Notifier
-from scheduler.notifying import NotifyingThread
-from sqlalchemy import select
+from scheduler.notifying import Notifier, NotifyingThread
 from tests.fixtures.drift import content
-from tests.fixtures.hook import Hook
-from tests.fixtures.hook import running_hook
-import logging
-import pytest
-import threading
-
+from tests.fixtures.hook import Hook, running_hook
 
 pytestmark = pytest.mark.postgres
 

@@ -1,53 +1,37 @@
 """One question, one answer: every screen and view gives a task the same jobs, the same α₁ and the same speed-up."""
 
 from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+from rich.console import Console
+from sqlalchemy import text
+
 from alphaloop.acceptance import Interval
 from alphaloop.cli.demo import final_table
-from alphaloop.experiment.wording import figure
-from alphaloop.experiment.wording import sentence
+from alphaloop.experiment.wording import figure, sentence
 from alphaloop.explaining.explanation import next_jobs
-from alphaloop.settings import SchedulerSettings
-from alphaloop.settings import Settings
-from alphaloop.settings import TaskSettings
-from alphaloop.settings import load_settings
+from alphaloop.settings import SchedulerSettings, Settings, TaskSettings, load_settings
 from alphaloop.store.database import Database
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.task_figures import TaskFigures
-from alphaloop.store.task_figures import recent_tasks
-from alphaloop.wording import counted_apart
-from alphaloop.wording import share
-from alphaloop.wording import share_with_interval
-from collections.abc import Iterator
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from pathlib import Path
-from pydantic import SecretStr
-from rich.console import Console
+from alphaloop.store.task_figures import TaskFigures, recent_tasks
+from alphaloop.wording import counted_apart, share, share_with_interval
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
-from sqlalchemy import text
 from tests.fixtures.cli import Cli
-from tests.fixtures.console import Visitor
-from tests.fixtures.console import console
+from tests.fixtures.console import Visitor, console
 from tests.fixtures.postgres import fresh_database
-from tests.fixtures.runs import DecodedJobs
-from tests.fixtures.runs import block_rows
-from tests.fixtures.runs import subject
-from tests.fixtures.six_tasks import Answer
-from tests.fixtures.six_tasks import NUM_ALPHA_JOBS
-from tests.fixtures.six_tasks import NUM_JOBS
-from tests.fixtures.six_tasks import fill
-from tests.fixtures.six_tasks import of_document
-from tests.fixtures.six_tasks import of_metrics
-from tests.fixtures.six_tasks import of_views
+from tests.fixtures.runs import DecodedJobs, block_rows, subject
+from tests.fixtures.six_tasks import NUM_ALPHA_JOBS, NUM_JOBS, Answer, fill, of_document, of_metrics, of_views
 from worker.metrics import WorkerMetrics
-import pytest
-import random
-import re
-
 
 pytestmark = pytest.mark.postgres
 

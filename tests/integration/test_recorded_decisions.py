@@ -1,54 +1,39 @@
 """A thousand decisions of a whole worker, each taken again from its snapshot in the database."""
 
 from __future__ import annotations
-from alphaloop.cli.replay import Window
-from alphaloop.cli.replay import replay_history
-from alphaloop.cli.replay import rules_of
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import Reason
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.experiment.observe import Expected
-from alphaloop.settings import Settings
-from alphaloop.settings import overridden
-from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import DecodeRun
-from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drafts import DraftStatus
-from alphaloop.store.jobs import JobStore
-from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.snapshots import SnapshotStore
-from alphaloop.store.snapshots import StoredSnapshot
-from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.tables import decode_runs
+
+import json
+import random
 from collections import Counter
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+import pytest
 from sqlalchemy import select
+
+from alphaloop.cli.replay import Window, replay_history, rules_of
+from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.experiment.observe import Expected
+from alphaloop.settings import Settings, overridden
+from alphaloop.store.database import Database
+from alphaloop.store.decode_runs import DecodeRun
+from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.jobs import JobStore
+from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.snapshots import SnapshotStore, StoredSnapshot
+from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.tables import decode_runs
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
 from tests.fixtures.drift import record_probes
-from tests.fixtures.runs import block_rows
-from tests.fixtures.runs import claim_request
-from tests.fixtures.runs import decode_run
-from tests.fixtures.runs import outcome
-from tests.fixtures.runs import simulated_counts
-from tests.fixtures.runs import subject
-from tests.fixtures.worker import Client
-from tests.fixtures.worker import RunningWorker
-from typing import Any
-from typing import Final
-from uuid import UUID
+from tests.fixtures.runs import block_rows, claim_request, decode_run, outcome, simulated_counts, subject
+from tests.fixtures.worker import Client, RunningWorker
 from worker.engine import Step
-import json
-import pytest
-import random
-
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(600)]
 

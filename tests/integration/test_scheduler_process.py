@@ -1,38 +1,36 @@
 """The scheduler as a process, on a real broker and a real database."""
 
 from __future__ import annotations
-from alphaloop.kafka.topics import ensure_topics
-from alphaloop.messages import Purpose
-from alphaloop.messages import parse_job
-from alphaloop.messages.dead_letter import Origin
-from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.reports import ReportStore
-from alphaloop.tables import schedule_runs
-from collections.abc import Callable
-from collections.abc import Iterator
-from confluent_kafka import Consumer as ForeignConsumer
-from confluent_kafka import Producer as ForeignProducer
-from dataclasses import dataclass
-from datetime import UTC
-from datetime import datetime
-from pathlib import Path
-from pydantic import SecretStr
-from sqlalchemy import select
-from tests.fixtures.broker import settings_for
-from tests.fixtures.drift import register_probe_set
-from tests.fixtures.hook import Hook
-from tests.fixtures.hook import running_hook
-from tests.fixtures.worker import until
+
 import json
 import os
-import pytest
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 
+import pytest
+from confluent_kafka import Consumer as ForeignConsumer
+from confluent_kafka import Producer as ForeignProducer
+from pydantic import SecretStr
+from sqlalchemy import select
+
+from alphaloop.kafka.topics import ensure_topics
+from alphaloop.messages import Purpose, parse_job
+from alphaloop.messages.dead_letter import Origin
+from alphaloop.store.database import Database
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.reports import ReportStore
+from alphaloop.tables import schedule_runs
+from tests.fixtures.broker import settings_for
+from tests.fixtures.drift import register_probe_set
+from tests.fixtures.hook import Hook, running_hook
+from tests.fixtures.worker import until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.kafka, pytest.mark.slow]
 

@@ -1,6 +1,15 @@
 """From a control that a real engine decodes through Postgres to the scheduler: its scores are what probes would be."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from sqlalchemy import text
+
 from alphaloop.deciding.policy import Decision
 from alphaloop.measurements import ProbeResult
 from alphaloop.messages import Decoding
@@ -10,27 +19,14 @@ from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.ledger import LedgerStore
 from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.probes import ProbeRun
-from alphaloop.store.probes import ProbeStore
-from collections.abc import Callable
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from scheduler.probing import PlannedJob
-from scheduler.probing import make_jobs
-from sqlalchemy import text
+from alphaloop.store.probes import ProbeRun, ProbeStore
+from scheduler.probing import PlannedJob, make_jobs
 from tests.fixtures.drift import register_probe_set
-from tests.fixtures.models import VANILLA
-from tests.fixtures.models import lookup_decision
-from tests.fixtures.publishing import delivery
-from tests.fixtures.publishing import validation
+from tests.fixtures.models import VANILLA, lookup_decision
+from tests.fixtures.publishing import delivery, validation
 from tests.fixtures.runs import claim_request
-from typing import Any
-from typing import TYPE_CHECKING
 from worker.claims import ClaimedJob
 from worker.recording import succeeded
-import pytest
 
 if TYPE_CHECKING:
     from worker.decoding.engine import TransformersEngine

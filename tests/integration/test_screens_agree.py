@@ -1,51 +1,37 @@
 """One measured speed-up on every screen: the view, status, explain, the report and metrics say the same of it."""
 
 from __future__ import annotations
+
+import math
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from rich.console import Console
+from sqlalchemy import text
+
 from alphaloop.cli.status import task_table
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import Reason
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.experiment.observe import Expected
-from alphaloop.experiment.wording import figure
-from alphaloop.experiment.wording import load
-from alphaloop.experiment.wording import reason_word
-from alphaloop.experiment.wording import sentence
+from alphaloop.experiment.wording import figure, load, reason_word, sentence
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.messages import Mode
 from alphaloop.settings import load_settings
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.switchback import ExpectationStore
-from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
 from alphaloop.store.task_figures import recent_tasks
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from rich.console import Console
-from scheduler.metrics import EXPECTATION
-from scheduler.metrics import SPEEDUP
-from scheduler.metrics import SchedulerMetrics
+from scheduler.metrics import EXPECTATION, SPEEDUP, SchedulerMetrics
 from scheduler.probing import SentProbes
 from scheduler.report.build import expectation_lines
-from scheduler.report.data import DriftReport
-from scheduler.report.data import MeasuredLine
-from scheduler.report.data import TaskLine
+from scheduler.report.data import DriftReport, MeasuredLine, TaskLine
 from scheduler.report.pages import render_page
 from scheduler.report.text import render_text
-from sqlalchemy import text
 from tests.fixtures.cli import Cli
-from tests.fixtures.runs import DEVICE
-from tests.fixtures.runs import TARGET
-from tests.fixtures.runs import block_rows
-from tests.fixtures.runs import choose
-from tests.fixtures.runs import shown_speedup
-from tests.fixtures.runs import subject
-from tests.fixtures.snapshots import keep_snapshot
-import math
-import pytest
-import re
-
+from tests.fixtures.deciding import keep_snapshot
+from tests.fixtures.runs import DEVICE, TARGET, block_rows, choose, shown_speedup, subject
 
 pytestmark = pytest.mark.postgres
 

@@ -1,37 +1,35 @@
 """Topics that a worker may not create or write to: it goes on with everything else, and by itself once it may."""
 
 from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
 from alphaloop.embedded.brokers import EmbeddedKafka
 from alphaloop.embedded.process import free_ports
 from alphaloop.kafka.backlog import unfinished
-from alphaloop.kafka.topics import CONTROL
-from alphaloop.kafka.topics import RESULTS
-from alphaloop.kafka.topics import TOKENS
-from alphaloop.kafka.topics import delete_before
-from alphaloop.kafka.topics import ensure_topics
-from alphaloop.kafka.topics import list_topics
-from alphaloop.kafka.topics import longest_job_retention
+from alphaloop.kafka.topics import (
+    CONTROL,
+    RESULTS,
+    TOKENS,
+    delete_before,
+    ensure_topics,
+    list_topics,
+    longest_job_retention,
+)
 from alphaloop.messages import Status
-from alphaloop.settings import Settings
-from alphaloop.settings import load_settings
+from alphaloop.settings import Settings, load_settings
 from alphaloop.store.database import Database
 from alphaloop.store.outbox import Outbox
-from collections.abc import Iterator
-from pathlib import Path
-from pydantic import SecretStr
 from tests.fakes import FakeEngine
-from tests.fixtures.broker import Operator
-from tests.fixtures.broker import settings_for
-from tests.fixtures.worker import Client
-from tests.fixtures.worker import RunningWorker
-from tests.fixtures.worker import headers_of
-from tests.fixtures.worker import running_worker
-from tests.fixtures.worker import until
+from tests.fixtures.broker import Operator, settings_for
+from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
 from worker import dead_letters
-import json
-import pytest
-import re
-
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

@@ -1,51 +1,36 @@
 """Traffic at two loads: every screen says what share of the rounds drafted, and what the next job would do."""
 
 from __future__ import annotations
-from alphaloop.as_decoded import Decoded
-from alphaloop.as_decoded import at_load
-from alphaloop.as_decoded import drafted_by_load
-from alphaloop.as_decoded import percent
-from alphaloop.as_decoded import setting
+
+import random
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr
+from rich.console import Console
+from sqlalchemy import text
+
+from alphaloop.as_decoded import Decoded, at_load, drafted_by_load, percent, setting
 from alphaloop.cli.demo import final_table
 from alphaloop.costs import CostPoint
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import Reason
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
-from alphaloop.explaining.explanation import next_jobs
-from alphaloop.explaining.explanation import tasks_now
+from alphaloop.explaining.explanation import next_jobs, tasks_now
 from alphaloop.messages import Mode
-from alphaloop.settings import SchedulerSettings
-from alphaloop.settings import Settings
-from alphaloop.settings import TaskSettings
-from alphaloop.settings import load_settings
+from alphaloop.settings import SchedulerSettings, Settings, TaskSettings, load_settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from pathlib import Path
-from pydantic import SecretStr
-from rich.console import Console
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
-from sqlalchemy import text
 from tests.fixtures.cli import Cli
 from tests.fixtures.console import console
-from tests.fixtures.runs import DEVICE
-from tests.fixtures.runs import DecodedJobs
-from tests.fixtures.runs import ENGINE
-from tests.fixtures.runs import TARGET
-from tests.fixtures.runs import decode_run
-from tests.fixtures.runs import simulated_counts
-from tests.fixtures.runs import vanilla_counts
+from tests.fixtures.runs import DEVICE, ENGINE, TARGET, DecodedJobs, decode_run, simulated_counts, vanilla_counts
 from tests.fixtures.worker import until
-from typing import Any
-import pytest
-import random
-
 
 pytestmark = pytest.mark.postgres
 

@@ -1,21 +1,18 @@
 """A flag on a drafter, and its end, reach the decisions of a whole worker while it runs."""
 
 from __future__ import annotations
-from alphaloop.messages import Mode
-from alphaloop.messages import Result
-from alphaloop.settings import Settings
-from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drafts import DraftStatus
-from collections.abc import Sequence
-from tests.fakes import FakeEngine
-from tests.fixtures.worker import Client
-from tests.fixtures.worker import RunningWorker
-from tests.fixtures.worker import running_worker
-from tests.fixtures.worker import until
+
 import json
+from collections.abc import Sequence
+
 import pytest
 
+from alphaloop.messages import Mode, Result
+from alphaloop.settings import Settings
+from alphaloop.store.database import Database
+from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from tests.fakes import FakeEngine
+from tests.fixtures.worker import Client, RunningWorker, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

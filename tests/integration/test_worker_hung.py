@@ -1,30 +1,23 @@
 """A worker that hangs or whose engine is sick, on real servers: it is found, and others decode its jobs."""
 
 from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from sqlalchemy import text
+
 from alphaloop import liveness
-from alphaloop.errors import EngineSick
-from alphaloop.errors import WorkerThreadDied
+from alphaloop.errors import EngineSick, WorkerThreadDied
 from alphaloop.liveness import Watchdog
 from alphaloop.messages import Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from sqlalchemy import text
 from tests.fakes import FakeEngine
-from tests.fixtures.worker import Client
-from tests.fixtures.worker import RunningWorker
-from tests.fixtures.worker import SteppedEngine
-from tests.fixtures.worker import WAIT_S
-from tests.fixtures.worker import running_worker
-from tests.fixtures.worker import until
-from tests.integration.test_worker_continuous import job
-from tests.integration.test_worker_continuous import results_of
-from tests.integration.test_worker_continuous import wait_until_claimed
-from tests.integration.test_worker_continuous import with_worker
+from tests.fixtures.worker import WAIT_S, Client, RunningWorker, SteppedEngine, running_worker, until
+from tests.integration.test_worker_continuous import job, results_of, wait_until_claimed, with_worker
 from tests.integration.test_worker_flow import assert_counts_add_up
-import json
-import pytest
-import threading
-
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

@@ -1,27 +1,24 @@
 """What Postgres refuses for a while stops no worker, burns no try, and costs no job its outcome."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+import pytest
+from pydantic import SecretStr
+from sqlalchemy import Connection, text
+
 from alphaloop.messages import Status
-from alphaloop.settings import PostgresSettings
-from alphaloop.settings import Settings
+from alphaloop.settings import PostgresSettings, Settings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.session_limits import SessionLimits
-from collections.abc import Iterator
-from pydantic import SecretStr
-from sqlalchemy import Connection
-from sqlalchemy import text
 from tests.chaos.proxy import Proxy
 from tests.fakes import FakeEngine
-from tests.fixtures.worker import Client
-from tests.fixtures.worker import SteppedEngine
-from tests.fixtures.worker import running_worker
-from tests.fixtures.worker import until
+from tests.fixtures.worker import Client, SteppedEngine, running_worker, until
 from tests.integration.test_worker_flow import assert_counts_add_up
-from urllib.parse import urlsplit
-import json
-import pytest
-
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

@@ -298,7 +298,7 @@ def test_the_deltas_of_each_job_are_its_text(
         }
         for number in range(NUM_JOBS)
     ]
-    quick = {"calibration_contexts": (64,), "calibration_budget_s": 0.0}
+    quick = {"calibration_budget_s": 0.0}
     settings = worker_settings.model_copy(update={"worker": worker_settings.worker.model_copy(update=quick)})
     client = Client(settings)
     with running_worker(settings, tiny_engine(num_slots=4, context_length=256)):

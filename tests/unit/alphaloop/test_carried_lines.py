@@ -1,20 +1,19 @@
 """Lines whose prompts are too large for a message: read, carried by reference, and answered with their texts."""
 
 from __future__ import annotations
-from alphaloop.claim_check.store import ContentStore
-from alphaloop.claim_check.store import text_by_reference
-from alphaloop.cli.enqueue import carried
-from alphaloop.cli.jobs import texts_of
-from alphaloop.job_lines import BadLine
-from alphaloop.job_lines import JobLine
-from alphaloop.job_lines import JobReader
-from alphaloop.messages import encode_job
-from alphaloop.settings import Settings
-from pathlib import Path
-from tests.fixtures.messages import succeeded
+
 import json
+from pathlib import Path
+
 import pytest
 
+from alphaloop.claim_check.store import ContentStore, text_by_reference
+from alphaloop.cli.enqueue import carried
+from alphaloop.cli.jobs import texts_of
+from alphaloop.job_lines import BadLine, JobLine, JobReader
+from alphaloop.messages import encode_job
+from alphaloop.settings import Settings
+from tests.fixtures.messages import succeeded
 
 LARGE = json.dumps({"prompt": "x" * (2 << 20)}).encode()
 

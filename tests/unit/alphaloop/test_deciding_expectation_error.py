@@ -1,30 +1,24 @@
 """What earlier pairs make of the next expectation: its bias, its spread, and the decision."""
 
 from __future__ import annotations
-from alphaloop.acceptance import Interval
-from alphaloop.acceptance import Z95
-from alphaloop.costs import CostPoint
-from alphaloop.costs import CostTable
-from alphaloop.deciding.decision import DecisionContext
-from alphaloop.deciding.decision import Reason
-from alphaloop.deciding.expectation_error import ExpectationError
-from alphaloop.deciding.expectation_error import ExpectationErrors
-from alphaloop.deciding.expectation_error import NO_ERROR
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.goodput import weigh
+
+import math
+import random
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from alphaloop.acceptance import Z95, Interval
+from alphaloop.costs import CostPoint, CostTable
+from alphaloop.deciding.decision import DecisionContext, Reason
+from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError, ExpectationErrors
+from alphaloop.deciding.goodput import DrafterState, weigh
 from alphaloop.deciding.inference import PairPosterior
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
 from alphaloop.deciding.posterior import Posterior
 from alphaloop.experiment.figures import ExpectationPair
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
 from tests.fixtures.runs import subject
-import math
-import pytest
-import random
-
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 HALF_LIFE = timedelta(days=3)

@@ -1,20 +1,16 @@
 """What a whole job costs: its prompt, its context, and drafts that end early."""
 
 from __future__ import annotations
-from alphaloop.costs import CostPoint
-from alphaloop.costs import CostTable
-from alphaloop.deciding.goodput import JobSize
-from alphaloop.deciding.goodput import weigh
+
+from dataclasses import replace
+
+import pytest
+
+from alphaloop.costs import CostPoint, CostTable
+from alphaloop.deciding.goodput import JobSize, weigh
 from alphaloop.deciding.policy import Reason
 from alphaloop.messages import Mode
-from dataclasses import replace
-from tests.fixtures.deciding import LOOKUP
-from tests.fixtures.deciding import choose
-from tests.fixtures.deciding import costs
-from tests.fixtures.deciding import find
-from tests.fixtures.deciding import inferred
-from tests.fixtures.deciding import with_prompts
-import pytest
+from tests.fixtures.deciding import LOOKUP, choose, costs, find, inferred, with_prompts
 
 
 def test_a_job_gains_less_than_its_rounds_the_longer_its_prompt_is_read() -> None:

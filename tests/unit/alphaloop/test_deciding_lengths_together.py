@@ -1,29 +1,22 @@
 """Draft lengths of sequences that run together but were decided apart."""
 
 from __future__ import annotations
-from alphaloop.costs import CostPoint
-from alphaloop.costs import CostTable
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import DecisionContext
-from alphaloop.deciding.decision import DraftSetting
-from alphaloop.deciding.draft_lengths import LengthsTogether
-from alphaloop.deciding.draft_lengths import RunningGroup
-from alphaloop.deciding.draft_lengths import RunningSequence
-from alphaloop.deciding.draft_lengths import lengths_together
+
+import itertools
+import math
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaloop.costs import CostPoint, CostTable
+from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting
+from alphaloop.deciding.draft_lengths import LengthsTogether, RunningGroup, RunningSequence, lengths_together
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
-from alphaloop.deciding.posterior import Posterior
-from alphaloop.deciding.posterior import Profile
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from hypothesis import given
-from hypothesis import strategies as st
-import itertools
-import math
-
+from alphaloop.deciding.posterior import Posterior, Profile
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 DRAFT = DrafterState("draft", "r1", 7)

@@ -1,32 +1,20 @@
 """What is chosen and explored, when a running choice is left, and what rules a drafter out."""
 
 from __future__ import annotations
-from alphaloop.costs import CostPoint
-from alphaloop.costs import CostTable
-from alphaloop.deciding.exploration import ExplorationBudget
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.goodput import weigh
-from alphaloop.deciding.job_facts import Aim
-from alphaloop.deciding.job_facts import Objective
-from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.policy import DecisionContext
-from alphaloop.deciding.policy import DraftSetting
-from alphaloop.deciding.policy import Reason
-from alphaloop.deciding.policy import decide
-from alphaloop.messages import Decoding
-from alphaloop.messages import Mode
-from alphaloop.messages import Purpose
+
 from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fixtures.deciding import LIMITS
-from tests.fixtures.deciding import LOOKUP
-from tests.fixtures.deciding import choose
-from tests.fixtures.deciding import costs
-from tests.fixtures.deciding import find
-from tests.fixtures.deciding import inferred
-from tests.fixtures.deciding import with_prompts
-import pytest
+
+from alphaloop.costs import CostPoint, CostTable
+from alphaloop.deciding.exploration import ExplorationBudget
+from alphaloop.deciding.goodput import DrafterState, weigh
+from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits
+from alphaloop.deciding.policy import DecisionContext, DraftSetting, Reason, decide
+from alphaloop.messages import Decoding, Mode, Purpose
+from tests.fixtures.deciding import LIMITS, LOOKUP, choose, costs, find, inferred, with_prompts
 
 
 def test_a_task_that_gains_is_decoded_speculatively_at_the_best_k() -> None:

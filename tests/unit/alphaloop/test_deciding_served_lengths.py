@@ -1,24 +1,19 @@
 """Decisions where servers follow each request in how long they draft."""
 
 from __future__ import annotations
-from alphaloop.costs import CostKind
-from alphaloop.costs import CostPoint
-from alphaloop.costs import CostTable
-from alphaloop.deciding.decision import DecisionContext
-from alphaloop.deciding.decision import DraftSetting
-from alphaloop.deciding.decision import Reason
-from alphaloop.deciding.exploration import ExplorationBudget
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.goodput import weigh
-from alphaloop.deciding.policy import decide
-from alphaloop.messages import Purpose
-from dataclasses import replace
-from tests.fixtures.deciding import LIMITS
-from tests.fixtures.deciding import find
-from tests.fixtures.deciding import inferred
+
 import math
+from dataclasses import replace
+
 import pytest
 
+from alphaloop.costs import CostKind, CostPoint, CostTable
+from alphaloop.deciding.decision import DecisionContext, DraftSetting, Reason
+from alphaloop.deciding.exploration import ExplorationBudget
+from alphaloop.deciding.goodput import DrafterState, weigh
+from alphaloop.deciding.policy import decide
+from alphaloop.messages import Purpose
+from tests.fixtures.deciding import LIMITS, find, inferred
 
 FREE = DrafterState("ngram", "r1", 4)
 CONTEXT = DecisionContext("code", 1, 1, 200.0)

@@ -1,39 +1,26 @@
 """Decisions between servers: one draft length each, rounds that are timed whole, and loads that servers share."""
 
 from __future__ import annotations
-from alphaloop.costs import CostKind
-from alphaloop.costs import CostPoint
-from alphaloop.costs import CostTable
-from alphaloop.deciding import snapshot as codec
-from alphaloop.deciding.decision import DecisionContext
-from alphaloop.deciding.decision import DraftSetting
-from alphaloop.deciding.decision import Reason
-from alphaloop.deciding.draft_lengths import LengthsTogether
-from alphaloop.deciding.draft_lengths import RunningSequence
-from alphaloop.deciding.draft_lengths import settings_by_running
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.goodput import JobSize
-from alphaloop.deciding.goodput import weigh
-from alphaloop.deciding.job_facts import Aim
-from alphaloop.deciding.job_facts import Objective
-from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.policy import Group
-from alphaloop.deciding.policy import decide
-from alphaloop.deciding.policy import decide_groups
-from alphaloop.messages import Purpose
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from hypothesis import given
-from hypothesis import strategies as st
-from tests.fixtures.deciding import LIMITS
-from tests.fixtures.deciding import find
-from tests.fixtures.deciding import inferred
-from typing import Any
+
 import json
 import math
-import pytest
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaloop.costs import CostKind, CostPoint, CostTable
+from alphaloop.deciding import snapshot as codec
+from alphaloop.deciding.decision import DecisionContext, DraftSetting, Reason
+from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence, settings_by_running
+from alphaloop.deciding.goodput import DrafterState, JobSize, weigh
+from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits
+from alphaloop.deciding.policy import Group, decide, decide_groups
+from alphaloop.messages import Purpose
+from tests.fixtures.deciding import LIMITS, find, inferred
 
 NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4)
 EAGLE = DrafterState("eagle", "r1", 3, least_draft_tokens=3)

@@ -1,38 +1,23 @@
 """The decision session: what it keeps between decisions, and when it looks at evidence and costs again."""
 
 from __future__ import annotations
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.acceptance import EvidenceKey
-from alphaloop.costs import CostPoint
-from alphaloop.costs import CostTable
-from alphaloop.deciding.decision import ChoicesInMemory
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import DraftSetting
-from alphaloop.deciding.decision import IncumbentKey
-from alphaloop.deciding.decision import Reason
-from alphaloop.deciding.evidence import EvidenceSnapshot
-from alphaloop.deciding.evidence import EvidenceSums
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
+from alphaloop.costs import CostPoint, CostTable
+from alphaloop.deciding.decision import ChoicesInMemory, Decision, DraftSetting, IncumbentKey, Reason
+from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums
 from alphaloop.deciding.exploration import BudgetsInMemory
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.job_facts import Aim
-from alphaloop.deciding.job_facts import EngineConditions
-from alphaloop.deciding.job_facts import JobFacts
-from alphaloop.deciding.job_facts import Objective
-from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.job_facts import Subject
-from alphaloop.deciding.job_facts import TaskRules
+from alphaloop.deciding.job_facts import Aim, EngineConditions, JobFacts, Objective, PolicyLimits, Subject, TaskRules
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.messages import Decoding
-from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-import pytest
-
 
 NOW, HALF_LIFE = datetime(2026, 9, 1, tzinfo=UTC), timedelta(days=3)
 LOOKUP = DrafterState("lookup", "r1", 6)

@@ -1,39 +1,26 @@
 """Snapshots: what a decision was taken from comes back, and no document is longer than it may be."""
 
 from __future__ import annotations
-from alphaloop.acceptance import EvidenceKey
-from alphaloop.costs import CostKind
-from alphaloop.costs import CostPoint
-from alphaloop.costs import CostTable
-from alphaloop.deciding.decision import DraftSetting
-from alphaloop.deciding.exploration import ExplorationBudget
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.job_facts import Aim
-from alphaloop.deciding.job_facts import Objective
-from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.job_facts import Subject
-from alphaloop.deciding.policy import Group
-from alphaloop.deciding.snapshot import MOST_BYTES
-from alphaloop.deciding.snapshot import SessionFacts
-from alphaloop.deciding.snapshot import Snapshot
-from alphaloop.deciding.snapshot import SnapshotEncoder
-from alphaloop.deciding.snapshot import decode
-from alphaloop.messages import Decoding
-from alphaloop.messages import Purpose
+
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from hypothesis import given
-from hypothesis import settings
-from hypothesis import strategies as st
-from tests.fixtures.deciding import NOON
-from tests.fixtures.deciding import inferred
-from tests.fixtures.deciding import some_snapshot
-from typing import Any
-from typing import Final
-import json
-import pytest
+from typing import Any, Final
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alphaloop.acceptance import EvidenceKey
+from alphaloop.deciding.decision import DraftSetting
+from alphaloop.deciding.exploration import ExplorationBudget
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits, Subject
+from alphaloop.deciding.policy import Group
+from alphaloop.deciding.snapshot import MOST_BYTES, SessionFacts, Snapshot, SnapshotEncoder, decode
+from alphaloop.messages import Decoding, Purpose
+from tests.fixtures.deciding import NOON, inferred, some_snapshot
 
 LIMITS: Final = PolicyLimits(explore_share=0.05)
 FACTS: Final = SessionFacts("w", "h", "d", "e", "t", 4, timedelta(days=3), LIMITS)

@@ -26,7 +26,7 @@ from alphaloop.payoff.figures import (
     total_bounds,
 )
 from alphaloop.payoff.report import RoundParts, costs_of
-from tests.fixtures.measured import acceptance, evidence, figures, rounds
+from tests.fixtures.costs import acceptance, evidence, figures, rounds
 
 
 @pytest.mark.parametrize(("n", "ranks"), [(6, (1, 6)), (10, (2, 9)), (20, (6, 15)), (30, (10, 21)), (100, (40, 61))])

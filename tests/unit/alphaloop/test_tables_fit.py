@@ -1,39 +1,33 @@
 """Every table fits 80 columns, and no cell is broken inside a word, whatever the names."""
 
 from __future__ import annotations
-from alphaloop.acceptance import Interval
-from alphaloop.as_decoded import AtLoad
-from alphaloop.as_decoded import Decoded
-from alphaloop.as_decoded import NextJob
-from alphaloop.cli.app import app
-from alphaloop.cli.demo import TrafficProgress
-from alphaloop.cli.demo import final_table
-from alphaloop.cli.screen import FittedTable
-from alphaloop.cli.screen import progress
-from alphaloop.cli.screen import table
-from alphaloop.cli.status import task_table
-from alphaloop.experiment.estimate import Verdict
-from alphaloop.experiment.figures import TaskSpeedup
-from alphaloop.store.task_figures import TaskFigures
-from hypothesis import example
-from hypothesis import given
-from hypothesis import settings
+
+import io
+import re
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
-from scheduler.report.text import render_text
-from tests.fixtures.reports import AT
-from tests.fixtures.reports import full
-from tests.fixtures.runs import subject
-from tests.unit.alphaloop.test_demo_display import line
 from typer.main import get_command
 from typer.testing import CliRunner
-from typing import Any
-import io
-import pytest
-import re
 
+from alphaloop.acceptance import Interval
+from alphaloop.as_decoded import AtLoad, Decoded, NextJob
+from alphaloop.cli.app import app
+from alphaloop.cli.demo import TrafficProgress, final_table
+from alphaloop.cli.screen import FittedTable, progress, table
+from alphaloop.cli.status import task_table
+from alphaloop.experiment.estimate import Verdict
+from alphaloop.experiment.figures import TaskSpeedup
+from alphaloop.store.task_figures import TaskFigures
+from scheduler.report.text import render_text
+from tests.fixtures.reports import AT, full
+from tests.fixtures.runs import subject
+from tests.unit.alphaloop.test_demo_display import line
 
 WIDTH = 80
 LONG = "summarization_of_very_long_documents_in_the_legal_department.v2"

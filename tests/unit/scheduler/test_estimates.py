@@ -1,20 +1,17 @@
 """Estimates by hand, intervals over jobs, stretches of time, and how a task was decoded last."""
 
 from __future__ import annotations
-from alphaloop.intervals import wilson
-from alphaloop.measurements import DecodedJob
-from alphaloop.measurements import Stream
-from collections.abc import Sequence
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from scheduler.counts import RunCounts
-from scheduler.counts import SettingInForce
-from scheduler.report.build import acceptance
-from scheduler.report.build import alpha_over_time
-import pytest
-import random
 
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from alphaloop.intervals import wilson
+from alphaloop.measurements import DecodedJob, Stream
+from scheduler.counts import RunCounts, SettingInForce
+from scheduler.report.build import acceptance, alpha_over_time
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 

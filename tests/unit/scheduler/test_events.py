@@ -1,45 +1,25 @@
 """What becomes of drift events and drafts, and what a fall costs while nobody acts."""
 
 from __future__ import annotations
-from alphaloop.acceptance import Interval
-from alphaloop.experiment.estimate import Verdict
-from alphaloop.experiment.figures import SpeedupSubject
-from alphaloop.experiment.figures import TaskSpeedup
-from alphaloop.measurements import DriftSubject
-from alphaloop.store.drafts import DraftStatus
-from alphaloop.store.drift import DriftEvent
-from alphaloop.store.drift import EventChange
-from alphaloop.store.drift import EventState
+
 from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
-from datetime import datetime
-from datetime import timedelta
-from scheduler.causes import Cause
-from scheduler.causes import DrafterEvidence
-from scheduler.causes import DriftFinding
-from scheduler.causes import Judged
-from scheduler.causes import explain
-from scheduler.counts import SettingInForce
-from scheduler.drift.watching import State
-from scheduler.drift.watching import TrafficVerdict
-from scheduler.events import TaskPace
-from scheduler.events import event_changes
-from scheduler.events import lost_tokens_per_s
-from scheduler.events import status_changes
-from scheduler.probe_history import ProbeHistory
-from scheduler.probe_history import ProbeSetup
-from tests.fixtures.drift import FIRST
-from tests.fixtures.drift import MARGIN
-from tests.fixtures.drift import SUBJECT
-from tests.fixtures.drift import day
-from tests.fixtures.drift import evidence
-from tests.fixtures.drift import history
-from tests.fixtures.drift import jobs
-from tests.fixtures.drift import measured
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
 import pytest
 
+from alphaloop.acceptance import Interval
+from alphaloop.experiment.estimate import Verdict
+from alphaloop.experiment.figures import SpeedupSubject, TaskSpeedup
+from alphaloop.measurements import DriftSubject
+from alphaloop.store.drafts import DraftStatus
+from alphaloop.store.drift import DriftEvent, EventChange, EventState
+from scheduler.causes import Cause, DrafterEvidence, DriftFinding, Judged, explain
+from scheduler.counts import SettingInForce
+from scheduler.drift.watching import State, TrafficVerdict
+from scheduler.events import TaskPace, event_changes, lost_tokens_per_s, status_changes
+from scheduler.probe_history import ProbeHistory, ProbeSetup
+from tests.fixtures.drift import FIRST, SUBJECT, day, evidence, history, jobs, measured
 
 HIGH, LOW = [16, 15, 17, 16, 15, 16], [8, 7, 9, 8, 7, 8]
 TARGET_2 = replace(FIRST, target_revision="target-2")

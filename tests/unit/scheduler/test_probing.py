@@ -1,30 +1,22 @@
 """The jobs of probes, and what a probe that differs from its control proves."""
 
 from __future__ import annotations
-from alphaloop.messages import Decoding
-from alphaloop.messages import Purpose
-from alphaloop.messages import encode_job
-from alphaloop.probe_plan import DueProbe
-from alphaloop.probes import DecodedText
-from alphaloop.probes import ProbeText
-from alphaloop.probes import TextPair
-from alphaloop.store.incidents import IncidentKind
-from alphaloop.store.incidents import KnownIncident
+
 from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scheduler.probing import disproved
-from scheduler.probing import examine
-from scheduler.probing import make_jobs
-from scheduler.probing import merged
-from tests.fixtures.drift import probe_set
-from typing import Any
-from worker.engine import tolerance_of
-import pytest
 
+from alphaloop.messages import Decoding, Purpose, encode_job
+from alphaloop.probe_plan import DueProbe
+from alphaloop.probes import DecodedText, ProbeText, TextPair
+from alphaloop.store.incidents import IncidentKind, KnownIncident
+from scheduler.probing import disproved, examine, make_jobs, merged
+from tests.fixtures.drift import probe_set
+from worker.engine import tolerance_of
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.errors import BrokerUnavailable, DeliveryFailed, StoreError, StoreUnavailable
-from worker import retry as retry
-from worker.background import BackgroundWrites, BoundedQueue
-from worker.retry import Retry
+from worker import background as retry
+from worker.background import BackgroundWrites, BoundedQueue, Retry
 
 
 @pytest.fixture(autouse=True)

@@ -1,50 +1,48 @@
 """Messages on their way to dead-letter and retry topics: bounded, never in the way of others."""
 
 from __future__ import annotations
-from alphaloop.errors import BrokerError
-from alphaloop.errors import BrokerUnavailable
-from alphaloop.errors import DeliveryFailed
-from alphaloop.errors import FatalBrokerError
-from alphaloop.errors import InvalidField
-from alphaloop.errors import MessageRefused
-from alphaloop.errors import MessageTooLarge
-from alphaloop.errors import StoreUnavailable
-from alphaloop.errors import TopicUnavailable
-from alphaloop.messages import Failure
-from alphaloop.messages.dead_letter import SHORTENED
-from alphaloop.messages.headers import RetryHeaders as RetryHeaders
+
+import random
+import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from tests.fixtures.publishing import FakeProducer
-from tests.fixtures.publishing import FinishedDeliveries
-from tests.fixtures.publishing import InstantEvent
-from tests.fixtures.publishing import NOW
-from tests.fixtures.publishing import SentMessage
-from tests.fixtures.publishing import claimed_job
-from tests.fixtures.publishing import delivery
-from tests.fixtures.publishing import validation
 from typing import Any
+
+import pytest
+
+from alphaloop.errors import (
+    BrokerError,
+    BrokerUnavailable,
+    DeliveryFailed,
+    FatalBrokerError,
+    InvalidField,
+    MessageRefused,
+    MessageTooLarge,
+    StoreUnavailable,
+    TopicUnavailable,
+)
+from alphaloop.messages import Failure
+from alphaloop.messages.dead_letter import SHORTENED
+from alphaloop.messages.headers import RetryHeaders as RetryHeaders
+from tests.fixtures.publishing import (
+    NOW,
+    FakeProducer,
+    FinishedDeliveries,
+    InstantEvent,
+    SentMessage,
+    claimed_job,
+    delivery,
+    validation,
+)
 from worker import dead_letters
 from worker.background import Retry
 from worker.claims import ClaimedJob
-from worker.dead_letters import DeadMessage
-from worker.dead_letters import FailedTry
-from worker.dead_letters import Forwarded
-from worker.dead_letters import Forwarder
-from worker.dead_letters import JobRetries
-from worker.dead_letters import RETRY_S
-from worker.dead_letters import TryAgain
-from worker.dead_letters import letter_of
+from worker.dead_letters import RETRY_S, DeadMessage, FailedTry, Forwarded, Forwarder, JobRetries, TryAgain, letter_of
 from worker.intake.partitions import JITTER
 from worker.metrics import WorkerMetrics
-from worker.sending import DeliveryReport
-from worker.sending import UnavailableTopics
-import pytest
-import random
-import threading
-
+from worker.sending import DeliveryReport, UnavailableTopics
 
 CODE, SQL = "jobs.code.dlq", "jobs.sql.dlq"
 

@@ -12,8 +12,8 @@ from alphaloop.messages import Status
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState
 from tests.fixtures.publishing import claimed_job
 from tests.fixtures.worker import until
+from worker.background import FIRST_WAIT_S, Retry
 from worker.claims import ClaimedJob, Claiming, EndedUndecoded, LeaseKeeper
-from worker.retry import FIRST_WAIT_S, Retry
 
 
 class LedgerOfLeases:

@@ -1,17 +1,16 @@
 """Measured lanes: alone on the device, one behind the other, in turn the first, and never for ever."""
 
 from __future__ import annotations
-from hypothesis import given
-from hypothesis import settings
-from hypothesis import strategies as st
+
 from itertools import groupby
 from random import Random
-from tests.fixtures.simulated import SimulatedDevice
-from tests.fixtures.simulated import lane
-from worker.admission import AdmissionQueue
-from worker.admission import LaneKey
-import pytest
 
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fixtures.simulated import SimulatedDevice, lane
+from worker.admission import AdmissionQueue, LaneKey
 
 PROBE, CONTROL = lane(purpose="probe"), lane(purpose="control")
 

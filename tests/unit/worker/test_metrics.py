@@ -1,29 +1,23 @@
 """What a scrape shows of steps and costs."""
 
 from __future__ import annotations
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.acceptance import EvidenceKey
+
+from datetime import UTC, datetime
+from uuid import UUID
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.costs import CostPoint
-from alphaloop.errors import RequestRefused
-from alphaloop.errors import StoreError
+from alphaloop.errors import RequestRefused, StoreError
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.outcomes import Outcome
-from datetime import UTC
-from datetime import datetime
-from prometheus_client import CollectorRegistry
-from prometheus_client import generate_latest
-from tests.fixtures.simulated import FleetSimulation
-from tests.fixtures.simulated import SimulatedJob
-from uuid import UUID
+from tests.fixtures.simulated import FleetSimulation, SimulatedJob
 from worker.costs.learning import LiveCosts
-from worker.engine import Load
-from worker.engine import Step
-from worker.metrics import EndpointMetrics
-from worker.metrics import WorkerMetrics
-from worker.servers.fleet_member import EndpointStatus
-from worker.servers.fleet_member import FleetEndpoint
-from worker.servers.fleet_member import SuspectCounts
-import pytest
+from worker.engine import Load, Step
+from worker.metrics import EndpointMetrics, WorkerMetrics
+from worker.servers.fleet_member import EndpointStatus, FleetEndpoint, SuspectCounts
 
 
 def run_of(mode: str, first_s: float, wall_s: float, num_tokens: int) -> DecodeRun:

@@ -1,24 +1,20 @@
 """The outcome of a decoded job: its result is written without the model, but is what the model would write."""
 
 from __future__ import annotations
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.deciding.policy import Decision
-from alphaloop.deciding.policy import Reason
-from alphaloop.messages import Mode
-from alphaloop.messages import Result
-from alphaloop.messages import Status
-from datetime import UTC
-from datetime import datetime
-from tests.fakes import FakeEngine
-from tests.fixtures.publishing import VANILLA
-from tests.fixtures.publishing import claimed_job
+
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
-from worker.engine import DrafterCounts
-from worker.engine import Generation
-from worker.recording import succeeded
+
 import pytest
 
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.messages import Mode, Result, Status
+from tests.fakes import FakeEngine
+from tests.fixtures.publishing import VANILLA, claimed_job
+from worker.engine import DrafterCounts, Generation
+from worker.recording import succeeded
 
 NOW = datetime(2026, 11, 23, 12, 0, 0, 250_000, tzinfo=UTC)
 LOOKUP = Decision(Mode.SPECULATIVE, "lookup", "rev-1", 3, Reason.FASTER, "1.3 times as fast")

@@ -1,8 +1,15 @@
 """What a job that drafted in some of its rounds only, or with several drafters, counts as."""
 
 from __future__ import annotations
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.acceptance import PREFILL
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from alphaloop.acceptance import PREFILL, AcceptanceCounts
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
@@ -10,29 +17,15 @@ from alphaloop.kafka.offsets import Record
 from alphaloop.messages import Purpose
 from alphaloop.store.decode_runs import CountSource
 from alphaloop.store.outcomes import Outcome
-from collections.abc import Sequence
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
 from tests.fakes import FakeEngine
-from tests.fixtures.models import VANILLA
-from tests.fixtures.models import decision
-from tests.fixtures.models import make_job
+from tests.fixtures.models import VANILLA, decision, make_job
 from worker.admission import lane_of
 from worker.claims import ClaimedJob
 from worker.decoding.counts import RoundCounts
-from worker.engine import DrafterCounts
-from worker.engine import Generation
-from worker.engine import PreparedJob
-from worker.engine import Sampling
-from worker.engine import Served
-from worker.engine import ShadowCounts
+from worker.engine import DrafterCounts, Generation, PreparedJob, Sampling, Served, ShadowCounts
 from worker.intake.partitions import Delivery
 from worker.intake.validation import ReadyJob
 from worker.recording import succeeded
-import pytest
-import random
-
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ENGINE = FakeEngine(

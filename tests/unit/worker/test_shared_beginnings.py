@@ -1,16 +1,14 @@
 """Prompts that begin alike run together, as far as the device time that this saves is worth, and nobody starves."""
 
 from __future__ import annotations
-from hypothesis import given
-from hypothesis import settings
-from hypothesis import strategies as st
-from random import Random
-from tests.fixtures.simulated import SimulatedDevice
-from tests.fixtures.simulated import lane
-from worker.admission import AdmissionQueue
-from worker.admission import Beginning
-from worker.admission import LaneKey
 
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fixtures.simulated import SimulatedDevice, lane
+from worker.admission import AdmissionQueue, Beginning, LaneKey
 
 seeded = settings(derandomize=True, deadline=None, max_examples=40)
 

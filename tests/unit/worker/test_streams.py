@@ -1,20 +1,15 @@
 """When a chunk with text is settled: acknowledged or dropped, once, and not before."""
 
 from __future__ import annotations
-from alphaloop.errors import BrokerError
-from alphaloop.errors import DeliveryFailed
-from alphaloop.errors import FatalBrokerError
-from alphaloop.errors import MessageTooLarge
-from alphaloop.errors import TopicUnavailable
-from tests.fixtures.publishing import FakeProducer
-from tests.fixtures.publishing import InstantEvent
+
+import pytest
+
+from alphaloop.errors import BrokerError, DeliveryFailed, FatalBrokerError, MessageTooLarge, TopicUnavailable
+from tests.fixtures.publishing import FakeProducer, InstantEvent
 from worker import streams
 from worker.background import Retry
 from worker.sending import DeliveryReport
-from worker.streams import ChunkMessage
-from worker.streams import ChunkSender
-from worker.streams import JobStream
-import pytest
+from worker.streams import ChunkMessage, ChunkSender, JobStream
 
 
 class Streaming:

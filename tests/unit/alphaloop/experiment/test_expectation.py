@@ -1,31 +1,19 @@
 """Pairs of expected and measured speed-ups, and how they are counted and told."""
 
 from __future__ import annotations
-from alphaloop.acceptance import Z95
-from alphaloop.experiment.estimate import measured_speedup
-from alphaloop.experiment.figures import ExpectationPair
-from alphaloop.experiment.figures import by_drafter
-from alphaloop.experiment.figures import expectation_pair
-from alphaloop.experiment.figures import reliability
-from alphaloop.experiment.observe import Expected
-from alphaloop.experiment.observe import Phase
-from alphaloop.experiment.observe import RoundFacts
-from alphaloop.experiment.observe import Slice
-from alphaloop.experiment.observe import Tally
-from alphaloop.experiment.observe import TaskRound
-from alphaloop.experiment.observe import Treatment
-from alphaloop.experiment.observe import mean_expected
-from alphaloop.experiment.wording import expectations
-from alphaloop.experiment.wording import expectations_of_all
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from tests.fixtures.runs import block_rows
-from tests.fixtures.runs import subject
+
 import math
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
 import pytest
 
+from alphaloop.acceptance import Z95
+from alphaloop.experiment.estimate import measured_speedup
+from alphaloop.experiment.figures import ExpectationPair, by_drafter, expectation_pair, reliability
+from alphaloop.experiment.observe import Expected, Phase, RoundFacts, Slice, Tally, TaskRound, Treatment, mean_expected
+from alphaloop.experiment.wording import expectations, expectations_of_all
+from tests.fixtures.runs import block_rows, subject
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 SMALL, LARGE = Expected(1.2, 1.0, 1.4, 1.3, 0.05), Expected(1.8, 1.4, 2.2, 1.9, 0.15)

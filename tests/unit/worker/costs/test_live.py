@@ -1,21 +1,19 @@
 """The table that decisions rest on follows what steps took, and is stored when it moved."""
 
 from __future__ import annotations
-from alphaloop.costs import CostKind
-from alphaloop.costs import CostPoint
-from alphaloop.costs import HALF_LIFE_ROUNDS
-from alphaloop.costs import HALF_LIFE_S
+
+import math
+import random
 from collections.abc import Sequence
 from dataclasses import replace
-from tests.fixtures.costs import Clock
-from tests.fixtures.costs import Store
 from typing import Any
+
+import pytest
+
+from alphaloop.costs import HALF_LIFE_ROUNDS, HALF_LIFE_S, CostKind, CostPoint
+from tests.fixtures.costs import Clock, Store
 from worker.costs.learning import LiveCosts
 from worker.engine import Step
-import math
-import pytest
-import random
-
 
 POINTS = (
     *(CostPoint(None, batch, width, 10.0 + batch * width, 9) for batch in (1, 4) for width in (1, 9)),

@@ -1,55 +1,36 @@
 """The decision context of prepared jobs (memory, refusals, patterns, targets), and which snapshots are written."""
 
 from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, cast
+from uuid import uuid4
+
+import pytest
+
 from alphaloop.costs import CostTable
-from alphaloop.deciding.decision import ChoicesInMemory
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import Reason
+from alphaloop.deciding.decision import ChoicesInMemory, Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSnapshot
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.job_facts import Aim
-from alphaloop.deciding.job_facts import Objective
-from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.job_facts import Subject
-from alphaloop.deciding.job_facts import TaskRules
+from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits, Subject, TaskRules
 from alphaloop.deciding.session import DecisionSession
-from alphaloop.deciding.snapshot import SessionFacts
-from alphaloop.deciding.snapshot import Snapshot
+from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.errors import StoreUnavailable
-from alphaloop.messages import Decoding
-from alphaloop.messages import Origin
-from alphaloop.messages import Purpose
-from alphaloop.messages import parse_job
+from alphaloop.messages import Decoding, Origin, Purpose, parse_job
 from alphaloop.settings import TaskSettings
-from alphaloop.store.snapshots import SnapshotRow
-from alphaloop.store.snapshots import SnapshotStore
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
+from alphaloop.store.snapshots import SnapshotRow, SnapshotStore
 from tests.fakes import FakeEngine
 from tests.fixtures.deciding import some_snapshot
-from typing import Any
-from typing import Final
-from typing import cast
-from uuid import uuid4
 from worker.admission import lane_of
 from worker.deciding import keeping as module
-from worker.deciding.decider import conditions_of
-from worker.deciding.decider import facts_of
-from worker.deciding.decider import subject_of
-from worker.deciding.keeping import SnapshotJournal
-from worker.deciding.keeping import WRITE_EVERY_S
-from worker.engine import CacheMemory
-from worker.engine import PreparedJob
-from worker.engine import Sampling
-import json
-import logging
-import pytest
-
+from worker.deciding.decider import conditions_of, facts_of, subject_of
+from worker.deciding.keeping import WRITE_EVERY_S, SnapshotJournal
+from worker.engine import CacheMemory, PreparedJob, Sampling
 
 NOW: Final = datetime(2026, 5, 4, 12, tzinfo=UTC)
 MIB: Final = 1 << 20

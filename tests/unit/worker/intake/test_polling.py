@@ -1,28 +1,23 @@
 """The intake over a scripted consumer: what is paused, what is committed, what survives a rebalance."""
 
 from __future__ import annotations
-from alphaloop.errors import BrokerError
-from alphaloop.errors import FatalBrokerError
-from alphaloop.kafka.offsets import Record
-from alphaloop.kafka.offsets import TopicPartition
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import pytest
+
+from alphaloop.errors import BrokerError, FatalBrokerError
+from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.messages.headers import RetryHeaders
 from alphaloop.settings import WorkerSettings
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from datetime import UTC
-from datetime import datetime
-from queue import Empty
-from queue import SimpleQueue
 from tests.fixtures.publishing import NOW
 from tests.fixtures.worker import until
-from typing import Any
-from worker.intake.polling import Intake
-from worker.intake.polling import Room
-import logging
-import pytest
-import threading
-
+from worker.intake.polling import Intake, Room
 
 P0, P1 = TopicPartition("jobs.code", 0), TopicPartition("jobs.code", 1)
 Q0 = TopicPartition("jobs.sql", 0)

@@ -1,19 +1,18 @@
 """From settings to the engine, and the thread of its event loop, which ends everything when it ends."""
 
 from __future__ import annotations
-from alphaloop.errors import ConfigError
-from alphaloop.errors import ServerUnavailable
-from alphaloop.settings import ModelSettings
-from contextlib import closing
-from tests.fakes import FakeEngine
-from tests.fixtures.inference_server import ServedEngine
-from tests.fixtures.inference_server import serving
-from typing import Any
-from worker.servers.engine import LoopThread
-from worker.servers.engine import open_server_engine
+
 import asyncio
+from contextlib import closing
+from typing import Any
+
 import pytest
 
+from alphaloop.errors import ConfigError, ServerUnavailable
+from alphaloop.settings import ModelSettings
+from tests.fakes import FakeEngine
+from tests.fixtures.inference_server import ServedEngine, serving
+from worker.servers.engine import LoopThread, open_server_engine
 
 AWAY = "http://127.0.0.1:9/v1"  # the discard port: nobody listens
 
