@@ -7,7 +7,9 @@ fetched from elsewhere: the fonts are the reader's own, and the search index lie
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +24,7 @@ release = version = __version__
 extensions = ["myst_parser"]
 root_doc = "README"
 source_suffix = {".md": "markdown"}
-include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/**"]
+include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md", "docs/**"]
 exclude_patterns = [".*", "build", "docs/site"]  # folders in which nothing needs to be looked for
 
 html_theme = "furo"
@@ -44,7 +46,14 @@ suppress_warnings = ["misc.highlighting_failure"]  # Pygments does not know the 
 
 #: By heading: pages in the order in which they are read, then all others of the folder.
 NAVIGATION: Final = {
-    "Start": ["docs/README", "docs/guides/enqueue", "docs/guides/measure", "docs/guides/console", "docs/guides/deploy"],
+    "Start": [
+        "docs/README",
+        "examples/README",
+        "docs/guides/enqueue",
+        "docs/guides/measure",
+        "docs/guides/console",
+        "docs/guides/deploy",
+    ],
     "Guides": [
         "docs/guides/streams",
         "docs/guides/batches",
@@ -76,7 +85,15 @@ NAVIGATION: Final = {
         "docs/derivations/*",
     ],
     "Reference": ["docs/reference/cli", "docs/reference/settings", "docs/reference/messages", "docs/reference/*"],
-    "Project": ["docs/results", "docs/decisions/README", "CHANGELOG", "CONTRIBUTING", "docs/*"],
+    "Project": [
+        "docs/tour",
+        "docs/results",
+        "docs/decisions/README",
+        "CHANGELOG",
+        "CONTRIBUTING",
+        "SECURITY",
+        "docs/*",
+    ],
 }
 #: READMEs whose folder stands below them.
 FOLDERS: Final = ("docs/guides/clients/README", "docs/decisions/README")
@@ -100,6 +117,22 @@ def _as_a_page(app: Sphinx, name: str, source: list[str]) -> None:
         return f"{link.group().rstrip('/')}/README.md" if (found / "README.md").is_file() else link.group()
 
     source[0] = _LINK.sub(in_folder, source[0]) + trees
+    if name == "docs/concepts/guarantees":
+        source[0] += _guarding_tests()
+
+
+def _guarding_tests() -> str:
+    """Every promise with the fault that tests inject and these tests, as tables, from tests/guarantees.toml."""
+    listed = tomllib.loads((ROOT / "tests/guarantees.toml").read_text(encoding="utf-8"))["guarantee"]
+    lines = []
+    for about, found in groupby(listed, key=lambda one: one["about"]):
+        lines += ["", f"## {about}", "", "| promise | fault | test |", "|---|---|---|"]
+        for one in found:
+            parts = [test.split("::") for test in one["tests"]]
+            tests = [(part[-1] if len(part) > 1 else Path(part[0]).stem, part[0]) for part in parts]
+            links = "<br>".join(f"[`{test}`](../../{path})" for test, path in tests)
+            lines.append(f"| {one['promise']} | {one['fault']} | {links} |")
+    return "\n".join(lines) + "\n"
 
 
 def _navigation() -> str:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -274,11 +275,18 @@ def test_generated_documents_are_json() -> None:
 
 
 def test_every_test_that_guards_a_promise_exists() -> None:
-    """docs/concepts/guarantees.md names the test of each promise, linked to its file."""
-    named = re.findall(r"\[`(test_\w+)`\]\(\.\./\.\./(tests/[\w/]+\.py)\)", text("docs/concepts/guarantees.md"))
-    assert len(named) > 20
-    for name, path in named:
-        assert name == Path(path).stem or re.search(rf"def {name}\(", text(path)), f"{path}::{name}"
+    """tests/guarantees.toml names the fault and the tests of each promise of docs/concepts/guarantees.md."""
+    guarantees = tomllib.loads(text("tests/guarantees.toml"))["guarantee"]
+    assert len(guarantees) > 200
+    for one in guarantees:
+        assert one["promise"], one
+        assert one["fault"], one["promise"]
+        assert one["tests"], one["promise"]
+        for test in one["tests"]:
+            path, _, name = test.partition("::")
+            name = name.rpartition("::")[2]
+            assert not name or re.search(rf"(def|class) {name}\b", text(path)), test
+            assert (ROOT / path).is_file(), test
 
 
 def test_a_page_says_faster_only_where_its_own_figures_do() -> None:
