@@ -346,12 +346,10 @@ def test_further_settings_are_variables_of_one_file() -> None:
 def test_vllm_gets_into_no_environment_with_our_torch() -> None:
     """It pins another torch: whoever installs it beside ours has neither. So no image of ours has it, and no page."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = {name for name, wanted in project["optional-dependencies"].items() if any("vllm" in one for one in wanted)}
-    assert extras == {"vllm"}
+    assert not any("vllm" in one for wanted in project["optional-dependencies"].values() for one in wanted)
     dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     (installed,) = re.findall(r"--editable '\.\[(.*)\]'", dockerfile)
     assert "decode" in installed.split(",")
-    assert not extras & set(installed.split(","))
     assert not re.search(r"pip install [^\n]*vllm", dockerfile)
     assert all("build" not in service for service in SERVICES.values() if "vllm" in service["image"])
     for page in sorted((ROOT / "docs").rglob("*.md")):
@@ -410,7 +408,6 @@ def service_environment(
         changes["ALPHALOOP_MODELS__TARGET__DTYPE"] = "float32"
         # What no decision can be taken without is measured, and no more.
         changes["ALPHALOOP_WORKER__CALIBRATION_SAMPLES"] = "1"
-        changes["ALPHALOOP_WORKER__CALIBRATION_CONTEXTS"] = "[64]"
         changes["ALPHALOOP_WORKER__CALIBRATION_BUDGET_S"] = "0"
     return environment(service, **changes)
 

@@ -97,7 +97,6 @@ def real_fleet(size: Size, folder: Path, servers: Servers) -> Fleet:
         **_environment(size, folder, servers),
         **{f"ALPHALOOP_MODELS__TARGET__{name.upper()}": str(value) for name, value in REAL_TARGET.items()},
         "ALPHALOOP_WORKER__CALIBRATION_SAMPLES": "1",
-        "ALPHALOOP_WORKER__CALIBRATION_CONTEXTS": "[64]",
         "ALPHALOOP_WORKER__CALIBRATION_BUDGET_S": "0",
     }
     return Fleet(environment, folder / "logs", _NUM_REAL_WORKERS, name="real")
@@ -133,8 +132,7 @@ def _environment(size: Size, folder: Path, servers: Servers) -> Mapping[str, str
         "ALPHALOOP_KAFKA__NUM_PARTITIONS": str(NUM_PARTITIONS),
         "ALPHALOOP_KAFKA__REPLICATION_FACTOR": str(size.num_brokers),
         "ALPHALOOP_KAFKA__RETRY_DELAYS_S": json.dumps(_RETRY_DELAYS_S),
-        "ALPHALOOP_KAFKA__METADATA_REFRESH_MS": "1000",
-        "ALPHALOOP_KAFKA__TOPIC_CHECK_S": "5",
+        "ALPHALOOP_KAFKA__EXTRA": json.dumps({"topic.metadata.refresh.interval.ms": 1000}),
         "ALPHALOOP_KAFKA__SASL_PASSWORD": PLANTED_SECRET,
         "ALPHALOOP_MODELS__TARGET__NAME": "instant",  # the null engine's: workers of one group serve one target
         "ALPHALOOP_WORKER__LEASE_S": str(size.lease_s),

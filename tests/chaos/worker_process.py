@@ -22,6 +22,7 @@ from tests.chaos.skewed_clock import skew_clock
 ROUND_S = "CHAOS_ROUND_S"
 FAILURES = "CHAOS_FAILURES"  #: a folder, for the null engine
 CLOCK_SKEW_S = "CHAOS_CLOCK_SKEW_S"
+TOPIC_CHECK_S = 5.0
 
 
 def run() -> int:
@@ -32,7 +33,10 @@ def run() -> int:
         loading.load_engine = _load_engine
         sys.modules[loading.__name__] = loading
     from worker.__main__ import main
+    from worker.intake.polling import TopicWatch
 
+    # A phase is shorter than what a worker takes to notice by itself that a topic was made anew.
+    TopicWatch.__init__.__kwdefaults__["every_s"] = TOPIC_CHECK_S
     if skew_s := float(os.environ.get(CLOCK_SKEW_S, "0")):
         skew_clock(timedelta(seconds=skew_s))
     return main()

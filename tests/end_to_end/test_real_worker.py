@@ -51,7 +51,6 @@ class WorkerProcess:
             "ALPHALOOP_MODELS__TARGET__CONTEXT_LENGTH": "1024",
             # What no decision can be taken without is measured, and no more: calibration has tests of its own.
             "ALPHALOOP_WORKER__CALIBRATION_SAMPLES": "1",
-            "ALPHALOOP_WORKER__CALIBRATION_CONTEXTS": "[64]",
             "ALPHALOOP_WORKER__CALIBRATION_BUDGET_S": "0",
             "ALPHALOOP_WORKER__LEASE_S": "10",
         }

@@ -200,7 +200,6 @@ def test_a_demo_in_small(cli: Cli, folder: Path, kafka_home: Path) -> None:
         ALPHALOOP_SCHEDULER__PROBE_PROMPTS="1",
         KAFKA_HOME=str(kafka_home),
         ALPHALOOP_WORKER__CALIBRATION_SAMPLES="1",
-        ALPHALOOP_WORKER__CALIBRATION_CONTEXTS="[64]",
         ALPHALOOP_WORKER__CALIBRATION_BUDGET_S="0",
     )
     shown, told = process.communicate(timeout=580)
