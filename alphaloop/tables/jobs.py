@@ -169,7 +169,7 @@ leader_leases: Final = Table(
     Column("role", Text, primary_key=True, comment="What is led: scheduler"),
     Column("owner", Text, nullable=False, comment="Process that leads"),
     instant("expires_at", "When another may lead, unless it is renewed"),
-    comment="Who leads behind a pooler in transaction mode, where no session keeps an advisory lock",
+    comment="Who leads, and until when",
 )
 
 #: One row a worker, which the worker itself writes every few seconds and deletes when it ends.

@@ -27,7 +27,7 @@ CREATE TABLE leader_leases (
     CONSTRAINT pk_leader_leases PRIMARY KEY (role)
 );
 COMMENT ON TABLE leader_leases IS
-    'Who leads, and until when';
+    'Who leads behind a pooler in transaction mode, where no session keeps an advisory lock';
 COMMENT ON COLUMN leader_leases.role IS 'What is led: scheduler';
 COMMENT ON COLUMN leader_leases.owner IS 'Process that leads';
 COMMENT ON COLUMN leader_leases.expires_at IS 'When another may lead, unless it is renewed';

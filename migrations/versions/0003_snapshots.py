@@ -31,6 +31,24 @@ GRANTS = (
     ("acceptance_checkpoints, decisions, probe_runs,", "decisions, probe_runs,"),
     ("acceptance_daily, acceptance_state, acceptance_checkpoints,\n", "acceptance_daily, acceptance_state,\n"),
 )
+#: Names of code that moved, and leadership by lease alone: what is commented on, before, now.
+COMMENTS = (
+    (
+        "COLUMN acceptance_state.evidence",
+        "alphaloop.deciding.key_evidence.KeyEvidence, packed: the view evidence_now unpacks it",
+        "alphaloop.deciding.evidence.KeyEvidence, packed: the view evidence_now unpacks it",
+    ),
+    (
+        "COLUMN task_speedups.verdict",
+        "alphaloop.switchback.speedup.Verdict",
+        "alphaloop.experiment.estimate.Verdict",
+    ),
+    (
+        "TABLE leader_leases",
+        "Who leads behind a pooler in transaction mode, where no session keeps an advisory lock",
+        "Who leads, and until when",
+    ),
+)
 #: A table has the partitions of the days that the others have.
 PARTITIONS = """
 SELECT make_partitions(ARRAY(
@@ -65,6 +83,8 @@ def upgrade() -> None:
     )
     op.create_index("ix_decision_snapshots_task_decided_at", "decision_snapshots", ["task", "decided_at"])
     op.execute(PARTITIONS)
+    for about, _, now in COMMENTS:
+        op.execute(f"COMMENT ON {about} IS '{now}'")
     grant(dict(GRANTS))
     op.execute("INSERT INTO code_revisions VALUES ('0003')")
     op.execute("DELETE FROM code_revisions WHERE revision = '0002'")
@@ -72,6 +92,8 @@ def upgrade() -> None:
 
 def downgrade() -> None:
     """The tables of before come back, empty."""
+    for about, before, _ in COMMENTS:
+        op.execute(f"COMMENT ON {about} IS '{before}'")
     op.execute("DELETE FROM code_revisions WHERE revision = '0003'")
     op.execute("INSERT INTO code_revisions VALUES ('0002')")
     op.drop_table("decision_snapshots")

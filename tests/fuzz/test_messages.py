@@ -65,7 +65,7 @@ class Reader:
 
     def __init__(self, worker: RunningWorker, database: Database) -> None:
         self._worker = worker
-        self._parts = worker.components
+        self._parts = worker.worker
         jobs, retry = JobStore(database), Retry(threading.Event())
         leases = LeaseKeeper(jobs, owner="fuzz", lease_s=3600.0)
         self._claiming = Claiming(jobs, leases, owner="fuzz", lease_s=3600.0, max_attempts=3, retry=retry)

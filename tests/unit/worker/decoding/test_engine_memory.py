@@ -162,7 +162,7 @@ def test_jobs_wait_for_room_and_the_limit_holds(tiny_engine: Build, references: 
             engine.admit(waiting.pop(0), decision("lookup", rng.randint(0, 5)))
         if waiting and engine.load().num_free:
             has_waited = True
-            with pytest.raises(DecodeFailed, match="no room"):
+            with pytest.raises(DecodeFailed, match="no free slot or memory"):
                 engine.admit(waiting[0], VANILLA)
         finished |= {generation.job_id: generation for generation in engine.step().finished}
         assert held_bytes(engine) <= limit
