@@ -177,7 +177,7 @@ class _Watch:
 
 
 def _sent_from() -> str:
-    """The method of alphaloop.store that sends: `drift.streams`."""
+    """The method of alphaloop.store that sends: `traffic.streams`."""
     frame: Any = sys._getframe(2)
     inner = ""
     while frame is not None:

@@ -101,8 +101,8 @@ def test_every_query_of_the_cookbook_finds_rows_and_is_explained(filled_url: Sec
 def test_a_run_of_the_scheduler_is_measured_statement_by_statement(filled_url: SecretStr) -> None:
     runs = run_scheduler(filled_url.get_secret_value(), 1)
     names = {one.name for one in runs.statements}
-    assert {"drift.streams", "probes.results", "switchback.refresh", "drift_memory.page", "reports.latest"} <= names
-    pages = next(one for one in runs.statements if one.name == "drift_memory.page")
+    assert {"traffic.streams", "probes.results", "switchback.refresh", "drift.page", "reports.latest"} <= names
+    pages = next(one for one in runs.statements if one.name == "drift.page")
     assert 5 <= pages.calls[-1] <= len(TASKS), "a page of each task that drafted"
     assert runs.grown > 0
 
