@@ -12,11 +12,22 @@ from alphaloop.experiment.estimate import LEAST_BLOCKS, Verdict
 NO_VERDICT: Final = "no verdict yet"
 
 
-class SpeedupShown(Protocol):
-    """A measured speed-up, as screens show it: alphaloop.experiment.figures.TaskSpeedup, or the report's line."""
+class LoadShown(Protocol):
+    """A figure of a drafter, with the draft lengths and the load at which it was measured."""
 
     @property
     def drafter(self) -> str: ...
+    @property
+    def min_num_draft_tokens(self) -> int: ...
+    @property
+    def max_num_draft_tokens(self) -> int: ...
+    @property
+    def mean_running(self) -> float: ...
+
+
+class SpeedupShown(LoadShown, Protocol):
+    """A measured speed-up, as screens show it: alphaloop.experiment.figures.TaskSpeedup, or the report's line."""
+
     @property
     def speedup(self) -> Interval | None: ...
     @property
@@ -27,12 +38,6 @@ class SpeedupShown(Protocol):
     def control_share(self) -> float: ...
     @property
     def computed_at(self) -> datetime: ...
-    @property
-    def min_num_draft_tokens(self) -> int: ...
-    @property
-    def max_num_draft_tokens(self) -> int: ...
-    @property
-    def mean_running(self) -> float: ...
 
 
 def figure(measured: SpeedupShown | None) -> str:
@@ -49,7 +54,7 @@ def figure(measured: SpeedupShown | None) -> str:
     return f"{estimate} [{bounds.low:.2f} {bounds.high:.2f}]"
 
 
-def load(measured: SpeedupShown | ExpectationsShown | None) -> str:
+def load(measured: LoadShown | None) -> str:
     """`k 3-5, 6.2 running`: the draft lengths of the treatment, and the mean number of sequences in a round."""
     if measured is None:
         return ""
@@ -80,13 +85,11 @@ def _moment(measured: SpeedupShown) -> str:
     return f"{measured.computed_at:%Y-%m-%d %H:%M}"
 
 
-class ExpectationsShown(Protocol):
+class ExpectationsShown(LoadShown, Protocol):
     """How reliable expectations were: alphaloop.experiment.figures.Reliability, or the report's line."""
 
     @property
     def task(self) -> str: ...
-    @property
-    def drafter(self) -> str: ...
     @property
     def num_pairs(self) -> int: ...
     @property
@@ -95,12 +98,6 @@ class ExpectationsShown(Protocol):
     def ratio(self) -> float: ...
     @property
     def ratio_bounds(self) -> tuple[float, float] | None: ...
-    @property
-    def min_num_draft_tokens(self) -> int: ...
-    @property
-    def max_num_draft_tokens(self) -> int: ...
-    @property
-    def mean_running(self) -> float: ...
 
 
 def expectations(compared: ExpectationsShown) -> str:
