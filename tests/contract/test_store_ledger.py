@@ -23,8 +23,8 @@ from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
 from alphaloop.store.hourly_sums import HOUR_KEY, sums_by_hour
 from alphaloop.store.housekeeping import PartitionKeeper
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.ledger import LedgerStore, counts_of, shadow_of
 from alphaloop.store.outcomes import OutcomeStore, record_counts
+from tests.fixtures.ledger import LedgerStore, counts_of, shadow_of
 from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
 
 pytestmark = pytest.mark.postgres

@@ -17,11 +17,11 @@ from alphaloop.probe_plan import DueProbe
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.ledger import LedgerStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probes import ProbeRun, ProbeStore
 from scheduler.probing import PlannedJob, make_jobs
 from tests.fixtures.drift import register_probe_set
+from tests.fixtures.ledger import LedgerStore
 from tests.fixtures.models import VANILLA, lookup_decision
 from tests.fixtures.publishing import delivery, validation
 from tests.fixtures.runs import claim_request
