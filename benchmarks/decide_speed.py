@@ -17,15 +17,16 @@ from uuid import uuid4
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.costs import CostKind, CostPoint, CostTable, timing_variance
-from alphaloop.deciding.decision import ChoicesInMemory, DecisionContext, DraftSetting
+from alphaloop.deciding.decision import DecisionContext, DraftSetting
 from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, KeyEvidence
-from alphaloop.deciding.exploration import BudgetsInMemory, ExplorationBudget
+from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
 from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, Subject, TaskRules
 from alphaloop.deciding.policy import decide
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot, SnapshotEncoder
+from benchmarks.policy.ours import BudgetsInMemory, ChoicesInMemory
 
 NOW = datetime(2026, 1, 5, tzinfo=UTC)
 HALF_LIFE = timedelta(days=3)

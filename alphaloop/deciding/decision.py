@@ -166,22 +166,6 @@ class ChoiceLog(Protocol):
         """Log a choice that changed; False if it could not be written, and the next decision is to try again."""
 
 
-class ChoicesInMemory:
-    """A log for `explain`, `replay` and the simulator."""
-
-    def __init__(self) -> None:
-        self._last: dict[tuple[str, str], DraftSetting] = {}
-
-    def last_choice(self, task: str, sampling_bucket: str) -> DraftSetting | None:
-        """The choice that was recorded last."""
-        return self._last.get((task, sampling_bucket))
-
-    def record(self, key: IncumbentKey, decision: Decision) -> bool:
-        """Keep the choice."""
-        self._last[key.task, key.sampling_bucket] = decision.setting
-        return True
-
-
 class Incumbents:
     """The incumbents by key. A new session begins with the choice that was logged last for the task.
 

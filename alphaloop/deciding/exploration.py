@@ -23,14 +23,13 @@ Two things are worth a trial:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import hypot, sqrt
 from typing import Final, NamedTuple, Protocol
 
-from alphaloop.deciding.evidence import EvidenceSnapshot, Place
-from alphaloop.deciding.goodput import Alternative, DrafterState
+from alphaloop.deciding.goodput import Alternative
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.posterior import Posterior
 
@@ -115,30 +114,6 @@ class Budgets(Protocol):
 
     def save(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> ExplorationBudget:
         """As `keep`, at the end of the session: writes at once."""
-
-
-class BudgetsInMemory:
-    """Budgets for `replay` and the simulator. A drafter that the task's evidence knows counts as used just now."""
-
-    def __init__(self, evidence: EvidenceSnapshot, drafters: Callable[[], Sequence[DrafterState]]) -> None:
-        self._evidence, self._drafters = evidence, drafters
-        self._budgets: dict[tuple[str, str], ExplorationBudget] = {}
-
-    def open(self, task: str, sampling_bucket: str) -> ExplorationBudget:
-        """The budget that was kept last, or a new one."""
-        if (known := self._budgets.get((task, sampling_bucket))) is not None:
-            return known
-        used = [d.name for d in self._drafters() if self._evidence.knows(Place(task, d.name, d.revision))]
-        return ExplorationBudget(unseen=dict.fromkeys(used, 0.0) or None)
-
-    def keep(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> ExplorationBudget:
-        """Store the budget; no other session spends from it."""
-        self._budgets[task, sampling_bucket] = budget
-        return budget
-
-    def save(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> ExplorationBudget:
-        """As `keep`."""
-        return self.keep(task, sampling_bucket, budget)
 
 
 #: Standard deviation over jobs of ln(tokens a round).

@@ -10,27 +10,27 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, replace
-from datetime import UTC, datetime, timedelta
-from itertools import groupby
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeVar
 from uuid import UUID
+
+from pydantic import TypeAdapter
 
 from alphaloop.costs import CostKind, CostPoint, CostTable, RoundCosts
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.expectation_error import ExpectationError
 from alphaloop.deciding.exploration import ExplorationBudget
-from alphaloop.deciding.goodput import Alternative, DrafterState, Shares
+from alphaloop.deciding.goodput import DrafterState, Shares
 from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits, Subject, TaskRules
 from alphaloop.deciding.policy import Group, decide_groups
 from alphaloop.deciding.posterior import Posterior, Profile
-from alphaloop.messages import Decoding, Mode, Purpose
+from alphaloop.messages import Decoding, Mode
 
 #: Of a snapshot, as JSON.
 MOST_BYTES: Final = 4096
-_ROOM_FOR_DROPPED: Final = 70
 #: Loads of groups of which costs are kept.
 _MOST_LOADS: Final = 4
 #: Posteriors and counts whose JSON is remembered.
@@ -117,24 +117,29 @@ def objective_of(rules: TaskRules, deadline_ms: float | None) -> Objective:
     return Objective(Aim.DEADLINE, deadline_ms)
 
 
+_Facts: Final = TypeAdapter(SessionFacts)
+_Drafters: Final = TypeAdapter(tuple[DrafterState, ...])
+_Context: Final = TypeAdapter(DecisionContext)
+_Budget: Final = TypeAdapter(ExplorationBudget)
+#: Columns of a snapshot's row, or the moment of its decision.
+_NOT_IN_CONTEXT: Final = {"task", "num_running", "now"}
+_BY_DRAFTER: Final = (
+    ("context", "free_elsewhere"),
+    ("context", "cannot_serve"),
+    ("budget", "unseen"),
+    ("budget", "unseen_s"),
+)
+
+
 def session_content(facts: SessionFacts, drafters: Iterable[DrafterState]) -> dict[str, Any]:
-    """What a worker decides with, as JSON."""
-    return {**_facts_content(facts), "drafters": [_drafter_content(drafter) for drafter in drafters]}
+    """What a worker decides with, as JSON; of drafters, what is not as usual."""
+    its: dict[str, Any] = _Facts.dump_python(facts, mode="json")
+    return {**its, "drafters": _Drafters.dump_python(tuple(drafters), mode="json", exclude_defaults=True)}
 
 
 def read_session(content: Mapping[str, Any]) -> tuple[SessionFacts, tuple[DrafterState, ...]]:
     """From `session_content`. Raises KeyError, TypeError or ValueError."""
-    facts = SessionFacts(
-        owner=content["owner"],
-        host=content["host"],
-        device=content["device"],
-        engine=content["engine"],
-        target_revision=content["target_revision"],
-        num_slots=content["num_slots"],
-        half_life=timedelta(microseconds=content["half_life_us"]),
-        limits=PolicyLimits(**content["limits"]),
-    )
-    return facts, tuple(_read_drafter(one) for one in content["drafters"])
+    return _Facts.validate_python(content), _Drafters.validate_python(content["drafters"])
 
 
 class SnapshotEncoder:
@@ -144,49 +149,33 @@ class SnapshotEncoder:
     """
 
     def __init__(self, facts: SessionFacts) -> None:
-        self._facts = _json(_facts_content(facts))[1:-1]
-        self._drafters: dict[DrafterState, str] = {}
+        self._facts = _json(_Facts.dump_python(facts, mode="json"))[1:-1]
         self._shared: dict[int, tuple[object, str]] = {}  # by identity; holds the object so that its id stays taken
 
     def encode(self, snapshot: Snapshot) -> str:
         """The document, at most `MOST_BYTES` of ASCII.
 
-        What does not fit is dropped, the least likely first: alternatives, then drafters with their posteriors and
-        costs, then the smallest groups of jobs. The document says how many of each. The drafters that were chosen and
-        the largest group stay.
+        What does not fit is dropped, the least likely first: drafters with their posteriors and costs, then the
+        smallest groups of jobs. The document says how many of each. The drafters that were chosen and the largest group
+        stay, unless they alone are too long: then the outcome stays.
         """
-        if len(self._shared) > _MOST_SHARED or len(self._drafters) > _MOST_SHARED:
+        if len(self._shared) > _MOST_SHARED:
             self._shared.clear()
-            self._drafters.clear()
-        ranked, first = _ranked(snapshot), snapshot.decisions[0]
-        document = _Document(
-            snapshot,
-            self._facts,
-            drafters={one.name: self._drafter(one) for one in snapshot.drafters},
-            seen={name: self._once(its, _seen_text) for name, its in snapshot.seen.items() if its.jobs > 0},
-            costs=_cost_texts(snapshot),
-            groups=[
-                _GroupText(
-                    group.num_jobs,
-                    _group_text(
-                        group, decision, like_the_first=number > 0 and decision.explanation == first.explanation
-                    ),
-                    {name: self._once(its, _posterior_text) for name, its in group.posteriors.items()},
-                )
-                for number, (group, decision) in enumerate(zip(snapshot.groups, snapshot.decisions, strict=True))
-            ],
-            alternatives=[_alternative_text(one) for one in ranked],
-        )
-        text = document.text()
+        parts = _Parts(snapshot, self._facts, self._once)
+        names, groups = [one.name for one in snapshot.drafters], list(range(len(snapshot.groups)))
+        text = parts.text(names, groups)
         if len(text) <= MOST_BYTES:
             return text
-        document.shorten(len(text) - MOST_BYTES, [one.drafter for one in ranked])
-        return document.text()
-
-    def _drafter(self, drafter: DrafterState) -> str:
-        if drafter not in self._drafters:
-            self._drafters[drafter] = _json(_drafter_content(drafter))
-        return self._drafters[drafter]
+        names = parts.drafters_by_worth()
+        num_needed = len({decision.drafter for decision in snapshot.decisions} & set(names))
+        while len(text := parts.text(names, groups)) > MOST_BYTES and (names or len(groups) > 1):
+            if len(names) > num_needed:
+                names.pop()
+            elif len(groups) > 1:
+                groups.remove(min(reversed(groups), key=lambda number: snapshot.groups[number].num_jobs))
+            else:
+                names.clear()
+        return text
 
     def _once(self, shared: _T, text: Callable[[_T], str]) -> str:
         known = self._shared.get(id(shared))
@@ -195,74 +184,53 @@ class SnapshotEncoder:
         return known[1]
 
 
-class _GroupText(NamedTuple):
-    num_jobs: int
-    text: str  #: without its posteriors
-    posteriors: dict[str, str]
+class _Parts:
+    """The parts of a document, each as JSON."""
 
+    def __init__(self, snapshot: Snapshot, facts: str, once: Callable[[Any, Callable[[Any], str]], str]) -> None:
+        self._snapshot, self._facts = snapshot, facts
+        self._drafters = {one.name: once(one, _drafter_text) for one in snapshot.drafters}
+        self._seen = {name: once(its, _seen_text) for name, its in snapshot.seen.items() if its.jobs > 0}
+        self._costs = _cost_texts(snapshot)
+        first = snapshot.decisions[0].explanation
+        self._groups = [
+            _group_text(group, decision, None if number and decision.explanation == first else decision.explanation)
+            for number, (group, decision) in enumerate(zip(snapshot.groups, snapshot.decisions, strict=True))
+        ]
+        self._posteriors = [
+            {name: once(its, _posterior_text) for name, its in group.posteriors.items()} for group in snapshot.groups
+        ]
 
-@dataclass(slots=True)
-class _Document:
-    """The parts of a document, each as JSON, so that it is known what a part takes."""
+    def drafters_by_worth(self) -> list[str]:
+        """Those that were chosen, then those that were expected to be fastest for the largest group."""
+        snapshot = self._snapshot
+        chosen = {decision.drafter for decision in snapshot.decisions}
+        largest = max(zip(snapshot.groups, snapshot.decisions, strict=True), key=lambda pair: pair[0].num_jobs)[1]
+        ranked = list(dict.fromkeys(one.drafter for one in largest.alternatives))
+        rank = {name: number for number, name in enumerate(ranked)}
+        return sorted(self._drafters, key=lambda name: (name not in chosen, rank.get(name, len(rank)), name))
 
-    snapshot: Snapshot
-    facts: str
-    drafters: dict[str, str]
-    seen: dict[str, str]
-    costs: dict[str, str]  #: the target's under an empty name
-    groups: list[_GroupText]
-    alternatives: list[str]
-    num_alternatives: int = 0  #: dropped
-    num_drafters: int = 0
-    num_groups: int = 0
+    def text(self, names: Collection[str], groups: Sequence[int]) -> str:
+        """The document with these drafters and groups."""
+        kept = set(names)
 
-    def text(self) -> str:
-        """The document."""
+        def of_kept(texts: Mapping[str, str]) -> dict[str, str]:
+            return {name: text for name, text in texts.items() if name in kept}
+
+        costs = [text for name, text in self._costs.items() if not name or name in kept]
+        its = [f'{{{self._groups[n]},"posteriors":{_object(of_kept(self._posteriors[n]))}}}' for n in groups]
         parts = {
-            "drafters": _list(self.drafters.values()),
-            "seen": _object(self.seen),
-            "costs": _list(self.costs.values()),
-            "groups": _list(f'{{{its.text},"posteriors":{_object(its.posteriors)}}}' for its in self.groups),
-            "alternatives": _list(self.alternatives),
+            "drafters": _list(of_kept(self._drafters).values()),
+            "seen": _object(of_kept(self._seen)),
+            "costs": _list(costs),
+            "groups": _list(its),
         }
-        if self.num_alternatives or self.num_drafters or self.num_groups:
-            parts["dropped"] = (
-                f'{{"alternatives":{self.num_alternatives},"drafters":{self.num_drafters},"groups":{self.num_groups}}}'
-            )
+        num_dropped = len(self._drafters) - len(kept), len(self._groups) - len(groups)
+        if any(num_dropped):
+            parts["dropped"] = _json(dict(zip(("drafters", "groups"), num_dropped, strict=True)))
         body = ",".join(f'"{name}":{value}' for name, value in parts.items())
-        rest = _json(_rest_content(self.snapshot, self.drafters))[1:-1]
-        return f'{{"version":{_VERSION},{self.facts},{rest},{body}}}'
-
-    def shorten(self, excess: int, ranked: Sequence[str | None]) -> None:
-        """Drop so many bytes or more; `ranked` are the drafters of the alternatives, the best first."""
-        excess += _ROOM_FOR_DROPPED
-        while excess > 0 and self.alternatives:
-            excess -= len(self.alternatives.pop()) + 1
-            self.num_alternatives += 1
-        chosen = {decision.drafter for decision in self.snapshot.decisions}
-        best = {drafter: rank for rank, drafter in reversed(list(enumerate(ranked)))}
-        for name in sorted(self.drafters.keys() - chosen, key=lambda name: (-best.get(name, len(ranked)), name)):
-            if not self._is_too_long:
-                return
-            for by_drafter in self._by_drafter:
-                by_drafter.pop(name, None)
-            self.num_drafters += 1
-        while self._is_too_long and len(self.groups) > 1:
-            least = min(reversed(range(len(self.groups))), key=lambda index: self.groups[index].num_jobs)
-            del self.groups[least]
-            self.num_groups += 1
-        if self._is_too_long:  # very long drafts, or names: the outcome alone
-            self.num_drafters += len(self.drafters)
-            for by_drafter in self._by_drafter:
-                by_drafter.clear()
-
-    @property
-    def _by_drafter(self) -> list[dict[str, str]]:
-        return [self.drafters, self.seen, self.costs, *(its.posteriors for its in self.groups)]
-
-    @property
-    def _is_too_long(self) -> bool:
-        return len(self.text()) > MOST_BYTES
+        rest = _json(_rest_content(self._snapshot, kept))[1:-1]
+        return f'{{"version":{_VERSION},{self._facts},{rest},{body}}}'
 
 
 def decode(
@@ -270,150 +238,82 @@ def decode(
 ) -> tuple[Snapshot, SessionFacts]:
     """From a document and the columns of its row. Raises KeyError, TypeError or ValueError for one of another form."""
     facts, drafters = read_session(content)
-    subject = _read_subject(content.get("subject", {}), task, sampling_bucket)
-    groups = tuple(_read_group(one) for one in content["groups"])
-    budget = content.get("budget")
+    columns = {"task": task, "num_running": running, "now": decided_at}
+    context = _Context.validate_python({**content["context"], **columns})
+    subject = Subject(
+        task,
+        sampling_bucket,
+        Decoding(content["asked"]),
+        context.purpose,
+        context.probe_drafter,
+        context.probe_num_draft_tokens,
+        context.switched_off,
+    )
+    groups, budget, incumbent = content["groups"], content.get("budget"), content.get("incumbent")
+    first = groups[0]["decision"].get("explanation", "")
     snapshot = Snapshot(
         decision_id=decision_id,
         decided_at=decided_at,
         subject=subject,
-        context=_read_context(content["context"], subject, running, decided_at),
+        context=context,
         deadline_ms=content.get("deadline_ms"),
-        groups=groups,
+        groups=tuple(_read_group(one) for one in groups),
         drafters=drafters,
         costs=_read_costs(content["costs"]),
         seen={name: _read_seen(its, decided_at) for name, its in content["seen"].items()},
-        is_split=content.get("is_split", False),
-        incumbent=_read_setting(content.get("incumbent")),
-        budget=None if budget is None else _read_budget(budget),
-        decisions=tuple(
-            _read_decision(one["decision"], drafters, content["groups"][0]["decision"].get("explanation", ""))
-            for one in content["groups"]
-        ),
-        is_whole=not any(content.get("dropped", {}).get(what) for what in ("drafters", "groups")),
+        is_split=content["is_split"],
+        incumbent=None if incumbent is None else DraftSetting(*incumbent),
+        budget=None if budget is None else _Budget.validate_python(budget),
+        decisions=tuple(_read_decision(one["decision"], drafters, first) for one in groups),
+        is_whole="dropped" not in content,
     )
     return snapshot, facts
 
 
-def _ranked(snapshot: Snapshot) -> Sequence[Alternative]:
-    """The alternatives of the largest group, those that must stay first, then the best first."""
-    largest = max(zip(snapshot.groups, snapshot.decisions, strict=True), key=lambda pair: pair[0].num_jobs)[1]
-    chosen = {one.setting for one in snapshot.decisions} | {snapshot.incumbent, DraftSetting()}
-    return sorted(largest.alternatives, key=lambda one: DraftSetting(one.drafter, one.num_draft_tokens) not in chosen)
-
-
-def _facts_content(facts: SessionFacts) -> dict[str, Any]:
-    return {
-        **{name: getattr(facts, name) for name in ("owner", "host", "device", "engine", "target_revision")},
-        "num_slots": facts.num_slots,
-        "half_life_us": facts.half_life // timedelta(microseconds=1),
-        "limits": asdict(facts.limits),
-    }
-
-
-def _rest_content(snapshot: Snapshot, drafters: Container[str]) -> dict[str, Any]:
+def _rest_content(snapshot: Snapshot, names: Collection[str]) -> dict[str, Any]:
     """What is neither of the session nor of one drafter or group; figures by drafter of these drafters alone."""
-    context, subject, budget = snapshot.context, snapshot.subject, snapshot.budget
-    aim, target_ms = context.objective.aim, context.objective.target_ms
-
-    def of_these(by_drafter: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in by_drafter.items() if name in drafters}
-
-    content: dict[str, Any] = {
-        "context": _given(
-            num_jobs=context.num_jobs,
-            expected_tokens=_number(context.expected_tokens),
-            known_output_jobs=_number(context.known_output_jobs) or None,
-            prompt_tokens=_number(context.prompt_tokens),
-            max_sequence_tokens=_number(context.max_sequence_tokens),
-            max_output_tokens=_number(context.max_output_tokens),
-            decoding=None if context.decoding is Decoding.AUTO else context.decoding.value,
-            aim=None if aim is Aim.THROUGHPUT else aim.value,
-            # JSON has no infinity, which is the target of a task that has none.
-            target_ms=_number(target_ms) if math.isfinite(target_ms) else None,
-            free_cache_bytes=context.free_cache_bytes,
-            free_elsewhere=of_these(context.free_elsewhere) or None,
-            cannot_serve={name: _cut(why) for name, why in of_these(context.cannot_serve).items()} or None,
-        )
+    incumbent, budget = snapshot.incumbent, snapshot.budget
+    rest: dict[str, Any] = {
+        "asked": snapshot.subject.decoding.value,
+        "context": _Context.dump_python(snapshot.context, mode="json", exclude_defaults=True, exclude=_NOT_IN_CONTEXT),
+        "deadline_ms": snapshot.deadline_ms,
+        "is_split": snapshot.is_split,
+        "incumbent": incumbent and (incumbent.drafter, incumbent.num_draft_tokens),
+        "budget": budget and _Budget.dump_python(budget, mode="json", exclude_defaults=True),
     }
-    content |= _given(
-        subject=_given(
-            decoding=None if subject.decoding is Decoding.AUTO else subject.decoding.value,
-            purpose=None if subject.purpose is Purpose.TRAFFIC else subject.purpose.value,
-            probe_drafter=subject.probe_drafter,
-            probe_num_draft_tokens=subject.probe_num_draft_tokens,
-            switched_off=_cut(subject.switched_off),
-        )
-        or None,
-        deadline_ms=_number(snapshot.deadline_ms),
-        is_split=snapshot.is_split or None,
-        incumbent=_setting_content(snapshot.incumbent),
-        budget=budget
-        and _given(
-            balance=_number(budget.balance),
-            accrued=_number(budget.accrued),
-            spent=_number(budget.spent),
-            unseen=None if budget.unseen is None else _rounded(of_these(budget.unseen)),
-            unseen_s=_rounded(of_these(budget.unseen_s)) or None,
-            decided_at=None if budget.decided_at is None else budget.decided_at.timestamp(),
-        ),
-    )
-    return content
+    for part, name in _BY_DRAFTER:
+        if rest[part] and (of_all := rest[part].get(name)):
+            rest[part][name] = {drafter: value for drafter, value in of_all.items() if drafter in names}
+    return {name: _cut(value) for name, value in rest.items() if value is not None}
 
 
-def _read_subject(content: Mapping[str, Any], task: str, sampling_bucket: str) -> Subject:
-    return Subject(
-        task,
-        sampling_bucket,
-        Decoding(content.get("decoding", Decoding.AUTO)),
-        Purpose(content.get("purpose", Purpose.TRAFFIC)),
-        content.get("probe_drafter"),
-        content.get("probe_num_draft_tokens"),
-        content.get("switched_off"),
-    )
+def _cut(value: Any) -> Any:
+    """With fewer digits, and texts cut."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {name: _cut(one) for name, one in value.items()}
+    return value[:_MOST_CHARACTERS] if isinstance(value, str) else value
 
 
-def _read_context(content: Mapping[str, Any], subject: Subject, running: int, at: datetime) -> DecisionContext:
-    target_ms = content.get("target_ms")
-    return DecisionContext(
-        task=subject.task,
-        num_running=running,
-        num_jobs=content["num_jobs"],
-        expected_tokens=content["expected_tokens"],
-        purpose=subject.purpose,
-        decoding=Decoding(content.get("decoding", Decoding.AUTO)),
-        probe_drafter=subject.probe_drafter,
-        probe_num_draft_tokens=subject.probe_num_draft_tokens,
-        prompt_tokens=content.get("prompt_tokens"),
-        objective=Objective(Aim(content.get("aim", Aim.THROUGHPUT)), math.inf if target_ms is None else target_ms),
-        known_output_jobs=content.get("known_output_jobs", 0.0),
-        free_cache_bytes=content.get("free_cache_bytes"),
-        free_elsewhere=content.get("free_elsewhere", {}),
-        max_sequence_tokens=content.get("max_sequence_tokens"),
-        max_output_tokens=content.get("max_output_tokens"),
-        cannot_serve=content.get("cannot_serve", {}),
-        switched_off=subject.switched_off,
-        now=at,
-    )
+def _drafter_text(drafter: DrafterState) -> str:
+    return _json(_Drafters.dump_python((drafter,), mode="json", exclude_defaults=True)[0])
 
 
-def _group_text(group: Group, decision: Decision, *, like_the_first: bool) -> str:
-    by_running = [
-        [one.drafter, one.num_draft_tokens, len(list(its))] for one, its in groupby(decision.settings_by_running)
-    ]
+def _group_text(group: Group, decision: Decision, explanation: str | None) -> str:
+    """Without its posteriors; without an explanation it has that of the first group."""
+    its = {
+        "drafter": decision.drafter,
+        "num_draft_tokens": decision.num_draft_tokens,
+        "reason": decision.reason.value,
+        **({} if explanation is None else {"explanation": explanation[: 2 * _MOST_CHARACTERS]}),
+    }
     content = {
         "num_jobs": group.num_jobs,
         "segment": group.segment,
         "prompt_bucket": group.prompt_bucket,
-        "alike": {name: _number(jobs) for name, jobs in group.alike.items() if jobs > 0},
-        "decision": _given(
-            drafter=decision.drafter,
-            num_draft_tokens=decision.num_draft_tokens,
-            reason=decision.reason.value,
-            explanation=None if like_the_first else decision.explanation[: 2 * _MOST_CHARACTERS],
-            kept=None if decision.kept == decision.setting else _setting_content(decision.kept),
-            by_running=by_running or None,
-        ),
+        "alike": {name: _cut(jobs) for name, jobs in group.alike.items() if jobs > 0},
+        "decision": its,
     }
     return _json(content)[1:-1]
 
@@ -426,6 +326,14 @@ def _read_group(content: Mapping[str, Any]) -> Group:
         content["prompt_bucket"],
         content["alike"],
     )
+
+
+def _read_decision(content: Mapping[str, Any], drafters: Sequence[DrafterState], first: str) -> Decision:
+    name = content["drafter"]
+    revision = next((drafter.revision for drafter in drafters if drafter.name == name), None)
+    mode = Mode.SPECULATIVE if name else Mode.VANILLA
+    reason, explanation = Reason(content["reason"]), content.get("explanation", first)
+    return Decision(mode, name, revision, content["num_draft_tokens"], reason, explanation)
 
 
 def _posterior_text(posterior: Posterior) -> str:
@@ -455,23 +363,6 @@ def _read_posterior(content: Sequence[Any]) -> Posterior:
         kept,
         _spread(offered, size),
         ExpectationError(*error),
-    )
-
-
-def _read_decision(content: Mapping[str, Any], drafters: Sequence[DrafterState], first: str) -> Decision:
-    name = content.get("drafter")
-    by_running = tuple(
-        DraftSetting(drafter, k) for drafter, k, number in content.get("by_running", ()) for _ in range(number)
-    )
-    return Decision(
-        Mode.SPECULATIVE if name else Mode.VANILLA,
-        name,
-        next((drafter.revision for drafter in drafters if drafter.name == name), None),
-        content["num_draft_tokens"],
-        Reason(content["reason"]),
-        content.get("explanation", first),
-        settings_by_running=by_running,
-        kept=_read_setting(content["kept"]) if "kept" in content else None,
     )
 
 
@@ -533,52 +424,6 @@ def _read_costs(content: Sequence[Any]) -> CostTable:
         if reading_ms > 0:
             points.append(CostPoint(name, 1, num_read, reading_ms, 1, context=0, kind=CostKind.PREFILL))
     return CostTable(points)
-
-
-def _alternative_text(one: Alternative) -> str:
-    expected = one.num_draft_tokens, one.speedup, one.speedup_low, one.speedup_high, one.tokens_per_s
-    return f"[{_json(one.drafter)},{_floats(expected)[1:]}"
-
-
-def _read_budget(content: Mapping[str, Any]) -> ExplorationBudget:
-    at = content.get("decided_at")
-    return ExplorationBudget(**{**content, "decided_at": None if at is None else datetime.fromtimestamp(at, UTC)})
-
-
-def _drafter_content(drafter: DrafterState) -> dict[str, Any]:
-    """Its fields that are not as usual."""
-    values = ((field, getattr(drafter, field.name)) for field in fields(drafter))
-    return {field.name: value for field, value in values if field.default is MISSING or value != field.default}
-
-
-def _read_drafter(content: Mapping[str, Any]) -> DrafterState:
-    tuples = {name: tuple(content[name]) for name in ("offers", "through") if name in content}
-    return DrafterState(**{**content, **tuples})
-
-
-def _setting_content(setting: DraftSetting | None) -> list[Any] | None:
-    return None if setting is None else [setting.drafter, setting.num_draft_tokens]
-
-
-def _read_setting(values: Sequence[Any] | None) -> DraftSetting | None:
-    return None if values is None else DraftSetting(*values)
-
-
-def _given(**values: Any) -> dict[str, Any]:
-    """Those that are not None: most decisions need few of them."""
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _cut(text: str | None) -> str | None:
-    return None if text is None else text[:_MOST_CHARACTERS]
-
-
-def _number(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")
-
-
-def _rounded(by_drafter: Mapping[str, float]) -> dict[str, float]:
-    return {name: float(f"{value:.6g}") for name, value in by_drafter.items()}
 
 
 def _floats(values: Sequence[float]) -> str:

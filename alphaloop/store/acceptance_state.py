@@ -4,9 +4,8 @@ One row a key, however many jobs it has seen. The arithmetic is that of alphaloo
 cache. A changed half-life holds from the change on. First- and second-order sums fade together, so they stay
 consistent.
 
-`fold` makes the same rows from the ledger, bit by bit. Jobs of one key that were recorded in one transaction are added
-up first and then added to the row; a fold repeats these groups, because sums of floating-point numbers depend on the
-grouping.
+Jobs of one key that were recorded in one transaction are added up first and then added to the row. Who folds the rows
+again from the ledger repeats these groups, because sums of floating-point numbers depend on the grouping.
 
 Numbers are packed, because Postgres takes three times as long to send arrays. A row holds big-endian doubles: the sums
 that are one number each, then, array by array, those by draft position, all of one length. First those of
@@ -16,11 +15,9 @@ that are one number each, then, array by array, those by draft position, all of 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import groupby
-from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -177,7 +174,7 @@ def add_jobs(
     for ledger_id, job in zip(ledger_ids, jobs, strict=True):
         if job is not None:
             by_key.setdefault(job[0], []).append((ledger_id, job[1]))
-    folded = {key: _add_group(standing.get(key), by_key[key], half_life) for key in locked.keys}
+    folded = {key: add_group(standing.get(key), by_key[key], half_life) for key in locked.keys}
     changed = RowSet.parameter(
         {
             **key.columns,
@@ -207,31 +204,7 @@ class FoldedKey:
         return unpack(self.packed, self.as_of)
 
 
-class LedgerRow(NamedTuple):
-    """One job's counts under one key."""
-
-    ledger_id: int
-    recorded_in: int  #: the same for rows of one transaction
-    key: EvidenceKey
-    evidence: EvidenceSums
-
-
-def fold(
-    rows: Iterable[LedgerRow], half_life: timedelta, start: Mapping[EvidenceKey, FoldedKey] | None = None
-) -> dict[EvidenceKey, FoldedKey]:
-    """What acceptance_state holds after these rows, which come in the order of `ledger_id`.
-
-    With `start`, rows that it includes are left out.
-    """
-    folded = dict(start or {})
-    for key, its in _states(rows, half_life, folded):
-        folded[key] = its
-    return folded
-
-
-def _add_group(
-    standing: FoldedKey | None, group: Sequence[tuple[int, EvidenceSums]], half_life: timedelta
-) -> FoldedKey:
+def add_group(standing: FoldedKey | None, group: Sequence[tuple[int, EvidenceSums]], half_life: timedelta) -> FoldedKey:
     """A key's row after jobs (ledger_id, sums) that were recorded together; `standing` is None for a new key."""
     jobs = [job for _, job in group]
     before = standing or FoldedKey(jobs[0].as_of, b"", 0, 0)
@@ -309,21 +282,6 @@ def _sums(values: tuple[float, ...], length: int, as_of: datetime) -> EvidenceSu
         start = len(_NUMBERS) + i * length
         sums[name] = values[start : start + length]
     return EvidenceSums(as_of, **sums)
-
-
-def _states(
-    rows: Iterable[LedgerRow], half_life: timedelta, start: Mapping[EvidenceKey, FoldedKey]
-) -> Iterator[tuple[EvidenceKey, FoldedKey]]:
-    """Each key after each transaction; keys one after the other."""
-    by_key: dict[EvidenceKey, list[LedgerRow]] = {}
-    for row in rows:
-        if row.key not in start or row.ledger_id > start[row.key].last_ledger_id:
-            by_key.setdefault(row.key, []).append(row)
-    for key, its in by_key.items():
-        standing = start.get(key)
-        for _, group in groupby(its, attrgetter("recorded_in")):
-            standing = _add_group(standing, [(row.ledger_id, row.evidence) for row in group], half_life)
-            yield key, standing
 
 
 #: Every transaction below it has ended. Changes that are not visible yet belong to this transaction or a later one.

@@ -22,7 +22,7 @@ decision_snapshots: Final = Table(
         "snapshot",
         JSON,
         nullable=False,
-        comment="alphaloop.deciding.snapshot: evidence, costs, budget, limits and alternatives, and what was decided",
+        comment="alphaloop.deciding.snapshot: evidence, costs, budget and limits, and what was decided",
     ),
     PrimaryKeyConstraint("decided_at", "decision_id"),
     Index("ix_decision_snapshots_task_decided_at", "task", "decided_at"),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Final, Protocol
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.costs import CostPoint, CostTable
-from alphaloop.deciding.decision import ChoicesInMemory, Decision, Reason
-from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums
-from alphaloop.deciding.exploration import BudgetsInMemory
+from alphaloop.deciding.decision import Decision, DraftSetting, IncumbentKey, Reason
+from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, Place
+from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
 from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, Subject, TaskRules
@@ -37,6 +37,42 @@ PAIR_LASTS: Final = timedelta(hours=3)
 #: after every job.
 WAITING_SHARE: Final = 0.05
 MAX_WAITING: Final = 8.0
+
+
+class ChoicesInMemory:
+    """A log of choices, for a simulator."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[str, str], DraftSetting] = {}
+
+    def last_choice(self, task: str, sampling_bucket: str) -> DraftSetting | None:
+        """The choice that was recorded last."""
+        return self._last.get((task, sampling_bucket))
+
+    def record(self, key: IncumbentKey, decision: Decision) -> bool:
+        """Keep the choice."""
+        self._last[key.task, key.sampling_bucket] = decision.setting
+        return True
+
+
+class BudgetsInMemory:
+    """Budgets for a simulator. A drafter that the task's evidence knows counts as used just now."""
+
+    def __init__(self, evidence: EvidenceSnapshot, drafters: Callable[[], Sequence[DrafterState]]) -> None:
+        self._evidence, self._drafters = evidence, drafters
+        self._budgets: dict[tuple[str, str], ExplorationBudget] = {}
+
+    def open(self, task: str, sampling_bucket: str) -> ExplorationBudget:
+        """The budget that was kept last, or a new one."""
+        used = [d.name for d in self._drafters() if self._evidence.knows(Place(task, d.name, d.revision))]
+        return self._budgets.get((task, sampling_bucket)) or ExplorationBudget(unseen=dict.fromkeys(used, 0.0) or None)
+
+    def keep(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> ExplorationBudget:
+        """Store the budget; no other session spends from it."""
+        self._budgets[task, sampling_bucket] = budget
+        return budget
+
+    save = keep
 
 
 class Costs(Protocol):

@@ -12,11 +12,10 @@ from typing import Final, NamedTuple
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.costs import CostPoint
 from alphaloop.deciding import job_facts
-from alphaloop.deciding.decision import ChoicesInMemory, Decision, DraftSetting, Reason
+from alphaloop.deciding.decision import Decision, DraftSetting, Reason
 from alphaloop.deciding.draft_lengths import RunningSequence
 from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums
 from alphaloop.deciding.expectation_error import ExpectationErrors
-from alphaloop.deciding.exploration import BudgetsInMemory
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
 from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, TaskRules
@@ -24,7 +23,15 @@ from alphaloop.deciding.session import DecisionSession
 from alphaloop.experiment.assign import Arm, RoundDesign, RoundSchedule
 from alphaloop.experiment.figures import ExpectationPair, SpeedupSubject, expectation_pair
 from alphaloop.experiment.observe import Expected, RoundFacts, Slice, TaskRound, Treatment, mean_expected
-from benchmarks.policy.ours import CORRECTION_HALF_LIFE, ENGINE, HALF_LIFE, TARGET, evidence_key
+from benchmarks.policy.ours import (
+    CORRECTION_HALF_LIFE,
+    ENGINE,
+    HALF_LIFE,
+    TARGET,
+    BudgetsInMemory,
+    ChoicesInMemory,
+    evidence_key,
+)
 from benchmarks.policy.play import BEGINNING
 from benchmarks.policy.scenario import Scenario, Slower
 from benchmarks.policy.slots import Counter, Running, SlotRound

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import time
 import tomllib
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -23,7 +24,7 @@ from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.kafka.offsets import Record
 from alphaloop.settings import Settings, TaskSettings
-from alphaloop.store.acceptance_state import FoldedKey, LedgerRow, StateRow, fold
+from alphaloop.store.acceptance_state import FoldedKey, StateRow, add_group
 from benchmarks.jobs import PromptJob, forced, prompts_of, sample
 from benchmarks.paired import bootstrap
 from worker import recording
@@ -93,9 +94,12 @@ class LedgerInMemory:
 
     def record(self, jobs: Iterable[tuple[EvidenceKey, EvidenceSums]]) -> list[StateRow]:
         """Add jobs that are recorded together; returns the rows that changed."""
-        rows = [LedgerRow(next(self._ledger_ids), 0, key, evidence) for key, evidence in jobs]
-        self._folded = fold(rows, self._half_life, self._folded)
-        return [StateRow.of(key, self._folded[key]) for key in {row.key: None for row in rows}]
+        by_key: dict[EvidenceKey, list[tuple[int, EvidenceSums]]] = defaultdict(list)
+        for key, evidence in jobs:
+            by_key[key].append((next(self._ledger_ids), evidence))
+        for key, its in by_key.items():
+            self._folded[key] = add_group(self._folded.get(key), its, self._half_life)
+        return [StateRow.of(key, self._folded[key]) for key in by_key]
 
 
 ADAPTIVE: Final = "alphaloop"

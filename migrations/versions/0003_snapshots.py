@@ -75,7 +75,7 @@ def upgrade() -> None:
             "snapshot",
             JSON(),
             nullable=False,
-            comment="alphaloop.deciding.snapshot: evidence, costs, budget, limits and alternatives, and what was decided",
+            comment="alphaloop.deciding.snapshot: evidence, costs, budget and limits, and what was decided",
         ),
         sa.PrimaryKeyConstraint("decided_at", "decision_id", name=op.f("pk_decision_snapshots")),
         postgresql_partition_by="RANGE (decided_at)",

@@ -160,7 +160,7 @@ def test_drafters_recorded_before_there_were_servers_are_read() -> None:
     old = {"name": "draft", "revision": "r1", "max_draft_tokens": 5, "offers": [], "through": []}
     content: dict[str, Any] = {"limits": {}, "drafters": [old]}
     names = ("owner", "host", "device", "engine", "target_revision")
-    content |= {**dict.fromkeys(names, ""), "num_slots": 8, "half_life_us": 1}
+    content |= {**dict.fromkeys(names, ""), "num_slots": 8, "half_life": "PT1S"}
     facts, read = codec.read_session(json.loads(json.dumps(content)))
     assert read == (state,)
     now = replace(NGRAM, num_endpoints=3, num_vanilla_endpoints=2, num_places=24, num_vanilla_places=16)

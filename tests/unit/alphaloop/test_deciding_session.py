@@ -10,14 +10,14 @@ import pytest
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.costs import CostPoint, CostTable
-from alphaloop.deciding.decision import ChoicesInMemory, Decision, DraftSetting, IncumbentKey, Reason
+from alphaloop.deciding.decision import Decision, DraftSetting, IncumbentKey, Reason
 from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums
-from alphaloop.deciding.exploration import BudgetsInMemory
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
 from alphaloop.deciding.job_facts import Aim, EngineConditions, JobFacts, Objective, PolicyLimits, Subject, TaskRules
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.messages import Decoding
+from benchmarks.policy.ours import BudgetsInMemory, ChoicesInMemory
 
 NOW, HALF_LIFE = datetime(2026, 9, 1, tzinfo=UTC), timedelta(days=3)
 LOOKUP = DrafterState("lookup", "r1", 6)

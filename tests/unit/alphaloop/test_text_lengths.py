@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.costs import CostPoint, CostTable
-from alphaloop.deciding.decision import ChoicesInMemory, Reason
+from alphaloop.deciding.decision import Reason
 from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, JobLengths, Place
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
@@ -21,6 +21,7 @@ from alphaloop.deciding.session import DecisionSession
 from alphaloop.messages import Mode
 from alphaloop.store.acceptance_state import pack, unpack
 from alphaloop.store.decode_runs import JobCounts, ShadowRun
+from benchmarks.policy.ours import ChoicesInMemory
 from tests.fixtures.runs import ENGINE, TARGET, decode_run, simulated_counts, vanilla_counts
 
 NOW = datetime(2026, 11, 26, tzinfo=UTC)

@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from alphaloop.costs import CostTable
-from alphaloop.deciding.decision import ChoicesInMemory, Decision, Reason
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSnapshot
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
@@ -24,6 +24,7 @@ from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Decoding, Origin, Purpose, parse_job
 from alphaloop.settings import TaskSettings
 from alphaloop.store.snapshots import SnapshotRow, SnapshotStore
+from benchmarks.policy.ours import ChoicesInMemory
 from tests.fakes import FakeEngine
 from tests.fixtures.deciding import some_snapshot
 from worker.admission import lane_of

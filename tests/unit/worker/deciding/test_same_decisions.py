@@ -15,9 +15,8 @@ import pytest
 
 from alphaloop.acceptance import prompt_bucket
 from alphaloop.costs import CostPoint
-from alphaloop.deciding.decision import ChoicesInMemory, Decision, Reason
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, together
-from alphaloop.deciding.exploration import BudgetsInMemory
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot, SnapshotEncoder, decode
@@ -26,7 +25,7 @@ from alphaloop.settings import TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.drafts import DraftRegistry
-from benchmarks.policy.ours import HALF_LIFE, Ours
+from benchmarks.policy.ours import HALF_LIFE, BudgetsInMemory, ChoicesInMemory, Ours
 from benchmarks.policy.play import Batch, Choice, Decoded
 from benchmarks.policy.scenario import Acceptance, Device, Phase, Scenario, Surface, Task
 from benchmarks.policy.stream import Cell, Counts, Outcomes
