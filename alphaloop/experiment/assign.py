@@ -27,7 +27,7 @@ from enum import IntEnum
 from typing import Final, TypeAlias
 
 from alphaloop.errors import ConfigError
-from alphaloop.experiment.observe import Census, Phase, RequestFacts, RoundFacts, Slice, Tally, Treatment, TrialGroup
+from alphaloop.experiment.observe import Census, Phase, RequestFacts, RoundFacts, Slice, Treatment, TrialGroup
 
 #: What a task's sequences do in a round: speculate like this, or None: vanilla, the control arm.
 Arm: TypeAlias = Treatment | None
@@ -175,7 +175,7 @@ class RoundSchedule(_Schedule):
         for task, arm in self._arms.items():
             own = facts.tasks.get(task)
             if own is not None and own.num_sequences and arm is not None and task not in on_trial and not is_charged:
-                self._censuses[task].add(facts, own, arm)
+                self._censuses[task].at(facts, arm).add(facts, own)
         if block is not None:
             block.observe(facts)
             self._end_block_if_over()
@@ -327,7 +327,7 @@ class RequestSchedule(_Schedule):
             self._count(*self._recent.popleft())
 
     def _count(self, trial: TrialGroup, facts: RequestFacts) -> None:
-        self._censuses[trial].add_request(facts, trial.treatment)
+        self._censuses[trial].at(facts, trial.treatment).add_request(facts)
 
     def _end_censuses(self, id_of: Callable[[TrialGroup], str]) -> None:
         for trial, census in self._censuses.items():
@@ -484,20 +484,18 @@ class _Part:
     task: str
     treatment: Treatment
     is_here: bool = True
-    tallies: dict[Phase, Tally] = field(default_factory=dict)
+    by_phase: dict[Phase, Slice] = field(default_factory=dict)
 
     def add(self, phase: Phase, facts: RoundFacts) -> None:
-        self.tallies.setdefault(phase, Tally(facts.started_at)).add(facts, facts.tasks[self.task])
+        if phase not in self.by_phase:
+            self.by_phase[phase] = Slice(self.block_id, self.task, phase, self.treatment, facts.started_at)
+        self.by_phase[phase].add(facts, facts.tasks[self.task])
 
     def slices(self, num_control_rounds: int) -> tuple[Slice, ...]:
-        control = self.tallies.get(Phase.CONTROL)
+        control = self.by_phase.get(Phase.CONTROL)
         if control is None or control.num_rounds < num_control_rounds:
             return ()
-        return tuple(
-            tally.slice(self.block_id, self.task, phase, self.treatment)
-            for phase, tally in self.tallies.items()
-            if tally.num_rounds
-        )
+        return tuple(one for one in self.by_phase.values() if one.num_rounds)
 
 
 class _RequestBlock(_Block):
@@ -577,13 +575,13 @@ class _RequestBlock(_Block):
 
 def _slices_by_load(block_id: str, trial: TrialGroup, phase: Phase, facts: Iterable[RequestFacts]) -> list[Slice]:
     """One slice of a window; of control one for each load, because the load is on its way there."""
-    by_load: dict[int, Tally] = {}
+    by_load: dict[int, Slice] = {}
     for one in sorted(facts, key=lambda one: one.started_at):
         load = round(_BINS * math.log2(max(one.num_beside, 1.0))) if phase is Phase.CONTROL else 0
         if load not in by_load:
             # Slices of one phase are told apart by the moment they begin.
-            latest = max((tally.started_at for tally in by_load.values()), default=None)
-            is_new = latest is None or one.started_at > latest
-            by_load[load] = Tally(one.started_at if is_new or latest is None else latest + timedelta(microseconds=1))
+            begun = [its.started_at + timedelta(microseconds=1) for its in by_load.values()]
+            begin = max([one.started_at, *begun])
+            by_load[load] = Slice(block_id, trial.subject, phase, trial.treatment, begin)
         by_load[load].add_request(one)
-    return [tally.slice(block_id, trial.subject, phase, trial.treatment) for tally in by_load.values()]
+    return list(by_load.values())

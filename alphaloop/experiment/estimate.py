@@ -52,10 +52,8 @@ class MeasuredSpeedup:
     """How many times faster a task's texts come with speculation, and the evidence. 95 % bounds."""
 
     speedup: Interval | None  #: None before there are eight blocks
-    decoding: Interval | None  #: the same without the reading of prompts
     num_blocks: int
     num_control_rounds: int
-    degrees_of_freedom: float
     verdict: Verdict
 
 
@@ -69,17 +67,14 @@ def measured_speedup(slices: Iterable[Slice]) -> MeasuredSpeedup:
     blocks = compared_blocks(found)
     num_control_rounds = sum(block.control.num_rounds for block in blocks)
     if len(blocks) < LEAST_BLOCKS:
-        return MeasuredSpeedup(None, None, len(blocks), num_control_rounds, 0.0, Verdict.NO_VERDICT_YET)
+        return MeasuredSpeedup(None, len(blocks), num_control_rounds, Verdict.NO_VERDICT_YET)
     treated = [one for one in found if one.phase is not Phase.CONTROL]
     group_of = collapsed(blocks, (one.stratum for one in treated), least_blocks=LEAST_BLOCKS)
     groups = [group_of[block.stratum] for block in blocks]
     texts = _Texts(treated, group_of)
     times = time_ratios(blocks, groups, texts.mean_proposed.tolist())
-    parts = _Parts.of(texts, times, groups)
-    whole, degrees_of_freedom = parts.interval(texts.prompt_s)
-    return MeasuredSpeedup(
-        whole, parts.interval(0.0)[0], len(blocks), num_control_rounds, degrees_of_freedom, verdict_of(whole)
-    )
+    speedup = _interval(texts, times, groups)
+    return MeasuredSpeedup(speedup, len(blocks), num_control_rounds, verdict_of(speedup))
 
 
 class _Texts:
@@ -111,49 +106,25 @@ class _Texts:
         self.prompt_s = max(0.0, whole_s - float(self.rounds.sum(axis=0) @ self.round_s))
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """Sequence-seconds, and the variances of their ratio's numerator at a denominator that is held."""
-
-    vanilla_s: float
-    treatment_s: float
-    variance_of_times: float
-    variance_of_texts: float
-    degrees_of_times: float
-    degrees_of_texts: float
-
-    @classmethod
-    def of(cls, texts: _Texts, times: TimeRatios, groups: Sequence[int]) -> _Parts:
-        """Linearised: see `time_ratios` for the blocks, Cochran 1977, §6.4, for a ratio over stretches."""
-        vanilla_s = texts.tokens * texts.round_s / times.ratio  # [stretches, groups]
-        moved = -(times.influence @ vanilla_s.sum(axis=0))  # [blocks]
-        of_times = float(moved @ moved)
-        degrees_of_times = _degrees_of_freedom(moved, times.weight, np.asarray(groups))
-        # More proposals than usual make longer rounds too: what they yield is set against what they take.
-        extra = texts.proposed - texts.plain_rounds * texts.mean_proposed
-        treatment_s = (texts.rounds + times.token_cost / times.ratio * extra) * texts.round_s
-        speedup = float(vanilla_s.sum() / treatment_s.sum())
-        residual = (vanilla_s - speedup * treatment_s).sum(axis=1)
-        num = len(residual)
-        return cls(
-            vanilla_s=float(vanilla_s.sum()),
-            treatment_s=float(treatment_s.sum()),
-            variance_of_times=of_times,
-            variance_of_texts=_serial_variance(residual) * num / max(num - 1, 1),
-            degrees_of_times=degrees_of_times,
-            degrees_of_texts=float(max(num - 1, 1)),
-        )
-
-    def interval(self, prompt_s: float) -> tuple[Interval, float]:
-        """The speed-up with this much time of reading prompts in both arms, and its degrees of freedom."""
-        ratio = (self.vanilla_s + prompt_s) / (self.treatment_s + prompt_s)
-        variance = self.variance_of_times + self.variance_of_texts
-        uncertain = (
-            self.variance_of_times**2 / self.degrees_of_times + self.variance_of_texts**2 / self.degrees_of_texts
-        )
-        degrees_of_freedom = variance**2 / uncertain if uncertain else math.inf
-        margin = t95(degrees_of_freedom) * math.sqrt(variance) / (self.vanilla_s + prompt_s)
-        return Interval(ratio, ratio * math.exp(-margin), ratio * math.exp(margin)), degrees_of_freedom
+def _interval(texts: _Texts, times: TimeRatios, groups: Sequence[int]) -> Interval:
+    """Linearised: see `time_ratios` for the blocks, Cochran 1977, §6.4, for a ratio over stretches."""
+    vanilla_s = texts.tokens * texts.round_s / times.ratio  # [stretches, groups]
+    moved = -(times.influence @ vanilla_s.sum(axis=0))  # [blocks]
+    of_times = float(moved @ moved)
+    # More proposals than usual make longer rounds too: what they yield is set against what they take.
+    extra = texts.proposed - texts.plain_rounds * texts.mean_proposed
+    treatment_s = (texts.rounds + times.token_cost / times.ratio * extra) * texts.round_s
+    speedup = float(vanilla_s.sum() / treatment_s.sum())
+    residual = (vanilla_s - speedup * treatment_s).sum(axis=1)
+    degrees_of_texts = float(max(len(residual) - 1, 1))
+    of_texts = _serial_variance(residual) * len(residual) / degrees_of_texts
+    variance = of_times + of_texts
+    degrees_of_times = _degrees_of_freedom(moved, times.weight, np.asarray(groups))
+    uncertain = of_times**2 / degrees_of_times + of_texts**2 / degrees_of_texts
+    whole_s = float(vanilla_s.sum()) + texts.prompt_s
+    margin = t95(variance**2 / uncertain if uncertain else math.inf) * math.sqrt(variance) / whole_s
+    ratio = whole_s / (float(treatment_s.sum()) + texts.prompt_s)
+    return Interval(ratio, ratio * math.exp(-margin), ratio * math.exp(margin))
 
 
 def _degrees_of_freedom(moved: Floats, weight: Floats, group: NDArray[np.int_]) -> float:

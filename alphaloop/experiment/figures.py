@@ -14,7 +14,7 @@ from statistics import fmean, stdev
 from typing import Final
 
 from alphaloop.acceptance import Z95, Interval
-from alphaloop.experiment.estimate import LEAST_BLOCKS, Verdict, compared_blocks, measured_speedup
+from alphaloop.experiment.estimate import Verdict, measured_speedup
 from alphaloop.experiment.observe import Phase, Slice
 from alphaloop.intervals import t95
 
@@ -154,34 +154,19 @@ class ExpectationPair:
 def expectation_pair(subject: SpeedupSubject, slices: Sequence[Slice], now: datetime) -> ExpectationPair | None:
     """The pair of all slices of a subject in a window of time.
 
-    None before there are `LEAST_BLOCKS` blocks, and where decisions expected nothing of this drafter.
+    None before a speed-up is measured, and where decisions expected nothing of this drafter.
     """
     treated = [one for one in slices if one.phase is not Phase.CONTROL]
     expected_s = sum(one.expected_sequence_s for one in treated)
-    spent_s = sum(one.sequence_s + one.prompt_sequence_s for one in treated)
-    if expected_s <= 0 or expected_s < _LEAST_EXPECTED * spent_s or len(compared_blocks(slices)) < LEAST_BLOCKS:
+    if expected_s <= 0 or expected_s < _LEAST_EXPECTED * _sequence_s(treated):
         return None
-    found = measured_speedup(slices)
+    found = task_speedup(subject, slices, now)
     if found.speedup is None or not math.isfinite(found.speedup.high):
         return None
     mean, low, high, uncorrected, model_sd = (
-        sum(values) / expected_s
-        for values in zip(
-            *(
-                (
-                    one.expected_vanilla_s,
-                    one.expected_low_s,
-                    one.expected_high_s,
-                    one.uncorrected_vanilla_s,
-                    one.model_sd_s,
-                )
-                for one in treated
-            ),
-            strict=True,
-        )
+        sum(getattr(one, name) for one in treated) / expected_s
+        for name in ("expected_vanilla_s", "expected_low_s", "expected_high_s", "uncorrected_vanilla_s", "model_sd_s")
     )
-    num_rounds = sum(one.num_rounds + one.num_prompt_rounds for one in treated)
-    lengths = [one.treatment.num_draft_tokens for one in treated]
     return ExpectationPair(
         subject=subject,
         expected=Interval(mean, low, high),
@@ -189,11 +174,11 @@ def expectation_pair(subject: SpeedupSubject, slices: Sequence[Slice], now: date
         model_sd=model_sd,
         measured=found.speedup,
         num_blocks=found.num_blocks,
-        min_num_draft_tokens=min(lengths),
-        max_num_draft_tokens=max(lengths),
-        mean_running=sum(one.sum_running for one in treated) / num_rounds,
-        covers_from=min(one.started_at for one in slices),
-        covers_to=max(one.started_at for one in slices),
+        min_num_draft_tokens=found.min_num_draft_tokens,
+        max_num_draft_tokens=found.max_num_draft_tokens,
+        mean_running=found.mean_running,
+        covers_from=found.covers_from,
+        covers_to=found.covers_to,
         computed_at=now,
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from enum import StrEnum
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 #: Mean tokens of context up to which slices share a stratum, in steps of four.
 _CONTEXT_LIMITS: Final = (256, 1024, 4096)
@@ -126,9 +126,9 @@ class Stratum(NamedTuple):
         return cls(max(round(num_running), 1).bit_length() - 1, bisect_left(_CONTEXT_LIMITS, context_tokens))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Slice:
-    """Rounds of one task in one arm, added up.
+    """Rounds of one task in one arm, added up: of a device, or of requests that servers decoded.
 
     A round is *counted* unless a prompt was read in it. Rounds with a prompt are kept apart, in the last four fields:
     a prompt's time belongs to the texts that will follow, which is not what a slice of a few rounds compares. A slice
@@ -140,13 +140,13 @@ class Slice:
     phase: Phase
     treatment: Treatment  #: of the block; a control slice names the treatment it is compared with
     started_at: datetime
-    num_rounds: int
-    num_sequence_rounds: int  #: Σ over rounds of the task's sequences
-    num_tokens: int  #: that these sequences put out
-    num_proposed: int  #: draft tokens that the target read for these sequences
-    sequence_s: float  #: Σ over rounds of wall seconds × the task's sequences
-    sum_running: int  #: Σ over all rounds, those with a prompt too, of the sequences of all tasks
-    sum_context: float  #: Σ over all rounds of the mean tokens of context of all sequences
+    num_rounds: int = 0
+    num_sequence_rounds: int = 0  #: Σ over rounds of the task's sequences
+    num_tokens: int = 0  #: that these sequences put out
+    num_proposed: int = 0  #: draft tokens that the target read for these sequences
+    sequence_s: float = 0.0  #: Σ over rounds of wall seconds × the task's sequences
+    sum_running: int = 0  #: Σ over all rounds, those with a prompt too, of the sequences of all tasks
+    sum_context: float = 0.0  #: Σ over all rounds of the mean tokens of context of all sequences
     num_prompt_rounds: int = 0
     num_prompt_sequence_rounds: int = 0
     num_prompt_tokens: int = 0  #: put out by the task's sequences in rounds with a prompt
@@ -160,62 +160,6 @@ class Slice:
     uncorrected_vanilla_s: float = 0.0
     model_sd_s: float = 0.0
     sum_elsewhere: float = 0.0  #: of requests: Σ over all rounds of those at other endpoints
-
-    @property
-    def mean_running(self) -> float:
-        """Sequences of all tasks a round."""
-        return self.sum_running / (self.num_rounds + self.num_prompt_rounds)
-
-    @property
-    def mean_elsewhere(self) -> float:
-        """Requests at other endpoints a round; 0 of a device."""
-        return self.sum_elsewhere / (self.num_rounds + self.num_prompt_rounds)
-
-    @property
-    def mean_context(self) -> float:
-        """Tokens of context a sequence."""
-        return self.sum_context / (self.num_rounds + self.num_prompt_rounds)
-
-    @property
-    def stratum(self) -> Stratum:
-        """By the slice's means."""
-        return Stratum.of(self.mean_running, self.mean_context)
-
-    @property
-    def round_s(self) -> float:
-        """Seconds a round, as the task's sequences saw it. Needs a counted round of the task."""
-        return self.sequence_s / self.num_sequence_rounds
-
-
-#: The fields of a slice that add up.
-SUMS: Final = tuple(
-    field.name for field in fields(Slice) if field.name not in ("block_id", "task", "phase", "treatment", "started_at")
-)
-
-
-@dataclass(slots=True)
-class Tally:
-    """Rounds of one task in one arm, while they are added up: of a device, or of requests that servers decoded."""
-
-    started_at: datetime
-    num_rounds: int = 0
-    num_sequence_rounds: int = 0
-    num_tokens: int = 0
-    num_proposed: int = 0
-    sequence_s: float = 0.0
-    sum_running: int = 0
-    sum_context: float = 0.0
-    num_prompt_rounds: int = 0
-    num_prompt_sequence_rounds: int = 0
-    num_prompt_tokens: int = 0
-    prompt_sequence_s: float = 0.0
-    expected_sequence_s: float = 0.0
-    expected_vanilla_s: float = 0.0
-    expected_low_s: float = 0.0
-    expected_high_s: float = 0.0
-    uncorrected_vanilla_s: float = 0.0
-    model_sd_s: float = 0.0
-    sum_elsewhere: float = 0.0
 
     def add(self, facts: RoundFacts, own: TaskRound) -> None:
         """One more round."""
@@ -261,10 +205,36 @@ class Tally:
         self.uncorrected_vanilla_s += sequence_s * expected.uncorrected
         self.model_sd_s += sequence_s * expected.model_sd
 
-    def slice(self, block_id: str, task: str, phase: Phase, treatment: Treatment) -> Slice:
-        """What was added up."""
-        sums: dict[str, Any] = {name: getattr(self, name) for name in SUMS}
-        return Slice(block_id, task, phase, treatment, self.started_at, **sums)
+    @property
+    def mean_running(self) -> float:
+        """Sequences of all tasks a round."""
+        return self.sum_running / (self.num_rounds + self.num_prompt_rounds)
+
+    @property
+    def mean_elsewhere(self) -> float:
+        """Requests at other endpoints a round; 0 of a device."""
+        return self.sum_elsewhere / (self.num_rounds + self.num_prompt_rounds)
+
+    @property
+    def mean_context(self) -> float:
+        """Tokens of context a sequence."""
+        return self.sum_context / (self.num_rounds + self.num_prompt_rounds)
+
+    @property
+    def stratum(self) -> Stratum:
+        """By the slice's means."""
+        return Stratum.of(self.mean_running, self.mean_context)
+
+    @property
+    def round_s(self) -> float:
+        """Seconds a round, as the task's sequences saw it. Needs a counted round of the task."""
+        return self.sequence_s / self.num_sequence_rounds
+
+
+#: The fields of a slice that add up.
+SUMS: Final = tuple(
+    field.name for field in fields(Slice) if field.name not in ("block_id", "task", "phase", "treatment", "started_at")
+)
 
 
 @dataclass(slots=True)
@@ -274,28 +244,22 @@ class Census:
     Of servers, all treated requests that no block counts.
     """
 
-    tallies: dict[tuple[Stratum, Treatment], Tally] = field(default_factory=dict)
+    slices: dict[tuple[Stratum, Treatment], Slice] = field(default_factory=dict)
 
-    def add(self, facts: RoundFacts, own: TaskRound, treatment: Treatment) -> None:
-        """One more round."""
-        self._tally(facts.stratum, treatment, facts.started_at).add(facts, own)
-
-    def add_request(self, facts: RequestFacts, treatment: Treatment) -> None:
-        """One more request."""
-        self._tally(facts.stratum, treatment, facts.started_at).add_request(facts)
-
-    def _tally(self, stratum: Stratum, treatment: Treatment, started_at: datetime) -> Tally:
-        key = (stratum, treatment)
-        if key not in self.tallies:
+    def at(self, facts: RoundFacts | RequestFacts, treatment: Treatment) -> Slice:
+        """The slice that these rounds, or this request, belong to."""
+        key, started_at = (facts.stratum, treatment), facts.started_at
+        if key not in self.slices:
             # Requests may start in one moment; slices of one block are told apart by the moment they begin.
-            used = {tally.started_at for tally in self.tallies.values()}
+            used = {one.started_at for one in self.slices.values()}
             while started_at in used:
                 started_at += timedelta(microseconds=1)
-            self.tallies[key] = Tally(started_at)
-        return self.tallies[key]
+            self.slices[key] = Slice("", "", Phase.BETWEEN, treatment, started_at)
+        return self.slices[key]
 
     def take(self, block_id: str, task: str) -> tuple[Slice, ...]:
         """The slices, and an empty census."""
-        slices = tuple(t.slice(block_id, task, Phase.BETWEEN, treatment) for (_, treatment), t in self.tallies.items())
-        self.tallies = {}
+        slices, self.slices = tuple(self.slices.values()), {}
+        for one in slices:
+            one.block_id, one.task = block_id, task
         return slices

@@ -101,13 +101,13 @@ def test_the_slices_tell_the_speed_up_of_the_engine() -> None:
     for _ in range(4000):
         world.turn()
     found = measured_speedup(world.slices)
-    assert found.decoding is not None
+    assert found.speedup is not None
     # Expected tokens a round at α = .8 and k = 3, with the times that the fake reports for the two widths. Rounds that
     # end a text are cropped, so a little less is seen.
     tokens = 1 + 0.8 + 0.8**2 + 0.8**3
     vanilla_ms, round_ms = 10.0 + 0.1 + 0.0256, 10.0 + 0.4 + 0.0256 + 0.4
-    assert 0.92 < found.decoding.mean / (tokens * vanilla_ms / round_ms) < 1.0
-    assert found.decoding.high - found.decoding.low < 0.3
+    assert 0.92 < found.speedup.mean / (tokens * vanilla_ms / round_ms) < 1.0
+    assert found.speedup.high - found.speedup.low < 0.3
 
 
 def test_the_slices_carry_what_the_decisions_expected_of_the_drafter_they_run_with() -> None:

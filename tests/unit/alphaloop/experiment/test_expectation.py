@@ -11,7 +11,7 @@ import pytest
 from alphaloop.acceptance import Z95
 from alphaloop.experiment.estimate import measured_speedup
 from alphaloop.experiment.figures import ExpectationPair, by_drafter, expectation_pair, reliability
-from alphaloop.experiment.observe import Expected, Phase, RoundFacts, Slice, Tally, TaskRound, Treatment, mean_expected
+from alphaloop.experiment.observe import Expected, Phase, RoundFacts, Slice, TaskRound, Treatment, mean_expected
 from alphaloop.experiment.wording import expectations, expectations_of_all
 from tests.fixtures.runs import block_rows, subject
 
@@ -31,11 +31,10 @@ def pair_of(found: list[Slice]) -> ExpectationPair:
 
 
 def test_a_round_counts_expectations_by_its_time_and_its_sequences() -> None:
-    tally = Tally(NOW)
+    one = Slice("b", "code", Phase.BETWEEN, Treatment("lookup", 4), NOW)
     for wall_s, num, expected in ((0.1, 4, SMALL), (0.3, 2, LARGE), (0.5, 1, None)):
         facts = RoundFacts(NOW, wall_s, num, 100.0, has_prompt=num == 2, tasks={})
-        tally.add(facts, TaskRound(num, num, expected=expected))
-    one = tally.slice("b", "code", Phase.BETWEEN, Treatment("lookup", 4))
+        one.add(facts, TaskRound(num, num, expected=expected))
     assert one.expected_sequence_s == pytest.approx(0.4 + 0.6)
     assert one.expected_vanilla_s == pytest.approx(0.4 * 1.2 + 0.6 * 1.8)
     assert one.expected_low_s == pytest.approx(0.4 * 1.0 + 0.6 * 1.4)
