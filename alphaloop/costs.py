@@ -22,6 +22,8 @@ from typing import Final, TypeAlias
 
 #: Tokens that a measured sequence already has, where nothing else is said.
 BASE_CONTEXT: Final = 256
+#: Batch sizes and contexts of which a table remembers its lines.
+_MOST_PREPARED: Final = 1000
 
 
 class CostKind(StrEnum):
@@ -67,7 +69,7 @@ class CostTable:
 
     def __init__(self, points: Iterable[CostPoint]) -> None:
         self.points: Final = tuple(sorted(points, key=_order))
-        self._rounds: dict[str | None, Surface] = {}
+        self._prepared: dict[tuple[float, float | None], RoundCosts] = {}
         self._prompts: dict[str | None, tuple[list[float], list[float]]] = {}
         self._served: Final = frozenset(point.drafter for point in self.points if point.kind is CostKind.SERVED)
         planes: dict[str | None, dict[int, dict[int, tuple[list[float], list[float]]]]] = {}
@@ -81,14 +83,13 @@ class CostTable:
                 widths, values = plane.setdefault(point.batch, ([], []))
             widths.append(point.width)
             values.append(point.ms)
-        for drafter, by_context in planes.items():
-            self._rounds[drafter] = Surface(by_context)
+        self._surfaces = {drafter: Surface(by_context) for drafter, by_context in planes.items()}
         self._variances = _mean_variances(self.points)
 
     @property
     def is_empty(self) -> bool:
         """Whether the target was never measured."""
-        return None not in self._rounds
+        return None not in self._surfaces
 
     @property
     def is_of_servers(self) -> bool:
@@ -104,13 +105,16 @@ class CostTable:
 
         `batch` may be a mean: the sequences at each of several servers.
         """
-        return RoundCosts(self._rounds, self._variances, self._served, batch, context)
+        if len(self._prepared) >= _MOST_PREPARED:
+            self._prepared.clear()
+        found = self._prepared.get((batch, context))
+        if found is None:
+            found = RoundCosts(self._surfaces, self._variances, self._served, batch, context)
+            self._prepared[batch, context] = found
+        return found
 
     def part_ms(self, drafter: str | None, batch: float, width: float, context: float | None = None) -> float | None:
-        """Milliseconds of the target's pass, or of that drafter's proposal for it; None when never measured.
-
-        Without a `context`, at the one with the most points. The width may be a mean over the sequences.
-        """
+        """Milliseconds of the target's pass, or of that drafter's proposal for it; None when never measured."""
         return self.rounds(batch, context).part_ms(drafter, width)
 
     def round_ms(
@@ -132,7 +136,7 @@ class CostTable:
 
 
 class RoundCosts:
-    """The costs at one batch size and one context, prepared for many reads in one decision."""
+    """The costs at one batch size and one context, prepared for many reads. Threads may share it."""
 
     def __init__(
         self,
@@ -219,9 +223,9 @@ class RoundCosts:
         if narrow is None:
             return None
         if self.batch == 1:
-            while len(self._steps) < k:
-                width = len(self._steps) + 1
-                self._steps.append((self.part_ms(None, width + 1) or 0.0) - (self.part_ms(None, width) or 0.0))
+            if len(self._steps) < k:
+                line = self._lines[None]
+                self._steps = [interpolated(line, width + 1) - interpolated(line, width) for width in range(1, k + 1)]
             each = zip(pairwise(proposed), self._steps[:k], strict=False)
             return narrow + sum((after - before) * step for (before, after), step in each)
         somebody = 1 - (1 - proposed[1]) ** self.batch

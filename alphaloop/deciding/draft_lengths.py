@@ -32,9 +32,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple, TypeAlias
 
-from alphaloop.costs import CostTable, RoundCosts
+from alphaloop.costs import CostTable
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
-from alphaloop.deciding.goodput import DrafterState, JobSize, expected_round_ms
+from alphaloop.deciding.goodput import DrafterState, JobSize
 from alphaloop.deciding.job_facts import Aim, PolicyLimits
 from alphaloop.deciding.posterior import Posterior
 
@@ -129,7 +129,6 @@ class _SearchByRunning:
         self, chosen: DraftSetting, posteriors: Mapping[str, Posterior], costs: CostTable, size: JobSize | None
     ) -> None:
         self._chosen, self._posteriors, self._costs, self._size = chosen, posteriors, costs, size
-        self._rounds: dict[int, RoundCosts] = {}
         self._longest: dict[tuple[str, int], tuple[float, ...]] = {}
         self._ms: dict[tuple[DraftSetting, int], float] = {}
         self._read_ms: dict[str, float] = {}
@@ -174,10 +173,7 @@ class _SearchByRunning:
         return known
 
     def _computed_ms(self, setting: DraftSetting, num_running: int, drafter: DrafterState) -> float:
-        here = self._rounds.get(num_running)
-        if here is None:
-            context = self._size.context if self._size else None
-            here = self._rounds[num_running] = self._costs.rounds(num_running, context)
+        here = self._costs.rounds(num_running, self._size.context if self._size else None)
         if setting.drafter is None:
             ms = here.part_ms(None, 1)
             return math.inf if ms is None else ms
@@ -185,7 +181,7 @@ class _SearchByRunning:
         longest = self._longest.get((drafter.name, num_running))
         if longest is None:
             longest = self._longest[drafter.name, num_running] = posterior.longest_proposed(num_running)
-        ms = expected_round_ms(here, drafter.name, posterior, k, longest[k])
+        ms = here.round_ms(drafter.name, k, posterior.proposed, longest[k])
         if ms is None:
             return math.inf
         ms /= posterior.corrected_tokens[k]
@@ -350,7 +346,6 @@ class _SearchTogether:
     def __init__(self, groups: Sequence[RunningGroup], costs: CostTable) -> None:
         self._groups, self._costs = groups, costs
         self._num_running = sum(group.num_sequences for group in groups)
-        self._rounds: dict[int, RoundCosts] = {}
         self._longest = [
             group.posterior.longest_proposed(group.num_sequences) if group.posterior else () for group in groups
         ]
@@ -394,14 +389,14 @@ class _SearchTogether:
             num_proposed += num * (posterior.proposed[k] if posterior else k)
             others, longest = drafting.get(drafter, (0, 0.0))
             drafting[drafter] = others + num, max(longest, longest_of[k] if posterior else k)
-        ms = self._at(self._num_running).part_ms(None, 1 + num_proposed / self._num_running)
+        ms = self._costs.rounds(self._num_running).part_ms(None, 1 + num_proposed / self._num_running)
         for drafter, (num, longest) in drafting.items():
-            draft_ms = self._at(num).part_ms(drafter, 1 + longest)
+            draft_ms = self._costs.rounds(num).part_ms(drafter, 1 + longest)
             ms = None if ms is None or draft_ms is None else ms + draft_ms
         return worth / ms if ms else 0.0
 
     def _least_ms(self, group: RunningGroup) -> float:
-        here, drafter = self._at(self._num_running), group.setting.drafter
+        here, drafter = self._costs.rounds(self._num_running), group.setting.drafter
         least = here.part_ms(None, 1) or 0.0
         if drafter is None or group.posterior is None:
             return least
@@ -410,11 +405,6 @@ class _SearchTogether:
             ms = here.round_ms(drafter, k, group.posterior.proposed, longest[k])
             least = least if ms is None else min(least, ms / group.posterior.corrected_tokens[k])
         return least
-
-    def _at(self, num_running: int) -> RoundCosts:
-        if num_running not in self._rounds:
-            self._rounds[num_running] = self._costs.rounds(num_running)
-        return self._rounds[num_running]
 
 
 def _posterior(decision: Decision, setting: DraftSetting) -> Posterior | None:

@@ -102,20 +102,6 @@ class EvidenceSums:
         without it, it was the same in every round.
         """
         rounds = max(counts.rounds - 1, 0)
-        if not (counts.trials or chances or (num_draft_tokens and rounds)):  # vanilla: no position has a count
-            return cls(
-                decoded_at,
-                1.0,
-                1.0,
-                float(rounds),
-                float(counts.rounds - counts.num_empty_rounds),
-                float(max(num_tokens - 1, 0)),
-                float(num_tokens),
-                float(num_tokens**2),
-                float(num_prompt_tokens),
-                1.0,
-                0.0 if is_cut else 1.0,
-            )
         through = (rounds, *counts.accepts)
         usual = through[: min(num_draft_tokens, len(counts.trials) + 1)] if rounds else ()
         allowed = _padded(usual if chances is None else chances, len(counts.trials))

@@ -24,7 +24,7 @@ from math import exp, hypot, log, sqrt
 from typing import Final, NamedTuple
 
 from alphaloop.acceptance import Z95
-from alphaloop.costs import CostTable, RoundCosts
+from alphaloop.costs import CostTable
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.job_facts import Aim, Objective
 from alphaloop.deciding.posterior import Posterior
@@ -172,7 +172,7 @@ def weigh(
     """
     shares = Shares(num_running, drafters)
     context = size.context if size else None
-    by_load = {shares.vanilla: (here := costs.rounds(shares.vanilla, context))}
+    here = costs.rounds(shares.vanilla, context)
     vanilla_ms = here.part_ms(None, 1)
     if vanilla_ms is None:
         return ()
@@ -199,10 +199,7 @@ def weigh(
         if posterior is None:
             continue
         error = posterior.error
-        load = shares.of(drafter)
-        if load not in by_load:
-            by_load[load] = costs.rounds(load, context)
-        here = by_load[load]
+        here = costs.rounds(shares.of(drafter), context)
         longest = posterior.longest_proposed(num_running)
         first_token_ms = drafter.first_token_ms(costs, size.num_prompt_tokens) if size else 0.0
         draft_read_ms = num_read * drafter.reading_ms(costs, size.num_prompt_tokens) if size else 0.0
@@ -253,16 +250,6 @@ def weigh(
             )
     found.sort(key=lambda a: (-a.chance, -a.speedup, a.num_draft_tokens))
     return tuple(found)
-
-
-def expected_round_ms(
-    here: RoundCosts, drafter: str, posterior: Posterior, k: int, longest_proposed: float
-) -> float | None:
-    """Expected milliseconds of a round at k, by what the drafter is expected to propose; None when never measured.
-
-    `longest_proposed` is the posterior's at k for these sequences. A caller with many k computes it once.
-    """
-    return here.round_ms(drafter, k, posterior.proposed, longest_proposed)
 
 
 # The prior of the look-up drafter, by position; the last value holds for all further positions.

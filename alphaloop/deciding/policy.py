@@ -345,8 +345,6 @@ def _expected(alternative: Alternative) -> str:
     return f"{alternative.speedup:.2f}x vanilla expected ({low:.2f} to {high:.2f})"
 
 
-#: Reasons of decisions that compared speeds. Only then may groups get other settings.
-_FREE: Final = frozenset({Reason.FASTER, Reason.NOT_FASTER, Reason.UNCERTAIN, Reason.NO_HISTORY})
 _MAX_SWEEPS: Final = 4
 #: Groups get settings of their own only for so much more goodput of all together.
 _WORTH_IT: Final = 1.01
@@ -380,7 +378,7 @@ def decide_groups(
     """
     largest = max(groups, key=lambda group: group.num_jobs)
     whole = decide(largest.posteriors, drafters, costs, context, limits, incumbent=incumbent, budget=budget)
-    if len(groups) < 2 or whole.reason not in _FREE:
+    if len(groups) < 2 or whole.reason not in COMPARED:
         return (whole,) * len(groups)
     able, _ = fit(context, drafters, costs)
     together = Together(groups, able, costs, context.size, context.num_running)
@@ -413,7 +411,6 @@ class Together:
         if size is not None:
             self._reading_ms = {d.name: d.reading_ms(costs, size.num_prompt_tokens) for d in drafters}
             self._reading_ms[None] = costs.prefill_ms(None, size.num_prompt_tokens)
-        self._here: dict[float, RoundCosts] = {}
         self._shares, self._drafters = Shares(num_running, drafters), {d.name: d for d in drafters}
         self._longest = [
             {
@@ -505,9 +502,7 @@ class Together:
         return max(1, round(self._share * num_jobs))
 
     def _at(self, num_running: float) -> RoundCosts:
-        if num_running not in self._here:
-            self._here[num_running] = self._costs.rounds(num_running, self._size.context if self._size else None)
-        return self._here[num_running]
+        return self._costs.rounds(num_running, self._size.context if self._size else None)
 
 
 def _decision_apart(whole: Decision, setting: DraftSetting, able: Sequence[DrafterState], gain: float) -> Decision:

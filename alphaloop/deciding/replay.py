@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from alphaloop.acceptance import Interval
 from alphaloop.deciding.decision import Decision, DraftSetting, IncumbentKey, Reason
 from alphaloop.deciding.exploration import ExplorationBudget
-from alphaloop.deciding.goodput import DrafterState, JobSize, Shares, expected_round_ms
+from alphaloop.deciding.goodput import DrafterState, JobSize, Shares
 from alphaloop.deciding.job_facts import PolicyLimits, TaskRules
 from alphaloop.deciding.policy import Group
 from alphaloop.deciding.posterior import Posterior
@@ -131,18 +131,7 @@ class Compared:
         return Interval(mean, min(mean, float(low)), max(mean, float(high)))
 
     def __add__(self, other: Compared) -> Compared:
-        return Compared(
-            self.num_jobs + other.num_jobs,
-            self.num_tokens + other.num_tokens,
-            self.num_same_jobs + other.num_same_jobs,
-            self.measured_s + other.measured_s,
-            self.was_s + other.was_s,
-            self.would_s + other.would_s,
-            self.num_untested_tokens + other.num_untested_tokens,
-            self.was_draws + other.was_draws,
-            self.would_draws + other.would_draws,
-            self.settings + other.settings,
-        )
+        return Compared(*(getattr(self, name) + getattr(other, name) for name in Compared.__slots__))
 
 
 def total(tasks: Iterable[Compared]) -> Compared:
@@ -206,9 +195,8 @@ class Pricing:
         k = setting.num_draft_tokens
         if drafter is None or posterior is None or k > posterior.max_draft_tokens:
             return None
-        ms = expected_round_ms(
-            here, drafter.name, posterior, k, posterior.longest_proposed(past.context.num_running)[k]
-        )
+        longest = posterior.longest_proposed(past.context.num_running)[k]
+        ms = here.round_ms(drafter.name, k, posterior.proposed, longest)
         if ms is None:
             return None
         reading_s = jobs.num_jobs * drafter.first_token_ms(costs, prompt) / 1000

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from pydantic import TypeAdapter
 
-from alphaloop.costs import CostKind, CostPoint, CostTable, RoundCosts
+from alphaloop.costs import CostKind, CostPoint, CostTable
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.expectation_error import ExpectationError
@@ -387,7 +387,7 @@ def _cost_texts(snapshot: Snapshot) -> dict[str, str]:
     each = context.num_running / context.num_jobs
     apart = snapshot.groups[:_MOST_LOADS] if len(snapshot.groups) > 1 else ()
     of_groups = [max(1, round(each * group.num_jobs)) for group in apart]
-    rounds: dict[int, RoundCosts] = {}
+    context_tokens = size.context if size else None
     found: dict[str, str] = {}
     for drafter in (None, *snapshot.drafters):
         name = drafter.name if drafter else None
@@ -396,15 +396,13 @@ def _cost_texts(snapshot: Snapshot) -> dict[str, str]:
         lines: list[str] = []
         widths: Sequence[float] = (1.0,)
         for whole in sorted({math.floor(load), math.ceil(load), *(() if costs.is_of_servers else of_groups)}):
-            if whole not in rounds:
-                rounds[whole] = costs.rounds(whole, size.context if size else None)
-            line = rounds[whole].line(name)
+            line = costs.rounds(whole, context_tokens).line(name)
             if line is not None:
                 lines.append(f"[{whole},{_floats(line[0])},{_floats(line[1])}]")
                 widths = line[0] if is_served else widths
         if lines:
             kind = CostKind.SERVED if is_served else CostKind.ROUND
-            variances = [rounds[math.floor(load)].variance(name, width) for width in widths]
+            variances = [costs.rounds(math.floor(load), context_tokens).variance(name, width) for width in widths]
             reading = (0.0, 0.0)
             if size is not None:
                 num_read = drafter.num_read(size.num_prompt_tokens) if drafter else size.num_prompt_tokens

@@ -159,15 +159,7 @@ class RoundTimes:
     reading_s: float = 0.0  #: steps that read prompts
 
     def __add__(self, other: RoundTimes) -> RoundTimes:
-        return RoundTimes(
-            self.num_rounds + other.num_rounds,
-            self.num_steps + other.num_steps,
-            self.round_s + other.round_s,
-            self.draft_s + other.draft_s,
-            self.verify_s + other.verify_s,
-            self.num_positions + other.num_positions,
-            self.reading_s + other.reading_s,
-        )
+        return RoundTimes(*(getattr(self, name) + getattr(other, name) for name in RoundTimes.__slots__))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from alphaloop.costs import CostKind, CostPoint, CostTable
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
 from alphaloop.deciding.draft_lengths import settings_by_running
-from alphaloop.deciding.goodput import DrafterState, JobSize, expected_round_ms
+from alphaloop.deciding.goodput import DrafterState, JobSize
 from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits
 from alphaloop.deciding.policy import decide
 from alphaloop.deciding.posterior import Posterior, Profile
@@ -121,7 +121,7 @@ def ms_a_token(
     if setting.drafter is None:
         return here.part_ms(None, 1) or math.inf
     posterior, k = known[setting.drafter], setting.num_draft_tokens
-    ms = expected_round_ms(here, setting.drafter, posterior, k, posterior.longest_proposed(num_running)[k])
+    ms = here.round_ms(setting.drafter, k, posterior.proposed, posterior.longest_proposed(num_running)[k])
     return (ms or math.inf) / posterior.tokens[k]
 
 
