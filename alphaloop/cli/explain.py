@@ -23,6 +23,7 @@ from alphaloop.deciding.job_facts import Aim
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.experiment.wording import draft_lengths, expectations, sentence, why, why_then
 from alphaloop.explaining.explanation import (
+    HISTORY,
     Evidence,
     ExplainRequest,
     Explanation,
@@ -97,23 +98,20 @@ def explain(
     settings = connected_settings(context, broker=False)
     with open_database(settings) as database:
         if job is not None:
-            found = _explain_job(database, settings, job)
+            found = _explain_job(database, job)
         elif task is not None:
             check_task(database, settings, task)
             figures = figures_of(database, task, None if at is None else when)
             usual = usual_request(figures, when, is_now=at is None, segment=segment)
             request = replace(usual, batch=batch or usual.batch, sampling_bucket=sampling or usual.sampling_bucket)
-            if at is None:
-                found = explain_task(database, settings, request)
-            else:
-                found = _explain_last(database, settings, request, batch)
+            found = explain_task(database, settings, request) if at is None else _explain_last(database, request, batch)
     if as_json:
         print_json(document(found))
     else:
         show(found)
 
 
-def _explain_last(database: Database, settings: Settings, request: ExplainRequest, batch: int | None) -> Explanation:
+def _explain_last(database: Database, request: ExplainRequest, batch: int | None) -> Explanation:
     """The last decision up to the moment, with a batch the last beside about so many sequences."""
     store = SnapshotStore(database)
     stored = store.last(request.task, request.sampling_bucket, request.at, running=batch)
@@ -126,10 +124,10 @@ def _explain_last(database: Database, settings: Settings, request: ExplainReques
             f"found {found}",
             hint="decisions are kept for `scheduler.history_retention_days`; without --at: what would be decided now",
         )
-    return explain_recorded(database, settings, stored, segment=request.segment)
+    return explain_recorded(database, stored, segment=request.segment)
 
 
-def _explain_job(database: Database, settings: Settings, job_id: str) -> Explanation:
+def _explain_job(database: Database, job_id: str) -> Explanation:
     store = SnapshotStore(database)
     stored, kind = store.of_job(job_id), store.kind_of_job(job_id)
     if kind is None or stored is None:
@@ -137,7 +135,7 @@ def _explain_job(database: Database, settings: Settings, job_id: str) -> Explana
             f"no recorded decision of job {job_id}",
             hint="it was not decoded, or that was more than `scheduler.history_retention_days` ago",
         )
-    return explain_recorded(database, settings, stored, segment=kind[0], prompt_bucket=kind[1])
+    return explain_recorded(database, stored, segment=kind[0], prompt_bucket=kind[1])
 
 
 def check_task(database: Database, settings: Settings, task: str) -> None:
@@ -281,14 +279,14 @@ def _measured(found: Explanation) -> list[str]:
     sentences += [expectations(one) for one in its.expectations]
     sentences += [told for name, of_it in found.evidence.items() if (told := _correction(name, of_it.posterior.error))]
     if not its.all.num_jobs:
-        return [*sentences, f"No job like these was decoded in the last {found.window.days} days."]
+        return [*sentences, f"No job like these was decoded in the last {HISTORY.days} days."]
     explored = (
         "nothing was explored"
         if not its.explored.num_jobs
         else f"{its.explored.num_jobs} were explored, {its.explored.num_tokens / its.all.num_tokens:.1%} of the tokens"
     )
     sentences.append(
-        f"Of the last {its.all.num_jobs} jobs like these in {found.window.days} days, {explored}. The budget for "
+        f"Of the last {its.all.num_jobs} jobs like these in {HISTORY.days} days, {explored}. The budget for "
         f"exploration and control is {found.explore_share:.1%}."
     )
     return sentences

@@ -13,17 +13,17 @@ from alphaloop.acceptance import Z95, EvidenceKey, Interval
 from alphaloop.as_decoded import NextJob
 from alphaloop.costs import CostTable
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, IncumbentKey, Reason
-from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, KeyEvidence, Place
+from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, Place
 from alphaloop.deciding.expectation_error import ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import PairPosterior, Posteriors, infer
-from alphaloop.deciding.job_facts import EngineConditions, JobFacts, PolicyLimits, Subject, TaskRules
+from alphaloop.deciding.job_facts import EngineConditions, JobFacts, PolicyLimits, Subject
 from alphaloop.deciding.policy import Group
 from alphaloop.deciding.posterior import Posterior, logistic
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.errors import AlphaloopError
-from alphaloop.experiment.figures import ExpectationPair, Reliability, TaskSpeedup, by_drafter, reliability
+from alphaloop.experiment.figures import Reliability, TaskSpeedup, by_drafter, reliability
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.costs import CostStore, MeasuredEngine
@@ -48,22 +48,13 @@ class Sums:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of a task: the one figure of its speed-up, and the last jobs like those that are asked about."""
+    """Of a task: the one figure of its speed-up, and the jobs of `HISTORY` like those that are asked about."""
 
     speedup: TaskSpeedup | None  #: None where no slice of the task was recorded in the last day
     ways: Sequence[WayDecoded]
     explored: Sums
     all: Sums
     expectations: Sequence[Reliability] = ()  #: of the task's drafters that were compared
-
-
-def measured(
-    speedup: TaskSpeedup | None, ways: Sequence[WayDecoded], pairs: Sequence[ExpectationPair] = ()
-) -> Measured:
-    """The figures of these ways, beside the measured speed-up and the reliability of earlier expectations."""
-    explored = _together(w for w in ways if w.reason == Reason.EXPLORING)
-    compared = [reliability(its) for its in by_drafter(pairs).values()]
-    return Measured(speedup, ways, explored, _together(ways), compared)
 
 
 def _together(ways: Iterable[WayDecoded]) -> Sums:
@@ -93,23 +84,6 @@ class Evidence:
     is_split: bool  #: whether segments differ beyond chance
 
 
-def evidence(
-    snapshot: EvidenceSnapshot,
-    posteriors: Posteriors,
-    wanted: EvidenceKey,
-    drafter: DrafterState,
-    now: datetime,
-    limits: PolicyLimits,
-) -> Evidence:
-    """The posterior of `drafter` for `wanted` at `now`, and its sources."""
-    key = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision)
-    leaves = snapshot.leaves(Place(wanted.task, drafter.name, drafter.revision), now)
-    found = posteriors.inferred(wanted, drafter, now)
-    borrowed = _borrowed(leaves, key, found.posterior, drafter, posteriors.pair(drafter, now), limits)
-    is_split = posteriors.splits_by_segment(wanted.task, [drafter], now)
-    return Evidence(found.posterior, acceptance(found.posterior), borrowed, found.seen, found.alike, is_split)
-
-
 def acceptance(posterior: Posterior) -> tuple[Interval, ...]:
     """α_i with 95 % bounds: those of s_i = reach_i · α_i, over reach_i."""
     profile, found = posterior.profile, []
@@ -121,15 +95,12 @@ def acceptance(posterior: Posterior) -> tuple[Interval, ...]:
 
 
 def _borrowed(
-    leaves: Mapping[EvidenceKey, KeyEvidence],
-    key: EvidenceKey,
-    posterior: Posterior,
-    drafter: DrafterState,
-    pair: PairPosterior,
-    limits: PolicyLimits,
+    worker: AsAWorker, key: EvidenceKey, posterior: Posterior, drafter: DrafterState, now: datetime
 ) -> Borrowed:
     """From the precision of logit s_1 as sources are added: the prior, other tasks, this task, jobs of this key."""
-    unknown = PairPosterior.of_drafter(drafter, limits)
+    key = replace(key, drafter=drafter.name, draft_revision=drafter.revision)
+    pair, unknown = worker.posteriors.pair(drafter, now), PairPosterior.of_drafter(drafter, worker.fleet.limits)
+    leaves = worker.snapshot.leaves(Place(key.task, drafter.name, drafter.revision), now)
     others = {leaf: evidence for leaf, evidence in leaves.items() if leaf != key}
     stages = (unknown.for_a_task(), pair.for_a_task(), infer(others, key, drafter.max_draft_tokens, pair), posterior)
     precisions: list[float] = []
@@ -147,6 +118,7 @@ def _borrowed(
 NUM_CHANGES: Final = 5
 #: How far back `alphaloop explain` and `alphaloop replay` read jobs.
 HISTORY: Final = timedelta(days=14)
+_NOT_STORED: Final = UUID(int=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +191,6 @@ class Explanation:
     decision: Decision
     measured: Measured
     figures: TaskFigures  #: of the whole task in the day before, which every screen shows
-    window: timedelta  #: the time that `measured` covers
     explore_share: float  #: what exploration and control slices may cost together
     changes: Sequence[DecisionChange]
     recorded: RecordedAs | None = None  #: None: the decision that a worker would take
@@ -237,51 +208,56 @@ class AsAWorker:
     def __init__(self, database: Database, settings: Settings, at: datetime) -> None:
         """Raises AlphaloopError where no worker runs and none has measured its device."""
         self.fleet = its = what_runs(database, settings, at)
-        self.engine, self.drafters, self.limits = its.engine, its.drafters, its.limits
-        self._tasks, self._at = settings.tasks, at
+        self._tasks, self._at, engine = settings.tasks, at, its.engine
         revisions = {drafter.name: drafter.revision for drafter in its.drafters}
-        engine = its.engine
-        self.costs = CostStore(database).load(
+        self._costs = CostStore(database).load(
             engine.host, engine.device, engine.engine, engine.target_revision, revisions
         )
-        self.snapshot = _snapshot(database, its, revisions, at)
+        pairs = ExpectationStore(database).newest(engine.target_revision, engine.engine, engine.device, until=at)
+        rows = AcceptanceStateStore(database).read(engine.target_revision, engine.engine, revisions).rows
+        errors = ExpectationErrors(its.half_life, pairs)
+        self.snapshot = EvidenceSnapshot(its.half_life, {row.key: row.evidence for row in rows}, errors)
         self._log = DecisionLog(database)
-        self.posteriors = Posteriors(self.snapshot, self.limits)
+        self.posteriors = Posteriors(self.snapshot, its.limits)
 
     def asked(self, request: ExplainRequest) -> ExplainRequest:
         """The request with the workers' batch size where it names none."""
         return replace(request, batch=request.batch or self.fleet.batch)
 
-    def decide(self, request: ExplainRequest) -> _Decided:
+    def decide(self, request: ExplainRequest) -> Snapshot:
         """The decision for a typical job of the request's task, at a batch that `asked` has filled in."""
-        engine, bucket, batch, at = self.engine, request.sampling_bucket, request.batch, self._at
-        last = _LastChoice(
-            self._log.last_choice(request.task, engine.target_revision, engine.device, bucket, until=at, running=batch)
+        engine, bucket, batch, at = self.fleet.engine, request.sampling_bucket, request.batch, self._at
+        last = self._log.last_choice(
+            request.task, engine.target_revision, engine.device, bucket, until=at, running=batch
         )
+        made: list[Snapshot] = []
         session = DecisionSession(
             engine.target_revision,
             engine.engine,
             self.posteriors,
-            choices=last,
+            choices=_LastChoice(last),
             budgets=None,
-            costs=lambda: self.costs,
-            drafters=lambda: self.drafters,
+            costs=lambda: self._costs,
+            drafters=lambda: self.fleet.drafters,
             num_slots=self.fleet.num_slots,
+            note=made.append,
         )
-        task = self._tasks.get(request.task) or TaskSettings()
-        subject, jobs, rules = _asked(self.snapshot, self.drafters, task, request)
+        rules = (self._tasks.get(request.task) or TaskSettings()).rules()
+        usual, alike = (
+            self.snapshot.lengths(request.task, self.fleet.drafters, at, sampling_bucket=one) for one in (None, bucket)
+        )
+        job = JobFacts(alike.prompt_tokens or usual.prompt_tokens, rules.max_tokens, request.segment)
         conditions = EngineConditions(None, self.fleet.ended)
-        (decision,) = session.decide(subject, jobs, rules, num_running=batch, now=at, conditions=conditions)
-        context = session.context(subject, jobs, rules, num_running=batch, now=at, conditions=conditions)
-        return _Decided(decision, context, session.evidence_key(subject, jobs), last.setting)
-
-
-@dataclass(frozen=True, slots=True)
-class _Decided:
-    decision: Decision
-    context: DecisionContext
-    key: EvidenceKey
-    incumbent: DraftSetting | None
+        session.decide(
+            Subject(request.task, bucket),
+            [job],
+            rules,
+            num_running=batch,
+            now=at,
+            conditions=conditions,
+            decision_id=_NOT_STORED,
+        )
+        return made[0]
 
 
 def usual_request(figures: TaskFigures, at: datetime, *, is_now: bool, segment: str = "") -> ExplainRequest:
@@ -308,7 +284,7 @@ def next_jobs(
     found = {}
     for one in figures:
         request = worker.asked(usual_request(one, at, is_now=True))
-        found[one.task] = _next_job(worker.decide(request).decision, request)
+        found[one.task] = _next_job(worker.decide(request).decisions[0], request)
     return found
 
 
@@ -340,33 +316,63 @@ def explain_task(database: Database, settings: Settings, request: ExplainRequest
     task, at = request.task, request.at
     worker = AsAWorker(database, settings, at)
     request = worker.asked(request)
-    engine, drafters, made = worker.engine, worker.drafters, worker.decide(request)
-    found = {
-        drafter.name: evidence(worker.snapshot, worker.posteriors, made.key, drafter, at, worker.limits)
-        for drafter in drafters
-    }
-    window = HISTORY
-    ways = TrafficStore(database).ways(
-        task, engine.target_revision, engine.engine, engine.device, request.sampling_bucket, at - window, at
+    fleet, made = worker.fleet, worker.decide(request)
+    engine, (group,) = fleet.engine, made.groups
+    key = EvidenceKey(
+        task, engine.target_revision, engine.engine, request.sampling_bucket, group.prompt_bucket, group.segment
     )
-    speedup = SwitchbackStore(database).shown(at).get(task)
+    found = _explanation(database, made, group, request, engine, fleet.limits, made.decisions[0])
+    return replace(
+        found,
+        evidence={
+            one.name: replace(
+                found.evidence[one.name],
+                borrowed=_borrowed(worker, key, group.posteriors[one.name], one, at),
+                is_split=worker.posteriors.splits_by_segment(task, [one], at),
+            )
+            for one in fleet.drafters
+        },
+        segments=frozenset(worker.snapshot.segments(task)),
+        fleet=fleet,
+    )
+
+
+def _explanation(
+    database: Database,
+    past: Snapshot,
+    group: Group,
+    request: ExplainRequest,
+    engine: MeasuredEngine,
+    limits: PolicyLimits,
+    decision: Decision,
+) -> Explanation:
+    """What a decision was taken from, and what was measured by then."""
+    task, bucket, at, speedups = request.task, request.sampling_bucket, request.at, SwitchbackStore(database)
+    ways = TrafficStore(database).ways(
+        task, engine.target_revision, engine.engine, engine.device, bucket, at - HISTORY, at
+    )
+    pairs = by_drafter(ExpectationStore(database).shown(at, task)).values()
     return Explanation(
         request=request,
         engine=engine,
-        context=made.context,
-        prompt_bucket=made.key.prompt_bucket,
-        drafters=drafters,
-        evidence=found,
-        segments=frozenset(worker.snapshot.segments(task)),
-        costs=worker.costs,
-        incumbent=made.incumbent,
-        decision=made.decision,
-        measured=measured(speedup, ways, ExpectationStore(database).shown(at, task)),
-        figures=figures_of(database, task),
-        window=window,
-        explore_share=worker.limits.explore_share,
+        context=past.context,
+        prompt_bucket=group.prompt_bucket,
+        drafters=[drafter for drafter in past.drafters if drafter.name in group.posteriors],
+        evidence={name: _evidence(past, group, name) for name in group.posteriors},
+        segments=frozenset(one.segment for one in past.groups),
+        costs=past.costs,
+        incumbent=past.incumbent,
+        decision=decision,
+        measured=Measured(
+            speedups.shown(at).get(task) if request.is_now else speedups.at(task, at),
+            ways,
+            _together(way for way in ways if way.reason == Reason.EXPLORING),
+            _together(ways),
+            [reliability(its) for its in pairs],
+        ),
+        figures=figures_of(database, task, None if request.is_now else at),
+        explore_share=limits.explore_share,
         changes=DecisionLog(database).latest(task, NUM_CHANGES, until=at),
-        fleet=worker.fleet,
     )
 
 
@@ -452,25 +458,6 @@ def _is_unfit(draft: DraftRevision, at: datetime) -> bool:
     return draft.status in (DraftStatus.STALE, DraftStatus.RETIRED) and draft.status_changed_at <= at
 
 
-def _snapshot(database: Database, fleet: WhatRuns, revisions: Mapping[str, str], at: datetime) -> EvidenceSnapshot:
-    """The evidence of all tasks."""
-    engine, half_life = fleet.engine, fleet.half_life
-    pairs = ExpectationStore(database).newest(engine.target_revision, engine.engine, engine.device, until=at)
-    rows = AcceptanceStateStore(database).read(engine.target_revision, engine.engine, revisions).rows
-    return EvidenceSnapshot(half_life, {row.key: row.evidence for row in rows}, ExpectationErrors(half_life, pairs))
-
-
-def _asked(
-    snapshot: EvidenceSnapshot, drafters: Sequence[DrafterState], task: TaskSettings, request: ExplainRequest
-) -> tuple[Subject, list[JobFacts], TaskRules]:
-    """A typical job of the task."""
-    usual = snapshot.lengths(request.task, drafters, request.at)
-    alike = snapshot.lengths(request.task, drafters, request.at, sampling_bucket=request.sampling_bucket)
-    rules = task.rules()
-    job = JobFacts(alike.prompt_tokens or usual.prompt_tokens, rules.max_tokens, request.segment)
-    return Subject(request.task, request.sampling_bucket), [job], rules
-
-
 class _LastChoice:
     """A read-only choice log that holds the last choice at that time."""
 
@@ -486,7 +473,6 @@ class _LastChoice:
 
 def explain_recorded(
     database: Database,
-    settings: Settings,
     stored: StoredSnapshot,
     *,
     segment: str = "",
@@ -497,26 +483,15 @@ def explain_recorded(
     number, group = max(
         enumerate(past.groups), key=lambda one: (_is_meant(one[1], segment, prompt_bucket), one[1].num_jobs)
     )
-    again = past.decide(facts.limits)
-    task, bucket, at = past.subject.task, past.subject.sampling_bucket, past.decided_at
-    window = HISTORY
-    ways = TrafficStore(database).ways(task, facts.target_revision, facts.engine, facts.device, bucket, at - window, at)
-    return Explanation(
-        request=ExplainRequest(task, group.segment, past.context.num_running, bucket, at, is_now=False),
-        engine=engine_of(database, facts, at),
-        context=past.context,
-        prompt_bucket=group.prompt_bucket,
-        drafters=[drafter for drafter in past.drafters if drafter.name in group.posteriors],
-        evidence={name: _evidence(past, group, name) for name in group.posteriors},
-        segments=frozenset(one.segment for one in past.groups),
-        costs=past.costs,
-        incumbent=past.incumbent,
-        decision=(again if past.is_whole else past.decisions)[number],
-        measured=measured(SwitchbackStore(database).at(task, at), ways, ExpectationStore(database).shown(at, task)),
-        figures=figures_of(database, task, at),
-        window=window,
-        explore_share=facts.limits.explore_share,
-        changes=DecisionLog(database).latest(task, NUM_CHANGES, until=at),
+    again, at = past.decide(facts.limits), past.decided_at
+    subject = past.subject
+    request = ExplainRequest(
+        subject.task, group.segment, past.context.num_running, subject.sampling_bucket, at, is_now=False
+    )
+    decision = (again if past.is_whole else past.decisions)[number]
+    found = _explanation(database, past, group, request, engine_of(database, facts, at), facts.limits, decision)
+    return replace(
+        found,
         recorded=RecordedAs(
             past.decision_id,
             past.context.num_jobs,

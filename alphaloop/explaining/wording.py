@@ -9,7 +9,7 @@ from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.figures import TaskSpeedup
-from alphaloop.explaining.explanation import Evidence, Explanation
+from alphaloop.explaining.explanation import HISTORY, Evidence, Explanation
 
 #: Why a task is decoded as it is, as the end of a sentence.
 _WHY: Final = {
@@ -121,10 +121,7 @@ def document(found: Explanation) -> dict[str, Any]:
             "alternatives": [{**way._asdict(), "error": way.error._asdict()} for way in found.decision.alternatives],
         },
         "next_job": asdict(found.next_job),
-        "measured": {
-            **asdict(found.measured),
-            "window_days": found.window.total_seconds() / 86_400,
-        },
+        "measured": {**asdict(found.measured), "window_days": HISTORY.days},
         "figures": {
             **asdict(found.figures),
             "decoded": None if found.figures.decoded is None else found.figures.decoded.as_json(),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Final, Protocol
+from typing import Final
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.costs import CostPoint, CostTable
@@ -75,17 +75,6 @@ class BudgetsInMemory:
     save = keep
 
 
-class Costs(Protocol):
-    """The costs as they are now, corrected by rounds."""
-
-    @property
-    def table(self) -> CostTable:
-        """For decisions."""
-
-    def observe(self, step: Step) -> None:
-        """A round."""
-
-
 class CalibratedCosts:
     """Costs as they were measured, for streams in which they were measured well."""
 
@@ -96,7 +85,7 @@ class CalibratedCosts:
         """They stay."""
 
 
-def costs_of(scenario: Scenario, points: Iterable[CostPoint]) -> Costs:
+def costs_of(scenario: Scenario, points: Iterable[CostPoint]) -> LiveCosts | CalibratedCosts:
     """The worker's own live costs where the scenario's calibration is wrong; left out elsewhere, to save time."""
     if not scenario.inferred:
         return CalibratedCosts(points)

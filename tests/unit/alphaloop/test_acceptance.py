@@ -62,10 +62,6 @@ def test_one_round_counts_each_position_once() -> None:
     assert counts.tokens_per_round == 3
 
 
-def test_an_accepted_draft_tests_every_position() -> None:
-    assert AcceptanceCounts().with_round(3, 3, num_emitted=4).trials == (1, 1, 1)
-
-
 def test_a_round_cut_inside_its_accepted_tokens_is_censored_at_the_cut() -> None:
     counts = AcceptanceCounts().with_round(5, 4, num_emitted=2)
     assert (counts.proposed, counts.trials, counts.accepts) == ((1, 1), (1, 1), (1, 1))
@@ -83,12 +79,6 @@ def test_a_tree_whose_accepted_path_ends_at_a_leaf_was_not_tested_below_it() -> 
 def test_depths_that_cannot_have_been_tested_are_refused(num_tested: int) -> None:
     with pytest.raises(InconsistentCounts, match="tested"):
         AcceptanceCounts().with_round(3, 1, num_emitted=2, num_tested=num_tested)
-
-
-def test_a_round_cut_at_its_last_token_keeps_the_rejection() -> None:
-    counts = AcceptanceCounts().with_round(5, 2, num_emitted=3)
-    assert counts.trials[2] == 1
-    assert counts.accepts[2] == 0
 
 
 def test_the_prefill_is_an_empty_round() -> None:

@@ -32,13 +32,6 @@ def table(*points: tuple[str | None, int, int, float]) -> CostTable:
     return CostTable(CostPoint(drafter, batch, width, ms, 5) for drafter, batch, width, ms in points)
 
 
-def test_a_measured_point_is_returned_as_it_was_measured() -> None:
-    costs = table((None, 1, 1, 30.0), (None, 1, 9, 32.0), (None, 4, 1, 40.0), (None, 4, 9, 80.0), ("d", 1, 9, 4.0))
-    assert costs.round_ms(None, 1, 0) == 30.0
-    assert costs.round_ms(None, 4, 8) == 80.0
-    assert costs.round_ms("d", 1, 8) == 36.0
-
-
 def test_between_points_the_cost_is_linear_in_width_and_batch() -> None:
     costs = table((None, 1, 1, 30.0), (None, 1, 9, 38.0), (None, 3, 1, 50.0), (None, 3, 9, 90.0))
     assert costs.round_ms(None, 1, 4) == pytest.approx(34.0)
@@ -60,14 +53,6 @@ def test_what_was_never_measured_is_unknown_and_not_free() -> None:
     assert table().is_empty
     assert table(("d", 1, 5, 4.0)).is_empty
     assert not costs.is_empty
-
-
-def test_the_order_of_points_does_not_matter() -> None:
-    points = [(None, 1, 1, 30.0), (None, 1, 9, 38.0), (None, 4, 4, 50.0), ("d", 1, 4, 2.0)]
-    forward, backward = table(*points), table(*reversed(points))
-    for batch in range(1, 6):
-        for k in range(10):
-            assert forward.round_ms("d", batch, k) == backward.round_ms("d", batch, k)
 
 
 @given(
@@ -161,14 +146,6 @@ def test_a_correction_multiplies_what_was_measured() -> None:
     costs = CostTable([CostPoint(None, 1, 1, 30.0, 5, correction=1.5), CostPoint(None, 1, 9, 40.0, 5)])
     assert costs.part_ms(None, 1, 1) == 45.0
     assert costs.part_ms(None, 1, 5) == pytest.approx(42.5)
-
-
-def test_short_proposals_make_narrow_passes() -> None:
-    costs = table((None, 1, 1, 30.0), (None, 1, 9, 46.0), ("d", 1, 9, 1.0)).rounds(1)
-    assert costs.round_ms("d", 8, THREE) == pytest.approx(1 + 30 + 2 * 3)
-    # A proposal in half of the rounds, of six tokens when there is one.
-    assert costs.round_ms("d", 8, [min(i, 6) / 2 for i in range(9)]) == pytest.approx(1 + (42 + 30) / 2)
-    assert costs.round_ms("d", 8, range(9)) == costs.round_ms("d", 8)
 
 
 def test_a_drafter_that_stops_early_is_paid_for_its_longest_proposal() -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import random
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -75,19 +74,6 @@ def test_fading_twice_is_fading_once(one: EvidenceSums, hours: tuple[int, int]) 
     assert close(one.faded(first, HALF_LIFE).faded(second, HALF_LIFE), one.faded(second, HALF_LIFE))
 
 
-@given(found=st.lists(jobs(), max_size=6), order=st.randoms(use_true_random=False))
-def test_the_sums_do_not_depend_on_the_order_of_arrival(found: list[EvidenceSums], order: random.Random) -> None:
-    shuffled = found[:]
-    order.shuffle(shuffled)
-
-    end = NOON + timedelta(hours=500)
-
-    def added(arriving: list[EvidenceSums]) -> EvidenceSums:
-        return sum((one.faded(end, HALF_LIFE) for one in arriving), start=EvidenceSums(end))
-
-    assert close(added(found), added(shuffled))
-
-
 def test_the_recent_window_is_a_few_dozen_jobs_however_many_there_were() -> None:
     evidence = KeyEvidence.empty(NOON)
     for _ in range(300):
@@ -114,12 +100,3 @@ def test_what_the_last_jobs_contradict_is_forgotten_and_nothing_else() -> None:
         evidence = evidence.with_job(job([0, 1, 0, 0, 0, 1, 0, 0, 0, 0] * 3, 3), HALF_LIFE)
     assert evidence.all.jobs < 40
     assert evidence.all.accepts[0] / evidence.all.chances[0] < 0.75  # from .97; two thirds of the jobs are the old ones
-
-
-def test_a_night_takes_the_last_jobs_out_of_the_recent_window_and_leaves_them_in_all() -> None:
-    evidence = KeyEvidence.empty(NOON)
-    for _ in range(20):
-        evidence = evidence.with_job(job([1, 2], 3), HALF_LIFE)
-    rested = evidence.faded(NOON + timedelta(hours=18), HALF_LIFE)
-    assert rested.recent.jobs == pytest.approx(evidence.recent.jobs / 8)
-    assert rested.all.jobs == pytest.approx(evidence.all.jobs * 2 ** (-0.25))

@@ -163,13 +163,3 @@ def test_a_budget_is_never_exceeded(batches: list[tuple[int, float, float, str]]
         assert budget.balance >= -1e-6
         assert budget.spent <= budget.accrued + 1e-6
         assert budget.accrued <= share * decoded + first + 1e-6
-
-
-def test_vanilla_and_shorter_drafts_are_no_news() -> None:
-    posterior = inferred(0.6, 0.5, own_sd=1.5)
-    three = alternative("draft", 3, posterior, 40.0)
-    one, four = alternative("draft", 1, posterior, 27.5), alternative("draft", 4, posterior, 41.5)
-    found = worth_trying(three, [three, VANILLA, one, four], {"draft": posterior}, rich(), LIMITS, 1, 100.0)
-    assert found is not None
-    assert found.alternative is four
-    assert worth_trying(three, [three, VANILLA, one], {"draft": posterior}, rich(), LIMITS, 1, 100.0) is None

@@ -77,14 +77,6 @@ def test_intervals_cover_the_truth_though_tokens_of_a_job_are_alike(rng: random.
     assert covered >= 31
 
 
-def test_positions_that_were_never_reached_follow_those_that_were(rng: random.Random) -> None:
-    good, bad = (infer({key(): evidence_cache(rng, 30, alpha, k=2)}, key(), 8, UNKNOWN) for alpha in (0.9, 0.3))
-    assert good.through[5] > 0.7
-    assert bad.through[5] < 0.5
-    for posterior in (good, bad):
-        assert posterior.tokens_sd[8] > posterior.tokens_sd[2]
-
-
 @pytest.mark.parametrize(("own_sd", "error"), [(0.0, 0.05), (0.3, 0.03)])
 def test_tokens_a_round_are_the_inverse_of_the_expected_rounds_a_token(own_sd: float, error: float) -> None:
     """Compared with 20,000 draws of s_i."""
@@ -177,15 +169,6 @@ def test_segments_are_split_only_by_evidence(rng: random.Random) -> None:
     assert third.through[0] == pytest.approx(0.4, abs=0.1)
     # A test at 5 %: two of 12 would be odd, six happen once in 10^5.
     assert sum(splits_by_segment(leaves(0.7, 0.7, 0.7)) for _ in range(12)) <= 5
-
-
-def test_a_segment_differs_as_far_as_its_own_jobs_show(rng: random.Random) -> None:
-    free, forms = key(segment="free"), key(segment="forms")
-    leaves = {free: evidence_cache(rng, 40, 0.4), forms: evidence_cache(rng, 3, 0.85)}
-    many, few, unseen = (infer(leaves, wanted, 8, UNKNOWN) for wanted in (free, forms, key(segment="new")))
-    assert many.through[0] == pytest.approx(0.4, abs=0.06)
-    assert few.through[0] > many.through[0] + 0.15
-    assert unseen.tokens_sd[3] > few.tokens_sd[3] > many.tokens_sd[3]
 
 
 def test_the_design_effect_is_measured_and_short_drafts_beside_long_ones_are_none(rng: random.Random) -> None:
