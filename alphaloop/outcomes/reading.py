@@ -65,7 +65,7 @@ class OutcomeReader:
         """
         self._on_text = on_text
         ensure_topics(kafka, tasks)
-        self._consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-reader")
+        self._consumer = _consumer(kafka)
         try:
             topics = [RESULTS, *([TOKENS] if on_text else []), *(dlq_topic(jobs_topic(task)) for task in sorted(tasks))]
             self._consumer.assign_from(topics, at="latest")
@@ -175,8 +175,7 @@ def refusals(kafka: KafkaSettings, is_wanted: Callable[[RefusedJob], bool]) -> d
     found: dict[str, RefusedJob] = {}
     if not topics:
         return found
-    consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-batch")
-    with contextlib.closing(consumer):
+    with contextlib.closing(_consumer(kafka)) as consumer:
         ends = consumer.assign_from(topics, at="earliest")
         unread = {partition: high for partition, (low, high) in ends.items() if high > low}
         deadline = time.monotonic() + kafka.request_timeout_s
@@ -257,8 +256,7 @@ def follow(
         yield Waits(job_id, job_id in known)
     began = min((known[job_id].created_at for job_id in waiting if job_id in known), default=datetime.now(UTC))
     ensure_topics(kafka, ())
-    consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-tail")
-    with contextlib.closing(consumer):
+    with contextlib.closing(_consumer(kafka)) as consumer:
         consumer.assign_since([TOKENS, RESULTS], began - _MARGIN)
         yield from _Following(waiting, find).events(consumer, time.monotonic() + timeout_s, is_watched)
 
@@ -269,8 +267,7 @@ def text_so_far(kafka: KafkaSettings, job: KnownJob, *, timeout_s: float) -> Tex
     Raises BrokerError, also where the topic cannot be read to its end within `timeout_s`.
     """
     reader = StreamReader()
-    consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-tail")
-    with contextlib.closing(consumer):
+    with contextlib.closing(_consumer(kafka)) as consumer:
         found = consumer.assign_since([TOKENS], job.created_at - _MARGIN)
         unread = {partition: end for partition, (begin, end) in found.items() if end > begin}
         deadline = time.monotonic() + timeout_s
@@ -282,6 +279,10 @@ def text_so_far(kafka: KafkaSettings, job: KnownJob, *, timeout_s: float) -> Tex
                 with contextlib.suppress(MalformedMessage):
                     reader.take(read_chunk(record.value, record.headers))
     return TextSoFar(job.job_id, reader.attempt, reader.text) if reader.attempt else None
+
+
+def _consumer(kafka: KafkaSettings) -> Consumer:
+    return Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-reader")
 
 
 _POLL_S: Final = 0.2

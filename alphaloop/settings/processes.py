@@ -164,8 +164,8 @@ class PolicySettings(Section):
     """`[policy]` of configs/worker.toml; alphaloop.deciding.job_facts.PolicyLimits has the rest, which is fixed."""
 
     explore_share: Share = 0.02  #: expected cost of exploration, as a share of all tokens
-    control_share: Share = Field(
-        0.02
+    control_share: float = Field(
+        0.02, ge=0, le=0.38
     )  #: share of speculating tasks' device time that switchback slices decode vanilla: the speed-up is measured so
     short_output_tokens: float = Field(20.0, ge=0)  #: outputs expected to be shorter are decoded vanilla
 
