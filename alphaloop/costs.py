@@ -87,11 +87,6 @@ class CostTable:
         self._variances = _mean_variances(self.points)
 
     @property
-    def is_empty(self) -> bool:
-        """Whether the target was never measured."""
-        return None not in self._surfaces
-
-    @property
     def is_of_servers(self) -> bool:
         """Whether the rounds are those of servers: each alternative has servers of its own and reads prompts there."""
         return bool(self._served)

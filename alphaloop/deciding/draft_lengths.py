@@ -24,8 +24,10 @@ drafter, because the time of the longest draft falls only if all of them are sho
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -59,7 +61,7 @@ def settings_by_running(
     is_free = decision.reason in COMPARED and decision.alternatives and context.objective.aim is Aim.THROUGHPUT
     if num_slots < 1 or not is_free or costs.is_of_servers:  # a request on a server stays as it began
         return ()
-    search = _SearchByRunning(decision.setting, posteriors, costs, context.size)
+    search = _SearchByRunning(decision.setting, posteriors, drafters, costs, context.size)
     expected = min(context.num_running, num_slots)
     settings = [decision.setting] * num_slots
     if decision.drafter is not None:
@@ -74,7 +76,7 @@ def settings_by_running(
         k = best.num_draft_tokens or k
         if best == decision.setting or gain < limits.min_speedup:
             continue
-        begin = search.first_not_slower(best, candidate, first, last)
+        begin = search.first_not_slower(best, first, last)
         settings[begin - 1 : last] = [best] * (last - begin + 1)
     return () if settings.count(decision.setting) == num_slots else tuple(settings)
 
@@ -126,69 +128,58 @@ class _SearchByRunning:
     """
 
     def __init__(
-        self, chosen: DraftSetting, posteriors: Mapping[str, Posterior], costs: CostTable, size: JobSize | None
+        self,
+        chosen: DraftSetting,
+        posteriors: Mapping[str, Posterior],
+        drafters: Sequence[DrafterState],
+        costs: CostTable,
+        size: JobSize | None,
     ) -> None:
         self._chosen, self._posteriors, self._costs, self._size = chosen, posteriors, costs, size
-        self._longest: dict[tuple[str, int], tuple[float, ...]] = {}
-        self._ms: dict[tuple[DraftSetting, int], float] = {}
-        self._read_ms: dict[str, float] = {}
+        self._drafters = {drafter.name: drafter for drafter in drafters}
+        self._ms_of = functools.cache(self._computed_ms)
+        self._longest = functools.cache(lambda name, num_running: posteriors[name].longest_proposed(num_running))
 
     def best(self, drafter: DrafterState, num_running: int, k: int) -> tuple[DraftSetting, float]:
         """The faster of vanilla and the drafter's best k, climbed to from `k`; and its gain over the chosen setting."""
-        posterior = self._posteriors[drafter.name]
-        longest = min(drafter.max_draft_tokens, posterior.max_draft_tokens)
+        longest = min(drafter.max_draft_tokens, self._posteriors[drafter.name].max_draft_tokens)
         best = DraftSetting(drafter.name, min(k, longest))
-        ms = self._ms_of(best, num_running, drafter)
+        ms = self._ms_of(best, num_running)
         for step in (1, -1):
             while 1 <= best.num_draft_tokens + step <= longest:
                 other = DraftSetting(drafter.name, best.num_draft_tokens + step)
-                if (its := self._ms_of(other, num_running, drafter)) >= ms:
+                if (its := self._ms_of(other, num_running)) >= ms:
                     break
                 best, ms = other, its
-        if (vanilla := self._ms_of(_VANILLA, num_running, drafter)) <= ms:
+        if (vanilla := self._ms_of(_VANILLA, num_running)) <= ms:
             best, ms = _VANILLA, vanilla
-        return best, self._ms_of(self._chosen, num_running, drafter) / ms
+        return best, self._ms_of(self._chosen, num_running) / ms
 
-    def first_not_slower(self, setting: DraftSetting, drafter: DrafterState, first: int, last: int) -> int:
+    def first_not_slower(self, setting: DraftSetting, first: int, last: int) -> int:
         """The least number from which on, up to `last`, the setting is not slower than the chosen one.
 
         The setting is faster at `last`. Times are close to linear between two measured batch sizes, so their ratio
         crosses 1 once at most.
         """
 
-        def is_slower(num_running: int) -> bool:
-            return self._ms_of(setting, num_running, drafter) > self._ms_of(self._chosen, num_running, drafter)
+        def is_faster_or_equal(num_running: int) -> bool:
+            return self._ms_of(setting, num_running) <= self._ms_of(self._chosen, num_running)
 
-        if not is_slower(first):
-            return first
-        while last - first > 1:
-            middle = (first + last) // 2
-            first, last = (middle, last) if is_slower(middle) else (first, middle)
-        return last
+        return first + bisect_left(range(first, last), True, key=is_faster_or_equal)
 
-    def _ms_of(self, setting: DraftSetting, num_running: int, drafter: DrafterState) -> float:
-        known = self._ms.get((setting, num_running))
-        if known is None:
-            known = self._ms[setting, num_running] = self._computed_ms(setting, num_running, drafter)
-        return known
-
-    def _computed_ms(self, setting: DraftSetting, num_running: int, drafter: DrafterState) -> float:
+    def _computed_ms(self, setting: DraftSetting, num_running: int) -> float:
         here = self._costs.rounds(num_running, self._size.context if self._size else None)
         if setting.drafter is None:
             ms = here.part_ms(None, 1)
             return math.inf if ms is None else ms
-        posterior, k = self._posteriors[drafter.name], setting.num_draft_tokens
-        longest = self._longest.get((drafter.name, num_running))
-        if longest is None:
-            longest = self._longest[drafter.name, num_running] = posterior.longest_proposed(num_running)
-        ms = here.round_ms(drafter.name, k, posterior.proposed, longest[k])
+        posterior, k = self._posteriors[setting.drafter], setting.num_draft_tokens
+        ms = here.round_ms(setting.drafter, k, posterior.proposed, self._longest(setting.drafter, num_running)[k])
         if ms is None:
             return math.inf
         ms /= posterior.corrected_tokens[k]
         if self._size is not None and self._chosen.drafter is None:
-            if drafter.name not in self._read_ms:
-                self._read_ms[drafter.name] = drafter.reading_ms(self._costs, self._size.context)
-            ms += num_running * self._read_ms[drafter.name] / max(self._size.num_tokens / 2, 1.0)
+            read_ms = self._drafters[setting.drafter].reading_ms(self._costs, self._size.context)
+            ms += num_running * read_ms / max(self._size.num_tokens / 2, 1.0)
         return ms
 
 

@@ -174,12 +174,8 @@ class EvidenceSums:
 
 #: Names of the sums, in order.
 SUMS: Final = tuple(field.name for field in fields(EvidenceSums) if field.name != "as_of")
-#: Those that fade by the square of the factor.
-SECOND_ORDER: Final = frozenset(name for name in SUMS if name.endswith("_w2"))
-
-
-#: 1 for sums of second order, in the order of `SUMS`.
-_ORDERS: Final = tuple(int(name in SECOND_ORDER) for name in SUMS)
+#: 1 for sums of second order, which fade by the square of the factor, in the order of `SUMS`.
+_ORDERS: Final = tuple(int(name.endswith("_w2")) for name in SUMS)
 _values_of: Final = attrgetter(*SUMS)
 
 
@@ -190,16 +186,16 @@ def together(jobs: Sequence[EvidenceSums], half_life: timedelta) -> EvidenceSums
     """
     until = max(job.as_of for job in jobs)
     weights = [0.5 ** ((until - job.as_of) / half_life) if job.as_of != until else 1.0 for job in jobs]
-    squares = [weight * weight for weight in weights]
-    sums: dict[str, Any] = {}
-    for name, values in zip(SUMS, zip(*map(_values_of, jobs), strict=True), strict=True):
-        factors = squares if name in SECOND_ORDER else weights
+    by_order = weights, [weight * weight for weight in weights]
+    sums: list[Any] = []
+    for order, values in zip(_ORDERS, zip(*map(_values_of, jobs), strict=True), strict=True):
+        factors = by_order[order]
         if isinstance(values[0], tuple):
             by_position = zip_longest(*values, fillvalue=0.0)
-            sums[name] = tuple(sum(map(mul, factors, position)) for position in by_position)
+            sums.append(tuple(sum(map(mul, factors, position)) for position in by_position))
         else:
-            sums[name] = sum(map(mul, factors, values))
-    return EvidenceSums(until, **sums)
+            sums.append(sum(map(mul, factors, values)))
+    return EvidenceSums(until, *sums)
 
 
 def _times(value: Any, factor: float) -> Any:

@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 from alphaloop.acceptance import EvidenceKey
@@ -30,12 +31,10 @@ from alphaloop.deciding.evidence import (
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.posterior import Counts, Posterior, Profile, clamped, fitted, total
+from alphaloop.deciding.posterior import Counts, Posterior, Profile, clamped, total
 
 #: Standard deviation (logits) between siblings before any was compared.
-_SAMPLING_SPREAD: Final = 0.5
-_PROMPT_SPREAD: Final = 0.25
-_SEGMENT_SPREAD: Final = 0.5
+_LEVELS: Final = (("sampling_bucket", 0.5), ("prompt_bucket", 0.25), ("segment", 0.5))
 #: Weight of the prior spread in an estimated spread, in groups.
 _PRIOR_GROUPS: Final = 2.0
 #: Weight of the parent in a reach, in chances. Only costs depend on a reach.
@@ -71,37 +70,28 @@ class PairPosterior:
         """The posterior for a task without evidence."""
         return Posterior(self.profile.widened(self.spread), self.reach, 0.0, 1.0, offered=self.offered)
 
-    @classmethod
-    def of(
-        cls,
-        tasks: Iterable[EvidenceSums],
-        max_draft_tokens: int,
-        acceptance: float = 0.5,
-        spread: float = 1.0,
-        offers: Sequence[float] = (),
-        through: Sequence[float] = (),
-    ) -> PairPosterior:
-        """From the sums of each task. Their number may be cut to the latest few hundred; order does not matter."""
-        prior = cls.unknown(max_draft_tokens, acceptance, spread, offers, through)
+    def with_tasks(self, tasks: Iterable[EvidenceSums]) -> PairPosterior:
+        """After the sums of each task. Their number may be cut to the latest few hundred; order does not matter."""
         sums = [task for task in tasks if task.jobs > 0]
         if not sums:
-            return prior
+            return self
         groups = [effective(task, design_effect([task])) for task in sums]
-        between = _spread(prior.profile, groups, spread)
-        pooled = prior.profile.updated(_pooled(prior.profile, groups, between))
-        reach, offered = prior.reach, prior.offered
+        between = _spread(self.profile, groups, self.spread)
+        pooled = self.profile.updated(_pooled(self.profile, groups, between))
+        reach, offered = self.reach, self.offered
         for task in sums:
             reach, offered = _reach(task, reach), _offered(task, offered)
-        return cls(pooled, between, reach, offered)
+        return PairPosterior(pooled, between, reach, offered)
 
     @classmethod
     def of_drafter(
         cls, drafter: DrafterState, limits: PolicyLimits, tasks: Iterable[EvidenceSums] = ()
     ) -> PairPosterior:
         """Of `drafter`, from the sums of each task; without any, the prior."""
-        return cls.of(
-            tasks, drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread, drafter.offers, drafter.through
+        prior = cls.unknown(
+            drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread, drafter.offers, drafter.through
         )
+        return prior.with_tasks(tasks)
 
 
 def infer(
@@ -120,18 +110,14 @@ def infer(
     deff = design_effect(sums.values())
     counts = {key: effective(leaf, deff) for key, leaf in sums.items()}
     profile, within = pair.profile.widened(pair.spread), dict(counts)
-    levels = (
-        (_same_sampling, _SAMPLING_SPREAD),
-        (_same_prompts, _PROMPT_SPREAD),
-        (_same_segment, _SEGMENT_SPREAD),
-    )
-    for name_of, prior_spread in levels:
+    for level, prior_spread in _LEVELS:
+        name_of = attrgetter(level)
         groups: dict[str, list[Counts]] = {}
         for key, seen in within.items():
             groups.setdefault(name_of(key), []).append(seen)
         totals = {name: total(members) for name, members in groups.items()}
         mine = name_of(wanted)
-        if name_of is _same_segment and totals.keys() <= {mine}:
+        if level == "segment" and totals.keys() <= {mine}:
             prior_spread = 0.0  # most tasks have no segments
         spread = _spread(profile, list(totals.values()), prior_spread)
         siblings = [total for name, total in totals.items() if name != mine]
@@ -239,24 +225,8 @@ def _lasting(values: Sequence[float], size: int) -> tuple[float, ...]:
 
 
 def _sized(profile: Profile, size: int) -> Profile:
-    return Profile(
-        fitted(profile.mean, size, last=True),
-        profile.common_var,
-        fitted(profile.own_var, size, last=True),
-        fitted(profile.loading, size, last=True),
-    )
-
-
-def _same_sampling(key: EvidenceKey) -> str:
-    return key.sampling_bucket
-
-
-def _same_prompts(key: EvidenceKey) -> str:
-    return key.prompt_bucket
-
-
-def _same_segment(key: EvidenceKey) -> str:
-    return key.segment
+    mean, own_var, loading = (_lasting(its, size) for its in (profile.mean, profile.own_var, profile.loading))
+    return Profile(mean, profile.common_var, own_var, loading)
 
 
 #: A posterior is inferred again after this share of new jobs, or this long, because inference takes a millisecond and

@@ -128,9 +128,8 @@ def total(groups: Iterable[Counts]) -> Counts:
     return Counts(tuple(accepts), tuple(chances))
 
 
-def fitted(values: Sequence[float], size: int, *, last: bool = False) -> tuple[float, ...]:
-    filler = values[-1] if last and values else 0.0
-    return (*values, *(filler,) * (size - len(values)))[:size]
+def fitted(values: Sequence[float], size: int) -> tuple[float, ...]:
+    return (*values, *(0.0,) * (size - len(values)))[:size]
 
 
 def logit(p: float) -> float:
@@ -187,11 +186,6 @@ class Posterior:
             ("corrected_tokens", (tokens[0], *(self.error.factor * value for value in tokens[1:]))),
         ):
             object.__setattr__(self, name, value)
-
-    @property
-    def acceptance(self) -> tuple[float, ...]:
-        """α_i: accepted over proposed."""
-        return tuple(min(1.0, s / r) if r > 0 else 0.0 for s, r in zip(self.through, self.reach, strict=True))
 
     @property
     def through(self) -> tuple[float, ...]:

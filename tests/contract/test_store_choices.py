@@ -33,7 +33,7 @@ K3 = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 3, Reason.FASTER, "1.7x van
 
 def test_costs_come_back_as_they_were_measured(database: Database) -> None:
     costs, drafters = CostStore(database), {"lookup": "r1"}
-    assert costs.load("h", "cpu", "e", "t", drafters).is_empty
+    assert not costs.load("h", "cpu", "e", "t", drafters).points
     points = [CostPoint(None, 1, 1, 30.0, 5), CostPoint(None, 1, 5, 34.0, 5), CostPoint("lookup", 1, 5, 0.5, 5)]
     costs.save("h", "cpu", "e", "t", drafters, points)
     table = costs.load("h", "cpu", "e", "t", drafters)
@@ -49,7 +49,7 @@ def test_costs_of_another_host_device_engine_target_or_draft_are_not_mine(databa
     points = [CostPoint(None, 1, 1, 30.0, 5), CostPoint("lookup", 1, 5, 0.5, 5)]
     costs.save("h", "cpu", "e", "t", {"lookup": "r1"}, points)
     for where in (("g", "cpu", "e", "t"), ("h", "gpu", "e", "t"), ("h", "cpu", "f", "t"), ("h", "cpu", "e", "u")):
-        assert costs.load(*where, {"lookup": "r1"}).is_empty
+        assert not costs.load(*where, {"lookup": "r1"}).points
     assert costs.load("h", "cpu", "e", "t", {"lookup": "r2"}).round_ms("lookup", 1, 4) is None
     assert costs.load("h", "cpu", "e", "t", {}).round_ms(None, 1, 0) == 30.0
 
@@ -92,7 +92,7 @@ def test_a_whole_calibration_replaces_what_was_known_of_the_same_models(database
     costs.replace("h", "cpu", "e", "t", {"lookup": "r1"}, [CostPoint(None, 1, 1, 4.0, 9)])
     kept = {(point.drafter, point.width) for point in costs.load("h", "cpu", "e", "t", drafters).points}
     assert kept == {(None, 1), ("model", 7)}
-    assert not costs.load("h", "gpu", "e", "t", drafters).is_empty
+    assert costs.load("h", "gpu", "e", "t", drafters).points
 
 
 def log_change(log: DecisionLog, decision: Decision, *, device: str = "cpu", owner: str = "w1") -> bool:

@@ -92,7 +92,7 @@ def test_pooled_alpha_moves_with_k_and_alpha_i_does_not(rng: random.Random) -> N
 
     def decode(k: int) -> AcceptanceCounts:
         counts = AcceptanceCounts()
-        for _ in range(20_000):
+        for _ in range(8_000):
             accepted = next((i for i in range(k) if rng.random() >= true[i]), k)
             counts = counts.with_round(k, accepted, num_emitted=accepted + 1)
         return counts

@@ -64,7 +64,7 @@ def serve(
 
 def test_before_any_request_nothing_is_known(store: Store, clock: Clock) -> None:
     costs = made(store, clock)
-    assert costs.table.is_empty
+    assert not costs.table.points
     assert costs.parts == (None, "ngram")
     assert (costs.level(None), costs.level("ngram"), costs.read_s(100)) == (1.0, 1.0, 0.0)
     assert not costs.save()
