@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 from rich.console import Console
 from rich.table import Table
 
-from alphaloop.acceptance import Z95
+from alphaloop.acceptance import Z95, Interval
 from benchmarks.policy.compare import Score
 from benchmarks.policy.scenario import Scenario
 from benchmarks.reporting import table_of
@@ -26,13 +26,8 @@ BARS: Final = {"stationary": 0.98, "changing": 0.95}
 BAR_OF_VANILLA: Final = 0.97
 
 
-@dataclass(frozen=True, slots=True)
-class Mean:
+class Mean(Interval):
     """A mean over seeds with its 95 % bounds."""
-
-    mean: float
-    low: float
-    high: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Mean:

@@ -39,12 +39,6 @@ def test_between_points_the_cost_is_linear_in_width_and_batch() -> None:
     assert costs.round_ms(None, 2, 4) == pytest.approx((34.0 + 70.0) / 2)
 
 
-def test_outside_the_measured_points_the_nearest_holds() -> None:
-    costs = table((None, 2, 2, 30.0), (None, 4, 8, 90.0))
-    assert costs.round_ms(None, 1, 0) == 30.0
-    assert costs.round_ms(None, 64, 63) == 90.0
-
-
 def test_what_was_never_measured_is_unknown_and_not_free() -> None:
     costs = table((None, 1, 1, 30.0))
     assert costs.round_ms("d", 1, 4) is None

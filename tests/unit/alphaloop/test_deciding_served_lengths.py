@@ -12,7 +12,6 @@ from alphaloop.deciding.decision import DecisionContext, DraftSetting, Reason
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState, weigh
 from alphaloop.deciding.policy import decide
-from alphaloop.messages import Purpose
 from tests.fixtures.deciding import LIMITS, find, inferred
 
 FREE = DrafterState("ngram", "r1", 4)
@@ -30,14 +29,6 @@ def served(
             CostPoint("ngram", 1, 5, longest_ms, 9, kind=CostKind.SERVED, correction_variance=variance),
         ]
     )
-
-
-@pytest.mark.parametrize("asked", [1, 2, 4])
-def test_a_probe_has_its_own_length(asked: int) -> None:
-    context = replace(CONTEXT, purpose=Purpose.PROBE, probe_drafter="ngram", probe_num_draft_tokens=asked)
-    decision = decide({}, [FREE], served(), context, LIMITS)
-    assert decision.setting == DraftSetting("ngram", asked)
-    assert "not at k=" not in decision.explanation
 
 
 def test_every_length_is_weighed_with_its_own_time_and_doubt() -> None:

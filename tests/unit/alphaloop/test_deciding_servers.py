@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -113,13 +112,6 @@ def test_a_prompt_is_read_once_by_the_server_that_gets_it() -> None:
         assert find(found, 4, "ngram").chance == chance
     context = replace(CONTEXT, prompt_tokens=100.0, objective=Objective(Aim.TIME_TO_FIRST_TOKEN, 40.0))
     assert decide(posteriors, [NGRAM], table, context, LIMITS).drafter == "ngram"
-
-
-def test_a_doubt_about_a_servers_rounds_is_the_doubt_of_its_speed_up() -> None:
-    posteriors = {"ngram": inferred(0.7, k=4)}
-    table = served(ngram=(30.0, 2.0), variance=0.04, prompts=True)
-    four = find(weigh(posteriors, [NGRAM], table, 4, JobSize(100.0, 50.0)), 4, "ngram")
-    assert four.cost_sd == pytest.approx(math.hypot(0.2, 0.2))
 
 
 @pytest.mark.parametrize("asked", [None, 1, 2, 4, 9])

@@ -64,13 +64,6 @@ def test_a_vanilla_job_drafts_once_the_device_has_emptied() -> None:
     assert lengths[0] > lengths[3]
 
 
-def test_a_drafting_job_stops_once_the_device_has_filled() -> None:
-    decision, settings = found(posteriors(0.7), costs(3.0), 1)
-    assert decision.drafter == "lookup"
-    assert settings[0] == decision.setting
-    assert settings[15] == VANILLA
-
-
 def test_a_job_keeps_to_one_drafter() -> None:
     """Alone the draft model would be best. At eight, look-up is, and no job changes from one drafter to the other."""
     known, table = posteriors(0.55, 0.9), costs(1.0, draft_ms=2.5)

@@ -17,12 +17,11 @@ from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSnapshot
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits, Subject, TaskRules
+from alphaloop.deciding.job_facts import PolicyLimits, Subject, TaskRules
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Decoding, Origin, Purpose, parse_job
-from alphaloop.settings import TaskSettings
 from alphaloop.store.snapshots import SnapshotRow, SnapshotStore
 from benchmarks.policy.ours import ChoicesInMemory
 from tests.fakes import FakeEngine
@@ -116,29 +115,6 @@ def test_a_pattern_switches_speculation_off_and_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "deadlines_s", "expected"),
-    [
-        ({}, [None, None], Objective()),
-        ({}, [None, 60.0, 30.0], Objective(Aim.DEADLINE, 30_000.0)),
-        ({"target_time_per_token_ms": 50}, [30.0], Objective(Aim.TIME_PER_TOKEN, 50.0)),
-        ({"target_time_to_first_token_ms": 800}, [None], Objective(Aim.TIME_TO_FIRST_TOKEN, 800.0)),
-    ],
-)
-def test_a_tasks_target_goes_before_the_earliest_deadline(
-    task: dict[str, Any], deadlines_s: list[float | None], expected: Objective
-) -> None:
-    jobs = [prepare(5, seconds) for seconds in deadlines_s]
-    context = session(ShortEngine(0)).context(
-        Subject("code", "greedy"),
-        [facts_of(job) for job in jobs],
-        TaskSettings.model_validate(task).rules(),
-        num_running=len(jobs),
-        now=NOW,
-    )
-    assert context.objective == expected
-
-
-@pytest.mark.parametrize(
     ("fields", "expected"),
     [
         ({}, Subject("code", "greedy")),
@@ -154,12 +130,6 @@ def test_a_keys_empty_fields_are_none(fields: dict[str, Any], expected: Subject)
     value = json.dumps({"task": "code", "body": {"prompt": "x"}, **fields}).encode()
     job = parse_job(value, Origin("test", "jobs.code", 0, 0), task="code")
     assert subject_of(lane_of(job, Sampling(max_tokens=9, temperature=0.0))) == expected
-
-
-def test_an_engine_without_draft_models_is_not_asked_for_its_memory() -> None:
-    engine = ShortEngine(0)
-    engine.drafters = (replace(SMALL, cache_bytes_per_token=0),)
-    assert decided(engine, [prepare(5)]).reason is Reason.NO_COSTS
 
 
 NOON: Final = datetime(2026, 3, 1, 12, tzinfo=UTC)
