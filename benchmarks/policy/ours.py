@@ -75,25 +75,6 @@ class BudgetsInMemory:
     save = keep
 
 
-class CalibratedCosts:
-    """Costs as they were measured, for streams in which they were measured well."""
-
-    def __init__(self, points: Iterable[CostPoint]) -> None:
-        self.table: CostTable = CostTable(points)
-
-    def observe(self, step: Step) -> None:
-        """They stay."""
-
-
-def costs_of(scenario: Scenario, points: Iterable[CostPoint]) -> LiveCosts | CalibratedCosts:
-    """The worker's own live costs where the scenario's calibration is wrong; left out elsewhere, to save time."""
-    if not scenario.inferred:
-        return CalibratedCosts(points)
-    return LiveCosts(
-        tuple(points), half_life=CORRECTION_HALF_LIFE, save=lambda _: None, save_every_s=1e9, clock=lambda: 0.0
-    )
-
-
 class Evidence:
     """What a scenario's drafters showed. Like a worker's database, it outlives a restart.
 
@@ -137,7 +118,13 @@ class Ours:
     def __init__(self, scenario: Scenario, points: Iterable[CostPoint], seed: int) -> None:
         self._limits = PolicyLimits()
         self._evidence = Evidence(scenario)
-        self._costs = costs_of(scenario, points)
+        calibrated = tuple(points)
+        self._table = CostTable(calibrated)
+        self._live: LiveCosts | None = None
+        if scenario.inferred:  # left out where the calibration is right, to save time
+            self._live = LiveCosts(
+                calibrated, half_life=CORRECTION_HALF_LIFE, save=lambda _: None, save_every_s=1e9, clock=lambda: 0.0
+            )
         self._choices = ChoicesInMemory()
         self._budgets = BudgetsInMemory(self._evidence.snapshot, lambda: self._evidence.drafters)
         self._max_tokens = {name: task.longest * task.tokens for name, task in scenario.tasks.items()}
@@ -167,6 +154,8 @@ class Ours:
         self._evidence.add(batch, choice, decoded)
         key = evidence_key(batch.cell)
         self._session.count_scored([replace(key, drafter=d.name) for d in self._evidence.scored])
+        if self._live is None:
+            return
         verify_ms, draft_ms = decoded.round_ms
         step = Step(
             finished=(),
@@ -181,7 +170,7 @@ class Ours:
             drafter=choice.drafter,
         )
         for _ in range(CORRECTING_ROUNDS):
-            self._costs.observe(step)
+            self._live.observe(step)
 
     def restart(self) -> None:
         """Evidence, costs, budgets and the log of choices are stored. The session's incumbents are lost."""
@@ -195,7 +184,7 @@ class Ours:
             Posteriors(snapshot, self._limits, lasts=POSTERIOR_LASTS, pair_lasts=PAIR_LASTS),
             choices=self._choices,
             budgets=self._budgets,
-            costs=lambda: self._costs.table,
+            costs=lambda: self._live.table if self._live else self._table,
             drafters=lambda: self._evidence.drafters,
             num_slots=0,
         )
