@@ -373,11 +373,12 @@ def _seen(drafter: DrafterState, its: Evidence) -> str:
     posterior = its.posterior
     stale = " Flagged stale." if drafter.is_stale else ""
     if its.seen.jobs <= 0:
-        return f"{drafter.name}: no job of this task yet.{stale}"
+        return f"{drafter.name}: no job of this task yet.{_sources(its)}{stale}"
     sentences = (
         f"{drafter.name}: {its.seen.jobs:.0f} jobs and probes, weighted by age, that it decoded or was scored on, "
         f"{its.jobs_alike:.0f} of them like these, "
         f"{its.seen.rounds:.0f} rounds, {its.seen.offered / max(its.seen.rounds, 1e-9):.0%} with a proposal."
+        f"{_sources(its)}"
     )
     if posterior.design_effect > 1.05:
         sentences += (
@@ -388,6 +389,18 @@ def _seen(drafter: DrafterState, its: Evidence) -> str:
     if its.is_split:
         sentences += " Segments differ beyond chance and are decided separately."
     return sentences + stale
+
+
+def _sources(its: Evidence) -> str:
+    borrowed = its.borrowed
+    if borrowed is None:
+        return ""
+    of_task = (
+        f"{borrowed.same_jobs:.0%} jobs like these, {borrowed.same_task:.0%} other jobs of the task, "
+        if its.seen.jobs > 0
+        else ""
+    )
+    return f" Sources of α₁: {of_task}{borrowed.other_tasks:.0%} other tasks, {borrowed.assumed:.0%} prior."
 
 
 def _counted_beside(drafter: DrafterState, drafters: Sequence[DrafterState]) -> str:

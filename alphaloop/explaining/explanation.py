@@ -9,14 +9,14 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
-from alphaloop.acceptance import Z95, Interval
+from alphaloop.acceptance import Z95, EvidenceKey, Interval
 from alphaloop.as_decoded import NextJob
 from alphaloop.costs import CostTable
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, IncumbentKey, Reason
-from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums
+from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, Place
 from alphaloop.deciding.expectation_error import ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.inference import Posteriors
+from alphaloop.deciding.inference import PairPosterior, Posteriors, infer
 from alphaloop.deciding.job_facts import EngineConditions, JobFacts, PolicyLimits, Subject
 from alphaloop.deciding.policy import Group
 from alphaloop.deciding.posterior import Posterior, logistic
@@ -63,11 +63,22 @@ def _together(ways: Iterable[WayDecoded]) -> Sums:
 
 
 @dataclass(frozen=True, slots=True)
+class Borrowed:
+    """Shares of the precision of α_1, adding up to 1: how much each source narrowed the posterior."""
+
+    same_jobs: float  #: of this task, sampling, prompt length and segment
+    same_task: float  #: the task's other jobs
+    other_tasks: float
+    assumed: float  #: of the prior, `PolicyLimits.prior_alpha`
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
     """The posterior of one drafter, and the counts behind it."""
 
     posterior: Posterior
     acceptance: tuple[Interval, ...]  #: α_i
+    borrowed: Borrowed | None  #: None of a past decision
     seen: EvidenceSums  #: of the whole task, weighted
     jobs_alike: float  #: weighted jobs of those with the same key
     is_split: bool  #: whether segments differ beyond chance
@@ -81,6 +92,27 @@ def acceptance(posterior: Posterior) -> tuple[Interval, ...]:
         mean, low, high = (min(1.0, logistic(m + d) / reach) if reach > 0 else 0.0 for d in (0.0, -wide, wide))
         found.append(Interval(mean, low, high))
     return tuple(found)
+
+
+def _borrowed(
+    worker: AsAWorker, key: EvidenceKey, posterior: Posterior, drafter: DrafterState, now: datetime
+) -> Borrowed:
+    """From the precision of logit s_1 as sources are added: the prior, other tasks, this task, jobs of this key."""
+    key = replace(key, drafter=drafter.name, draft_revision=drafter.revision)
+    pair, unknown = worker.posteriors.pair(drafter, now), PairPosterior.of_drafter(drafter, worker.fleet.limits)
+    leaves = worker.snapshot.leaves(Place(key.task, drafter.name, drafter.revision), now)
+    others = {leaf: evidence for leaf, evidence in leaves.items() if leaf != key}
+    stages = (unknown.for_a_task(), pair.for_a_task(), infer(others, key, drafter.max_draft_tokens, pair), posterior)
+    precisions: list[float] = []
+    for stage in stages:
+        profile = stage.profile
+        precision = 1 / (profile.loading[0] ** 2 * profile.common_var + profile.own_var[0])
+        # A source that shows that groups differ more than the prior says narrows nothing.
+        precisions.append(max(precision, precisions[-1] if precisions else 0.0))
+    nothing, tasks, task, all_of_it = precisions
+    return Borrowed(
+        (all_of_it - task) / all_of_it, (task - tasks) / all_of_it, (tasks - nothing) / all_of_it, nothing / all_of_it
+    )
 
 
 NUM_CHANGES: Final = 5
@@ -285,13 +317,20 @@ def explain_task(database: Database, settings: Settings, request: ExplainRequest
     worker = AsAWorker(database, settings, at)
     request = worker.asked(request)
     fleet, made = worker.fleet, worker.decide(request)
-    (group,) = made.groups
-    found = _explanation(database, made, group, request, fleet.engine, fleet.limits, made.decisions[0])
-    splits = worker.posteriors.splits_by_segment
+    engine, (group,) = fleet.engine, made.groups
+    key = EvidenceKey(
+        task, engine.target_revision, engine.engine, request.sampling_bucket, group.prompt_bucket, group.segment
+    )
+    found = _explanation(database, made, group, request, engine, fleet.limits, made.decisions[0])
     return replace(
         found,
         evidence={
-            one.name: replace(found.evidence[one.name], is_split=splits(task, [one], at)) for one in fleet.drafters
+            one.name: replace(
+                found.evidence[one.name],
+                borrowed=_borrowed(worker, key, group.posteriors[one.name], one, at),
+                is_split=worker.posteriors.splits_by_segment(task, [one], at),
+            )
+            for one in fleet.drafters
         },
         segments=frozenset(worker.snapshot.segments(task)),
         fleet=fleet,
@@ -467,7 +506,7 @@ def explain_recorded(
 def _evidence(past: Snapshot, group: Group, drafter: str) -> Evidence:
     posterior = group.posteriors[drafter]
     seen = past.seen.get(drafter) or EvidenceSums(past.decided_at)
-    return Evidence(posterior, acceptance(posterior), seen, group.alike.get(drafter, 0.0), past.is_split)
+    return Evidence(posterior, acceptance(posterior), None, seen, group.alike.get(drafter, 0.0), past.is_split)
 
 
 def _is_meant(group: Group, segment: str, prompt_bucket: str | None) -> int:

@@ -149,5 +149,6 @@ def _posterior(its: Evidence) -> dict[str, Any]:
         "tokens_per_round_sd": posterior.tokens_sd,
         "proposed_per_round": posterior.proposed,
         "expectation_error": posterior.error._asdict(),
+        "borrowed": asdict(its.borrowed) if its.borrowed else None,
         "seen": asdict(its.seen),
     }

@@ -45,6 +45,8 @@ def test_explain_decides_as_a_worker_would(cli: Cli, cli_environment: None, twel
     assert "vanilla" in shown
     # Counts and figures stand beside each other: what is believed lies within its bounds, what was seen adds up.
     inferred = told["posteriors"]["lookup"]
+    assert sum(inferred["borrowed"].values()) == pytest.approx(1)
+    assert inferred["borrowed"]["same_jobs"] > 0.5
     assert all(
         low <= mean <= high
         for low, mean, high in zip(
@@ -147,6 +149,7 @@ def test_explain_as_of_an_earlier_time(cli: Cli, cli_environment: None, twelve_j
     for then in (bad, good):
         assert then["recorded"]["is_reproduced"]
         assert then["posteriors"]["lookup"]["seen"]["jobs"] == 20
+        assert then["posteriors"]["lookup"]["borrowed"] is None
     assert bad["posteriors"]["lookup"]["acceptance"][0] < 0.2
     assert good["posteriors"]["lookup"]["acceptance"][0] > 0.6
     shown = " ".join(cli("explain", "code", "--sampling", "greedy", "--at", "1d").out.split())
