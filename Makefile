@@ -91,8 +91,8 @@ bench-decode: $(INSTALLED) $(VLLM)/.installed ## decoding beside transformers an
 	@$(BIN)/python -m benchmarks.decode --prompts "$(PROMPTS)" --vllm-python "$(CURDIR)/$(VLLM)/bin/python" \
 		--suite batches --suite tasks $(ARGS)
 
-bench-policy: $(INSTALLED) ## deciding beside other rules and an oracle, simulated (about two hours; 10 minutes with ARGS='--seeds 20'; Ctrl-C shows what was played)
-	@$(BIN)/python -m benchmarks.policy $(ARGS)
+bench-policy: $(INSTALLED) ## deciding beside other rules and an oracle, simulated, with a picture (about two hours; 10 minutes with ARGS='--seeds 20'; Ctrl-C shows what was played)
+	@$(BIN)/python -m benchmarks.policy --plots docs/concepts $(ARGS)
 
 bench-truth: $(INSTALLED) ## how often shown intervals hold the truth, simulated: alpha, measure, the speed-up (10 minutes)
 	@$(BIN)/python -m benchmarks.truth $(ARGS)

@@ -1,9 +1,9 @@
 """Ours, its peers and an oracle on simulated streams whose acceptance is known.
 
-    python -m benchmarks.policy                                      # everything: about two hours on two cores
+    python -m benchmarks.policy --plots docs/concepts                # everything: about two hours on two cores
     python -m benchmarks.policy --scenario steady_mix --seeds 10 --rule ours --rule vanilla
 
-Ctrl-C or SIGTERM ends it early; tables and JSON are then of the seeds that were played. Last line: JSON.
+Ctrl-C or SIGTERM ends it early; tables, picture and JSON are then of the seeds that were played. Last line: JSON.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.policy.compare import compare, rule_names
 from benchmarks.policy.compare_slots import compare_on_slots, slot_rule_names
 from benchmarks.policy.play import Oracle, know
+from benchmarks.policy.plots import write_plot
 from benchmarks.policy.report import Seed, as_json, print_tables
 from benchmarks.policy.scenario import FILE, Device, Scenario, read_scenarios
 from benchmarks.policy.slot_oracle import Known, know_slots
@@ -32,7 +33,7 @@ _Work = tuple[str, int, tuple[str, ...]]
 
 
 def main() -> None:
-    """Play, print tables, print the JSON line."""
+    """Play, print tables, write plots, print the JSON line."""
     parser = parser_of(__doc__)
     parser.add_argument("--file", type=Path, default=FILE, help="scenarios")
     parser.add_argument("--scenario", action="append", help="only these")
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--plots", type=Path, help="folder for the picture")
     options = parser.parse_args()
     console = Console(stderr=True)
     console.width = max(console.width, 118)
@@ -65,6 +67,8 @@ def main() -> None:
     scores = played(scenarios, seeds, kept)
     shown = [scenario for scenario in scenarios if scores[scenario.name]]
     print_tables(console, shown, scores)
+    if options.plots and shown:
+        console.print(f"written: {write_plot(options.plots, shown, scores)}")
     print(json.dumps(as_json(shown, scores, seeds)))
 
 

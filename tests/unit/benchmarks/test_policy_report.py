@@ -7,6 +7,7 @@ import json
 import math
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -14,6 +15,7 @@ from rich.console import Console
 from benchmarks.policy.__main__ import played
 from benchmarks.policy.compare import BUDGET_SHARE, Score, compare
 from benchmarks.policy.play import know
+from benchmarks.policy.plots import write_plot
 from benchmarks.policy.report import (
     Mean,
     Seed,
@@ -90,6 +92,13 @@ def test_tables_name_every_scenario_and_rule(rng: random.Random) -> None:
     print_tables(Console(file=out, width=120), two(), {s.name: seeds(rng) for s in two()})
     for word in (*(s.name for s in two()), "ours", "ema", "tiers", "vanilla", "draft:2"):
         assert word in out.getvalue()
+
+
+def test_the_same_scores_give_the_same_picture(rng: random.Random, tmp_path: Path) -> None:
+    scores = {s.name: seeds(rng) for s in two()}
+    one, other = (write_plot(tmp_path / name, two(), scores).read_bytes() for name in ("a", "b"))
+    assert one == other
+    assert one.rstrip().endswith(b"</svg>")
 
 
 def test_only_the_stated_budget_is_forgiven(seed: int) -> None:
