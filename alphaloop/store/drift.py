@@ -114,8 +114,6 @@ class PastState:
 class NoSuchEvent(AlphaloopError, LookupError):
     """No open drift event has this number."""
 
-    code = "no_such_event"
-
 
 class DriftEventStore:
     """Keeps drift events and the history of each."""

@@ -62,8 +62,6 @@ class KnownIncident:
 class NoSuchIncident(AlphaloopError, LookupError):
     """No open incident has this number."""
 
-    code = "no_such_incident"
-
 
 class IncidentStore:
     """The table of incidents."""

@@ -213,9 +213,8 @@ def test_a_member_that_did_not_poll_may_not_commit_any_more(kafka_settings: Kafk
         while len(heir.assignment()) < 2:
             heir.poll(0.1)
             assert time.monotonic() < deadline
-        with pytest.raises(StaleAssignment) as caught:
+        with pytest.raises(StaleAssignment):
             slow.commit({TopicPartition(topic, 0): 1})
-        assert caught.value.is_stale_assignment
         assert lost == revoked_late == [], "nobody has told this member yet: only the broker knows"
         while len(lost) + len(revoked_late) < 2:
             slow.poll(0.1)
