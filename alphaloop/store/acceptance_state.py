@@ -127,8 +127,7 @@ class AcceptanceStateStore:
 
     def drop_before(self, at: datetime) -> int:
         """Delete rows without a job since `at`, of drafts and tasks that are gone; returns how many."""
-        with self._database.begin() as connection:
-            return connection.execute(delete(acceptance_state).where(acceptance_state.c.as_of < at)).rowcount
+        return self._database.change(delete(acceptance_state).where(acceptance_state.c.as_of < at))
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,8 +56,7 @@ class CostStore:
             costs.correction_variance,
             func.extract("epoch", func.now() - func.coalesce(costs.corrected_at, costs.measured_at)).label("age_s"),
         ).where(*_Where(host, device, engine, target_revision, drafters).conditions)
-        with self._database.begin() as connection:
-            rows = connection.execute(query).all()
+        rows = self._database.rows(query)
         points = [
             CostPoint(
                 row.drafter or None,
@@ -144,8 +143,7 @@ class CostStore:
                 corrected_at=func.now(),
             )
         )
-        with self._database.begin() as connection:
-            connection.execute(statement, rows)
+        self._database.change(statement, rows)
 
     def first_measured(self, until: datetime) -> datetime | None:
         """When the newest pair of an engine and a target was calibrated first, of those before `until`."""
@@ -156,8 +154,7 @@ class CostStore:
             .group_by(costs.engine, costs.target_revision)
             .subquery()
         )
-        with self._database.begin() as connection:
-            found: datetime | None = connection.execute(select(func.max(first.c.at))).scalar_one()
+        found: datetime | None = self._database.scalar(select(func.max(first.c.at)))
         return found
 
     def measured(self) -> list[MeasuredEngine]:
@@ -171,11 +168,10 @@ class CostStore:
             .group_by(*key)
             .order_by(last.desc(), *key)
         )
-        with self._database.begin() as connection:
-            return [
-                MeasuredEngine(host, device, engine, target, at, tuple(sorted(batches)))
-                for host, device, engine, target, at, batches in connection.execute(query)
-            ]
+        return [
+            MeasuredEngine(host, device, engine, target, at, tuple(sorted(batches)))
+            for host, device, engine, target, at, batches in self._database.rows(query)
+        ]
 
 
 class _Where(NamedTuple):

@@ -121,8 +121,7 @@ class DecisionLog:
         query = select(decisions).where(decisions.c.task == task).order_by(decisions.c.id.desc()).limit(limit)
         if until is not None:
             query = query.where(decisions.c.decided_at <= until)
-        with self._database.begin() as connection:
-            return [_change(row) for row in connection.execute(query)]
+        return [_change(row) for row in self._database.rows(query)]
 
 
 def _change(row: Any) -> DecisionChange:

@@ -228,15 +228,11 @@ class DriftEventStore:
             .group_by(events.task, events.drafter, events.accepted_at)
             .order_by(events.accepted_at)
         )
-        with self._database.begin() as connection:
-            return {
-                (task, drafter): AcceptedLevel(at, before) for task, drafter, at, before in connection.execute(query)
-            }
+        return {(task, drafter): AcceptedLevel(at, before) for task, drafter, at, before in self._database.rows(query)}
 
     def _events(self, condition: Any) -> list[DriftEvent]:
         query = select(drift_events).where(condition).order_by(drift_events.c.opened_at, drift_events.c.id)
-        with self._database.begin() as connection:
-            return [_event(row) for row in connection.execute(query)]
+        return [_event(row) for row in self._database.rows(query)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +302,7 @@ class DriftMemoryStore:
             .order_by(runs.decoded_at, runs.ledger_id)
             .limit(limit)
         )  # fmt: skip
-        with self._database.begin() as connection:
-            return [_job(row) for row in connection.execute(query)]
+        return [_job(row) for row in self._database.rows(query)]
 
     def load(self, task: str) -> TaskMemory:
         """What the last run stored."""
@@ -341,8 +336,7 @@ class DriftMemoryStore:
 
     def forget(self, before: datetime) -> None:
         """Delete the memories of streams that had no job since `before`."""
-        with self._database.begin() as connection:
-            connection.execute(delete(drift_memories).where(drift_memories.c.last_decoded_at < before))
+        self._database.change(delete(drift_memories).where(drift_memories.c.last_decoded_at < before))
 
 
 __all__ = ["DriftEvent", "DriftEventStore", "EventChange", "EventContent", "EventState", "NoSuchEvent", "PastState"]

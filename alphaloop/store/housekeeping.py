@@ -113,8 +113,7 @@ class RetentionStore:
         num_rows, since = 0, datetime.min.replace(tzinfo=UTC)
         while not time_is_up():
             given = {"since": since, "before": before, "chunk": self._chunk_rows}
-            with self._database.begin() as connection:
-                found, last = connection.execute(_JOBS, given).one()
+            found, last = self._database.one(_JOBS, given)
             num_rows += found
             if found < self._chunk_rows:
                 return Dropped(num_rows, is_all=True)
@@ -129,12 +128,10 @@ class RetentionStore:
         """
         num_rows = 0
         while not time_is_up():
-            with self._database.begin() as connection:
-                urls = list(connection.execute(_TEXTS, {"before": before, "chunk": _CHUNK_TEXTS}).scalars())
+            urls = list(self._database.scalars(_TEXTS, {"before": before, "chunk": _CHUNK_TEXTS}))
             for url in urls:
                 delete(url)
-            with self._database.begin() as connection:
-                connection.execute(_FORGET_TEXTS, {"urls": urls})
+            self._database.change(_FORGET_TEXTS, {"urls": urls})
             num_rows += len(urls)
             if len(urls) < _CHUNK_TEXTS:
                 return Dropped(num_rows, is_all=True)
@@ -149,8 +146,7 @@ class RetentionStore:
         given: dict[str, Any] = {"before": before, "chunk": self._chunk_rows}
         num_rows = 0
         while not time_is_up():
-            with self._database.begin() as connection:
-                found = connection.execute(statement, given).rowcount
+            found = self._database.change(statement, given)
             num_rows += found
             if found < self._chunk_rows:
                 return Dropped(num_rows, is_all=True)

@@ -89,14 +89,12 @@ class IncidentStore:
     def open_incidents(self) -> list[KnownIncident]:
         """Incidents that are not over, oldest first."""
         query = select(incidents).where(incidents.c.closed_at.is_(None)).order_by(incidents.c.opened_at, incidents.c.id)
-        with self._database.begin() as connection:
-            return [_known(row) for row in connection.execute(query)]
+        return [_known(row) for row in self._database.rows(query)]
 
     def closed_since(self, moment: datetime) -> list[KnownIncident]:
         """Incidents that were closed after `moment`, oldest first."""
         query = select(incidents).where(incidents.c.closed_at > moment).order_by(incidents.c.closed_at, incidents.c.id)
-        with self._database.begin() as connection:
-            return [_known(row) for row in connection.execute(query)]
+        return [_known(row) for row in self._database.rows(query)]
 
     def acknowledge(self, incident_id: int, by: str, note: str, now: datetime) -> KnownIncident:
         """Record that somebody took note of an open incident; again replaces who and what. Raises NoSuchIncident."""
@@ -106,8 +104,7 @@ class IncidentStore:
             .values(acknowledged_at=now, acknowledged_by=by, note=note)
             .returning(incidents)
         )
-        with self._database.begin() as connection:
-            row = connection.execute(statement).first()
+        row = self._database.row(statement)
         if row is None:
             raise NoSuchIncident(f"no open incident {incident_id}", hint="the console shows the open ones under Drift")
         return _known(row)
@@ -120,8 +117,7 @@ class IncidentStore:
                 .where(incidents.c.id.in_(incident_ids), incidents.c.closed_at.is_(None))
                 .values(closed_at=func.greatest(now, incidents.c.opened_at))
             )
-            with self._database.begin() as connection:
-                connection.execute(statement)
+            self._database.change(statement)
 
 
 def _known(row: Row[Any]) -> KnownIncident:

@@ -139,8 +139,7 @@ class JobStore:
             columns.headers,
             extract("epoch", columns.lease_expires_at - func.clock_timestamp()).label("lease_s"),
         ).where(columns.job_id == _any(job_ids))
-        with self._database.begin() as connection:
-            return {row.job_id: row for row in connection.execute(query)}
+        return {row.job_id: row for row in self._database.rows(query)}
 
     def renew(self, attempts: Mapping[str, int], *, owner: str, lease_s: float) -> set[str]:
         """Extend the leases of claims (job_id → attempt); returns the jobs that this owner still holds."""
@@ -201,14 +200,12 @@ class JobStore:
         query = select(jobs.c.job_id, cast(jobs.c.outcome, Text)).where(
             jobs.c.job_id == _any(job_ids), jobs.c.status != RUNNING
         )
-        with self._database.begin() as connection:
-            return {job_id: outcome.encode() for job_id, outcome in connection.execute(query)}
+        return {job_id: outcome.encode() for job_id, outcome in self._database.rows(query)}
 
     def progress(self, batch_id: str) -> dict[str, int]:
         """Jobs of a batch by status; only those that a worker has seen."""
         query = select(jobs.c.status, func.count()).where(jobs.c.batch_id == batch_id).group_by(jobs.c.status)
-        with self._database.begin() as connection:
-            return {status: number for status, number in connection.execute(query)}
+        return {status: number for status, number in self._database.rows(query)}
 
 
 #: Times are the statement's own, so that a claim made while others are waited for has its whole lease.

@@ -88,8 +88,7 @@ class Outbox:
         query = select(func.coalesce(func.sum(func.cardinality(outbox.c.job_ids)), 0))
         if set_aside:
             query = query.where(outbox.c.set_aside_at.is_not(None))
-        with self._database.begin() as connection:
-            return int(connection.execute(query).scalar_one())
+        return int(self._database.scalar(query))
 
 
 class RefusedResultStore:

@@ -141,11 +141,10 @@ class ProbeSetStore:
         )
         if task is not None:
             query = query.where(sets.task == task)
-        with self._database.begin() as connection:
-            return [
-                ProbeSetVersion(name, version, number, k, ProbeSource(source), is_active, at)
-                for name, version, number, k, source, is_active, at in connection.execute(query)
-            ]
+        return [
+            ProbeSetVersion(name, version, number, k, ProbeSource(source), is_active, at)
+            for name, version, number, k, source, is_active, at in self._database.rows(query)
+        ]
 
     def _read(self, wanted: ColumnElement[bool]) -> list[ProbeSet]:
         sets, prompts = probe_sets.c, probe_prompts.c
@@ -163,8 +162,7 @@ class ProbeSetStore:
             .where(wanted)
             .order_by(sets.task, sets.version, prompts.position)
         )
-        with self._database.begin() as connection:
-            rows = connection.execute(query).all()
+        rows = self._database.rows(query)
         return [
             ProbeSet(
                 task,
@@ -231,8 +229,7 @@ class ProbeStore:
             .where(measured.drafter.is_not(None))
             .group_by(measured.task, measured.drafter)
         )
-        with self._database.begin() as connection:
-            return {(task, drafter): last for task, drafter, last in connection.execute(query)}
+        return {(task, drafter): last for task, drafter, last in self._database.rows(query)}
 
     def mean_device_s(self, since: datetime, until: datetime) -> dict[str, float]:
         """Mean device seconds of a probe or control by task, over the hours that began in (since, until]."""
@@ -265,8 +262,7 @@ class ProbeStore:
         query = select(func.coalesce(func.sum(hours.device_s), 0.0)).where(
             hours.bucket > since, hours.bucket <= until, hours.purpose.in_(purposes)
         )
-        with self._database.begin() as connection:
-            return float(connection.execute(query).scalar_one())
+        return float(self._database.scalar(query))
 
     def record(self, runs: Sequence[ProbeRun]) -> None:
         """Record runs that are about to be sent; recorded ones stay as they are."""
@@ -279,14 +275,12 @@ class ProbeStore:
         """Whether this is a probe or control of the scheduler, with just this payload."""
         runs = probe_runs.c
         query = select(exists().where(runs.job_id == job_id, runs.payload_sha256 == payload_sha256))
-        with self._database.begin() as connection:
-            return bool(connection.execute(query).scalar_one())
+        return bool(self._database.scalar(query))
 
     def mark_sent(self, job_ids: Collection[str], now: datetime) -> None:
         """Record that Kafka has acknowledged them."""
         if job_ids:
-            with self._database.begin() as connection:
-                connection.execute(update(probe_runs).where(probe_runs.c.job_id.in_(job_ids)).values(sent_at=now))
+            self._database.change(update(probe_runs).where(probe_runs.c.job_id.in_(job_ids)).values(sent_at=now))
 
     def settle_unsent(self, before: datetime) -> int:
         """Clean up after runs, due before `before`, that died while sending: returns how many probes were deleted.
@@ -316,8 +310,7 @@ class ProbeStore:
 
     def uncompared(self, since: datetime) -> list[TextPair]:
         """Decoded probes of runs due after `since` with their decoded controls, oldest first."""
-        with self._database.begin() as connection:
-            rows = connection.execute(_PAIRS, {"since": since, "life": _LONGEST_LIFE}).all()
+        rows = self._database.rows(_PAIRS, {"since": since, "life": _LONGEST_LIFE})
         return [
             TextPair(_decoded_text(one), _decoded_text(other)) for one, other in zip(rows[::2], rows[1::2], strict=True)
         ]
@@ -325,8 +318,7 @@ class ProbeStore:
     def mark_compared(self, job_ids: Collection[str], now: datetime) -> None:
         """Record that these probes were compared with their controls."""
         if job_ids:
-            with self._database.begin() as connection:
-                connection.execute(update(probe_runs).where(probe_runs.c.job_id.in_(job_ids)).values(compared_at=now))
+            self._database.change(update(probe_runs).where(probe_runs.c.job_id.in_(job_ids)).values(compared_at=now))
 
 
 def record_texts(connection: Connection, texts: Sequence[tuple[str, datetime, ProbeText]]) -> None:
@@ -364,8 +356,7 @@ def probe_progress(database: Database, scheduled_for: datetime) -> ProbeProgress
         .select_from(probe_runs.outerjoin(jobs, jobs.c.job_id == runs.job_id))
         .where(runs.scheduled_for == scheduled_for, runs.sent_at.is_not(None))
     )
-    with database.begin() as connection:
-        num_sent, num_ended = connection.execute(query).one()
+    num_sent, num_ended = database.one(query)
     return ProbeProgress(num_sent, num_ended)
 
 

@@ -70,8 +70,7 @@ class ReportStore:
             text=report.text,
             html=report.html,
         )
-        with self._database.begin() as connection:
-            connection.execute(statement)
+        self._database.change(statement)
 
     def latest(self) -> StoredReport | None:
         """The newest report; None before the first."""
@@ -91,8 +90,7 @@ class ReportStore:
         )
         if before is not None:
             query = query.where(reports.c.created_at < before)
-        with self._database.begin() as connection:
-            return [ReportHeading(*row) for row in connection.execute(query)]
+        return [ReportHeading(*row) for row in self._database.rows(query)]
 
     def _one(self, query: Select[Any]) -> StoredReport | None:
         with self._database.begin() as connection:
@@ -138,8 +136,7 @@ class NotificationStore:
         """From `now` on these get news; for those that are known already nothing changes."""
         new = [{"name": name, "known_since": now} for name in names]
         if new:
-            with self._database.begin() as connection:
-                connection.execute(insert(notification_sinks).on_conflict_do_nothing(), new)
+            self._database.change(insert(notification_sinks).on_conflict_do_nothing(), new)
 
     def pending(self, sink: str, kinds: Sequence[NewsKind], now: datetime) -> list[Pending]:
         """What the sink has not taken, of what happened since it is known; by kind, oldest first."""
@@ -165,8 +162,7 @@ class NotificationStore:
             )
             .returning(columns.sink)
         )
-        with self._database.begin() as connection:
-            return connection.execute(counted).first() is not None
+        return self._database.row(counted) is not None
 
     def end(self, sink: str, news: Notification, now: datetime, failure: str | None = None) -> None:
         """Record how the attempt ended; without a failure the sink has taken it."""
@@ -177,8 +173,7 @@ class NotificationStore:
             .where(columns.sink == sink, columns.kind == news.kind.value, columns.source_id == news.source_id)
             .values(**ended)
         )
-        with self._database.begin() as connection:
-            connection.execute(statement)
+        self._database.change(statement)
 
     def attempted(self, limit: int) -> list[Attempted]:
         """What was tried last, the newest first."""

@@ -33,8 +33,7 @@ class ScheduleStore:
             .on_conflict_do_nothing()
             .returning(schedule_runs.c.id)
         )
-        with self._database.begin() as connection:
-            return connection.execute(statement).first() is not None
+        return self._database.row(statement) is not None
 
     def finish(self, schedule_id: str, scheduled_for: datetime, outcome: Mapping[str, Any], now: datetime) -> None:
         """Record that a run ended, with its counts or with `error`."""
@@ -43,8 +42,7 @@ class ScheduleStore:
             .where(schedule_runs.c.schedule_id == schedule_id, schedule_runs.c.scheduled_for == scheduled_for)
             .values(finished_at=now, outcome=dict(outcome))
         )
-        with self._database.begin() as connection:
-            connection.execute(statement)
+        self._database.change(statement)
 
     def last_finished(self, schedule_id: str) -> tuple[datetime, Mapping[str, Any]] | None:
         """The newest run that ended: what it was due for, and its outcome."""
@@ -54,16 +52,14 @@ class ScheduleStore:
             .order_by(schedule_runs.c.scheduled_for.desc())
             .limit(1)
         )
-        with self._database.begin() as connection:
-            row = connection.execute(query).first()
+        row = self._database.row(query)
         return (row.scheduled_for, row.outcome or {}) if row else None
 
     def newest(self) -> tuple[datetime, datetime | None, Mapping[str, Any]] | None:
         """Of the run that was started last, of any schedule: its start, its end, and its outcome so far."""
         runs = schedule_runs.c
         query = select(runs.started_at, runs.finished_at, runs.outcome).order_by(runs.id.desc()).limit(1)
-        with self._database.begin() as connection:
-            row = connection.execute(query).first()
+        row = self._database.row(query)
         return (row.started_at, row.finished_at, row.outcome or {}) if row else None
 
     def succeeded(self, since: datetime, until: datetime) -> list[datetime]:
@@ -75,8 +71,7 @@ class ScheduleStore:
             .where(runs.finished_at.is_not(None), ~runs.outcome.has_key("error"))
             .order_by(runs.started_at)
         )
-        with self._database.begin() as connection:
-            return list(connection.execute(query).scalars())
+        return list(self._database.scalars(query))
 
 
 class LeaderLease:
@@ -92,8 +87,7 @@ class LeaderLease:
 
     def try_acquire(self) -> bool:
         """Take the lease if it is free, without waiting for its end. Raises StoreError."""
-        with self._database.begin() as connection:
-            return connection.execute(_TAKE, self._given).first() is not None
+        return self._database.row(_TAKE, self._given) is not None
 
     def begin_term(self) -> Term:
         """Number this leadership, so that what the leader before still tries to write is refused. Raises StoreError."""
@@ -103,16 +97,14 @@ class LeaderLease:
     def is_held(self) -> bool:
         """Renew the lease; False if it has run out, or the database does not answer."""
         try:
-            with self._database.begin() as connection:
-                return connection.execute(_RENEW, self._given).first() is not None
+            return self._database.row(_RENEW, self._given) is not None
         except StoreError:
             return False
 
     def release(self) -> None:
         """Let another process lead at once; without a database the lease runs out."""
         try:
-            with self._database.begin() as connection:
-                connection.execute(_GIVE_UP, self._given)
+            self._database.change(_GIVE_UP, self._given)
         except StoreError:
             return
 

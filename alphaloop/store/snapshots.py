@@ -108,8 +108,7 @@ class SnapshotStore:
         """The segment and the prompt bucket of a decoded job; None where its run is not stored."""
         runs = decode_runs.c
         query = select(runs.segment, runs.prompt_bucket).where(runs.job_id == job_id).limit(1)
-        with self._database.begin() as connection:
-            row = connection.execute(query).first()
+        row = self._database.row(query)
         return None if row is None else (row.segment, row.prompt_bucket)
 
     def first_and_last(self, task: str | None = None) -> tuple[datetime, datetime] | None:
@@ -118,8 +117,7 @@ class SnapshotStore:
         query = select(func.min(columns.decided_at), func.max(columns.decided_at))
         if task is not None:
             query = query.where(columns.task == task)
-        with self._database.begin() as connection:
-            first, last = connection.execute(query).one()
+        first, last = self._database.one(query)
         return None if first is None else (first, last)
 
     def between(
@@ -150,12 +148,10 @@ class SnapshotStore:
         )
         if task is not None:
             query = query.where(runs.task == task)
-        with self._database.begin() as connection:
-            return int(connection.execute(query).scalar_one())
+        return int(self._database.scalar(query))
 
     def _first(self, query: Select[Any]) -> StoredSnapshot | None:
-        with self._database.begin() as connection:
-            row = connection.execute(query.limit(1)).first()
+        row = self._database.row(query.limit(1))
         return None if row is None else _read(row)
 
 

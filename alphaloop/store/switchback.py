@@ -147,8 +147,7 @@ class ExpectationStore:
         age = func.row_number().over(partition_by=(pairs.task, pairs.drafter), order_by=pairs.covers_to.desc())
         newest = select(expectation_pairs, age.label("age")).where(*where).subquery()
         query = select(newest).where(newest.c.age <= MOST_PAIRS).order_by(newest.c.covers_to, newest.c.task)
-        with self._database.begin() as connection:
-            return [_pair(row) for row in connection.execute(query)]
+        return [_pair(row) for row in self._database.rows(query)]
 
 
 #: Slices that are fetched together.

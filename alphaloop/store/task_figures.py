@@ -276,19 +276,16 @@ class TaskPages:
 
     def last_changes(self, tasks: Collection[str]) -> dict[str, LastChange]:
         """By task; a task without a logged choice is left out."""
-        with self._database.begin() as connection:
-            return {
-                row.task: LastChange(
-                    row.decided_at,
-                    LoggedSetting(row.from_mode, row.from_drafter, row.from_num_draft_tokens)
-                    if row.from_mode
-                    else None,
-                    LoggedSetting(row.to_mode, row.to_drafter, row.to_num_draft_tokens),
-                    row.reason,
-                    row.explanation,
-                )
-                for row in connection.execute(_LAST, {"tasks": list(tasks)})
-            }
+        return {
+            row.task: LastChange(
+                row.decided_at,
+                LoggedSetting(row.from_mode, row.from_drafter, row.from_num_draft_tokens) if row.from_mode else None,
+                LoggedSetting(row.to_mode, row.to_drafter, row.to_num_draft_tokens),
+                row.reason,
+                row.explanation,
+            )
+            for row in self._database.rows(_LAST, {"tasks": list(tasks)})
+        }
 
     def by_hour(self, tasks: Collection[str], since: datetime) -> dict[str, list[AcceptanceHour]]:
         """By task, its hours after `since` in which a first drafted token was tested, oldest first."""

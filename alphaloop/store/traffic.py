@@ -150,11 +150,10 @@ class TrafficStore:
             .where(*_is_traffic(hours))
             .group_by(hours.task)
         )
-        with self._database.begin() as connection:
-            return {
-                task: TaskSpend(int(num_jobs), int(num_tokens), float(device_s))
-                for task, num_jobs, num_tokens, device_s in connection.execute(query)
-            }
+        return {
+            task: TaskSpend(int(num_jobs), int(num_tokens), float(device_s))
+            for task, num_jobs, num_tokens, device_s in self._database.rows(query)
+        }
 
     def num_tokens(self, task: str, since: datetime, until: datetime) -> int:
         """Tokens of a task's traffic in the hours that began in (since, until]."""
@@ -165,8 +164,7 @@ class TrafficStore:
             hours.bucket <= until,
             *_is_traffic(hours),
         )
-        with self._database.begin() as connection:
-            return int(connection.execute(query).scalar_one())
+        return int(self._database.scalar(query))
 
     def expected_tokens(self, task: str, *, now: datetime, window_days: float) -> float | None:
         """Mean tokens a job of the task's traffic; None without any."""
@@ -177,8 +175,7 @@ class TrafficStore:
             hours.bucket <= now,
             *_is_traffic(hours),
         )
-        with self._database.begin() as connection:
-            total, num_jobs = connection.execute(query).one()
+        total, num_jobs = self._database.one(query)
         return float(total / num_jobs) if num_jobs else None
 
     def num_jobs_since(self, task: str, sampling_bucket: str, moment: datetime) -> int:
@@ -190,8 +187,7 @@ class TrafficStore:
             hours.bucket > moment,
             *_is_traffic(hours),
         )
-        with self._database.begin() as connection:
-            return int(connection.execute(query).scalar_one())
+        return int(self._database.scalar(query))
 
     def ways(
         self,
@@ -234,13 +230,11 @@ class TrafficStore:
             .group_by(*(last.c[name] for name in ways))
             .order_by(func.sum(last.c.num_tokens).desc())
         )
-        with self._database.begin() as connection:
-            return [WayDecoded(*tuple[Any, ...](row)) for row in connection.execute(query)]
+        return [WayDecoded(*tuple[Any, ...](row)) for row in self._database.rows(query)]
 
     def tasks(self) -> list[str]:
         """Every task that history knows."""
-        with self._database.begin() as connection:
-            return sorted(connection.execute(select(acceptance_hourly.c.task).distinct()).scalars())
+        return sorted(self._database.scalars(select(acceptance_hourly.c.task).distinct()))
 
 
 def decoded_lately(database: Database, window: timedelta = WINDOW) -> list[DecodedLately]:
@@ -252,8 +246,7 @@ def decoded_lately(database: Database, window: timedelta = WINDOW) -> list[Decod
         .group_by(runs.task, runs.purpose)
         .order_by(runs.task, runs.purpose)
     )
-    with database.begin() as connection:
-        return [DecodedLately(*row) for row in connection.execute(query)]
+    return [DecodedLately(*row) for row in database.rows(query)]
 
 
 def shares(wanted: Mapping[Stream, int], available: int) -> dict[Stream, int]:

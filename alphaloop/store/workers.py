@@ -165,8 +165,7 @@ class WorkerStore:
 
     def leave(self, owner: str) -> None:
         """The worker ends."""
-        with self._database.begin() as connection:
-            connection.execute(_LEAVE, {"owner": owner})
+        self._database.change(_LEAVE, {"owner": owner})
 
     def seen(self) -> list[SeenWorker]:
         """Every worker that has not left and was heard of in the last hour."""
