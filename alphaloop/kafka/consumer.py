@@ -255,12 +255,11 @@ class Consumer:
         return self._offsets.committed(partitions)
 
     def bounds(self, topics: Sequence[str]) -> dict[TopicPartition, tuple[int, int]]:
-        """`watermarks` of every partition of the topics. Raises BrokerError when a topic does not exist."""
-        return self._offsets.bounds(self._offsets.partitions(topics))
+        """Of each partition the first stored offset and the end, below which no transaction is open.
 
-    def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
-        """The first stored offset, and the end, below which no transaction is open; from the broker."""
-        return self._offsets.bounds([partition])[partition]
+        Raises BrokerError when a topic does not exist.
+        """
+        return self._offsets.bounds(self._offsets.partitions(topics))
 
     def positions(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The offset after what was polled of each partition; a partition of which nothing was polled is left out.

@@ -4,9 +4,8 @@ One row a key, however many jobs it has seen. The arithmetic is that of alphaloo
 cache. A changed half-life holds from the change on. First- and second-order sums fade together, so they stay
 consistent.
 
-`fold` makes the same rows from the ledger, bit by bit. Jobs of one key that were recorded in one transaction are added
-up first and then added to the row; a fold repeats these groups, because sums of floating-point numbers depend on the
-grouping.
+Jobs of one key that are recorded in one transaction are added up first and then added to the row. Whoever folds the
+ledger repeats these groups, because sums of floating-point numbers depend on the grouping.
 
 Numbers are packed, because Postgres takes three times as long to send arrays. A row holds big-endian doubles: the sums
 that are one number each, then, array by array, those by draft position, all of one length. First those of
@@ -16,11 +15,9 @@ that are one number each, then, array by array, those by draft position, all of 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import groupby
-from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -120,11 +117,6 @@ class AcceptanceStateStore:
             ]
         return StateRead(rows, seen, is_all)
 
-    def of_task(self, task: str) -> list[StateRow]:
-        """Every row of a task, for all targets, engines and drafters."""
-        with self._database.begin() as connection:
-            return [StateRow(Pair(*row[:4]), *row[4:]) for row in _read(connection, _OF_TASK, (task,))]
-
     def drop_before(self, at: datetime) -> int:
         """Delete rows without a job since `at`, of drafts and tasks that are gone; returns how many."""
         return self._database.change(delete(acceptance_state).where(acceptance_state.c.as_of < at))
@@ -176,7 +168,7 @@ def add_jobs(
     for ledger_id, job in zip(ledger_ids, jobs, strict=True):
         if job is not None:
             by_key.setdefault(job[0], []).append((ledger_id, job[1]))
-    folded = {key: _add_group(standing.get(key), by_key[key], half_life) for key in locked.keys}
+    folded = {key: with_jobs(standing.get(key), by_key[key], half_life) for key in locked.keys}
     changed = RowSet.parameter(
         {
             **key.columns,
@@ -206,31 +198,7 @@ class FoldedKey:
         return unpack(self.packed, self.as_of)
 
 
-class LedgerRow(NamedTuple):
-    """One job's counts under one key."""
-
-    ledger_id: int
-    recorded_in: int  #: the same for rows of one transaction
-    key: EvidenceKey
-    evidence: EvidenceSums
-
-
-def fold(
-    rows: Iterable[LedgerRow], half_life: timedelta, start: Mapping[EvidenceKey, FoldedKey] | None = None
-) -> dict[EvidenceKey, FoldedKey]:
-    """What acceptance_state holds after these rows, which come in the order of `ledger_id`.
-
-    With `start`, rows that it includes are left out.
-    """
-    folded = dict(start or {})
-    for key, its in _states(rows, half_life, folded):
-        folded[key] = its
-    return folded
-
-
-def _add_group(
-    standing: FoldedKey | None, group: Sequence[tuple[int, EvidenceSums]], half_life: timedelta
-) -> FoldedKey:
+def with_jobs(standing: FoldedKey | None, group: Sequence[tuple[int, EvidenceSums]], half_life: timedelta) -> FoldedKey:
     """A key's row after jobs (ledger_id, sums) that were recorded together; `standing` is None for a new key."""
     jobs = [job for _, job in group]
     before = standing or FoldedKey(jobs[0].as_of, b"", 0, 0)
@@ -310,21 +278,6 @@ def _sums(values: tuple[float, ...], length: int, as_of: datetime) -> EvidenceSu
     return EvidenceSums(as_of, **sums)
 
 
-def _states(
-    rows: Iterable[LedgerRow], half_life: timedelta, start: Mapping[EvidenceKey, FoldedKey]
-) -> Iterator[tuple[EvidenceKey, FoldedKey]]:
-    """Each key after each transaction; keys one after the other."""
-    by_key: dict[EvidenceKey, list[LedgerRow]] = {}
-    for row in rows:
-        if row.key not in start or row.ledger_id > start[row.key].last_ledger_id:
-            by_key.setdefault(row.key, []).append(row)
-    for key, its in by_key.items():
-        standing = start.get(key)
-        for _, group in groupby(its, attrgetter("recorded_in")):
-            standing = _add_group(standing, [(row.ledger_id, row.evidence) for row in group], half_life)
-            yield key, standing
-
-
 #: Every transaction below it has ended. Changes that are not visible yet belong to this transaction or a later one.
 _OLDEST_RUNNING: Final = text("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
 #: One drafter at a time: an index finds its rows, and the columns that they share are not sent with each row.
@@ -332,12 +285,6 @@ _OF_PAIR: Final = """
     SELECT task, segment, sampling_bucket, prompt_bucket, num_jobs, as_of, evidence, last_ledger_id
     FROM acceptance_state
     WHERE target_revision = %s AND engine = %s AND drafter = %s AND draft_revision = %s
-"""
-_OF_TASK: Final = """
-    SELECT target_revision, engine, drafter, draft_revision,
-           task, segment, sampling_bucket, prompt_bucket, num_jobs, as_of, evidence, last_ledger_id
-    FROM acceptance_state WHERE task = %s
-    ORDER BY target_revision, engine, drafter, draft_revision, segment, sampling_bucket, prompt_bucket
 """
 
 

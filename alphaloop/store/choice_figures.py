@@ -12,6 +12,7 @@ from alphaloop.deciding.decision import Decision
 from alphaloop.deciding.evidence import EvidenceSums, together
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.store.acceptance_state import unpack
+from alphaloop.store.database import of_row
 from alphaloop.tables import acceptance_state
 from alphaloop.tables.evidence import KEY
 
@@ -44,24 +45,10 @@ class ChoiceFigures:
         """From a row of decisions; None where it has none."""
         if row.speedup is None:
             return None
-        rival = None
-        if row.rival_num_draft_tokens is not None:
-            rival = ExpectedSpeedup(
-                row.rival_drafter,
-                row.rival_num_draft_tokens,
-                row.rival_speedup,
-                row.rival_speedup_low,
-                row.rival_speedup_high,
-            )
-        return cls(
-            row.tokens_per_round,
-            row.round_ms,
-            ExpectedSpeedup(row.to_drafter, row.to_num_draft_tokens, row.speedup, row.speedup_low, row.speedup_high),
-            rival,
-            row.jobs,
-            tuple(row.trials),
-            tuple(row.accepts),
-        )
+        names = ("drafter", "num_draft_tokens", "speedup", "speedup_low", "speedup_high")
+        rival = ExpectedSpeedup(*(getattr(row, f"rival_{name}") for name in names))
+        chosen = ExpectedSpeedup(row.to_drafter, row.to_num_draft_tokens, *(getattr(row, name) for name in names[2:]))
+        return of_row(cls, row, chosen=chosen, rival=None if row.rival_num_draft_tokens is None else rival)
 
 
 def figures_of(
@@ -74,20 +61,13 @@ def figures_of(
     rival = max((a for a in decision.alternatives if a is not chosen), key=lambda a: a.speedup, default=None)
     drafter = chosen.drafter or (rival.drafter if rival else None)
     seen = _evidence(connection, task, target_revision, drafter or "", decision.draft_revision, half_life)
+    expected = ("speedup", "speedup_low", "speedup_high")
     return {
-        "tokens_per_round": chosen.tokens_per_round,
-        "round_ms": chosen.round_ms,
-        "speedup": chosen.speedup,
-        "speedup_low": chosen.speedup_low,
-        "speedup_high": chosen.speedup_high,
-        "rival_drafter": rival.drafter if rival else None,
-        "rival_num_draft_tokens": rival.num_draft_tokens if rival else None,
-        "rival_speedup": rival.speedup if rival else None,
-        "rival_speedup_low": rival.speedup_low if rival else None,
-        "rival_speedup_high": rival.speedup_high if rival else None,
+        **{name: getattr(chosen, name) for name in ("tokens_per_round", "round_ms", *expected)},
+        **{f"rival_{n}": rival and getattr(rival, n) for n in ("drafter", "num_draft_tokens", *expected)},
         "jobs": seen.jobs if seen else 0.0,
-        "trials": list(seen.trials) if seen else [],
-        "accepts": list(seen.accepts) if seen else [],
+        "trials": seen.trials if seen else (),
+        "accepts": seen.accepts if seen else (),
     }
 
 

@@ -9,15 +9,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar, cast
 
 import psycopg
 from psycopg import sql
 from pydantic import SecretStr
-from sqlalchemy import Connection, Executable, TextClause, create_engine, event, make_url, text
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Executable,
+    FromClause,
+    TextClause,
+    create_engine,
+    event,
+    make_url,
+    text,
+)
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -44,6 +55,20 @@ _REVISION: Final = text("SELECT version_num FROM alembic_version")
 _SERVES: Final = text("SELECT revision FROM code_revisions WHERE revision = :revision")
 _DRIVER: Final = "postgresql+psycopg"
 _UNDEFINED_TABLE: Final = "42P01"
+
+
+_Kind = TypeVar("_Kind")
+
+
+def columns_of(table: FromClause, kind: type[Any], *left_out: str) -> list[ColumnElement[Any]]:
+    """The columns that are named like the fields of a dataclass."""
+    return [table.c[field.name] for field in fields(kind) if field.name not in left_out]
+
+
+def of_row(kind: type[_Kind], row: Any, /, **others: Any) -> _Kind:
+    """A dataclass from a row whose columns are named like its fields; `others` are fields that do not come from it."""
+    names: Any = fields(cast(Any, kind))
+    return kind(**{field.name: getattr(row, field.name) for field in names if field.name not in others}, **others)
 
 
 class Database:
@@ -146,7 +171,9 @@ class Database:
         """The first value of each row."""
         return [row[0] for row in self.rows(query, given)]
 
-    def change(self, statement: Executable, given: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None) -> int:
+    def change(
+        self, statement: Executable, given: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    ) -> int:
         """Carry out a statement, or one for each of `given`, in a transaction; returns how many rows it changed."""
         with self.begin() as connection:
             return connection.execute(statement, given).rowcount

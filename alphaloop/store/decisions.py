@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Connection, func, insert, select
 
 from alphaloop.deciding import decision as deciding
 from alphaloop.deciding.decision import NOT_A_CHOICE, Decision
 from alphaloop.store.choice_figures import ChoiceFigures, figures_of
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, of_row
 from alphaloop.tables import decisions
 
 
@@ -124,22 +124,15 @@ class DecisionLog:
         return [_change(row) for row in self._database.rows(query)]
 
 
+def setting_of(row: Any, side: Literal["from", "to"]) -> LoggedSetting | None:
+    """What a change was made from or to; None for the first choice of a task."""
+    mode, drafter, k = (getattr(row, f"{side}_{name}") for name in ("mode", "drafter", "num_draft_tokens"))
+    return LoggedSetting(mode, drafter, k) if mode else None
+
+
 def _change(row: Any) -> DecisionChange:
-    before = LoggedSetting(row.from_mode, row.from_drafter, row.from_num_draft_tokens) if row.from_mode else None
-    return DecisionChange(
-        row.decided_at,
-        row.task,
-        row.target_revision,
-        row.device,
-        row.sampling_bucket,
-        row.batch,
-        before,
-        LoggedSetting(row.to_mode, row.to_drafter, row.to_num_draft_tokens),
-        row.reason,
-        row.explanation,
-        row.owner,
-        ChoiceFigures.of_row(row),
-    )
+    figures = ChoiceFigures.of_row(row)
+    return of_row(DecisionChange, row, before=setting_of(row, "from"), after=setting_of(row, "to"), figures=figures)
 
 
 def _last_choice(

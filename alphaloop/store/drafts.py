@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, of_row
 from alphaloop.tables import draft_revisions
 
 
@@ -120,32 +120,7 @@ class DraftRegistry:
     def all(self) -> list[DraftRevision]:
         """Every draft known, by name, then by age."""
         drafts = draft_revisions.c
-        query = select(
-            drafts.drafter,
-            drafts.draft_revision,
-            drafts.target_revision,
-            drafts.status,
-            drafts.status_reason,
-            drafts.registered_at,
-            drafts.status_changed_at,
-            drafts.parent_revision,
-            drafts.trained_on,
-            drafts.figures,
-            drafts.is_scorable,
-        ).order_by(drafts.drafter, drafts.registered_at, drafts.draft_revision, drafts.target_revision)
-        return [
-            DraftRevision(
-                row.drafter,
-                row.draft_revision,
-                row.target_revision,
-                DraftStatus(row.status),
-                row.status_reason,
-                row.registered_at,
-                row.status_changed_at,
-                row.parent_revision,
-                row.trained_on,
-                row.figures,
-                row.is_scorable,
-            )
-            for row in self._database.rows(query)
-        ]
+        query = select(draft_revisions).order_by(
+            drafts.drafter, drafts.registered_at, drafts.draft_revision, drafts.target_revision
+        )
+        return [of_row(DraftRevision, row, status=DraftStatus(row.status)) for row in self._database.rows(query)]

@@ -12,7 +12,7 @@ from sqlalchemy import Row, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.errors import AlphaloopError
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, of_row
 from alphaloop.tables import incidents
 
 
@@ -74,8 +74,7 @@ class IncidentStore:
         num_new = 0
         with self._database.begin() as connection:
             for one in found:
-                new: dict[str, Any] = {name: getattr(one, name) for name in Incident.__slots__}
-                new |= {"kind": one.kind.value, "job_ids": list(one.job_ids), "evidence": dict(one.evidence)}
+                new = {name: getattr(one, name) for name in Incident.__slots__}
                 statement = insert(incidents).values(**new, opened_at=now)
                 again = statement.on_conflict_do_update(
                     index_elements=["kind", "task", "drafter", "draft_revision", "target_revision", "engine"],
@@ -88,8 +87,8 @@ class IncidentStore:
 
     def open_incidents(self) -> list[KnownIncident]:
         """Incidents that are not over, oldest first."""
-        query = select(incidents).where(incidents.c.closed_at.is_(None)).order_by(incidents.c.opened_at, incidents.c.id)
-        return [_known(row) for row in self._database.rows(query)]
+        open_ones = select(incidents).where(incidents.c.closed_at.is_(None))
+        return [_known(row) for row in self._database.rows(open_ones.order_by(incidents.c.opened_at, incidents.c.id))]
 
     def closed_since(self, moment: datetime) -> list[KnownIncident]:
         """Incidents that were closed after `moment`, oldest first."""
@@ -127,14 +126,4 @@ def _known(row: Row[Any]) -> KnownIncident:
 
 def incident_of(row: Row[Any]) -> Incident:
     """What a row of the table says."""
-    return Incident(
-        IncidentKind(row.kind),
-        row.task,
-        row.drafter,
-        row.draft_revision,
-        row.target_revision,
-        row.engine,
-        tuple(row.job_ids),
-        row.sentence,
-        row.evidence,
-    )
+    return of_row(Incident, row, kind=IncidentKind(row.kind))

@@ -10,6 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 from sqlalchemy import ARRAY, BigInteger, Connection, Row, Text, bindparam, cast, func, select, text
@@ -19,8 +21,8 @@ from alphaloop.as_decoded import Decoded, NextJob, at_loads, usual_load
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.intervals import MOST_RUNS, share_interval
 from alphaloop.messages import Mode, Purpose
-from alphaloop.store.database import Database
-from alphaloop.store.decisions import LoggedSetting
+from alphaloop.store.database import Database, of_row
+from alphaloop.store.decisions import LoggedSetting, setting_of
 from alphaloop.store.jobs import RUNNING
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.tables import acceptance_hourly
@@ -277,13 +279,7 @@ class TaskPages:
     def last_changes(self, tasks: Collection[str]) -> dict[str, LastChange]:
         """By task; a task without a logged choice is left out."""
         return {
-            row.task: LastChange(
-                row.decided_at,
-                LoggedSetting(row.from_mode, row.from_drafter, row.from_num_draft_tokens) if row.from_mode else None,
-                LoggedSetting(row.to_mode, row.to_drafter, row.to_num_draft_tokens),
-                row.reason,
-                row.explanation,
-            )
+            row.task: of_row(LastChange, row, before=setting_of(row, "from"), after=setting_of(row, "to"))
             for row in self._database.rows(_LAST, {"tasks": list(tasks)})
         }
 
@@ -299,11 +295,8 @@ class TaskPages:
             .having(trials > 0)
             .order_by(hours.task, hours.bucket)
         )
-        found: dict[str, list[AcceptanceHour]] = {}
-        with self._database.begin() as connection:
-            for task, begins, num_trials, num_accepts in connection.execute(query):
-                found.setdefault(task, []).append(AcceptanceHour(begins, num_trials, num_accepts))
-        return found
+        by_task = groupby(self._database.rows(query), key=itemgetter(0))
+        return {task: [AcceptanceHour(*hour) for _, *hour in hours] for task, hours in by_task}
 
 
 _LAST = text("""

@@ -23,7 +23,7 @@ def column(
     name: str, kind: Any, comment: str, *items: SchemaItem, nullable: bool = False, default: str = "", **kwargs: Any
 ) -> Column[Any]:
     """A column with its comment; `default` is SQL. Every row has a value unless the column is `nullable`."""
-    given = {"server_default": text(default)} if default else {}
+    given: dict[str, Any] = {"server_default": text(default)} if default else {}
     return Column(name, kind, *items, nullable=nullable, comment=comment, **given, **kwargs)
 
 

@@ -23,7 +23,7 @@ from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.kafka.offsets import Record
 from alphaloop.settings import Settings, TaskSettings
-from alphaloop.store.acceptance_state import FoldedKey, LedgerRow, StateRow, fold
+from alphaloop.store.acceptance_state import FoldedKey, StateRow, with_jobs
 from benchmarks.jobs import PromptJob, forced, prompts_of, sample
 from benchmarks.paired import bootstrap
 from worker import recording
@@ -93,9 +93,11 @@ class LedgerInMemory:
 
     def record(self, jobs: Iterable[tuple[EvidenceKey, EvidenceSums]]) -> list[StateRow]:
         """Add jobs that are recorded together; returns the rows that changed."""
-        rows = [LedgerRow(next(self._ledger_ids), 0, key, evidence) for key, evidence in jobs]
-        self._folded = fold(rows, self._half_life, self._folded)
-        return [StateRow.of(key, self._folded[key]) for key in {row.key: None for row in rows}]
+        rows: dict[EvidenceKey, list[tuple[int, EvidenceSums]]] = {}
+        for key, evidence in jobs:
+            rows.setdefault(key, []).append((next(self._ledger_ids), evidence))
+        self._folded |= {key: with_jobs(self._folded.get(key), its, self._half_life) for key, its in rows.items()}
+        return [StateRow.of(key, self._folded[key]) for key in rows]
 
 
 ADAPTIVE: Final = "alphaloop"

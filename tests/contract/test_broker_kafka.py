@@ -90,7 +90,7 @@ def test_kill_9_and_restart_lose_nothing_and_clients_go_on(
         with pytest.raises(BrokerUnavailable, match="no broker answers now"):
             consumer.commit({TopicPartition(topic, 0): 1})
         with pytest.raises(BrokerUnavailable):
-            consumer.watermarks(TopicPartition(topic, 0))
+            consumer.bounds([topic])[TopicPartition(topic, 0)]
         assert settings_for(own_kafka.start()) == kafka, "the address survives"
         producer.flush(60)  # what was waiting is delivered, once
         deadline = time.monotonic() + 60
@@ -134,7 +134,7 @@ def test_a_stopped_broker_keeps_messages_and_offsets(
     own_kafka.start()
     reader = Consumer(kafka, group_id=fresh_prefix)
     try:
-        assert reader.watermarks(partition) == (0, 1)
+        assert reader.bounds([partition.topic])[partition] == (0, 1)
         assert reader.committed([partition]) == {partition: 1}
     finally:
         reader.close()

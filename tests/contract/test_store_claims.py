@@ -186,13 +186,6 @@ def test_a_released_job_never_gets_an_earlier_attempt_again(jobs: JobStore, outc
         assert outcomes.record([outcome("a", attempt)], owner="w1") == []
 
 
-def test_progress_counts_a_batch_by_status(jobs: JobStore, outcomes: OutcomeStore) -> None:
-    claim(jobs, *(claim_request(job_id, batch_id="b") for job_id in "xyz"), claim_request("other"))
-    outcomes.record([outcome("x")], owner="w1")
-    assert jobs.progress("b") == {"running": 2, "succeeded": 1}
-    assert jobs.progress("none") == {}
-
-
 def test_of_many_racing_workers_exactly_one_gets_each_job(jobs: JobStore) -> None:
     num_workers, job_ids = 4, [f"job-{n}" for n in range(20)]
     barrier = threading.Barrier(num_workers)

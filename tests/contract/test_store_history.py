@@ -8,13 +8,13 @@ from itertools import count
 import pytest
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.messages import Mode, Purpose
+from alphaloop.messages import Purpose
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.traffic import TrafficStore
-from tests.fixtures.runs import claim_request, decode_run, outcome, vanilla_counts
+from tests.fixtures.runs import claim_request, decode_run, outcome
 
 pytestmark = pytest.mark.postgres
 
@@ -33,19 +33,6 @@ def record(database: Database, *runs: DecodeRun) -> None:
     JobStore(database).claim([claim_request(i) for i in ids], owner="w", lease_s=60, max_attempts=3)
     recorded = [outcome(i, run=run) for i, run in zip(ids, runs, strict=True)]
     assert len(OutcomeStore(database).record(recorded, owner="w")) == len(runs)
-
-
-def test_expected_tokens_is_the_mean_of_traffic(history: TrafficStore, database: Database) -> None:
-    def asked(window_days: float = 14.0) -> float | None:
-        return history.expected_tokens("code", now=NOW, window_days=window_days)
-
-    record(database, decode_run(vanilla_counts(500), mode=Mode.VANILLA, purpose=Purpose.CONTROL, at=NOW))
-    assert asked() is None
-    record(database, decode_run(COUNTS, at=NOW - timedelta(days=5)))
-    assert asked() == COUNTS.num_tokens
-    record(database, decode_run(vanilla_counts(4), mode=Mode.VANILLA, at=NOW))
-    assert asked() == (COUNTS.num_tokens + 4) / 2
-    assert asked(window_days=1.0) == 4
 
 
 def test_jobs_since_a_moment_are_those_of_the_hours_after_it(history: TrafficStore, database: Database) -> None:

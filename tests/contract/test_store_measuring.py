@@ -206,8 +206,8 @@ class TestDrift:
         history.vanilla("code", 2, NOW - 2 * HOUR, MINUTE)
         history.decode_probe("p", "code", "lookup", 0.7, NOW - 2 * HOUR)
         store = TrafficStore(database)
-        assert store.num_tokens("code", NOW - DAY, NOW) == 5 * 48
-        assert store.num_tokens("sql", NOW - DAY, NOW) == 0
+        spent = store.spent(NOW - DAY, NOW)
+        assert {task: its.num_tokens for task, its in spent.items()} == {"code": 5 * 48}
 
 
 class TestSchedule:

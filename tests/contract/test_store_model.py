@@ -11,12 +11,14 @@ from sqlalchemy import text
 
 from alphaloop.messages import Mode
 from alphaloop.store.database import Database
-from alphaloop.store.jobs import CLAIMS, ClaimState, JobStore
+from alphaloop.store.jobs import ClaimState, JobStore
 from alphaloop.store.outcomes import Outcome, OutcomeStore
 from tests.fixtures.runs import claim_request, decode_run, outcome, vanilla_counts
 
 pytestmark = pytest.mark.postgres
 
+#: States in which the caller holds the claim and owes an outcome.
+CLAIMS = {ClaimState.CLAIMED, ClaimState.CANCELLED, ClaimState.EXHAUSTED}
 MAX_ATTEMPTS = 2
 JOBS, OWNERS, PAYLOADS = (
     st.sampled_from("abc"),

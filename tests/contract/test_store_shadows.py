@@ -62,7 +62,8 @@ def test_a_shadow_is_evidence_of_its_drafter_and_no_job_of_its_own(database: Dat
     assert (vanilla.texts, vanilla.output_tokens) == (5, 5 * NUM_OUTPUT)
     assert sums.tokens == total.num_tokens - 5, "tokens of its rounds are its own"
 
-    assert history.expected_tokens("code", now=at, window_days=1) == NUM_OUTPUT, "each text counts once"
+    spent = history.spent(at - timedelta(days=1), at)["code"]
+    assert spent.num_tokens == NUM_OUTPUT * spent.num_jobs, "each text counts once"
     (now,) = recent_tasks(database, timedelta(days=1))
     assert (now.trials, now.measured) == (0, None)
     with database.begin() as connection:

@@ -128,7 +128,7 @@ def lag(settings: Settings) -> int:
     """Of partition 0, as KEDA's scaler computes it with `offsetResetPolicy: earliest` (configs/kubernetes/keda)."""
     consumer = Consumer(settings.kafka, group_id="unused")
     try:
-        _, end = consumer.watermarks(TopicPartition("jobs.code", 0))
+        _, end = consumer.bounds(["jobs.code"])[TopicPartition("jobs.code", 0)]
     finally:
         consumer.close()
     return end - (committed(settings) or 0)
