@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import Connection, text
 
@@ -143,7 +143,7 @@ class RetentionStore:
             f"DELETE FROM {table} WHERE ctid = ANY(ARRAY("  # noqa: S608 - a name of this module, no values
             f"SELECT ctid FROM {table} WHERE {_TOO_OLD[table]} LIMIT :chunk FOR UPDATE SKIP LOCKED))"
         )
-        given: dict[str, Any] = {"before": before, "chunk": self._chunk_rows}
+        given = {"before": before, "chunk": self._chunk_rows}
         num_rows = 0
         while not time_is_up():
             found = self._database.change(statement, given)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert
 
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, columns_of, of_row
 from alphaloop.tables import decode_runs, jobs, redrives
 
 
@@ -78,9 +78,8 @@ class JobDetails:
 
 def claimed_jobs(database: Database, job_ids: Collection[str]) -> dict[str, JobDetails]:
     """The same jobs with everything that is known of them, by job_id."""
-    with database.begin() as connection:
-        rows = connection.execute(_CLAIMED, {"job_ids": list(job_ids)}).mappings().all()
-    return {row["job_id"]: JobDetails(**row) for row in rows}
+    rows = database.rows(_CLAIMED, {"job_ids": list(job_ids)})
+    return {row.job_id: of_row(JobDetails, row) for row in rows}
 
 
 def pages_of_batch(database: Database, batch_id: str) -> Iterator[list[tuple[str, str | None]]]:
@@ -163,13 +162,13 @@ class Wanted:
     def is_within(self, table: FromClause) -> ColumnElement[bool]:
         """The times, for which there is an index."""
         at = table.c.created_at
-        bounds = [at >= self.since] if self.since is not None else []
-        return and_(true(), *bounds, *([at <= self.until] if self.until is not None else []))
+        bounds = (at >= self.since if self.since else true()), (at <= self.until if self.until else true())
+        return and_(*bounds)
 
     def is_so(self, table: FromClause) -> ColumnElement[bool]:
         """The rest."""
         named = {"task": self.task, "status": self.status}
-        return and_(true(), *(table.c[name] == value for name, value in named.items() if value is not None))
+        return and_(*(table.c[name] == value if value is not None else true() for name, value in named.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +201,7 @@ class JobPages:
         num_rows = _FIRST_ROWS if wanted.walks else limit + 1
         while True:
             rows = self._walk(num_rows, limit + 1 - len(found), wanted, behind)
-            found += [_listed(row[:-2]) for row in rows if row.is_so]
+            found += [of_row(ListedJob, row, decoded=None) for row in rows if row.is_so]
             num_walked += rows[-1].number if rows else 0
             if len(found) > limit:
                 shown = found[:limit]
@@ -239,13 +238,13 @@ class JobPages:
         is_wanted = and_(jobs.c.batch_id == batch_id, wanted.is_within(jobs), wanted.is_so(jobs))
         batch = select(*_COLUMNS).where(is_wanted).cte("batch")
         query = select(batch).where(batch.c.job_id > behind).order_by(batch.c.job_id).limit(limit)
-        found = [_listed(row) for row in self._database.rows(query)]
+        found = [of_row(ListedJob, row, decoded=None) for row in self._database.rows(query)]
         return self._with_decoded(found)
 
     def find(self, job_id: str) -> ListedJob | None:
         """The job of this id; None where no worker has claimed it."""
         row = self._database.row(select(*_COLUMNS).where(jobs.c.job_id == job_id))
-        return None if row is None else self._with_decoded([_listed(row)])[0]
+        return None if row is None else self._with_decoded([of_row(ListedJob, row, decoded=None)])[0]
 
     def _with_decoded(self, found: list[ListedJob]) -> list[ListedJob]:
         ended = [job for job in found if job.finished_at is not None]
@@ -334,8 +333,7 @@ class Integrity:
 
 def check(database: Database) -> Integrity:
     """Check every stored job. Retention drops old runs; check before that."""
-    with database.begin() as connection:
-        return Integrity(**connection.execute(_CHECK).mappings().one())
+    return of_row(Integrity, database.one(_CHECK))
 
 
 _PAGE: Final = 500
@@ -353,15 +351,11 @@ _CLAIMED: Final = text("""
 _FIRST_ROWS, _MORE_ROWS = 1_000, 20_000
 #: Clocks of workers, which write when a job was decoded, and of the database, which writes when it was claimed.
 _CLOCKS_APART: Final = timedelta(days=1)
-_COLUMNS: Final = tuple(jobs.c[field.name] for field in fields(ListedJob) if field.name != "decoded")
+_COLUMNS: Final = tuple(columns_of(jobs, ListedJob, "decoded"))
 
 
 def _place(job: ListedJob | Row[Any]) -> PageStart:
     return PageStart(job.created_at, job.job_id)
-
-
-def _listed(row: Sequence[Any]) -> ListedJob:
-    return ListedJob(*tuple[Any, ...](row))
 
 
 _KEY = (redrives.c.topic, redrives.c.partition, redrives.c.offset, redrives.c.written_at_ms)

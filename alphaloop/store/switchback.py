@@ -26,7 +26,7 @@ from alphaloop.experiment.figures import (
     task_speedup,
 )
 from alphaloop.experiment.observe import SUMS, Phase, Slice, Treatment
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, of_row
 from alphaloop.store.housekeeping import ensure_days, utc_day
 from alphaloop.tables import expectation_pairs, switchback_slices, task_speedups
 from alphaloop.tables.switchback import SUBJECT
@@ -194,22 +194,12 @@ def _slice_values(row: SliceRow) -> dict[str, Any]:
 
 
 def _row(row: Row[Any]) -> SliceRow:
-    return SliceRow(
-        _subject(row),
-        Slice(
-            block_id=row.block_id,
-            task=row.task,
-            phase=Phase(row.phase),
-            treatment=Treatment(row.drafter, row.num_draft_tokens),
-            started_at=row.started_at,
-            **{name: getattr(row, name) for name in SUMS},
-        ),
-        row.owner,
-    )
+    treatment = Treatment(row.drafter, row.num_draft_tokens)
+    return SliceRow(_subject(row), of_row(Slice, row, phase=Phase(row.phase), treatment=treatment), row.owner)
 
 
 def _subject(row: Row[Any]) -> SpeedupSubject:
-    return SpeedupSubject(**{name: getattr(row, name) for name in SUBJECT})
+    return of_row(SpeedupSubject, row)
 
 
 _SPEEDUP_FIGURES: Final = tuple(
@@ -231,22 +221,13 @@ def _speedup_values(one: TaskSpeedup) -> dict[str, Any]:
 
 def _speedup(row: Row[Any]) -> TaskSpeedup:
     bounds = None if row.speedup is None else Interval(row.speedup, row.speedup_low, row.speedup_high)
-    figures = {name: getattr(row, name) for name in _SPEEDUP_FIGURES}
-    return TaskSpeedup(subject=_subject(row), speedup=bounds, verdict=Verdict(row.verdict), **figures)
+    return of_row(TaskSpeedup, row, subject=_subject(row), speedup=bounds, verdict=Verdict(row.verdict))
 
 
 #: A transaction that closes a pair ends within this time of the pair's `computed_at`.
 _LATE: Final = timedelta(minutes=1)
-_FIGURES: Final = (
-    "uncorrected",
-    "model_sd",
-    "num_blocks",
-    "min_num_draft_tokens",
-    "max_num_draft_tokens",
-    "mean_running",
-    "covers_from",
-    "covers_to",
-    "computed_at",
+_FIGURES: Final = tuple(
+    field.name for field in fields(ExpectationPair) if field.name not in ("subject", "expected", "measured")
 )
 
 
@@ -290,9 +271,6 @@ def _pair_values(pair: ExpectationPair) -> dict[str, Any]:
 
 
 def _pair(row: Row[Any]) -> ExpectationPair:
-    return ExpectationPair(
-        subject=SpeedupSubject(**{name: getattr(row, name) for name in SUBJECT}),
-        expected=Interval(row.expected, row.expected_low, row.expected_high),
-        measured=Interval(row.speedup, row.speedup_low, row.speedup_high),
-        **{name: getattr(row, name) for name in _FIGURES},
-    )
+    expected = Interval(row.expected, row.expected_low, row.expected_high)
+    measured = Interval(row.speedup, row.speedup_low, row.speedup_high)
+    return of_row(ExpectationPair, row, subject=_subject(row), expected=expected, measured=measured)

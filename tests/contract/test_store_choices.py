@@ -89,7 +89,7 @@ def test_a_whole_calibration_replaces_what_was_known_of_the_same_models(database
     costs, drafters = CostStore(database), {"lookup": "r1", "model": "r1"}
     costs.save("h", "cpu", "e", "t", drafters, [CostPoint(name, 2, 7, 5.0, 5) for name in (None, "lookup", "model")])
     costs.save("h", "gpu", "e", "t", drafters, [CostPoint(None, 2, 7, 5.0, 5)])
-    costs.replace("h", "cpu", "e", "t", {"lookup": "r1"}, [CostPoint(None, 1, 1, 4.0, 9)])
+    costs.save("h", "cpu", "e", "t", {"lookup": "r1"}, [CostPoint(None, 1, 1, 4.0, 9)], replaces_all=True)
     kept = {(point.drafter, point.width) for point in costs.load("h", "cpu", "e", "t", drafters).points}
     assert kept == {(None, 1), ("model", 7)}
     assert not costs.load("h", "gpu", "e", "t", drafters).is_empty

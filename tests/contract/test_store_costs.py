@@ -106,7 +106,7 @@ def test_calibrating_anew_ends_the_doubt(database: Database) -> None:
     store.save(*WHERE, CALIBRATED)
     store.save_corrections(*WHERE, map(corrected, CALIBRATED))
     age(database, 100 * HALF_LIFE_S)
-    store.replace(*WHERE, CALIBRATED)
+    store.save(*WHERE, CALIBRATED, replaces_all=True)
     assert set(store.load(*WHERE).points) == set(CALIBRATED)
 
 
