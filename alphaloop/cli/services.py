@@ -203,7 +203,7 @@ def install(
 ) -> None:
     """Fetch Apache Kafka, check its published SHA-512, and unpack it under the user's cache.
 
-    Continues an interrupted download. Prints the folder.
+    Prints the folder.
     """
     out().print(str(fetch_kafka(version=version, mirror=mirror)), soft_wrap=True, markup=False)
 
