@@ -23,7 +23,7 @@ import urllib.request
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final, cast
 
 import platformdirs
 
@@ -207,7 +207,7 @@ def _fetch_archive(
             archive.truncate()
             _download(url, archive, end, _MAX_BYTES, on_progress)
             archive.seek(0)
-            if (found := hashlib.file_digest(archive, "sha512").hexdigest()) != expected:
+            if (found := hashlib.file_digest(cast(Any, archive), "sha512").hexdigest()) != expected:
                 raise InstallFailed(f"{url}: expected SHA-512 {expected[:16]}…, found {found[:16]}…")
             archive.seek(0)
             return

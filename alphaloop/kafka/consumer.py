@@ -102,14 +102,9 @@ class Consumer:
         partition the first offset that is there and the offset of the next message. Raises BrokerError when a topic
         does not exist.
         """
-        wanted, found = [], self.bounds(topics)
-        for partition, (low, high) in found.items():
-            if newest is not None:
-                low = max(low, high - newest)
-            offset = low if at == "earliest" else high
-            wanted.append(ck.TopicPartition(partition.topic, partition.partition, offset))
-        with mapped("assigning partitions"):
-            self._client.assign(wanted)
+        found = self.bounds(topics)
+        oldest = {one: low if newest is None else max(low, end - newest) for one, (low, end) in found.items()}
+        self.assign_at(oldest if at == "earliest" else {one: end for one, (_, end) in found.items()})
         return found
 
     def assign_since(self, topics: Sequence[str], since: datetime) -> dict[TopicPartition, tuple[int, int]]:
@@ -119,10 +114,8 @@ class Consumer:
         a topic does not exist.
         """
         ends = {partition: end for partition, (_, end) in self.bounds(topics).items()}
-        found = self._offsets.since(since, ends)
-        with mapped("assigning partitions"):
-            self._client.assign(found)
-        begins = {TopicPartition(one.topic, one.partition): one.offset for one in found}
+        begins = self._offsets.since(since, ends)
+        self.assign_at(begins)
         return {partition: (begins[partition], end) for partition, end in ends.items()}
 
     def assign_at(self, offsets: Mapping[TopicPartition, int]) -> None:

@@ -110,32 +110,30 @@ class RetentionStore:
 
         A job whose result Kafka has not acknowledged is kept. `time_is_up` is asked between two transactions.
         """
-        num_rows, since = 0, datetime.min.replace(tzinfo=UTC)
-        while not time_is_up():
-            given = {"since": since, "before": before, "chunk": self._chunk_rows}
-            found, last = self._database.one(_JOBS, given)
-            num_rows += found
-            if found < self._chunk_rows:
-                return Dropped(num_rows, is_all=True)
+        given = {"since": datetime.min.replace(tzinfo=UTC), "before": before, "chunk": self._chunk_rows}
+
+        def chunk() -> int:
+            num_rows, last = self._database.one(_JOBS, given)
             # The next chunk does not pass over the remains of those before it.
-            since = last
-        return Dropped(num_rows, is_all=False)
+            given["since"] = last
+            return int(num_rows)
+
+        return _dropped(chunk, self._chunk_rows, time_is_up)
 
     def drop_texts(self, before: datetime, time_is_up: Callable[[], bool], delete: Callable[[str], None]) -> Dropped:
         """Delete texts outside Postgres whose jobs are gone, each with `delete`, and then their rows.
 
         A text whose deletion was interrupted is deleted again. Raises whatever `delete` raises.
         """
-        num_rows = 0
-        while not time_is_up():
-            urls = list(self._database.scalars(_TEXTS, {"before": before, "chunk": _CHUNK_TEXTS}))
+
+        def chunk() -> int:
+            urls = self._database.scalars(_TEXTS, {"before": before, "chunk": _CHUNK_TEXTS})
             for url in urls:
                 delete(url)
             self._database.change(_FORGET_TEXTS, {"urls": urls})
-            num_rows += len(urls)
-            if len(urls) < _CHUNK_TEXTS:
-                return Dropped(num_rows, is_all=True)
-        return Dropped(num_rows, is_all=False)
+            return len(urls)
+
+        return _dropped(chunk, _CHUNK_TEXTS, time_is_up)
 
     def drop(self, table: str, before: datetime, time_is_up: Callable[[], bool]) -> Dropped:
         """Delete the rows of one of `TABLES` that belong to the time before `before`."""
@@ -144,13 +142,18 @@ class RetentionStore:
             f"SELECT ctid FROM {table} WHERE {_TOO_OLD[table]} LIMIT :chunk FOR UPDATE SKIP LOCKED))"
         )
         given = {"before": before, "chunk": self._chunk_rows}
-        num_rows = 0
-        while not time_is_up():
-            found = self._database.change(statement, given)
-            num_rows += found
-            if found < self._chunk_rows:
-                return Dropped(num_rows, is_all=True)
-        return Dropped(num_rows, is_all=False)
+        return _dropped(lambda: self._database.change(statement, given), self._chunk_rows, time_is_up)
+
+
+def _dropped(chunk: Callable[[], int], full: int, time_is_up: Callable[[], bool]) -> Dropped:
+    """Delete chunks until one is not `full`; `chunk` returns how many rows it deleted."""
+    num_rows = 0
+    while not time_is_up():
+        found = chunk()
+        num_rows += found
+        if found < full:
+            return Dropped(num_rows, is_all=True)
+    return Dropped(num_rows, is_all=False)
 
 
 _MAKE: Final = text("SELECT make_partitions(CAST(:days AS date[]))")

@@ -267,12 +267,12 @@ def test_what_is_not_a_json_object_is_malformed(value: bytes | None, said: str) 
 
 
 def test_the_limits_are_the_last_allowed_values() -> None:
-    value = json.dumps({"prompt": "x", "deep": [[[]]]}).encode()
-    assert read(value, max_bytes=len(value), max_depth=4).task == "code"
+    value = b'{"prompt": "x", "deep": ' + b"[" * 31 + b"]" * 31 + b"}"
+    assert read(value, max_bytes=len(value)).task == "code"
     with pytest.raises(MalformedMessage, match=f"at most {len(value) - 1} bytes, found {len(value)}"):
         read(value, max_bytes=len(value) - 1)
-    with pytest.raises(MalformedMessage, match="at most 3 levels of nesting, found 4"):
-        read(value, max_depth=3)
+    with pytest.raises(MalformedMessage, match="at most 32 levels of nesting, found 33"):
+        read(value.replace(b"[]", b"[[]]"))
 
 
 @pytest.mark.parametrize(
