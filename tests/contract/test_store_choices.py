@@ -121,8 +121,7 @@ def test_another_reason_for_the_same_choice_is_news(database: Database) -> None:
     told = [log_change(log, Decision(Mode.VANILLA, None, None, 0, reason, "")) for reason in reasons]
     assert told == [True, False, True, True, False]
     assert [change.reason for change in log.latest("code")] == ["not_faster", "uncertain", "no_history"]
-    with database.begin() as connection:
-        shown = connection.execute(text("SELECT was, became FROM decision_log")).all()
+    shown = database.rows(text("SELECT was, became FROM decision_log"))
     assert shown == [(None, "vanilla")], "the view shows changes of the choice alone"
 
 
@@ -148,8 +147,7 @@ def test_a_change_keeps_what_it_was_made_on(database: Database) -> None:
     assert slower == ChoiceFigures(
         1.0, 30.0, vanilla, ExpectedSpeedup("lookup", 4, 0.8, 0.7, 0.9), 2.0, (20.0, 16.0), (16.0, 8.0)
     )
-    with database.begin() as connection:
-        row = connection.execute(text("SELECT was, became, rival, alpha, jobs FROM decision_log LIMIT 1")).one()
+    row = database.one(text("SELECT was, became, rival, alpha, jobs FROM decision_log LIMIT 1"))
     assert row == ("lookup k=4", "vanilla", "lookup k=4", [0.8, 0.5], 2.0)
 
 

@@ -34,8 +34,7 @@ def claim(
 
 
 def expire_leases(database: Database) -> None:
-    with database.begin() as connection:
-        connection.execute(text("UPDATE jobs SET lease_expires_at = now() - interval '1 s' WHERE status = 'running'"))
+    database.change(text("UPDATE jobs SET lease_expires_at = now() - interval '1 s' WHERE status = 'running'"))
 
 
 def states(claims: list[Claim]) -> list[tuple[ClaimState, int]]:

@@ -34,14 +34,13 @@ CALIBRATED: Final = (
 
 def age(database: Database, seconds: float) -> None:
     """All that is stored was stored so much earlier."""
-    with database.begin() as connection:
-        connection.execute(
-            text(
-                "UPDATE cost_profiles SET measured_at = measured_at - make_interval(secs => :s),"
-                " corrected_at = corrected_at - make_interval(secs => :s)"
-            ),
-            {"s": seconds},
-        )
+    database.change(
+        text(
+            "UPDATE cost_profiles SET measured_at = measured_at - make_interval(secs => :s),"
+            " corrected_at = corrected_at - make_interval(secs => :s)"
+        ),
+        {"s": seconds},
+    )
 
 
 def corrected(point: CostPoint) -> CostPoint:

@@ -80,8 +80,7 @@ def state(database: Database) -> list[tuple[Any, ...]]:
     query = (
         f"SELECT {columns}, as_of, num_jobs, last_ledger_id, evidence FROM acceptance_state ORDER BY 1,2,3,4,5,6,7,8"
     )
-    with database.begin() as connection:
-        return [(*row[:-1], bytes(row[-1])) for row in connection.execute(text(query))]
+    return [(*row[:-1], bytes(row[-1])) for row in database.rows(text(query))]
 
 
 def evidence(database: Database) -> dict[EvidenceKey, KeyEvidence]:
@@ -90,8 +89,7 @@ def evidence(database: Database) -> dict[EvidenceKey, KeyEvidence]:
 
 
 def clock(database: Database) -> datetime:
-    with database.begin() as connection:
-        moment: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
+    moment: datetime = database.scalar(text("SELECT clock_timestamp()"))
     return moment
 
 

@@ -149,8 +149,7 @@ class TestProbeRuns:
         store.record([lost, arrived, young])
         history.decode_probe(arrived.job_id, "code", "lookup", 0.5, NOW + MINUTE)
         assert store.settle_unsent(NOW + HOUR) == 1
-        with database.begin() as connection:
-            rows = {row.job_id: row.sent_at for row in connection.execute(select(probe_runs))}
+        rows = {row.job_id: row.sent_at for row in database.rows(select(probe_runs))}
         assert rows == {arrived.job_id: NOW, young.job_id: None}
 
     def test_device_time(self, database: Database, history: History) -> None:
@@ -258,8 +257,7 @@ class TestRollups:
             history.traffic("code", 0.7, 3, day, MINUTE)
         history.traffic("code", 0.7, 5, days[0] + 11 * HOUR, MINUTE)  # after that run, on its day
         assert store.roll_up(noon + HOUR) == [day.date() for day in days]
-        with database.begin() as connection:
-            found = connection.execute(select(acceptance_daily.c.bucket, acceptance_daily.c.num_jobs)).all()
+        found = database.rows(select(acceptance_daily.c.bucket, acceptance_daily.c.num_jobs))
         midnight = {day.replace(hour=0): 3 for day in days}
         assert {row.bucket: row.num_jobs for row in found} == midnight | {days[0].replace(hour=0): 7}
         assert store.roll_up(noon + HOUR) == [], "nothing has changed since"

@@ -141,8 +141,7 @@ class Both:
 
     def expire(self, _: str, job: str) -> None:
         past = "UPDATE jobs SET lease_expires_at = now() - interval '1 s' WHERE job_id = :job AND status = 'running'"
-        with self.database.begin() as connection:
-            connection.execute(text(past), {"job": job})
+        self.database.change(text(past), {"job": job})
         if job in self.model.rows:
             self.model.rows[job].is_leased = False
 
@@ -173,8 +172,7 @@ class Both:
 def test_every_history_keeps_exactly_one_outcome_a_job(
     database: Database, steps: list[tuple[str, str, object]]
 ) -> None:
-    with database.begin() as connection:
-        connection.execute(text("TRUNCATE jobs, outbox, cancellations, decode_runs, acceptance_hourly"))
+    database.change(text("TRUNCATE jobs, outbox, cancellations, decode_runs, acceptance_hourly"))
     both = Both(database)
     for kind, owner, argument in steps:
         getattr(both, kind)(owner, argument)

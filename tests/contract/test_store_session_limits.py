@@ -31,8 +31,7 @@ RUN = decode_run(vanilla_counts(5), mode=Mode.VANILLA)
 
 
 def shown(database: Database, name: str) -> str:
-    with database.begin() as connection:
-        return str(connection.execute(text(f"SHOW {name}")).scalar_one())
+    return str(database.scalar(text(f"SHOW {name}")))
 
 
 def record(database: Database, name: str) -> None:
@@ -70,8 +69,7 @@ def test_an_idle_session_that_holds_shared_rows_blocks_nobody_for_ever(
 
 def test_a_statement_has_its_longest_time(database_url: SecretStr) -> None:
     def sleep(database: Database) -> None:
-        with database.begin() as connection:
-            connection.execute(text("SELECT pg_sleep(60)"))
+        database.change(text("SELECT pg_sleep(60)"))
 
     with (
         Database(database_url, limits=SessionLimits(statement_s=0.1)) as database,

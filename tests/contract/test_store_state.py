@@ -224,8 +224,7 @@ def test_sql_sees_the_same_numbers(database: Database, state: AcceptanceStateSto
     for batch in random_runs(rng, 6):
         record(database, *batch)
     names = ("trials", "accepts", "recent_trials", "recent_accepts")
-    with database.begin() as connection:
-        rows = connection.execute(text("SELECT * FROM evidence_now")).all()
+    rows = database.rows(text("SELECT * FROM evidence_now"))
     found = evidence_cache(state)
     assert len(rows) == len(found)
     for row in rows:

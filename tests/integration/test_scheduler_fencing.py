@@ -85,8 +85,7 @@ def two(database_url: SecretStr, database: Database, tmp_path: Path) -> Iterator
 
 def run_out(database: Database) -> None:
     """Let the lease run out, as it does for a leader that stands still."""
-    with database.begin() as connection:
-        connection.execute(text("UPDATE leader_leases SET expires_at = now()"))
+    database.change(text("UPDATE leader_leases SET expires_at = now()"))
 
 
 def test_a_run_that_outlives_its_leadership_writes_nothing_more(

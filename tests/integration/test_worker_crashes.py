@@ -187,8 +187,7 @@ def test_after_a_crash_there_is_one_outcome_and_its_result_is_published(
             patched.setattr(failing, crash)
         with suppress(Crash):
             up_to(*done)(dying)
-    with database.begin() as connection:
-        connection.execute(text("UPDATE jobs SET lease_expires_at = now() WHERE status = 'running'"))
+    database.change(text("UPDATE jobs SET lease_expires_at = now() WHERE status = 'running'"))
 
     engine = FakeEngine(num_slots=4)
     with running_worker(worker_settings, engine):
@@ -205,8 +204,7 @@ def test_after_a_crash_there_is_one_outcome_and_its_result_is_published(
     assert job_state(database) == ("succeeded", recorded)
     # A suspect that was claimed together with the other job is given back and claimed again, alone.
     assert recorded in ({attempt} if attempt == 1 else {attempt, attempt + 1})
-    with database.begin() as connection:
-        runs = dict(connection.execute(text("SELECT job_id, count(*) FROM decode_runs GROUP BY job_id")).all())  # type: ignore[arg-type]
+    runs = dict(database.rows(text("SELECT job_id, count(*) FROM decode_runs GROUP BY job_id")))  # type: ignore[arg-type]
     assert runs == {"job-1": 1, "last": 1}
     num_published = sum(record.key == b"job-1" for record in records)
     assert num_published <= (2 if point in ("4 publish", "5 confirm", "6 complete") else 1)

@@ -61,8 +61,7 @@ def by_id(records: list[Record]) -> dict[str, Result]:
 
 def row_of(database: Database, job_id: str) -> tuple[str, int, int]:
     query = text("SELECT status, num_failures, num_crashes FROM jobs WHERE job_id = :job_id")
-    with database.begin() as connection:
-        status, num_failures, num_crashes = connection.execute(query, {"job_id": job_id}).one()
+    status, num_failures, num_crashes = database.one(query, {"job_id": job_id})
     return status, num_failures, num_crashes
 
 
@@ -152,8 +151,7 @@ def job(number: int) -> bytes:
 
 
 def num_ended(database: Database) -> int:
-    with database.begin() as connection:
-        return int(connection.execute(text("SELECT count(*) FROM jobs WHERE outcome IS NOT NULL")).scalar_one())
+    return int(database.scalar(text("SELECT count(*) FROM jobs WHERE outcome IS NOT NULL")))
 
 
 def everything(settings: Settings, topic: str) -> list[Record]:

@@ -255,8 +255,7 @@ def test_the_relay_ends_the_stream_of_a_worker_that_died_before_it_could(
         until(lambda: _count(database, ended) == 1, "the outcome is recorded")
         running.hurry.set()
     assert _count(database, "SELECT count(*) FROM outbox") == 1
-    with database.begin() as connection:
-        connection.execute(text("UPDATE outbox SET created_at = now() - interval '1 h'"))
+    database.change(text("UPDATE outbox SET created_at = now() - interval '1 h'"))
     with running_worker(worker_settings, FakeEngine()):
         (record,) = client.read([RESULTS], lambda r: len(r) >= 1)
         chunks = client.read([TOKENS], finals_of(1))
@@ -271,8 +270,7 @@ def test_the_relay_ends_the_stream_of_a_worker_that_died_before_it_could(
 
 
 def _count(database: Database, query: str) -> int:
-    with database.begin() as connection:
-        return int(connection.execute(text(query)).scalar_one())
+    return int(database.scalar(text(query)))
 
 
 NUM_JOBS = 24
