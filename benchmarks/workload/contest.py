@@ -23,7 +23,7 @@ from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.kafka.offsets import Record
 from alphaloop.settings import Settings, TaskSettings
-from alphaloop.store.acceptance_state import FoldedKey, StateRow, with_jobs
+from alphaloop.store.acceptance_state import StateRow, with_jobs
 from benchmarks.jobs import PromptJob, forced, prompts_of, sample
 from benchmarks.paired import bootstrap
 from worker import recording
@@ -89,15 +89,16 @@ class LedgerInMemory:
     def __init__(self, half_life: timedelta) -> None:
         self._half_life = half_life
         self._ledger_ids = count(1)
-        self._folded: dict[EvidenceKey, FoldedKey] = {}
+        self._folded: dict[EvidenceKey, StateRow] = {}
 
     def record(self, jobs: Iterable[tuple[EvidenceKey, EvidenceSums]]) -> list[StateRow]:
         """Add jobs that are recorded together; returns the rows that changed."""
         rows: dict[EvidenceKey, list[tuple[int, EvidenceSums]]] = {}
         for key, evidence in jobs:
             rows.setdefault(key, []).append((next(self._ledger_ids), evidence))
-        self._folded |= {key: with_jobs(self._folded.get(key), its, self._half_life) for key, its in rows.items()}
-        return [StateRow.of(key, self._folded[key]) for key in rows]
+        changed = {key: with_jobs(key, self._folded.get(key), its, self._half_life) for key, its in rows.items()}
+        self._folded |= changed
+        return [*changed.values()]
 
 
 ADAPTIVE: Final = "alphaloop"
