@@ -262,9 +262,6 @@ class TestRollups:
         assert {row.bucket: row.num_jobs for row in found} == midnight | {days[0].replace(hour=0): 7}
         assert store.roll_up(noon + HOUR) == [], "nothing has changed since"
 
-    def test_a_day_without_hours(self, database: Database) -> None:
-        assert RollupStore(database).roll_up_day(NOW.date()) == 0
-
 
 class TestSettledSums:
     NUM_DAYS = 8
