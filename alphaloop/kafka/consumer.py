@@ -36,8 +36,6 @@ from alphaloop.kafka.topics import KnownTopicIds, TopicIds, committed_ids
 from alphaloop.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
-#: Where a partition without a committed offset begins.
-Start = Literal["earliest", "latest", "error"]
 _MAX_HEARTBEAT_MS: Final = 3000
 PartitionsCallback = Callable[[Sequence[TopicPartition]], None]
 _QUIET_S: Final = 0.02
@@ -49,16 +47,14 @@ _READ_POLL_S: Final = 0.1
 class Consumer:
     """One group member, or a group-less reader of whole topics.
 
-    `start` says where a partition without a committed offset begins. alphaloop's groups use `earliest`, because a job
-    that was sent before the first worker started must run. Reading from the start again is harmless: a job with a
-    recorded outcome is answered from the record. `latest` would skip jobs silently. `error` makes `poll` raise.
+    A partition without a committed offset begins with its first message, because a job that was sent before the first
+    worker started must run. Reading from the start again is harmless: a job with a recorded outcome is answered from
+    the record.
     """
 
-    def __init__(
-        self, kafka: KafkaSettings, *, group_id: str, client_id: str = "alphaloop", start: Start = "earliest"
-    ) -> None:
+    def __init__(self, kafka: KafkaSettings, *, group_id: str, client_id: str = "alphaloop") -> None:
         self._kafka, self._timeout_s = kafka, kafka.request_timeout_s
-        self._own = _member_config(kafka, group_id=group_id, client_id=client_id, start=start)
+        self._own = _member_config(kafka, group_id=group_id, client_id=client_id)
         self._ids, self._ask_ids = KnownTopicIds(), TopicIds(kafka).ask
         self._subscription: _Subscription | None = None
         config = self._start_client()
@@ -170,7 +166,7 @@ class Consumer:
         """The next record; None after `timeout_s` or a client event.
 
         A lost broker is logged once and yields None: keep polling. Raises FatalBrokerError when the client is dead,
-        BrokerError for what only an operator can fix (no permission, no offset to start from), and whatever a callback
+        BrokerError for what only an operator can fix (no permission), and whatever a callback
         raised.
         """
         with mapped("polling"):
@@ -473,7 +469,7 @@ class _Commits:
         return not self.is_waiting
 
 
-def _member_config(kafka: KafkaSettings, *, group_id: str, client_id: str, start: Start) -> dict[str, Any]:
+def _member_config(kafka: KafkaSettings, *, group_id: str, client_id: str) -> dict[str, Any]:
     """What a member of a group sets beside the properties of all clients."""
     fetch_bytes = kafka.max_message_bytes + DEAD_LETTER_OVERHEAD_BYTES
     return {
@@ -483,7 +479,7 @@ def _member_config(kafka: KafkaSettings, *, group_id: str, client_id: str, start
         "partition.assignment.strategy": "cooperative-sticky",
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
-        "auto.offset.reset": start,
+        "auto.offset.reset": "earliest",
         "isolation.level": "read_committed",
         "session.timeout.ms": kafka.session_timeout_ms,
         "heartbeat.interval.ms": max(1, min(_MAX_HEARTBEAT_MS, kafka.session_timeout_ms // 10)),

@@ -1,21 +1,24 @@
 """Scheduled runs, each once, and the lease that makes one process of several the leader.
 
-The lease is a row with a time limit. It needs no session, so it holds behind a pooler in transaction mode too.
+The lease is a row with a time limit. It needs no session, so it holds behind a pooler in transaction mode too. A leader
+that stood still finds out that its lease ran out only when it looks, so each leader has a number, its term, and writes
+nothing once there is a later one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import select, text, update
+import psycopg
+from sqlalchemy import Connection, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
-from alphaloop.errors import StoreError
+from alphaloop.errors import LeadershipLost, StoreError
 from alphaloop.store.database import Database
 from alphaloop.store.exchange import driver_of
-from alphaloop.store.terms import SCHEDULER, Term, begin_term
 from alphaloop.tables import schedule_runs
 
 
@@ -72,6 +75,39 @@ class ScheduleStore:
             .order_by(runs.started_at)
         )
         return list(self._database.scalars(query))
+
+
+SCHEDULER: Final = "scheduler"
+_BEGIN: Final = """
+    INSERT INTO leader_terms AS led (role, term) VALUES (%s, 1)
+    ON CONFLICT (role) DO UPDATE SET term = led.term + 1, began_at = now() RETURNING term
+"""
+# Locked until the transaction ends: the next term begins before or after it, never in between.
+_CURRENT: Final = text("SELECT term FROM leader_terms WHERE role = :role FOR SHARE")
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """The time of one leader."""
+
+    number: int
+    role: str = SCHEDULER
+
+    def check(self, connection: Connection) -> None:
+        """Keep the term from ending before the caller's transaction does. Raises LeadershipLost if it has ended."""
+        current = connection.execute(_CURRENT, {"role": self.role}).scalar()
+        if current != self.number:
+            raise LeadershipLost(f"term {self.number} of the {self.role} has ended, term {current} has begun")
+
+
+def begin_term(driver: psycopg.Connection[Any], role: str = SCHEDULER) -> Term:
+    """Begin the next term, on the connection of the one that holds the leader's lease. Raises psycopg.Error.
+
+    Waits for transactions of the term before, at most as long as the connection's `lock_timeout`.
+    """
+    row = driver.execute(_BEGIN, (role,)).fetchone()
+    assert row is not None  # noqa: S101 - an upsert without a condition returns its row
+    return Term(int(row[0]), role)
 
 
 class LeaderLease:

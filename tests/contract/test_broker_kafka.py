@@ -262,19 +262,6 @@ def test_a_topic_that_is_not_there_fails_the_flush_and_names_it(
         producer.close()
 
 
-def test_without_offsets_and_start_error_the_operator_decides(kafka_settings: KafkaSettings, fresh_prefix: str) -> None:
-    ensure_topics(kafka_settings, [fresh_prefix])
-    consumer = Consumer(kafka_settings, group_id=fresh_prefix, start="error")
-    consumer.subscribe(
-        [jobs_topic(fresh_prefix)], on_assign=lambda _: None, on_revoke=lambda _: None, on_lost=lambda _: None
-    )
-    try:
-        with pytest.raises(BrokerError, match="_AUTO_OFFSET_RESET"):
-            poll_for(consumer, 60)
-    finally:
-        consumer.close()
-
-
 def test_what_a_callback_raises_comes_out_of_poll_and_the_assignment_stands(
     kafka_settings: KafkaSettings, fresh_prefix: str
 ) -> None:
