@@ -26,20 +26,6 @@ _SENT_WORDS: Final = {
     "dictionary or instance of Body": "object",
     "dictionary": "object",
 }
-#: What Python's parser misses or meets, as the end of a sentence.
-_NOT_JSON: Final = {
-    "Expecting value": "no value",
-    "Expecting property name enclosed in double quotes": "no name in double quotes",
-    "Expecting ':' delimiter": "no colon",
-    "Expecting ',' delimiter": "no comma",
-    "Extra data": "more text behind the value",
-    "Unterminated string starting at": "a string without an end, which begins",
-    "Invalid control character at": "a control character",
-    "Invalid \\escape": "a wrong escape",
-    "Invalid \\uXXXX escape": "a wrong escape",
-    "Illegal trailing comma before end of object": "a trailing comma",
-    "Illegal trailing comma before end of array": "a trailing comma",
-}
 _NAMESPACE: Final = uuid.UUID("6f0d8f3e-6c57-5d0a-9d0e-0f6d6d1a5c11")
 
 
@@ -202,7 +188,7 @@ def _read_again(value: bytes) -> Any:
         raise MalformedMessage(f"expected at most {_MAX_DEPTH} levels of nesting, found far more") from None
     except json.JSONDecodeError as error:
         raise MalformedMessage(
-            f"expected JSON, found {_NOT_JSON.get(error.msg, error.msg)} at character {error.pos}",
+            f"expected JSON, found none at character {error.pos}: {error.msg}",
             hint="one JSON object a message, without a trailing comma",
         ) from None
     except ValueError as error:

@@ -100,19 +100,6 @@ def test_no_field_of_a_job_is_taken_for_a_misspelt_one(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
-    [
-        (b"nonsense", "expected JSON, found no value at character 0"),
-        (b"{'prompt': 1}", "expected JSON, found no name in double quotes at character 1"),
-        (b'{"prompt": "x"} {}', "expected JSON, found more text behind the value at character 16"),
-    ],
-)
-def test_what_is_no_json_is_said_in_words(value: bytes, said: str) -> None:
-    with pytest.raises(MalformedMessage, match=said):
-        parse_job(value, Origin("c", "jobs.code", 0, 0), task="code")
-
-
-@pytest.mark.parametrize(
     ("body", "limit"),
     [
         ({"max_tokens": 7}, 7),
