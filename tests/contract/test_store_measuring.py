@@ -241,7 +241,9 @@ class TestRollups:
         assert total.tokens_sq == sum(hour.tokens_sq for hour in hours)
         assert total.device_s == pytest.approx(sum(hour.device_s for hour in hours))
         assert total.trials == tuple(sum(column) for column in zip(*(hour.trials for hour in hours), strict=True))
-        assert total.accepts_sq == [sum(column) for column in zip(*(hour.accepts_sq for hour in hours), strict=True)]
+        assert total.accepts_sq == tuple(
+            sum(column) for column in zip(*(hour.accepts_sq for hour in hours), strict=True)
+        )
 
     @pytest.mark.parametrize("num_days_away", [2, 20])
     def test_no_day_is_missed_while_the_scheduler_was_away(

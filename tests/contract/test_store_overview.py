@@ -186,7 +186,7 @@ def test_alpha_does_not_pool_what_may_not_be_compared(database: Database, rng: r
     )
     runs = [decode_run(simulated_counts(rng, [0.1 + 0.1 * n], 50), **way) for n, way in enumerate(ways)]
     record(database, rng, runs)
-    shown = database.scalars(text("SELECT alpha FROM task_alpha_now")).all()
+    shown = database.scalars(text("SELECT alpha FROM task_alpha_now"))
     assert sorted(shown) == pytest.approx(sorted(run.counts.num_accepted / run.counts.num_trials for run in runs))
 
 

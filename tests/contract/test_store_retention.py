@@ -154,7 +154,7 @@ def test_the_choice_that_was_in_force_stays(store: RetentionStore, database: Dat
             )
         )
     assert store.drop("decisions", NOW - 90 * DAY, never).num_rows == 2
-    kept = database.scalars(select(decisions.c.to_num_draft_tokens).order_by(decisions.c.id)).all()
+    kept = database.scalars(select(decisions.c.to_num_draft_tokens).order_by(decisions.c.id))
     assert kept == [2, 4], "the one superseded before the history began, and the one of a target without evidence, went"
 
 

@@ -91,7 +91,7 @@ def test_a_shadow_of_parts_of_rounds_is_evidence_and_in_no_hour(database: Databa
     (row,) = (row for row in read.rows if row.pair.drafter == "gated")
     sums = row.evidence.all
     assert (row.num_jobs, sums.chances, sums.accepts[:2]) == (1, chances, run.counts.accepts[:2])
-    hours = database.scalars(text("SELECT mode FROM acceptance_hourly")).all()
+    hours = database.scalars(text("SELECT mode FROM acceptance_hourly"))
     assert hours == ["speculative"]
 
 
