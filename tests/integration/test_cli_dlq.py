@@ -70,7 +70,7 @@ def everything(settings: Settings, topic: str) -> list[Record]:
     """What lies on a topic now."""
     with closing(Consumer(settings.kafka, group_id="unused")) as consumer:
         consumer.assign_from([topic], at="earliest")
-        num_left = sum(high - low for low, high in map(consumer.watermarks, consumer.assignment()))
+        num_left = sum(high - low for low, high in consumer.bounds([topic]).values())
         records: list[Record] = []
         while len(records) < num_left:
             if (record := consumer.poll(60)) is not None:

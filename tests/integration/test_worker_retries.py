@@ -160,7 +160,7 @@ def everything(settings: Settings, topic: str) -> list[Record]:
     records: list[Record] = []
     try:
         consumer.assign_from([topic], at="earliest")
-        num_records = sum(high - low for low, high in map(consumer.watermarks, consumer.assignment()))
+        num_records = sum(high - low for low, high in consumer.bounds([topic]).values())
         while len(records) < num_records:
             if (record := consumer.poll(WAIT_S)) is not None:
                 records.append(record)
