@@ -60,9 +60,8 @@ class SwitchbackStore:
 
     def read(self, since: datetime, task: str | None = None, *, until: datetime | None = None) -> list[SliceRow]:
         """Slices that began in [since, until), in order; of one task or all."""
-        with self._database.begin() as connection:
-            query = _slices(since, until, None if task is None else [task])
-            return [_row(row) for row in connection.execute(query.order_by(*_IN_TIME))]
+        query = _slices(since, until, None if task is None else [task])
+        return [_row(row) for row in self._database.rows(query.order_by(*_IN_TIME))]
 
     def refresh(self, now: datetime, tasks: Collection[str] | None = None) -> int:
         """Compute the speed-ups of these tasks, or of all, from the slices up to `now`; returns how many.
@@ -78,7 +77,9 @@ class SwitchbackStore:
             for subject, slices in _by_subject(connection, now, tasks):
                 found += _speedup_of(subject, slices, now)
                 pairs += _pair_since(ended.get(subject), subject, slices, now)
-            _add_pairs(connection, pairs)
+            if pairs:  # two workers of one host may close the same pair: the first one counts
+                values = [_pair_values(pair) for pair in pairs]
+                connection.execute(insert(expectation_pairs).on_conflict_do_nothing(), values)
             if tasks is None:
                 connection.execute(delete(task_speedups).where(task_speedups.c.covers_to < now - WINDOW))
             if found:
@@ -93,9 +94,8 @@ class SwitchbackStore:
     def shown(self, now: datetime) -> dict[str, TaskSpeedup]:
         """What is shown of each task, by task: the rows of the view task_speedup_now."""
         by_task: dict[str, list[TaskSpeedup]] = {}
-        with self._database.begin() as connection:
-            for row in connection.execute(select(task_speedups).where(task_speedups.c.covers_to >= now - WINDOW)):
-                by_task.setdefault(row.task, []).append(_speedup(row))
+        for row in self._database.rows(select(task_speedups).where(task_speedups.c.covers_to >= now - WINDOW)):
+            by_task.setdefault(row.task, []).append(_speedup(row))
         return {task: shown for task, speedups in by_task.items() if (shown := shown_of(speedups)) is not None}
 
     def at(self, task: str, moment: datetime) -> TaskSpeedup | None:
@@ -241,12 +241,6 @@ def _pair_since(
     later = slices if ended is None else [one for one in slices if one.started_at > ended]
     pair = expectation_pair(subject, later, now)
     return [] if pair is None else [pair]
-
-
-def _add_pairs(connection: Connection, pairs: Sequence[ExpectationPair]) -> None:
-    """Store pairs. Two workers of one host may close the same pair: the first one counts."""
-    if pairs:
-        connection.execute(insert(expectation_pairs).on_conflict_do_nothing(), [_pair_values(pair) for pair in pairs])
 
 
 def _last_ends(connection: Connection, since: datetime) -> dict[SpeedupSubject, datetime]:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from pydantic import SecretStr
@@ -140,7 +139,3 @@ def test_a_worker_that_is_suspended_while_it_records_blocks_no_other(
     with database.begin() as connection:
         counted = "SELECT (SELECT count(*) FROM decode_runs), (SELECT sum(num_jobs) FROM acceptance_hourly)"
         assert tuple(connection.execute(text(counted)).one()) == (3, 3)
-
-
-def test_longer_statements_change_no_other_limit() -> None:
-    assert SessionLimits().with_statements_of(7.0) == replace(SessionLimits(), statement_s=7.0)
