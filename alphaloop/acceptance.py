@@ -26,8 +26,6 @@ Z95: Final = 1.959963984540054
 class InconsistentCounts(AlphaloopError, ValueError):
     """Counts that no sequence of rounds can produce."""
 
-    code = "inconsistent_counts"
-
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceCounts:

@@ -59,13 +59,18 @@ lease, an expired deadline and a cancellation are outcomes, not exceptions.
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 
 class AlphaloopError(Exception):
-    """Something went wrong in alphaloop."""
+    """Something went wrong in alphaloop. Its `code` is the name of its class unless the class says another."""
 
     code: ClassVar[str] = "error"
+
+    def __init_subclass__(cls) -> None:
+        if "code" not in vars(cls):
+            cls.code = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", cls.__name__.removesuffix("Error")).lower()
 
     def __init__(self, message: str | None = None, *, hint: str | None = None) -> None:
         self.message = message or (type(self).__doc__ or "").strip().splitlines()[0]
@@ -87,8 +92,6 @@ def reason_of(error: BaseException) -> str:
 class ConfigError(AlphaloopError):
     """A setting is missing, misspelt or out of range."""
 
-    code = "config"
-
 
 class MessageError(AlphaloopError):
     """A Kafka message cannot become a job.
@@ -96,8 +99,6 @@ class MessageError(AlphaloopError):
     `field` is the path of the offending field (`body.temperature`), None when the message as a whole is at fault.
     Neither the message nor the hint ever contains prompt text.
     """
-
-    code = "message"
 
     def __init__(self, message: str | None = None, *, field: str | None = None, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -111,87 +112,59 @@ class MessageError(AlphaloopError):
 class MalformedMessage(MessageError):
     """The message is not a UTF-8 JSON object within the size and depth limits."""
 
-    code = "malformed_message"
-
 
 class InvalidField(MessageError):
     """A field has the wrong type, is out of range, or asks for something not supported."""
-
-    code = "invalid_field"
 
 
 class UnknownTask(MessageError):
     """The task is not one that configs/tasks.toml names."""
 
-    code = "unknown_task"
-
 
 class PromptTooLong(MessageError):
     """Prompt and requested output do not fit the target's context."""
-
-    code = "prompt_too_long"
 
 
 class JobTooLarge(MessageError):
     """The keys and values of prompt and requested output would not fit the memory set aside for them."""
 
-    code = "job_too_large"
-
 
 class JobConflict(MessageError):
     """This job_id is known with another payload."""
-
-    code = "job_conflict"
 
 
 class BrokerError(AlphaloopError):
     """Kafka refused a request."""
 
-    code = "broker"
-    is_stale_assignment: ClassVar[bool] = False
-
 
 class BrokerUnavailable(BrokerError):
     """No Kafka broker answers."""
-
-    code = "broker_unavailable"
 
 
 class BrokerLoginRefused(BrokerUnavailable):
     """A Kafka broker answers, but refuses the login or the TLS connection."""
 
-    code = "broker_login_refused"
-
 
 class DeliveryFailed(BrokerError):
     """A message was not acknowledged by the broker."""
-
-    code = "delivery_failed"
 
 
 class TopicUnavailable(BrokerError):
     """No message reaches the topic, because it is missing or this user may not write to it."""
 
-    code = "topic_unavailable"
-
 
 class MessageRefused(BrokerError):
     """Kafka refuses this one message, however often it is sent."""
 
-    code = "message_refused"
-
 
 class MessageTooLarge(MessageRefused):
     """The message is larger than its topic or the client accepts."""
-
-    code = "message_too_large"
 
 
 class StaleAssignment(BrokerError):
     """A commit came from a group member that no longer owns the partitions; the new owner will redo the work."""
 
     code = "broker_stale_assignment"
-    is_stale_assignment = True
 
 
 class FatalBrokerError(BrokerError):
@@ -203,121 +176,81 @@ class FatalBrokerError(BrokerError):
 class StoreError(AlphaloopError):
     """Postgres refused a statement."""
 
-    code = "store"
-
 
 class StoreUnavailable(StoreError):
     """Postgres is away or cannot do this now: the same statement works later."""
-
-    code = "store_unavailable"
 
 
 class LeadershipLost(StoreError):
     """Another scheduler leads now, so this one may write nothing."""
 
-    code = "leadership_lost"
-
 
 class StoreBusy(StoreUnavailable):
     """Another transaction holds what the statement needs: the same statement works once that one has ended."""
-
-    code = "store_busy"
 
 
 class StoreLoginRefused(StoreUnavailable):
     """Postgres answers, but refuses the login, the database or the TLS connection."""
 
-    code = "store_login_refused"
-
 
 class StoreValueRefused(StoreError):
     """A row that Postgres never takes: malformed, against a constraint, or too large."""
-
-    code = "store_value_refused"
 
 
 class SchemaMismatch(StoreError):
     """The database's schema revision is outside the range this code runs on."""
 
-    code = "schema_mismatch"
-
 
 class ContentError(AlphaloopError):
     """Content that a message refers to cannot be read or written."""
-
-    code = "content"
 
 
 class ContentStoreUnavailable(ContentError):
     """The store of content that messages refer to does not answer: the same call works later."""
 
-    code = "content_store_unavailable"
-
 
 class ContentMissing(ContentError):
     """Nothing that can be read is at the address of a reference."""
-
-    code = "content_missing"
 
 
 class ContentAltered(ContentError):
     """The content at the address of a reference is not what was referred to."""
 
-    code = "content_altered"
-
 
 class ModelError(AlphaloopError):
     """A model or tokenizer cannot be used."""
-
-    code = "model"
 
 
 class ModelNotFound(ModelError):
     """There is nothing to load at the given source."""
 
-    code = "model_not_found"
-
 
 class UnsupportedModel(ModelError):
     """The model loads, but cannot be decoded exactly here."""
-
-    code = "unsupported_model"
 
 
 class IncompatiblePair(ModelError):
     """A draft model cannot, or should not, draft for this target."""
 
-    code = "incompatible_pair"
-
 
 class DecodeFailed(ModelError):
     """The engine could not decode a job."""
-
-    code = "decode_failed"
 
 
 class EngineSick(ModelError):
     """The engine can decode nothing any more, so the process exits and gives its jobs back."""
 
-    code = "engine_sick"
-
 
 class ServerError(AlphaloopError):
     """An inference server could not decode a job."""
-
-    code = "server"
 
 
 class ServerUnavailable(ServerError):
     """The inference server is away or cannot take this request now: the same request works later."""
 
-    code = "server_unavailable"
-
 
 class ServerBusy(ServerUnavailable):
     """The inference server asks to be asked again later; `retry_after_s` is None where it does not say when."""
-
-    code = "server_busy"
 
     def __init__(
         self, message: str | None = None, *, hint: str | None = None, retry_after_s: float | None = None
@@ -329,82 +262,54 @@ class ServerBusy(ServerUnavailable):
 class ServerUnreachable(ServerUnavailable):
     """No connection to the inference server could be made, so the request never reached it."""
 
-    code = "server_unreachable"
-
 
 class ServerSilent(ServerUnavailable):
     """The inference server took a request and then said nothing for too long."""
-
-    code = "server_silent"
 
 
 class ServerLoginRefused(ServerUnavailable):
     """The inference server answers, but refuses the credentials or the TLS connection."""
 
-    code = "server_login_refused"
-
 
 class ServerFailed(ServerError):
     """The inference server reports an error of its own about a request."""
-
-    code = "server_failed"
 
 
 class ReplyCut(ServerError):
     """The connection to the inference server ended before the whole reply had come."""
 
-    code = "reply_cut"
-
 
 class ReplyInvalid(ServerError):
     """A reply has another form than the documented one, is too large, or contradicts itself."""
-
-    code = "reply_invalid"
 
 
 class RequestRefused(ServerError):
     """The inference server refuses this one request, however often it is sent."""
 
-    code = "request_refused"
-
 
 class RequestKillsServer(ServerError):
     """Inference servers died while they worked on this request alone, so it is sent to none any more."""
-
-    code = "request_kills_server"
 
 
 class ModelNotServed(ServerError):
     """The inference server does not serve the model that was asked for."""
 
-    code = "model_not_served"
-
 
 class EmbeddedError(AlphaloopError):
     """The embedded broker or database failed."""
-
-    code = "embedded"
 
 
 class InstallFailed(EmbeddedError):
     """A download was refused, interrupted, or differs from its checksum."""
 
-    code = "install_failed"
-
 
 class StartFailed(EmbeddedError):
     """A child process did not start."""
-
-    code = "start_failed"
 
 
 class NotificationFailed(AlphaloopError):
     """A service did not take a notification."""
 
-    code = "notification_failed"
-
 
 class WorkerThreadDied(AlphaloopError):
     """A thread of the worker ended with an error: the process exits, and another worker takes over its jobs."""
-
-    code = "worker_thread_died"

@@ -42,6 +42,8 @@ class TaskSpend:
     num_jobs: int = 0
     num_tokens: int = 0  #: generated
     device_s: float = 0.0
+    #: Target passes that drafts saved: vanilla decoding takes one pass of a single sequence for each token.
+    num_saved_passes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -338,7 +338,7 @@ class Client:
     def read_to_the_end(self) -> None:
         """Every message that lies on `results` now; the worker may have ended. Nothing was there before this client."""
         partitions = range(self._kafka.num_partitions)
-        ends = [self._consumer.watermarks(TopicPartition(RESULTS, number)) for number in partitions]
+        ends = [self._consumer.bounds([RESULTS])[TopicPartition(RESULTS, number)] for number in partitions]
         num_kept = sum(end - begin for begin, end in ends)
         while self.num_results.total() < num_kept:
             self._next()

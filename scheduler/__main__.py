@@ -22,8 +22,7 @@ from alphaloop.liveness import ExitCode
 from alphaloop.notifying import Sink, open_sinks
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store.database import Database, DatabaseClock
-from alphaloop.store.schedule import LeaderLease
-from alphaloop.store.terms import Term
+from alphaloop.store.schedule import LeaderLease, Term
 from scheduler.leadership import stay
 from scheduler.loop import SCHEDULE_ID, Scheduler
 from scheduler.metrics import SchedulerMetrics

@@ -22,8 +22,7 @@ from alphaloop.liveness import ExitCode, Liveness, MetricsServer, Pulse, Watchdo
 from alphaloop.settings import SchedulerSettings, Settings
 from alphaloop.start_wait import StartStopped, StartWait, await_servers
 from alphaloop.store.database import Database, DatabaseClock
-from alphaloop.store.schedule import LeaderLease
-from alphaloop.store.terms import Term
+from alphaloop.store.schedule import LeaderLease, Term
 from scheduler.loop import Scheduler
 from scheduler.metrics import KafkaLag, SchedulerMetrics
 from scheduler.notifying import Notifier, NotifyingThread

@@ -19,6 +19,7 @@ from alphaloop.errors import AlphaloopError, StoreBusy, StoreError
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import DRIFT_REPORTS
+from alphaloop.measurements import TaskSpend
 from alphaloop.messages import encode_job, payload_digest
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.probe_plan import DEADLINE, DECODED_SHARE, WINDOW, ProbePlanner
@@ -265,8 +266,9 @@ class Scheduler:
         self, finding: DriftFinding, choices: Mapping[str, SettingInForce], now: datetime
     ) -> float | None:
         task, began = finding.subject.task, finding.began_after
+        spent = self._drift.spent(now - _DAY, now).get(task, TaskSpend())
         pace = TaskPace(
-            tokens_per_s=self._drift.num_tokens(task, now - _DAY, now) / _DAY.total_seconds(),
+            tokens_per_s=spent.num_tokens / _DAY.total_seconds(),
             setting=choices.get(task),
             measured_before=None if began is None else self._switchback.at(task, began),
             measured_now=self._switchback.shown(now).get(task),
@@ -371,14 +373,13 @@ class Scheduler:
     def _with_savings(
         self, tasks: Sequence[TaskLine], measured: Mapping[str, TaskSpeedup], before_day: datetime, now: datetime
     ) -> tuple[TaskLine, ...]:
-        passes = self._drift.saved_passes(before_day, now)
         spent = self._drift.spent(before_day, now)
         lines = []
         for line in tasks:
             saved, cost = saved_device_s(measured.get(line.task)), spent.get(line.task)
             update = {
                 "saved_device_s": saved,
-                "num_saved_passes": passes.get(line.task, 0),
+                "num_saved_passes": cost.num_saved_passes if cost else 0,
                 "cost": None if cost is None else cost_line(cost, saved, self._settings.report),
             }
             lines.append(line.model_copy(update=update))

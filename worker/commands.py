@@ -235,9 +235,8 @@ def _calibrate(order: CalibrateOrder, settings: Settings, tell: Tell) -> int:
     identity = engine.identity
     if database is not None:
         revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
-        CostStore(database).replace(
-            identity.host, identity.device, identity.engine, identity.target_revision, revisions, points
-        )
+        where = (identity.host, identity.device, identity.engine, identity.target_revision, revisions)
+        CostStore(database).save(*where, points, replaces_all=True)
         database.close()
     seconds = time.perf_counter() - began
     tell(ReportEvent(data=Calibration(identity, points, seconds, is_stored=database is not None)))

@@ -36,9 +36,8 @@ from alphaloop.explaining.explanation import (
 from alphaloop.explaining.wording import document, opening
 from alphaloop.moments import moment, shown
 from alphaloop.settings import Settings
-from alphaloop.store.choice_figures import ChoiceFigures, ExpectedSpeedup
 from alphaloop.store.database import Database
-from alphaloop.store.decisions import DecisionChange
+from alphaloop.store.decisions import ChoiceFigures, DecisionChange, ExpectedSpeedup
 from alphaloop.store.snapshots import SnapshotStore
 from alphaloop.store.task_figures import figures_of
 from alphaloop.store.traffic import TrafficStore

@@ -38,8 +38,8 @@ from alphaloop.cli.children import (
 from alphaloop.cli.options import AS_JSON, DATA_DIR, GlobalOptions, connected_settings, global_options
 from alphaloop.cli.screen import err, note, out, print_json
 from alphaloop.embedded.install import ARCHIVE, KAFKA_VERSION, MIRROR, install_kafka
-from alphaloop.embedded.process import ChildProcess, is_locked
-from alphaloop.embedded.stack import EmbeddedStack, StackServer, running_stack
+from alphaloop.embedded.process import ChildProcess, EmbeddedServer, is_locked
+from alphaloop.embedded.stack import EmbeddedStack, running_stack
 from alphaloop.errors import BrokerError, ConfigError, StartFailed
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.liveness import ExitCode
@@ -203,7 +203,7 @@ def install(
 ) -> None:
     """Fetch Apache Kafka, check its published SHA-512, and unpack it under the user's cache.
 
-    Continues an interrupted download. Prints the folder.
+    Prints the folder.
     """
     out().print(str(fetch_kafka(version=version, mirror=mirror)), soft_wrap=True, markup=False)
 
@@ -306,7 +306,7 @@ def _show_addresses(settings: Settings, addresses: dict[str, str]) -> None:
 
 
 def _stay(
-    servers: Sequence[StackServer], children: Sequence[ChildProcess], settings: Settings, stop: threading.Event
+    servers: Sequence[EmbeddedServer], children: Sequence[ChildProcess], settings: Settings, stop: threading.Event
 ) -> None:
     def make_topics() -> None:
         try:
@@ -328,7 +328,7 @@ class Supervised:
 
     def __init__(
         self,
-        child: ChildProcess | StackServer,
+        child: ChildProcess | EmbeddedServer,
         tell: Callable[[str], None],
         *,
         then: Callable[[], None] = lambda: None,

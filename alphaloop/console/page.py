@@ -42,13 +42,9 @@ class Page:
 class NotFound(AlphaloopError, LookupError):
     """There is nothing of this name."""
 
-    code = "not_found"
-
 
 class WrongRequest(AlphaloopError, ValueError):
     """A request that no link and no form of the console makes."""
-
-    code = "wrong_request"
 
 
 def wants_json(request: Request) -> bool:

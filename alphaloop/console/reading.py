@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -81,7 +81,7 @@ def _database(settings: Settings, url: SecretStr) -> Database:
     return Database(
         url,
         pool_size=_POOL_SIZE,
-        limits=settings.postgres.limits().with_statements_of(_STATEMENT_S),
+        limits=replace(settings.postgres.limits(), statement_s=_STATEMENT_S),
     )
 
 

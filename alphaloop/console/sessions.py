@@ -28,8 +28,6 @@ _MAX_SESSIONS: Final = 1000
 class TooManyFailures(AlphaloopError):
     """Too many wrong passwords were tried."""
 
-    code = "too_many_failures"
-
 
 @dataclass(frozen=True, slots=True)
 class Session:

@@ -50,8 +50,6 @@ from alphaloop.errors import AlphaloopError
 class InconsistentEvidence(AlphaloopError, ValueError):
     """An addition of sums of different moments, or a subtraction of more than the sums hold."""
 
-    code = "inconsistent_evidence"
-
 
 @dataclass(frozen=True, slots=True)
 class EvidenceSums:

@@ -34,7 +34,6 @@ _LOGGING_FILE: Final = "log4j2.properties"
 _LIBS: Final = "libs"
 
 _FORMAT_TIMEOUT_S: Final = 60.0
-_LEFTOVER_S: Final = 30.0
 _PROPERTIES: Final = """\
 process.roles=broker,controller
 node.id=1
@@ -82,6 +81,8 @@ appender.err.layout.pattern = %d{yyyy-MM-dd HH:mm:ss.SSS} %p %c{1}: %m%n
 class _EmbeddedBroker(EmbeddedServer):
     """A broker that serves on a port of 127.0.0.1."""
 
+    part = "broker"
+
     def _serving(self, process: ChildProcess, port: int) -> str:
         """Start the process and wait until clients reach it; returns `bootstrap.servers`."""
         process.start()
@@ -121,19 +122,13 @@ class EmbeddedKafka(_EmbeddedBroker):
         self._heap_mb = heap_mb
         self._java = java
 
-    def _start(self) -> str:
+    def _start(self, lock: FolderLock) -> str:
         if not is_kafka_home(self._home):
             raise StartFailed(
                 f"expected an unpacked Apache Kafka with libs/kafka-clients-*.jar, found none at {self._home}",
                 hint="`alphaloop kafka install` fetches one; KAFKA_HOME names another",
             )
         java = self._checked_java()
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # The node inherits the lock, so one whose alphaloop was killed is waited for.
-        with FolderLock(self._folder / "lock", what="an Apache Kafka", wait_s=_LEFTOVER_S) as lock:
-            return self._start_locked(java, lock)
-
-    def _start_locked(self, java: Path, lock: FolderLock) -> str:
         port, controller_port = self._ports()
         properties = self._folder / _PROPERTIES_FILE
         # The last line of a name wins in a properties file.
@@ -226,8 +221,7 @@ class EmbeddedTansu(_EmbeddedBroker):
     ) -> None:
         super().__init__(data_dir, port=port, log=log_dir, log_name="tansu.log", start_timeout_s=start_timeout_s)
 
-    def _start(self) -> str:
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    def _start(self, lock: FolderLock) -> str:
         program = self._program()
         port = self._port or free_ports(1)[0]
         address = f"tcp://127.0.0.1:{port}"
@@ -246,6 +240,7 @@ class EmbeddedTansu(_EmbeddedBroker):
             ],
             log=self.log,
             grace_s=5.0,
+            lock=lock,
         )
         return self._serving(self._process, port)
 

@@ -1,6 +1,6 @@
 """Finds a Java and an Apache Kafka, and installs the latter: the release archive, checked, under the user's cache.
 
-Downloads are resumable, with limits of time and size.
+Downloads have limits of time and size.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import gzip
 import hashlib
 import http.client
 import importlib.util
+import io
 import os
 import re
 import shutil
@@ -20,9 +21,9 @@ import time
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final, cast
 
 import platformdirs
 
@@ -76,129 +77,44 @@ _CHUNK_BYTES: Final = 256 << 10
 _STALL_S: Final = 20.0
 _MAX_BYTES: Final = 1 << 30
 _MAX_TEXT_BYTES: Final = 64 << 10
-_MAX_ATTEMPTS: Final = 20
 
 
-class Deadline:
-    """A time limit over several steps; `None` seconds is no limit."""
-
-    def __init__(self, limit_s: float | None) -> None:
-        self._limit_s = limit_s
-        self._end = None if limit_s is None else time.monotonic() + limit_s
-
-    def left_s(self) -> float:
-        """Seconds left, infinite without a limit. Raises InstallFailed once there are none."""
-        if self._end is None:
-            return float("inf")
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise InstallFailed(
-                f"not done within {self._limit_s:g} s", hint="run it again: the download continues where it stopped"
-            )
-        return left
+def _left_s(end: float) -> float:
+    """Seconds until this moment of the monotonic clock. Raises InstallFailed once there are none."""
+    left = end - time.monotonic()
+    if left <= 0:
+        raise InstallFailed("not done in the time that was given", hint="run `alphaloop kafka install`, without limit")
+    return left
 
 
-def fetch_text(url: str, deadline: Deadline) -> str:
-    """A small text file. Raises InstallFailed."""
-    with _open(url, deadline, start=0) as answer:
-        try:
-            return answer.read(_MAX_TEXT_BYTES).decode("utf-8", errors="replace")
-        except (OSError, http.client.HTTPException) as error:
-            raise InstallFailed(f"{url}: {_reason(error)}") from error
-
-
-def fetch(url: str, part: Path, deadline: Deadline, on_progress: OnProgress) -> None:
-    """Download `url` into `part`, after the bytes that `part` already holds.
-
-    A broken connection is retried as long as every attempt receives bytes. Raises InstallFailed and keeps `part` for a
-    later call.
-    """
-    for _ in range(_MAX_ATTEMPTS):
-        before = _size(part)
-        problem = _fetch_once(url, part, deadline, on_progress)
-        if problem is None:
-            return
-        if _size(part) <= before:
-            break
-    raise InstallFailed(
-        f"{url}: {problem}, after {_size(part)} bytes", hint="run it again: the download continues where it stopped"
-    )
-
-
-def _fetch_once(url: str, part: Path, deadline: Deadline, on_progress: OnProgress) -> str | None:
-    """One connection; None when the file is whole, else why it is not."""
-    start = _size(part)
-    try:
-        answer = _open(url, deadline, start)
-    except _NothingBeyond:
-        return None  # the file was complete already; the checksum shows whether it is the right one
-    with answer:
-        continued = answer.status == http.HTTPStatus.PARTIAL_CONTENT
-        done = start if continued else 0
-        length = answer.headers.get("Content-Length")
-        total = done + int(length) if length and length.isdigit() else None
-        if (total or 0) > _MAX_BYTES:
-            raise InstallFailed(f"{url}: expected at most {_MAX_BYTES >> 20} MiB, the server announces {total} bytes")
-        with part.open("ab" if continued else "wb") as file:
-            try:
-                done = _copy(answer, file, done, total, deadline, on_progress)
-            except (OSError, http.client.HTTPException) as error:
-                return _reason(error)
-    if total is not None and done < total:
-        return f"the connection ended {total - done} bytes early"
-    return None
-
-
-def _copy(
-    answer: http.client.HTTPResponse,
-    file: IO[bytes],
-    done: int,
-    total: int | None,
-    deadline: Deadline,
-    on_progress: OnProgress,
-) -> int:
-    on_progress(done, total)
-    while chunk := answer.read1(_CHUNK_BYTES):
-        file.write(chunk)
-        done += len(chunk)
-        if done > _MAX_BYTES:
-            raise InstallFailed(f"expected at most {_MAX_BYTES >> 20} MiB, and the server sends more")
-        on_progress(done, total)
-        deadline.left_s()
-    return done
-
-
-class _NothingBeyond(Exception):
-    """The server has no bytes after those asked for."""
-
-
-def _open(url: str, deadline: Deadline, start: int) -> http.client.HTTPResponse:
+def _download(url: str, into: IO[bytes], end: float, max_bytes: int, on_progress: OnProgress) -> None:
+    """Write the whole of what lies at an address. Raises InstallFailed."""
     if not url.startswith(("https://", "http://")):
         raise InstallFailed(f"expected an http(s) address, found {url}", hint="check --mirror")
-    headers = {"User-Agent": "alphaloop", "Accept-Encoding": "identity"}
-    if start:
-        headers["Range"] = f"bytes={start}-"
-    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - the scheme was checked above
+    request = urllib.request.Request(  # noqa: S310 - the scheme was checked above
+        url, headers={"User-Agent": "alphaloop", "Accept-Encoding": "identity"}
+    )
+    done = 0
     try:
-        answer: http.client.HTTPResponse = urllib.request.urlopen(  # noqa: S310
-            request, timeout=min(_STALL_S, deadline.left_s())
-        )
+        with urllib.request.urlopen(request, timeout=min(_STALL_S, _left_s(end))) as answer:  # noqa: S310
+            length = answer.headers.get("Content-Length", "")
+            total = int(length) if length.isdigit() else None
+            on_progress(done, total)
+            while chunk := answer.read1(_CHUNK_BYTES):
+                into.write(chunk)
+                done += len(chunk)
+                if done > max_bytes:
+                    raise InstallFailed(f"{url}: expected at most {max_bytes} bytes, and the server sends more")
+                on_progress(done, total)
+                _left_s(end)
     except urllib.error.HTTPError as error:
         with error:
-            if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE and start:
-                raise _NothingBeyond from None
             raise InstallFailed(f"{url}: the server answered {error.code} {error.reason}") from None
     except (OSError, http.client.HTTPException) as error:
-        raise InstallFailed(f"{url}: {_reason(error)}") from error
-    return answer
-
-
-def _reason(error: Exception) -> str:
-    return str(getattr(error, "reason", None) or error or type(error).__name__)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+        reason = getattr(error, "reason", None) or error or type(error).__name__
+        raise InstallFailed(f"{url}: {reason}") from error
+    if total is not None and done < total:
+        raise InstallFailed(f"{url}: the connection ended {total - done} bytes early")
 
 
 #: Holds every release; the mirrors hold only the current ones.
@@ -207,9 +123,7 @@ KAFKA_VERSION: Final = "4.3.1"
 MIRROR: Final = "https://downloads.apache.org/kafka"
 ARCHIVE: Final = "https://archive.apache.org/dist/kafka"
 
-_HEX_DIGITS: Final = frozenset("0123456789abcdef")
-_SHA512_DIGITS: Final = 128
-_BLOCK_BYTES: Final = 1 << 20
+_SHA512: Final = re.compile(r"[0-9a-f]{128}")
 #: Besides the folders of users: where a checkout finds an Apache Kafka that was put beside it.
 _BESIDE_CHECKOUT: Final = Path(__file__).resolve().parents[3] / "shared" / "kafka"
 
@@ -253,21 +167,21 @@ def install_kafka(
     """Fetch, check and unpack a release; its home. Nothing is done when it is there already.
 
     `mirrors` are tried in order: `MIRROR/VERSION/kafka_2.13-VERSION.tgz` and the `.sha512` beside it. Raises
-    InstallFailed with every mirror's reason; a download cut short stays and is continued by the next call.
+    InstallFailed with every mirror's reason.
     """
     folder = cache or cache_folder()
     if found := installed_home(version, cache=folder):
         return found
-    deadline = Deadline(deadline_s)
+    wait_s = 3600.0 if deadline_s is None else deadline_s
+    end = time.monotonic() + (float("inf") if deadline_s is None else deadline_s)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with FolderLock(folder / "install.lock", what="another installation", wait_s=min(deadline.left_s(), 3600.0)):
+        with FolderLock(folder / "install.lock", what="another installation", wait_s=wait_s):
             if found := installed_home(version, cache=folder):
                 return found
-            archive = _fetch_archive(version, mirrors, folder, deadline, on_progress)
-            home = _unpack(archive, version, folder)
-            archive.unlink()
-            return home
+            with tempfile.TemporaryFile(dir=folder) as archive:
+                _fetch_archive(version, mirrors, archive, end, on_progress)
+                return _unpack(archive, version, folder)
     except StartFailed as error:
         raise InstallFailed(error.message, hint="wait for it to end") from error
     except OSError as error:
@@ -279,29 +193,26 @@ def _name(version: str) -> str:
 
 
 def _fetch_archive(
-    version: str, mirrors: Iterable[str], folder: Path, deadline: Deadline, on_progress: OnProgress
-) -> Path:
+    version: str, mirrors: Sequence[str], archive: IO[bytes], end: float, on_progress: OnProgress
+) -> None:
     file_name = f"{_name(version)}.tgz"
-    part = folder / f"{file_name}.part"
     reasons = []
     for mirror in dict.fromkeys(mirrors):
         url = f"{mirror.rstrip('/')}/{version}/{file_name}"
         try:
-            expected = parse_sha512(fetch_text(f"{url}.sha512", deadline), file_name)
-            was_begun = part.exists()
-            fetch(url, part, deadline, on_progress)
-            if _sha512(part) != expected and was_begun:
-                # The partial file may come from another mirror or build: start again.
-                part.unlink()
-                fetch(url, part, deadline, on_progress)
-            if (found := _sha512(part)) != expected:
-                part.unlink()
+            checksum = io.BytesIO()
+            _download(f"{url}.sha512", checksum, end, _MAX_TEXT_BYTES, lambda done, total: None)
+            expected = parse_sha512(checksum.getvalue().decode("utf-8", "replace"), file_name)
+            archive.seek(0)
+            archive.truncate()
+            _download(url, archive, end, _MAX_BYTES, on_progress)
+            archive.seek(0)
+            if (found := hashlib.file_digest(cast(Any, archive), "sha512").hexdigest()) != expected:
                 raise InstallFailed(f"{url}: expected SHA-512 {expected[:16]}…, found {found[:16]}…")
-            return part
+            archive.seek(0)
+            return
         except InstallFailed as error:
             reasons.append(error)
-    if not reasons:
-        raise InstallFailed("expected at least one mirror, found none", hint="give --mirror")
     raise InstallFailed("; ".join(error.message for error in reasons), hint=reasons[-1].hint or _OFFLINE_HINT)
 
 
@@ -314,36 +225,20 @@ def parse_sha512(text: str, file_name: str) -> str:
     Apache publishes `gpg --print-md` output (`name: AB12CD34 …` over several lines); `sha512sum` output and a bare
     checksum are understood too. Raises InstallFailed when it is none of them or speaks of another file.
     """
-    name, colon, rest = text.strip().partition(":")
-    words = rest.split() if colon else text.split()
-    if colon:
-        digest = "".join(words)
-    else:
-        digest, name = (words[0] if words else ""), (words[1].lstrip("*") if len(words) > 1 else file_name)
-    digest = digest.lower()
-    if len(digest) != _SHA512_DIGITS or not set(digest) <= _HEX_DIGITS:
+    digest = "".join(text.replace(f"{file_name}:", "").replace(f"*{file_name}", "").replace(file_name, "").split())
+    if not _SHA512.fullmatch(digest.lower()):
         raise InstallFailed(f"expected the SHA-512 of {file_name}, found {text.strip()[:60]!r}")
-    if name.strip() != file_name:
-        raise InstallFailed(f"expected the SHA-512 of {file_name}, found that of {name.strip()[:60]!r}")
-    return digest
+    return digest.lower()
 
 
-def _sha512(path: Path) -> str:
-    digest = hashlib.sha512()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _unpack(archive: Path, version: str, folder: Path) -> Path:
+def _unpack(archive: IO[bytes], version: str, folder: Path) -> Path:
     """Unpack beside the target and move the whole folder there, so that no reader finds it incomplete."""
     if not hasattr(tarfile, "data_filter"):
         raise InstallFailed("expected Python 3.11.4 or newer, whose tarfile unpacks safely", hint="update Python")
     target = folder / _name(version)
     scratch = Path(tempfile.mkdtemp(prefix="unpacking-", dir=folder))
     try:
-        with tarfile.open(archive, "r:gz") as tar:
+        with tarfile.open(fileobj=archive, mode="r:gz") as tar:
             for member in tar:
                 _check_member(member, _name(version))
                 tar.extract(member, scratch, filter="data")
@@ -354,7 +249,7 @@ def _unpack(archive: Path, version: str, folder: Path) -> Path:
             target.rename(scratch / "replaced")
         fresh.rename(target)
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise InstallFailed(f"{archive.name} cannot be unpacked: {error}") from error
+        raise InstallFailed(f"{_name(version)}.tgz cannot be unpacked: {error}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return target

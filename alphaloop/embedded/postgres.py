@@ -27,8 +27,6 @@ _ROLE: Final = "alphaloop"
 _DATABASE: Final = "alphaloop"
 _INITDB_TIMEOUT_S: Final = 120.0
 _CONNECT_TIMEOUT_S: Final = 5
-#: How long a server whose alphaloop was killed may take to shut down before the folder counts as in use.
-_LEFTOVER_S: Final = 15.0
 _ACCOUNTS: Final = ("postgres", "nobody")
 _FAST_AND_FORGETFUL: Final = ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
 
@@ -39,7 +37,7 @@ class EmbeddedPostgres(EmbeddedServer):
     `durable=False` is for tests: nothing is forced to disk, so a power cut may destroy the database.
     """
 
-    name = "PostgreSQL"
+    name, part = "PostgreSQL", "postgres"
 
     def __init__(
         self,
@@ -54,16 +52,9 @@ class EmbeddedPostgres(EmbeddedServer):
         self._cluster = self._folder / "data"
         self._durable = durable
 
-    def _start(self) -> str:
-        programs = binaries()
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        account = service_account()
+    def _start(self, lock: FolderLock) -> str:
+        programs, account = binaries(), service_account()
         keep_search = account is not None and not (_is_open(programs) and _is_open(self._folder))
-        # The server inherits the lock, so one whose alphaloop was killed is waited for.
-        with FolderLock(self._folder / "lock", what="a PostgreSQL", wait_s=_LEFTOVER_S) as lock:
-            return self._start_locked(programs, account, keep_search, lock)
-
-    def _start_locked(self, programs: Path, account: Account | None, keep_search: bool, lock: FolderLock) -> str:
         password = self._password()
         if not (self._cluster / "PG_VERSION").exists():
             self._create(programs, account, keep_search, password)

@@ -79,6 +79,8 @@ def _try_lock(file: int, kind: int) -> bool:
     return True
 
 
+#: How long a server whose alphaloop was killed may take to shut down before the folder counts as in use.
+_LEFTOVER_S: Final = 30.0
 _TAIL_LINES: Final = 12
 _TAIL_BYTES: Final = 16 << 10
 _POLL_S: Final = 0.05
@@ -91,9 +93,11 @@ class EmbeddedServer:
     """A server in a folder of its own. `start()` gives its address, and may be called again after its end."""
 
     name: str
+    part: str  #: in `stack.json`
 
     def __init__(self, data_dir: Path, *, port: int, log: Path | None, log_name: str, start_timeout_s: float) -> None:
         """`log` is the folder of its log; None: its own folder. `port` 0 picks a free one, which a new start keeps."""
+        self.moved: Callable[[], object] = lambda: None  #: called after a start, with another process id
         self._folder = data_dir.expanduser().absolute()
         self._port = port
         self.log = (log or self._folder) / log_name
@@ -112,12 +116,21 @@ class EmbeddedServer:
     def start(self) -> str:
         """Start it and return its address. Raises StartFailed."""
         try:
-            return self._start()
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # The server inherits the lock, so one whose alphaloop was killed is waited for.
+            with FolderLock(self._folder / "lock", what=f"another {self.name}", wait_s=_LEFTOVER_S) as lock:
+                address = self._start(lock)
         except OSError as error:
             raise StartFailed(f"{self.name}: {error}", hint=f"is {self._folder} writable?") from error
+        self.moved()
+        return address
 
-    def _start(self) -> str:
+    def _start(self, lock: FolderLock) -> str:
         raise NotImplementedError
+
+    def failed(self, what: str, *, hint: str | None = None) -> StartFailed:
+        """What went wrong, for a person."""
+        return StartFailed(f"{self.name} {what}", hint=hint or f"its log is {self.log}")
 
     def stop(self) -> None:
         """Shut down cleanly; the next start needs no recovery."""

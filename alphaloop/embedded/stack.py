@@ -9,7 +9,6 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
@@ -41,33 +40,6 @@ class RunningStack(BaseModel):
     pids: dict[str, int]
 
 
-class StackServer:
-    """A server of a running stack, which a supervisor may start again at its old address."""
-
-    def __init__(self, part: str, server: EmbeddedServer, moved: Callable[[], object]) -> None:
-        """`part` is its name in `stack.json`; `moved` is called when its process id has changed."""
-        self.name, self.part = server.name, part
-        self._server, self._moved = server, moved
-
-    @property
-    def pid(self) -> int:
-        """Its process id; 0 while it does not run."""
-        return self._server.pid or 0
-
-    def start(self) -> None:
-        """Start it again after its end, and wait until it answers. Raises StartFailed."""
-        self._server.start()
-        self._moved()
-
-    def ended_with(self) -> int | None:
-        """Its exit code if it ended by itself; None while it runs."""
-        return self._server.ended_with()
-
-    def failed(self, what: str, *, hint: str | None = None) -> StartFailed:
-        """What went wrong, for a person."""
-        return StartFailed(f"{self.name} {what}", hint=hint or f"its log is {self._server.log}")
-
-
 class EmbeddedStack:
     """A context manager that starts what `settings` do not name and yields settings that name everything.
 
@@ -80,7 +52,7 @@ class EmbeddedStack:
         self._on_event = on_event
         self._folder = settings.data_dir.expanduser().absolute()
         self._exits = ExitStack()
-        self._servers: list[StackServer] = []
+        self._servers: list[EmbeddedServer] = []
         self._running: RunningStack | None = None
 
     def __enter__(self) -> Settings:
@@ -90,13 +62,11 @@ class EmbeddedStack:
             self._exits = exits.pop_all()
         return settings
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._exits.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._exits.close()
 
     @property
-    def servers(self) -> tuple[StackServer, ...]:
+    def servers(self) -> tuple[EmbeddedServer, ...]:
         """What this stack has started, for a supervisor."""
         return tuple(self._servers)
 
@@ -111,40 +81,31 @@ class EmbeddedStack:
         servers: str | None = None
         kind: Literal["kafka", "tansu"] | None = None
         if needs_database:
-            url = self._started(
-                EmbeddedPostgres(
-                    self._folder / "postgres",
-                    log_dir=self._folder / "logs",
-                ),
-                "postgres",
-                "PostgreSQL 18",
-                exits,
-            )
+            postgres = EmbeddedPostgres(self._folder / "postgres", log_dir=self._folder / "logs")
+            url = self._started(postgres, "PostgreSQL 18", exits)
         if needs_broker:
             broker = self._broker()
-            is_kafka = isinstance(broker, EmbeddedKafka)
-            kind = "kafka" if is_kafka else "tansu"
-            servers = self._started(
-                broker, "broker", "Apache Kafka" if is_kafka else "the fallback broker (Tansu)", exits
-            )
+            kind = "kafka" if isinstance(broker, EmbeddedKafka) else "tansu"
+            servers = self._started(broker, "the fallback broker (Tansu)" if kind == "tansu" else broker.name, exits)
         exits.callback(_state_file(self._folder).unlink, missing_ok=True)
         self._running = RunningStack(
             bootstrap_servers=servers, database_url=SecretStr(url) if url else None, broker=kind, pids={}
         )
         return _completed(settings, self._write_state())
 
-    def _started(self, server: EmbeddedServer, part: str, name: str, exits: ExitStack) -> str:
+    def _started(self, server: EmbeddedServer, name: str, exits: ExitStack) -> str:
         """Start a server that ends with this stack; returns its address."""
         exits.callback(server.stop)
         with self._told(name):
             address = server.start()
-        self._servers.append(StackServer(part, server, self._write_state))
+        server.moved = self._write_state
+        self._servers.append(server)
         return address
 
     def _write_state(self) -> RunningStack:
         """Write down where everything runs now, for other processes of this user."""
         assert self._running is not None  # noqa: S101 - a server is only started again after the first start of all
-        pids = {one.part: one.pid for one in self._servers}
+        pids = {one.part: one.pid or 0 for one in self._servers}
         stack = self._running.model_copy(update={"pids": {"alphaloop": os.getpid(), **pids}})
         _write_state(self._folder, stack)
         return stack
@@ -154,12 +115,7 @@ class EmbeddedStack:
         if embedded.broker != "tansu":
             home, java = find_kafka_home(self._settings), find_java()
             if home is not None and java is not None:
-                return EmbeddedKafka(
-                    home,
-                    self._folder / "kafka",
-                    java=java,
-                    log_dir=logs,
-                )
+                return EmbeddedKafka(home, self._folder / "kafka", java=java, log_dir=logs)
             if embedded.broker == "kafka":
                 raise StartFailed(
                     "embedded.broker is kafka, but no "
@@ -242,5 +198,5 @@ def _is_alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass
     return True

@@ -36,8 +36,6 @@ from alphaloop.kafka.topics import KnownTopicIds, TopicIds, committed_ids
 from alphaloop.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
-#: Where a partition without a committed offset begins.
-Start = Literal["earliest", "latest", "error"]
 _MAX_HEARTBEAT_MS: Final = 3000
 PartitionsCallback = Callable[[Sequence[TopicPartition]], None]
 _QUIET_S: Final = 0.02
@@ -49,16 +47,14 @@ _READ_POLL_S: Final = 0.1
 class Consumer:
     """One group member, or a group-less reader of whole topics.
 
-    `start` says where a partition without a committed offset begins. alphaloop's groups use `earliest`, because a job
-    that was sent before the first worker started must run. Reading from the start again is harmless: a job with a
-    recorded outcome is answered from the record. `latest` would skip jobs silently. `error` makes `poll` raise.
+    A partition without a committed offset begins with its first message, because a job that was sent before the first
+    worker started must run. Reading from the start again is harmless: a job with a recorded outcome is answered from
+    the record.
     """
 
-    def __init__(
-        self, kafka: KafkaSettings, *, group_id: str, client_id: str = "alphaloop", start: Start = "earliest"
-    ) -> None:
+    def __init__(self, kafka: KafkaSettings, *, group_id: str, client_id: str = "alphaloop") -> None:
         self._kafka, self._timeout_s = kafka, kafka.request_timeout_s
-        self._own = _member_config(kafka, group_id=group_id, client_id=client_id, start=start)
+        self._own = _member_config(kafka, group_id=group_id, client_id=client_id)
         self._ids, self._ask_ids = KnownTopicIds(), TopicIds(kafka).ask
         self._subscription: _Subscription | None = None
         config = self._start_client()
@@ -102,14 +98,9 @@ class Consumer:
         partition the first offset that is there and the offset of the next message. Raises BrokerError when a topic
         does not exist.
         """
-        wanted, found = [], self.bounds(topics)
-        for partition, (low, high) in found.items():
-            if newest is not None:
-                low = max(low, high - newest)
-            offset = low if at == "earliest" else high
-            wanted.append(ck.TopicPartition(partition.topic, partition.partition, offset))
-        with mapped("assigning partitions"):
-            self._client.assign(wanted)
+        found = self.bounds(topics)
+        oldest = {one: low if newest is None else max(low, end - newest) for one, (low, end) in found.items()}
+        self.assign_at(oldest if at == "earliest" else {one: end for one, (_, end) in found.items()})
         return found
 
     def assign_since(self, topics: Sequence[str], since: datetime) -> dict[TopicPartition, tuple[int, int]]:
@@ -119,10 +110,8 @@ class Consumer:
         a topic does not exist.
         """
         ends = {partition: end for partition, (_, end) in self.bounds(topics).items()}
-        found = self._offsets.since(since, ends)
-        with mapped("assigning partitions"):
-            self._client.assign(found)
-        begins = {TopicPartition(one.topic, one.partition): one.offset for one in found}
+        begins = self._offsets.since(since, ends)
+        self.assign_at(begins)
         return {partition: (begins[partition], end) for partition, end in ends.items()}
 
     def assign_at(self, offsets: Mapping[TopicPartition, int]) -> None:
@@ -177,7 +166,7 @@ class Consumer:
         """The next record; None after `timeout_s` or a client event.
 
         A lost broker is logged once and yields None: keep polling. Raises FatalBrokerError when the client is dead,
-        BrokerError for what only an operator can fix (no permission, no offset to start from), and whatever a callback
+        BrokerError for what only an operator can fix (no permission), and whatever a callback
         raised.
         """
         with mapped("polling"):
@@ -255,12 +244,11 @@ class Consumer:
         return self._offsets.committed(partitions)
 
     def bounds(self, topics: Sequence[str]) -> dict[TopicPartition, tuple[int, int]]:
-        """`watermarks` of every partition of the topics. Raises BrokerError when a topic does not exist."""
-        return self._offsets.bounds(self._offsets.partitions(topics))
+        """Of each partition the first stored offset and the end, below which no transaction is open.
 
-    def watermarks(self, partition: TopicPartition) -> tuple[int, int]:
-        """The first stored offset, and the end, below which no transaction is open; from the broker."""
-        return self._offsets.bounds([partition])[partition]
+        Raises BrokerError when a topic does not exist.
+        """
+        return self._offsets.bounds(self._offsets.partitions(topics))
 
     def positions(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The offset after what was polled of each partition; a partition of which nothing was polled is left out.
@@ -481,7 +469,7 @@ class _Commits:
         return not self.is_waiting
 
 
-def _member_config(kafka: KafkaSettings, *, group_id: str, client_id: str, start: Start) -> dict[str, Any]:
+def _member_config(kafka: KafkaSettings, *, group_id: str, client_id: str) -> dict[str, Any]:
     """What a member of a group sets beside the properties of all clients."""
     fetch_bytes = kafka.max_message_bytes + DEAD_LETTER_OVERHEAD_BYTES
     return {
@@ -491,7 +479,7 @@ def _member_config(kafka: KafkaSettings, *, group_id: str, client_id: str, start
         "partition.assignment.strategy": "cooperative-sticky",
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
-        "auto.offset.reset": start,
+        "auto.offset.reset": "earliest",
         "isolation.level": "read_committed",
         "session.timeout.ms": kafka.session_timeout_ms,
         "heartbeat.interval.ms": max(1, min(_MAX_HEARTBEAT_MS, kafka.session_timeout_ms // 10)),

@@ -12,9 +12,9 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 import confluent_kafka as ck
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
-from alphaloop.kafka.client import PASSING, broker_error
+from alphaloop.kafka.client import MISSING, PASSING, broker_error
 
 log = logging.getLogger(__name__)
 
@@ -107,9 +107,6 @@ Answer = TypeVar("Answer")
 _PASSING_S: Final = 0.1
 #: Of a topic that was just made a broker first knows nothing, and a moment later nothing of its partitions.
 _NEW_TOPIC_S: Final = 2.0
-_UNKNOWN: Final = frozenset(
-    {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
-)
 
 
 class OffsetQueries:
@@ -141,17 +138,15 @@ class OffsetQueries:
             raise KafkaException(found.error)
         return list(found.partitions)
 
-    def since(self, since: datetime, ends: Mapping[TopicPartition, int]) -> list[ck.TopicPartition]:
+    def since(self, since: datetime, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Each partition of `ends` at its first message that is not older, or at its end where there is none."""
         since_ms = int(since.timestamp() * 1000)
         asked = [ck.TopicPartition(one.topic, one.partition, since_ms) for one in ends]
         found = self._with_retries(
             "asking for offsets by time", lambda: self._client.offsets_for_times(asked, timeout=self._timeout_s)
         )
-        for one in found:
-            if one.offset < 0:  # nothing so new
-                one.offset = ends[TopicPartition(one.topic, one.partition)]
-        return found
+        offsets = {TopicPartition(one.topic, one.partition): one.offset for one in found}
+        return {one: offset if offset >= 0 else ends[one] for one, offset in offsets.items()}
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
         """The group's committed offsets, the next to read; None if nothing was committed."""
@@ -201,7 +196,7 @@ class OffsetQueries:
                 return ask()
             except KafkaException as error:
                 code = error.args[0].code()
-                wait_s = self._timeout_s if code in PASSING else unknown_s if code in _UNKNOWN else 0.0
+                wait_s = self._timeout_s if code in PASSING else unknown_s if code in MISSING else 0.0
                 if time.monotonic() - began >= wait_s:
                     raise broker_error(error, doing) from error
                 time.sleep(_PASSING_S)

@@ -17,7 +17,7 @@ from alphaloop.messages.dead_letter import Origin
 from alphaloop.messages.job import HARMLESS, PROMPT_ELSEWHERE, WRONG_WITHIN, Body, Job, refuse_unknown, without_nulls
 
 DEFAULT_MAX_BYTES: Final = 1 << 20
-DEFAULT_MAX_DEPTH: Final = 32
+_MAX_DEPTH: Final = 32
 # Pydantic names Python's types; the sender wrote JSON.
 _SENT_WORDS: Final = {
     "Tuple": "Array",
@@ -25,20 +25,6 @@ _SENT_WORDS: Final = {
     "dictionary or instance of ChatMessage": "object",
     "dictionary or instance of Body": "object",
     "dictionary": "object",
-}
-#: What Python's parser misses or meets, as the end of a sentence.
-_NOT_JSON: Final = {
-    "Expecting value": "no value",
-    "Expecting property name enclosed in double quotes": "no name in double quotes",
-    "Expecting ':' delimiter": "no colon",
-    "Expecting ',' delimiter": "no comma",
-    "Extra data": "more text behind the value",
-    "Unterminated string starting at": "a string without an end, which begins",
-    "Invalid control character at": "a control character",
-    "Invalid \\escape": "a wrong escape",
-    "Invalid \\uXXXX escape": "a wrong escape",
-    "Illegal trailing comma before end of object": "a trailing comma",
-    "Illegal trailing comma before end of array": "a trailing comma",
 }
 _NAMESPACE: Final = uuid.UUID("6f0d8f3e-6c57-5d0a-9d0e-0f6d6d1a5c11")
 
@@ -49,7 +35,6 @@ def parse_job(
     *,
     task: str,
     max_bytes: int = DEFAULT_MAX_BYTES,
-    max_depth: int = DEFAULT_MAX_DEPTH,
     ignored: Collection[str] = HARMLESS,
 ) -> Job:
     """Read one job.
@@ -57,10 +42,10 @@ def parse_job(
     `task` is the topic's; the message may repeat it but not contradict it. A message without `job_id` gets one derived
     from its record, so that a redelivery is the same job. `ignored` are fields of the body that are dropped.
 
-    Raises MalformedMessage for anything that is not a UTF-8 JSON object of at most `max_bytes` bytes and `max_depth`
+    Raises MalformedMessage for anything that is not a UTF-8 JSON object of at most `max_bytes` bytes and 32
     levels, InvalidField for a wrong or unknown field, which it names as the message does.
     """
-    fields = without_nulls(_read_object(value, max_bytes=max_bytes, max_depth=max_depth))
+    fields = without_nulls(_read_object(value, max_bytes))
     if fields.setdefault("task", task) != task and isinstance(fields["task"], str):
         raise InvalidField(
             f"expected {task!r}, the task of topic {origin.topic}, found {fields['task'][:100]!r}",
@@ -147,9 +132,9 @@ def encode_prompt(job: Job) -> bytes:
     return job.body.model_dump_json(include={"messages", "prompt"}, exclude_none=True).encode()
 
 
-def with_prompt(job: Job, content: bytes, *, max_depth: int = DEFAULT_MAX_DEPTH) -> Job:
+def with_prompt(job: Job, content: bytes) -> Job:
     """A job whose prompt lay elsewhere, with that content. Raises MalformedMessage, InvalidField."""
-    found = _read_object(content, max_bytes=len(content), max_depth=max_depth)
+    found = _read_object(content, len(content))
     if others := sorted(found.keys() - {"messages", "prompt"}):
         raise InvalidField(f"expected messages or prompt only, found {others[0][:100]!r}", field="body_ref")
     own = job.body.model_dump(exclude_none=True, exclude_defaults=True)
@@ -167,7 +152,7 @@ def _elsewhere(job: Job) -> dict[str, Any]:
     return {} if job.body_ref is None else {"body": {"messages", "prompt"}}
 
 
-def _read_object(value: bytes | None, *, max_bytes: int, max_depth: int) -> dict[str, Any]:
+def _read_object(value: bytes | None, max_bytes: int) -> dict[str, Any]:
     if not value:
         raise MalformedMessage("expected a JSON object, found an empty message")
     if len(value) > max_bytes:
@@ -180,18 +165,17 @@ def _read_object(value: bytes | None, *, max_bytes: int, max_depth: int) -> dict
     try:
         fields = from_json(value, allow_inf_nan=False)
     except ValueError:
-        fields = _read_again(value, max_depth)
+        fields = _read_again(value)
     if not isinstance(fields, dict):
         raise MalformedMessage(f"expected a JSON object, found {_kind(fields)}")
     # Every level opens a bracket, so most messages need no count.
-    is_flat = value.count(b"{") + value.count(b"[") <= max_depth
-    depth = 1 if is_flat else max(_depths(fields))
-    if depth > max_depth:
-        raise MalformedMessage(f"expected at most {max_depth} levels of nesting, found {depth}")
+    is_flat = value.count(b"{") + value.count(b"[") <= _MAX_DEPTH
+    if not is_flat and (depth := max(_depths(fields))) > _MAX_DEPTH:
+        raise MalformedMessage(f"expected at most {_MAX_DEPTH} levels of nesting, found {depth}")
     return fields
 
 
-def _read_again(value: bytes, max_depth: int) -> Any:
+def _read_again(value: bytes) -> Any:
     """Read what the fast parser refuses: this one says where it is wrong, and takes a lone surrogate or a deep value.
 
     What both take, they read alike.
@@ -201,10 +185,10 @@ def _read_again(value: bytes, max_depth: int) -> Any:
     except UnicodeDecodeError as error:
         raise MalformedMessage(f"expected UTF-8, found byte 0x{value[error.start]:02x} at {error.start}") from None
     except RecursionError:
-        raise MalformedMessage(f"expected at most {max_depth} levels of nesting, found far more") from None
+        raise MalformedMessage(f"expected at most {_MAX_DEPTH} levels of nesting, found far more") from None
     except json.JSONDecodeError as error:
         raise MalformedMessage(
-            f"expected JSON, found {_NOT_JSON.get(error.msg, error.msg)} at character {error.pos}",
+            f"expected JSON, found none at character {error.pos}: {error.msg}",
             hint="one JSON object a message, without a trailing comma",
         ) from None
     except ValueError as error:

@@ -10,9 +10,9 @@ to. So it keeps its id through all tries, also a derived one, and counts its wai
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, Self
 
 from alphaloop.errors import MalformedMessage
 
@@ -126,24 +126,6 @@ def encoded_result_headers(job_id: bytes, carried: Mapping[str, str]) -> tuple[t
 
 RETRY_PREFIX: Final = "alphaloop-retry-"
 
-_TOPIC: Final = RETRY_PREFIX + "topic"
-_PARTITION: Final = RETRY_PREFIX + "partition"
-_OFFSET: Final = RETRY_PREFIX + "offset"
-RETRY_TIMESTAMP: Final = RETRY_PREFIX + "timestamp"
-_NOT_BEFORE: Final = RETRY_PREFIX + "not-before"
-_NUM_FAILURES: Final = RETRY_PREFIX + "num-failures"
-_REASON: Final = RETRY_PREFIX + "reason"
-
-RETRY_DESCRIPTIONS: Final = {
-    _TOPIC: "Topic to which the job was sent.",
-    _PARTITION: "Its partition, in digits.",
-    _OFFSET: "Its offset, in digits.",
-    RETRY_TIMESTAMP: "Its timestamp, in milliseconds since 1970; absent if it had none.",
-    _NOT_BEFORE: "When the job is tried again, in milliseconds since 1970.",
-    _NUM_FAILURES: "How often the job has failed, in digits.",
-    _REASON: "Code of the last failure, docs/reference/errors.md.",
-}
-
 Headers = Sequence[tuple[str, bytes]]
 
 
@@ -161,36 +143,24 @@ class RetryHeaders:
 
     def headers(self, sent: Headers) -> Headers:
         """The headers of the message as it was sent, with these."""
-        said: dict[str, str | int | None] = {
-            _TOPIC: self.topic,
-            _PARTITION: self.partition,
-            _OFFSET: self.offset,
-            RETRY_TIMESTAMP: self.timestamp_ms,
-            _NOT_BEFORE: self.not_before_ms,
-            _NUM_FAILURES: self.num_failures,
-            _REASON: self.reason,
-        }
-        return (
-            *sent_headers(sent),
-            *((name, str(value).encode()) for name, value in said.items() if value is not None),
-        )
+        said = ((name, getattr(self, field)) for field, name in _RETRY.items())
+        return (*sent_headers(sent), *((name, str(value).encode()) for name, value in said if value is not None))
 
     @classmethod
     def read(cls, headers: Headers) -> Self | None:
         """What headers say; None if they are not those of a waiting job."""
         said = {name: value for name, value in headers if name.startswith(RETRY_PREFIX)}
+        said.setdefault(_RETRY["timestamp_ms"], b"")
         try:
-            return cls(
-                topic=said[_TOPIC].decode(),
-                partition=_number(said[_PARTITION]),
-                offset=_number(said[_OFFSET]),
-                timestamp_ms=_number(said[RETRY_TIMESTAMP]) if RETRY_TIMESTAMP in said else None,
-                not_before_ms=_number(said[_NOT_BEFORE]),
-                num_failures=_number(said[_NUM_FAILURES]),
-                reason=said[_REASON].decode(),
-            )
+            return cls(**{field: _READ.get(field, _number)(said[name]) for field, name in _RETRY.items()})
         except (KeyError, ValueError):
             return None
+
+
+#: Header of each field: `alphaloop-retry-not-before` of `not_before_ms`.
+_RETRY: Final = {
+    field.name: RETRY_PREFIX + field.name.removesuffix("_ms").replace("_", "-") for field in fields(RetryHeaders)
+}
 
 
 def sent_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
@@ -202,3 +172,11 @@ def _number(digits: bytes) -> int:
     if not digits.isdigit() or len(digits) > 18:
         raise ValueError
     return int(digits)
+
+
+#: How fields are read that are no number in digits.
+_READ: Final[Mapping[str, Callable[[bytes], Any]]] = {
+    "topic": bytes.decode,
+    "reason": bytes.decode,
+    "timestamp_ms": lambda digits: _number(digits) if digits else None,
+}

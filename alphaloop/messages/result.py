@@ -328,11 +328,6 @@ class StreamReader:
         self._next_seq = 0
         self._waiting: dict[int, Chunk] = {}
 
-    @property
-    def is_final_seen(self) -> bool:
-        """Whether the final chunk is here, perhaps behind a gap. A gap that stays is filled by the job's result."""
-        return self.end is not None or any(chunk.is_final for chunk in self._waiting.values())
-
     def take(self, chunk: Chunk) -> str:
         """The text that this chunk makes certain: of a new attempt from its start, often empty."""
         if chunk.attempt < self.attempt or self.end is not None:

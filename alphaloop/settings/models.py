@@ -236,24 +236,21 @@ class ModelSettings(Section):
                 "expected use_generation_config only with target.engine own, because the worker has no files of a "
                 "server's model; set temperature, top_p … in [tasks.NAME]"
             )
-        lengths: dict[str, tuple[str, int | None]] = {}
-        counted: dict[str, tuple[str, bool]] = {}
-        for name, endpoint in self.endpoints.items():
-            if endpoint.drafter is not None:
-                has_metrics = endpoint.metrics_url is not None
-                other, is_counted = counted.setdefault(endpoint.drafter, (name, has_metrics))
-                if is_counted != has_metrics:
-                    raise ValueError(
-                        f"expected metrics_url at all endpoints of the drafter {endpoint.drafter} or at none, found it "
-                        f"at {name if has_metrics else other} and not at {other if has_metrics else name}: counts of "
-                        "both kinds are never added up"
-                    )
-                first, length = lengths.setdefault(endpoint.drafter, (name, endpoint.num_draft_tokens))
-                if length != endpoint.num_draft_tokens:
-                    raise ValueError(
-                        f"expected one num_draft_tokens of the drafter {endpoint.drafter}, found {length} at {first} "
-                        f"and {endpoint.num_draft_tokens} at {name}: another k is another drafter, of another name"
-                    )
+        for drafter in {one.drafter for one in self.endpoints.values() if one.drafter is not None}:
+            replicas = {name: one for name, one in self.endpoints.items() if one.drafter == drafter}
+            counted = {one.metrics_url is not None: name for name, one in replicas.items()}
+            if len(counted) > 1:
+                raise ValueError(
+                    f"expected metrics_url at all endpoints of the drafter {drafter} or at none, found it at "
+                    f"{counted[True]} and not at {counted[False]}: counts of both kinds are never added up"
+                )
+            lengths = {one.num_draft_tokens: name for name, one in replicas.items()}
+            if len(lengths) > 1:
+                found = " and ".join(f"{length} at {name}" for length, name in lengths.items())
+                raise ValueError(
+                    f"expected one num_draft_tokens of the drafter {drafter}, found {found}: another k is another "
+                    "drafter, of another name"
+                )
         return self
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
@@ -129,7 +130,7 @@ class PostgresSettings(Section):
 
     def long_limits(self) -> SessionLimits:
         """The limits of sessions that read much."""
-        return self.limits().with_statements_of(LONG_STATEMENT_S)
+        return replace(self.limits(), statement_s=LONG_STATEMENT_S)
 
 
 class WorkerSettings(Section):

@@ -4,8 +4,8 @@ One row a key, however many jobs it has seen. The arithmetic is that of alphaloo
 cache. A changed half-life holds from the change on. First- and second-order sums fade together, so they stay
 consistent.
 
-Jobs of one key that were recorded in one transaction are added up first and then added to the row. Who folds the rows
-again from the ledger repeats these groups, because sums of floating-point numbers depend on the grouping.
+Jobs of one key that are recorded in one transaction are added up first and then added to the row. Whoever folds the
+ledger repeats these groups, because sums of floating-point numbers depend on the grouping.
 
 Numbers are packed, because Postgres takes three times as long to send arrays. A row holds big-endian doubles: the sums
 that are one number each, then, array by array, those by draft position, all of one length. First those of
@@ -57,11 +57,10 @@ class StateRow(NamedTuple):
     last_ledger_id: int  #: the last row of the ledger that it includes: its position
 
     @classmethod
-    def of(cls, key: EvidenceKey, folded: FoldedKey) -> StateRow:
-        """The row of a key as it was just written."""
+    def of(cls, key: EvidenceKey, *folded: Any) -> StateRow:
+        """The row of a key: number of jobs, moment, packed sums and position."""
         pair = Pair(key.target_revision, key.engine, key.drafter, key.draft_revision)
-        where = key.task, key.segment, key.sampling_bucket, key.prompt_bucket
-        return cls(pair, *where, folded.num_jobs, folded.as_of, folded.packed, folded.last_ledger_id)
+        return cls(pair, key.task, key.segment, key.sampling_bucket, key.prompt_bucket, *folded)
 
     @property
     def key(self) -> EvidenceKey:
@@ -117,15 +116,9 @@ class AcceptanceStateStore:
             ]
         return StateRead(rows, seen, is_all)
 
-    def of_task(self, task: str) -> list[StateRow]:
-        """Every row of a task, for all targets, engines and drafters."""
-        with self._database.begin() as connection:
-            return [StateRow(Pair(*row[:4]), *row[4:]) for row in _read(connection, _OF_TASK, (task,))]
-
     def drop_before(self, at: datetime) -> int:
         """Delete rows without a job since `at`, of drafts and tasks that are gone; returns how many."""
-        with self._database.begin() as connection:
-            return connection.execute(delete(acceptance_state).where(acceptance_state.c.as_of < at)).rowcount
+        return self._database.change(delete(acceptance_state).where(acceptance_state.c.as_of < at))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,57 +162,41 @@ def add_jobs(
     """Fade the rows of the locked keys and add jobs, one `EvidenceSums` each; returns the rows as they are now."""
     if not locked.keys:
         return []
-    standing = {key_of(row): folded_of(row) for row in locked.standing.fetchall()}
+    standing = {row.key: row for row in map(_state_row, locked.standing.fetchall())}
     by_key: dict[EvidenceKey, list[tuple[int, EvidenceSums]]] = {}
     for ledger_id, job in zip(ledger_ids, jobs, strict=True):
         if job is not None:
             by_key.setdefault(job[0], []).append((ledger_id, job[1]))
-    folded = {key: add_group(standing.get(key), by_key[key], half_life) for key in locked.keys}
-    changed = RowSet.parameter(
+    changed = [with_jobs(key, standing.get(key), by_key[key], half_life) for key in locked.keys]
+    rows = (
         {
             **key.columns,
-            "as_of": its.as_of,
-            "num_jobs": its.num_jobs,
-            "evidence": its.packed,
-            "last_ledger_id": its.last_ledger_id,
+            "as_of": row.as_of,
+            "num_jobs": row.num_jobs,
+            "evidence": row.packed,
+            "last_ledger_id": row.last_ledger_id,
         }
-        for key, its in folded.items()
+        for key, row in zip(locked.keys, changed, strict=True)
     )
-    driver.execute(_CHANGE, {"rows": changed})
-    return [StateRow.of(key, its) for key, its in folded.items()]
+    driver.execute(_CHANGE, {"rows": RowSet.parameter(rows)})
+    return changed
 
 
-@dataclass(frozen=True, slots=True)
-class FoldedKey:
-    """The content of a row of acceptance_state."""
-
-    as_of: datetime
-    packed: bytes  #: as in the table, so that folded and stored evidence are equal bit by bit
-    num_jobs: int
-    last_ledger_id: int
-
-    @property
-    def evidence(self) -> KeyEvidence:
-        """The sums, as of `as_of`."""
-        return unpack(self.packed, self.as_of)
-
-
-def add_group(standing: FoldedKey | None, group: Sequence[tuple[int, EvidenceSums]], half_life: timedelta) -> FoldedKey:
+def with_jobs(
+    key: EvidenceKey, standing: StateRow | None, group: Sequence[tuple[int, EvidenceSums]], half_life: timedelta
+) -> StateRow:
     """A key's row after jobs (ledger_id, sums) that were recorded together; `standing` is None for a new key."""
     jobs = [job for _, job in group]
-    before = standing or FoldedKey(jobs[0].as_of, b"", 0, 0)
-    evidence = before.evidence.with_job(together(jobs, half_life), half_life)
-    return FoldedKey(evidence.all.as_of, pack(evidence), before.num_jobs + len(jobs), group[-1][0])
+    before = standing.evidence if standing else KeyEvidence.empty(jobs[0].as_of)
+    evidence = before.with_job(together(jobs, half_life), half_life)
+    num_jobs = (standing.num_jobs if standing else 0) + len(jobs)
+    return StateRow.of(key, num_jobs, evidence.all.as_of, pack(evidence), group[-1][0])
 
 
-def key_of(row: Any) -> EvidenceKey:
-    """From a row with the columns of the key."""
-    return EvidenceKey(**{name: getattr(row, name) for name in EvidenceKey.__slots__})
-
-
-def folded_of(row: Any) -> FoldedKey:
-    """From a row of acceptance_state."""
-    return FoldedKey(row.as_of, row.evidence, row.num_jobs, row.last_ledger_id)
+def _state_row(row: Any) -> StateRow:
+    pair = Pair(row.target_revision, row.engine, row.drafter, row.draft_revision)
+    where = row.task, row.segment, row.sampling_bucket, row.prompt_bucket
+    return StateRow(pair, *where, row.num_jobs, row.as_of, row.evidence, row.last_ledger_id)
 
 
 def pack(evidence: KeyEvidence) -> bytes:
@@ -291,12 +268,6 @@ _OF_PAIR: Final = """
     SELECT task, segment, sampling_bucket, prompt_bucket, num_jobs, as_of, evidence, last_ledger_id
     FROM acceptance_state
     WHERE target_revision = %s AND engine = %s AND drafter = %s AND draft_revision = %s
-"""
-_OF_TASK: Final = """
-    SELECT target_revision, engine, drafter, draft_revision,
-           task, segment, sampling_bucket, prompt_bucket, num_jobs, as_of, evidence, last_ledger_id
-    FROM acceptance_state WHERE task = %s
-    ORDER BY target_revision, engine, drafter, draft_revision, segment, sampling_bucket, prompt_bucket
 """
 
 

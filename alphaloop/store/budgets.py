@@ -36,8 +36,7 @@ class BudgetStore:
         query = select(*(columns[name] for name in _SUMS)).where(
             *(columns[name] == value for name, value in subject._asdict().items())
         )
-        with self._database.begin() as connection:
-            row = connection.execute(query).first()
+        row = self._database.row(query)
         return None if row is None else ExplorationBudget(**row._mapping)
 
     def add(self, subject: BudgetSubject, before: ExplorationBudget, after: ExplorationBudget) -> ExplorationBudget:
@@ -52,6 +51,5 @@ class BudgetStore:
         statement = statement.on_conflict_do_update(
             index_elements=list(BudgetSubject._fields), set_={**added, "changed_at": func.now()}
         )
-        with self._database.begin() as connection:
-            row = connection.execute(statement.returning(*(columns[name] for name in _SUMS))).one()
+        row = self._database.one(statement.returning(*(columns[name] for name in _SUMS)))
         return replace(after, **row._mapping)

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, selec
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.costs import CostKind, CostPoint, CostTable, after_pause
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, of_row
 from alphaloop.tables import cost_profiles
 
 #: The target's own rows: no drafter, no revision.
@@ -43,40 +43,14 @@ class CostStore:
         their variance has grown (alphaloop/costs.py).
         """
         costs = cost_profiles.c
-        query = select(
-            costs.drafter,
-            costs.batch,
-            costs.width,
-            costs.median_ms,
-            costs.num_samples,
-            costs.context,
-            costs.kind,
-            costs.correction,
-            costs.num_corrections,
-            costs.correction_variance,
-            func.extract("epoch", func.now() - func.coalesce(costs.corrected_at, costs.measured_at)).label("age_s"),
-        ).where(*_Where(host, device, engine, target_revision, drafters).conditions)
-        with self._database.begin() as connection:
-            rows = connection.execute(query).all()
-        points = [
-            CostPoint(
-                row.drafter or None,
-                row.batch,
-                row.width,
-                row.median_ms,
-                row.num_samples,
-                row.context,
-                CostKind(row.kind),
-                row.correction,
-                row.num_corrections,
-                row.correction_variance,
-            )
-            for row in rows
-        ]
+        age_s = func.extract("epoch", func.now() - func.coalesce(costs.corrected_at, costs.measured_at)).label("age_s")
+        where = _Where(host, device, engine, target_revision, drafters)
+        rows = self._database.rows(select(cost_profiles, age_s).where(*where.conditions))
         ages_s: dict[str, float] = {}
         for row in rows:
             if row.drafter:
                 ages_s[row.drafter] = min(float(row.age_s), ages_s.get(row.drafter, float("inf")))
+        points = [of_row(CostPoint, row, drafter=row.drafter or None, kind=CostKind(row.kind)) for row in rows]
         return CostTable(after_pause(points, ages_s))
 
     def save(
@@ -87,27 +61,18 @@ class CostStore:
         target_revision: str,
         drafters: Mapping[str, str],
         points: Iterable[CostPoint],
+        *,
+        replaces_all: bool = False,
     ) -> None:
         """Store measured points over those of the same shape, in place of their corrections.
 
-        `drafters` gives the revision of each drafter among them.
+        With `replaces_all`, in place of all that was measured for this target and these drafters. `drafters` gives the
+        revision of each drafter among them.
         """
-        with self._database.begin() as connection:
-            _save(connection, _Where(host, device, engine, target_revision, drafters), points)
-
-    def replace(
-        self,
-        host: str,
-        device: str,
-        engine: str,
-        target_revision: str,
-        drafters: Mapping[str, str],
-        points: Iterable[CostPoint],
-    ) -> None:
-        """Store points in place of all that was measured for this target and these drafters."""
         where = _Where(host, device, engine, target_revision, drafters)
         with self._database.begin() as connection:
-            connection.execute(delete(cost_profiles).where(*where.conditions))
+            if replaces_all:
+                connection.execute(delete(cost_profiles).where(*where.conditions))
             _save(connection, where, points)
 
     def save_corrections(
@@ -121,14 +86,10 @@ class CostStore:
     ) -> None:
         """Store corrections from real rounds, as of now; skips points that were deleted or measured anew meanwhile."""
         where = _Where(host, device, engine, target_revision, drafters)
+        corrected = ("correction", "num_corrections", "correction_variance")
         rows = [
-            {
-                **{f"at_{name}": value for name, value in where.key(point).items()},
-                "at_median_ms": point.median_ms,
-                "correction": point.correction,
-                "num_corrections": point.num_corrections,
-                "correction_variance": point.correction_variance,
-            }
+            {f"at_{name}": value for name, value in (where.key(point) | {"median_ms": point.median_ms}).items()}
+            | {name: getattr(point, name) for name in corrected}
             for point in CostTable(points).points
         ]
         if not rows:
@@ -137,15 +98,9 @@ class CostStore:
         statement = (
             update(cost_profiles)
             .where(*(cost_profiles.c[name] == bindparam(f"at_{name}") for name in names))
-            .values(
-                correction=bindparam("correction"),
-                num_corrections=bindparam("num_corrections"),
-                correction_variance=bindparam("correction_variance"),
-                corrected_at=func.now(),
-            )
+            .values(**{name: bindparam(name) for name in corrected}, corrected_at=func.now())
         )
-        with self._database.begin() as connection:
-            connection.execute(statement, rows)
+        self._database.change(statement, rows)
 
     def first_measured(self, until: datetime) -> datetime | None:
         """When the newest pair of an engine and a target was calibrated first, of those before `until`."""
@@ -156,8 +111,7 @@ class CostStore:
             .group_by(costs.engine, costs.target_revision)
             .subquery()
         )
-        with self._database.begin() as connection:
-            found: datetime | None = connection.execute(select(func.max(first.c.at))).scalar_one()
+        found: datetime | None = self._database.scalar(select(func.max(first.c.at)))
         return found
 
     def measured(self) -> list[MeasuredEngine]:
@@ -171,11 +125,10 @@ class CostStore:
             .group_by(*key)
             .order_by(last.desc(), *key)
         )
-        with self._database.begin() as connection:
-            return [
-                MeasuredEngine(host, device, engine, target, at, tuple(sorted(batches)))
-                for host, device, engine, target, at, batches in connection.execute(query)
-            ]
+        return [
+            MeasuredEngine(host, device, engine, target, at, tuple(sorted(batches)))
+            for host, device, engine, target, at, batches in self._database.rows(query)
+        ]
 
 
 class _Where(NamedTuple):
@@ -190,29 +143,19 @@ class _Where(NamedTuple):
     @property
     def conditions(self) -> tuple[ColumnElement[bool], ...]:
         """Of the rows of the target and of these drafters."""
-        costs = cost_profiles.c
+        costs, names = cost_profiles.c, ("host", "device", "engine", "target_revision")
         return (
-            costs.host == self.host,
-            costs.device == self.device,
-            costs.engine == self.engine,
-            costs.target_revision == self.target_revision,
+            *(costs[name] == getattr(self, name) for name in names),
             tuple_(costs.drafter, costs.draft_revision).in_([_TARGET, *self.drafters.items()]),
         )
 
     def key(self, point: CostPoint) -> dict[str, object]:
         """The primary key of a point's row."""
-        return {
-            "host": self.host,
-            "device": self.device,
-            "engine": self.engine,
-            "target_revision": self.target_revision,
-            "drafter": point.drafter or "",
-            "draft_revision": self.drafters[point.drafter] if point.drafter else "",
-            "batch": point.batch,
-            "width": point.width,
-            "context": point.context,
-            "kind": point.kind.value,
-        }
+        of_target = self._asdict()
+        drafters = of_target.pop("drafters")
+        revision = drafters[point.drafter] if point.drafter else ""
+        shape = {name: getattr(point, name) for name in ("batch", "width", "context", "kind")}
+        return {**of_target, "drafter": point.drafter or "", "draft_revision": revision, **shape}
 
 
 def _save(connection: Connection, where: _Where, points: Iterable[CostPoint]) -> None:

@@ -6,18 +6,28 @@ import math
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar, cast
 
 import psycopg
 from psycopg import sql
 from pydantic import SecretStr
-from sqlalchemy import Connection, TextClause, create_engine, event, make_url, text
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Executable,
+    FromClause,
+    TextClause,
+    create_engine,
+    event,
+    make_url,
+    text,
+)
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -44,6 +54,20 @@ _REVISION: Final = text("SELECT version_num FROM alembic_version")
 _SERVES: Final = text("SELECT revision FROM code_revisions WHERE revision = :revision")
 _DRIVER: Final = "postgresql+psycopg"
 _UNDEFINED_TABLE: Final = "42P01"
+
+
+_Kind = TypeVar("_Kind")
+
+
+def columns_of(table: FromClause, kind: type[Any], *left_out: str) -> list[ColumnElement[Any]]:
+    """The columns that are named like the fields of a dataclass."""
+    return [table.c[field.name] for field in fields(kind) if field.name not in left_out]
+
+
+def of_row(kind: type[_Kind], row: Any, /, **others: Any) -> _Kind:
+    """A dataclass from a row whose columns are named like its fields; `others` are fields that do not come from it."""
+    names: Any = fields(cast(Any, kind))
+    return kind(**{field.name: getattr(row, field.name) for field in names if field.name not in others}, **others)
 
 
 class Database:
@@ -124,6 +148,35 @@ class Database:
         except (SQLAlchemyError, psycopg.Error, UnicodeEncodeError) as error:
             raise store_error(error, self.redacted_url) from None
 
+    def rows(self, query: Executable, given: Mapping[str, Any] | None = None) -> list[Any]:
+        """The rows of one statement that is a transaction by itself. Raises as `begin` does."""
+        with self.single() as connection:
+            return list(connection.execute(query, given))
+
+    def row(self, query: Executable, given: Mapping[str, Any] | None = None) -> Any:
+        """The first of its rows; None where it has none."""
+        return next(iter(self.rows(query, given)), None)
+
+    def one(self, query: Executable, given: Mapping[str, Any] | None = None) -> Any:
+        """The row of a statement that has exactly one."""
+        (row,) = self.rows(query, given)
+        return row
+
+    def scalar(self, query: Executable, given: Mapping[str, Any] | None = None) -> Any:
+        """The first value of such a row."""
+        return self.one(query, given)[0]
+
+    def scalars(self, query: Executable, given: Mapping[str, Any] | None = None) -> list[Any]:
+        """The first value of each row."""
+        return [row[0] for row in self.rows(query, given)]
+
+    def change(
+        self, statement: Executable, given: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
+    ) -> int:
+        """Carry out a statement, or one for each of `given`, in a transaction; returns how many rows it changed."""
+        with self.begin() as connection:
+            return connection.execute(statement, given).rowcount
+
     @property
     def address(self) -> str:
         """Host, port and name of the database, for a person; nothing of the login."""
@@ -161,8 +214,8 @@ class Database:
     def _scalar(self, query: TextClause, **parameters: str) -> Any:
         """The first value; None where there is no row or no such table."""
         try:
-            with self.begin() as connection:
-                return connection.execute(query, parameters).scalar()
+            row = self.row(query, parameters)
+            return None if row is None else row[0]
         except StoreError as error:
             if _UNDEFINED_TABLE not in error.message:
                 raise
@@ -176,9 +229,7 @@ class Database:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -1,18 +1,24 @@
-"""The log of choices: when a task's way of decoding, or the reason for it, changed; from what to what, and why."""
+"""The log of choices: when a task's way of decoding, or the reason for it, changed; from what to what, and why.
+
+The figures behind a change are kept with it, because costs and evidence are overwritten.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal, Self
 
 from sqlalchemy import Connection, func, insert, select
 
 from alphaloop.deciding import decision as deciding
 from alphaloop.deciding.decision import NOT_A_CHOICE, Decision
-from alphaloop.store.choice_figures import ChoiceFigures, figures_of
-from alphaloop.store.database import Database
-from alphaloop.tables import decisions
+from alphaloop.deciding.evidence import EvidenceSums, together
+from alphaloop.deciding.goodput import Alternative
+from alphaloop.store.acceptance_state import unpack
+from alphaloop.store.database import Database, of_row
+from alphaloop.tables import acceptance_state, decisions
+from alphaloop.tables.evidence import KEY
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +28,40 @@ class LoggedSetting:
     mode: str
     drafter: str | None
     num_draft_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedSpeedup:
+    """What was expected of one alternative."""
+
+    drafter: str | None
+    num_draft_tokens: int
+    speedup: float
+    speedup_low: float
+    speedup_high: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceFigures:
+    """What was expected of a choice and of its best rival, and the evidence of the drafter that it is about."""
+
+    tokens_per_round: float
+    round_ms: float
+    chosen: ExpectedSpeedup
+    rival: ExpectedSpeedup | None
+    jobs: float  #: weighted jobs; of the rival's drafter if vanilla was chosen
+    trials: tuple[float, ...]
+    accepts: tuple[float, ...]
+
+    @classmethod
+    def of_row(cls, row: Any) -> Self | None:
+        """From a row of decisions; None where it has none."""
+        if row.speedup is None:
+            return None
+        names = ("drafter", "num_draft_tokens", "speedup", "speedup_low", "speedup_high")
+        rival = ExpectedSpeedup(*(getattr(row, f"rival_{name}") for name in names))
+        chosen = ExpectedSpeedup(row.to_drafter, row.to_num_draft_tokens, *(getattr(row, name) for name in names[2:]))
+        return of_row(cls, row, chosen=chosen, rival=None if row.rival_num_draft_tokens is None else rival)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +133,7 @@ class DecisionLog:
                     reason=decision.reason,
                     explanation=decision.explanation,
                     owner=owner,
-                    **figures_of(connection, task, target_revision, decision, self._half_life),
+                    **_figures(connection, task, target_revision, decision, self._half_life),
                 )
             )
         return True
@@ -121,26 +161,18 @@ class DecisionLog:
         query = select(decisions).where(decisions.c.task == task).order_by(decisions.c.id.desc()).limit(limit)
         if until is not None:
             query = query.where(decisions.c.decided_at <= until)
-        with self._database.begin() as connection:
-            return [_change(row) for row in connection.execute(query)]
+        return [_change(row) for row in self._database.rows(query)]
+
+
+def setting_of(row: Any, side: Literal["from", "to"]) -> LoggedSetting | None:
+    """What a change was made from or to; None for the first choice of a task."""
+    mode, drafter, k = (getattr(row, f"{side}_{name}") for name in ("mode", "drafter", "num_draft_tokens"))
+    return LoggedSetting(mode, drafter, k) if mode else None
 
 
 def _change(row: Any) -> DecisionChange:
-    before = LoggedSetting(row.from_mode, row.from_drafter, row.from_num_draft_tokens) if row.from_mode else None
-    return DecisionChange(
-        row.decided_at,
-        row.task,
-        row.target_revision,
-        row.device,
-        row.sampling_bucket,
-        row.batch,
-        before,
-        LoggedSetting(row.to_mode, row.to_drafter, row.to_num_draft_tokens),
-        row.reason,
-        row.explanation,
-        row.owner,
-        ChoiceFigures.of_row(row),
-    )
+    figures = ChoiceFigures.of_row(row)
+    return of_row(DecisionChange, row, before=setting_of(row, "from"), after=setting_of(row, "to"), figures=figures)
 
 
 def _last_choice(
@@ -170,3 +202,50 @@ def _last_choice(
         query = query.where(decisions.c.decided_at <= until)
     row = connection.execute(query).first()
     return (LoggedSetting(row.to_mode, row.to_drafter, row.to_num_draft_tokens), row.reason) if row else None
+
+
+def _figures(
+    connection: Connection, task: str, target_revision: str, decision: Decision, half_life: timedelta
+) -> dict[str, Any]:
+    """The columns of decisions that hold the figures; none if no alternatives were compared."""
+    chosen = next((a for a in decision.alternatives if _is(a, decision.drafter, decision.num_draft_tokens)), None)
+    if chosen is None:
+        return {}
+    rival = max((a for a in decision.alternatives if a is not chosen), key=lambda a: a.speedup, default=None)
+    drafter = chosen.drafter or (rival.drafter if rival else None)
+    seen = _evidence(connection, task, target_revision, drafter or "", decision.draft_revision, half_life)
+    expected = ("speedup", "speedup_low", "speedup_high")
+    return {
+        **{name: getattr(chosen, name) for name in ("tokens_per_round", "round_ms", *expected)},
+        **{f"rival_{n}": rival and getattr(rival, n) for n in ("drafter", "num_draft_tokens", *expected)},
+        "jobs": seen.jobs if seen else 0.0,
+        "trials": seen.trials if seen else (),
+        "accepts": seen.accepts if seen else (),
+    }
+
+
+def _is(alternative: Alternative, drafter: str | None, num_draft_tokens: int) -> bool:
+    return (alternative.drafter, alternative.num_draft_tokens) == (drafter, num_draft_tokens)
+
+
+def _evidence(
+    connection: Connection,
+    task: str,
+    target_revision: str,
+    drafter: str,
+    draft_revision: str | None,
+    half_life: timedelta,
+) -> EvidenceSums | None:
+    """Of all keys of the task; without a revision, of the engine and revision that were used last."""
+    state = acceptance_state.c
+    query = select(*(state[name] for name in KEY), state.as_of, state.evidence).where(
+        state.target_revision == target_revision, state.drafter == drafter, state.task == task
+    )
+    if draft_revision is not None:
+        query = query.where(state.draft_revision == draft_revision)
+    rows = connection.execute(query).all()
+    if not rows:
+        return None
+    newest = max(rows, key=lambda row: row.as_of)
+    mine = [row for row in rows if (row.engine, row.draft_revision) == (newest.engine, newest.draft_revision)]
+    return together([unpack(row.evidence, row.as_of).all for row in mine], half_life)

@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, of_row
 from alphaloop.tables import draft_revisions
 
 
@@ -67,8 +67,7 @@ class DraftRegistry:
             },
             where=draft_revisions.c.status == DraftStatus.CANDIDATE,
         )
-        with self._database.begin() as connection:
-            connection.execute(promote)
+        self._database.change(promote)
 
     def register_trained(
         self,
@@ -91,8 +90,7 @@ class DraftRegistry:
             **facts,
         )
         statement = statement.on_conflict_do_update(constraint=draft_revisions.primary_key, set_=facts)
-        with self._database.begin() as connection:
-            return DraftStatus(connection.execute(statement.returning(draft_revisions.c.status)).scalar_one())
+        return DraftStatus(self._database.scalar(statement.returning(draft_revisions.c.status)))
 
     def stale(self, target_revision: str) -> set[tuple[str, str]]:
         """The (drafter, draft revision) that may not serve this target: stale ones and retired ones."""
@@ -100,8 +98,7 @@ class DraftRegistry:
         query = select(drafts.drafter, drafts.draft_revision).where(
             drafts.target_revision == target_revision, drafts.status.in_([DraftStatus.STALE, DraftStatus.RETIRED])
         )
-        with self._database.begin() as connection:
-            return {(drafter, revision) for drafter, revision in connection.execute(query)}
+        return {(drafter, revision) for drafter, revision in self._database.rows(query)}
 
     def set_status(
         self, drafter: str, draft_revision: str, target_revision: str, status: DraftStatus, reason: str
@@ -118,39 +115,12 @@ class DraftRegistry:
             )
             .values(status=status, status_reason=reason, status_changed_at=func.now())
         )
-        with self._database.begin() as connection:
-            return connection.execute(statement).rowcount == 1
+        return self._database.change(statement) == 1
 
     def all(self) -> list[DraftRevision]:
         """Every draft known, by name, then by age."""
         drafts = draft_revisions.c
-        query = select(
-            drafts.drafter,
-            drafts.draft_revision,
-            drafts.target_revision,
-            drafts.status,
-            drafts.status_reason,
-            drafts.registered_at,
-            drafts.status_changed_at,
-            drafts.parent_revision,
-            drafts.trained_on,
-            drafts.figures,
-            drafts.is_scorable,
-        ).order_by(drafts.drafter, drafts.registered_at, drafts.draft_revision, drafts.target_revision)
-        with self._database.begin() as connection:
-            return [
-                DraftRevision(
-                    row.drafter,
-                    row.draft_revision,
-                    row.target_revision,
-                    DraftStatus(row.status),
-                    row.status_reason,
-                    row.registered_at,
-                    row.status_changed_at,
-                    row.parent_revision,
-                    row.trained_on,
-                    row.figures,
-                    row.is_scorable,
-                )
-                for row in connection.execute(query)
-            ]
+        query = select(draft_revisions).order_by(
+            drafts.drafter, drafts.registered_at, drafts.draft_revision, drafts.target_revision
+        )
+        return [of_row(DraftRevision, row, status=DraftStatus(row.status)) for row in self._database.rows(query)]

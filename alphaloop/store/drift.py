@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from alphaloop.errors import AlphaloopError, StoreBusy
 from alphaloop.measurements import AcceptedLevel, DriftSubject, Stream, WatchedJob
 from alphaloop.messages import Purpose
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, columns_of, of_row
 from alphaloop.store.hourly_sums import SHADOW, sums_between
 from alphaloop.tables import decode_runs, drift_event_states, drift_events, drift_memories, drift_positions
 
@@ -114,8 +114,6 @@ class PastState:
 class NoSuchEvent(AlphaloopError, LookupError):
     """No open drift event has this number."""
 
-    code = "no_such_event"
-
 
 class DriftEventStore:
     """Keeps drift events and the history of each."""
@@ -138,31 +136,21 @@ class DriftEventStore:
     def history(self, event_id: int) -> list[PastState]:
         """What became of an event, oldest first."""
         states = drift_event_states.c
-        names = [field.name for field in fields(PastState)]
-        query = select(*(states[name] for name in names)).where(states.event_id == event_id).order_by(states.id)
-        with self._database.begin() as connection:
-            rows = connection.execute(query).mappings().all()
-        return [PastState(**{**row, "state": EventState(row["state"])}) for row in rows]
+        query = (
+            select(*columns_of(drift_event_states, PastState)).where(states.event_id == event_id).order_by(states.id)
+        )
+        return [past_state(row) for row in self._database.rows(query)]
 
     def states_since(self, moment: datetime) -> list[tuple[DriftSubject, PastState]]:
         """What became of all events after `moment`, oldest first, each with the event's subject."""
         states, events = drift_event_states.c, drift_events.c
-        names = [field.name for field in fields(PastState)]
         query = (
-            select(*(events[name] for name in _SUBJECT), *(states[name] for name in names))
+            select(*columns_of(drift_events, DriftSubject), *columns_of(drift_event_states, PastState))
             .join(drift_events, events.id == states.event_id)
             .where(states.at > moment)
             .order_by(states.id)
         )
-        with self._database.begin() as connection:
-            rows = connection.execute(query).mappings().all()
-        return [
-            (
-                DriftSubject(**{name: row[name] for name in _SUBJECT}),
-                PastState(**{name: row[name] for name in names} | {"state": EventState(row["state"])}),
-            )
-            for row in rows
-        ]
+        return [(of_row(DriftSubject, row), past_state(row)) for row in self._database.rows(query)]
 
     def write(self, changes: Sequence[EventChange], now: datetime) -> None:
         """Carry out the changes of a run, all or none."""
@@ -230,15 +218,11 @@ class DriftEventStore:
             .group_by(events.task, events.drafter, events.accepted_at)
             .order_by(events.accepted_at)
         )
-        with self._database.begin() as connection:
-            return {
-                (task, drafter): AcceptedLevel(at, before) for task, drafter, at, before in connection.execute(query)
-            }
+        return {(task, drafter): AcceptedLevel(at, before) for task, drafter, at, before in self._database.rows(query)}
 
     def _events(self, condition: Any) -> list[DriftEvent]:
         query = select(drift_events).where(condition).order_by(drift_events.c.opened_at, drift_events.c.id)
-        with self._database.begin() as connection:
-            return [_event(row) for row in connection.execute(query)]
+        return [_event(row) for row in self._database.rows(query)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,19 +281,15 @@ class DriftMemoryStore:
         """The oldest `limit` drafted jobs of traffic behind `after`, decoded until `until`, in their order."""
         runs = decode_runs.c
         query = (
-            select(
-                *(runs[name] for name in _STREAM), runs.segment, runs.decoded_at, runs.ledger_id,
-                runs.num_draft_tokens, runs.trials, runs.accepts, runs.num_tokens,
-            )
+            select(*columns_of(decode_runs, Stream), *columns_of(decode_runs, WatchedJob, "stream"))
             .where(runs.task == task, runs.purpose == Purpose.TRAFFIC, runs.drafter != "")
             # The first condition follows from the second; partitions are left out by it.
             .where(runs.decoded_at >= after.decoded_at, runs.decoded_at <= until)
             .where(tuple_(runs.decoded_at, runs.ledger_id) > tuple_(after.decoded_at, after.ledger_id))
             .order_by(runs.decoded_at, runs.ledger_id)
             .limit(limit)
-        )  # fmt: skip
-        with self._database.begin() as connection:
-            return [_job(row) for row in connection.execute(query)]
+        )
+        return [of_row(WatchedJob, row, stream=of_row(Stream, row)) for row in self._database.rows(query)]
 
     def load(self, task: str) -> TaskMemory:
         """What the last run stored."""
@@ -318,12 +298,7 @@ class DriftMemoryStore:
             rows = connection.execute(select(drift_memories).where(drift_memories.c.task == task)).all()
         return TaskMemory(
             position,
-            {
-                Stream(*(getattr(row, name) for name in _STREAM)): StoredMemory(
-                    row.version, row.document, row.last_decoded_at, row.norm_since
-                )
-                for row in rows
-            },
+            {of_row(Stream, row): of_row(StoredMemory, row) for row in rows},
         )
 
     def save(
@@ -338,25 +313,25 @@ class DriftMemoryStore:
             if not _move(connection, task, read_from, position):
                 raise StoreBusy(f"drift test of task {task}: another run has read its jobs meanwhile")
             connection.execute(delete(drift_memories).where(drift_memories.c.task == task))
-            rows = [asdict(stream) | _columns(its) for stream, its in memories.items()]
+            rows = [asdict(stream) | asdict(its) for stream, its in memories.items()]
             connection.execute(insert(drift_memories), rows)
 
     def forget(self, before: datetime) -> None:
         """Delete the memories of streams that had no job since `before`."""
-        with self._database.begin() as connection:
-            connection.execute(delete(drift_memories).where(drift_memories.c.last_decoded_at < before))
+        self._database.change(delete(drift_memories).where(drift_memories.c.last_decoded_at < before))
 
 
 __all__ = ["DriftEvent", "DriftEventStore", "EventChange", "EventContent", "EventState", "NoSuchEvent", "PastState"]
-_SUBJECT: Final = tuple(field.name for field in fields(DriftSubject))
 _CONTENT: Final = tuple(field.name for field in fields(EventContent) if field.name != "subject")
-_LIFE: Final = tuple(field.name for field in fields(DriftEvent) if field.name != "content")
+
+
+def past_state(row: Any) -> PastState:
+    """From a row of the history."""
+    return of_row(PastState, row, state=EventState(row.state))
 
 
 def _event(row: Row[Any]) -> DriftEvent:
-    subject = DriftSubject(**{name: getattr(row, name) for name in _SUBJECT})
-    content = EventContent(subject, **{name: getattr(row, name) for name in _CONTENT})
-    return DriftEvent(content=content, **{name: getattr(row, name) for name in _LIFE})
+    return of_row(DriftEvent, row, content=of_row(EventContent, row, subject=of_row(DriftSubject, row)))
 
 
 def _carry_out(connection: Connection, change: EventChange, now: datetime) -> int | None:
@@ -408,7 +383,6 @@ def _note(
 
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
-_STREAM: Final = tuple(field.name for field in fields(Stream))
 
 
 def _drafted(sums: Any) -> tuple[Any, ...]:
@@ -433,26 +407,4 @@ def _move(connection: Connection, task: str, read_from: Position | None, to: Pos
 
 def _position(connection: Connection, task: str) -> Position | None:
     row = connection.execute(select(drift_positions).where(drift_positions.c.task == task)).first()
-    return None if row is None else Position(row.decoded_at, row.ledger_id)
-
-
-def _columns(memory: StoredMemory) -> dict[str, Any]:
-    return {
-        "version": memory.version,
-        "document": dict(memory.document),
-        "last_decoded_at": memory.last_decoded_at,
-        "norm_since": memory.norm_since,
-    }
-
-
-def _job(row: Any) -> WatchedJob:
-    return WatchedJob(
-        stream=Stream(*(getattr(row, name) for name in _STREAM)),
-        segment=row.segment,
-        decoded_at=row.decoded_at,
-        ledger_id=row.ledger_id,
-        num_draft_tokens=row.num_draft_tokens,
-        trials=tuple(row.trials),
-        accepts=tuple(row.accepts),
-        num_tokens=row.num_tokens,
-    )
+    return None if row is None else of_row(Position, row)

@@ -119,8 +119,7 @@ class RollupStore:
             index_elements=list(acceptance_daily.primary_key.columns),
             set_={column.name: statement.excluded[column.name] for column in _SUMMED},
         ).returning(acceptance_daily.c.task)
-        with self._database.begin() as connection:
-            return len(connection.execute(upsert).all())
+        return len(self._database.rows(upsert))
 
 
 def sums_between(connection: Connection, since: datetime, until: datetime) -> Subquery:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import Connection, text
 
@@ -110,35 +110,30 @@ class RetentionStore:
 
         A job whose result Kafka has not acknowledged is kept. `time_is_up` is asked between two transactions.
         """
-        num_rows, since = 0, datetime.min.replace(tzinfo=UTC)
-        while not time_is_up():
-            given = {"since": since, "before": before, "chunk": self._chunk_rows}
-            with self._database.begin() as connection:
-                found, last = connection.execute(_JOBS, given).one()
-            num_rows += found
-            if found < self._chunk_rows:
-                return Dropped(num_rows, is_all=True)
+        given = {"since": datetime.min.replace(tzinfo=UTC), "before": before, "chunk": self._chunk_rows}
+
+        def chunk() -> int:
+            num_rows, last = self._database.one(_JOBS, given)
             # The next chunk does not pass over the remains of those before it.
-            since = last
-        return Dropped(num_rows, is_all=False)
+            given["since"] = last
+            return int(num_rows)
+
+        return _dropped(chunk, self._chunk_rows, time_is_up)
 
     def drop_texts(self, before: datetime, time_is_up: Callable[[], bool], delete: Callable[[str], None]) -> Dropped:
         """Delete texts outside Postgres whose jobs are gone, each with `delete`, and then their rows.
 
         A text whose deletion was interrupted is deleted again. Raises whatever `delete` raises.
         """
-        num_rows = 0
-        while not time_is_up():
-            with self._database.begin() as connection:
-                urls = list(connection.execute(_TEXTS, {"before": before, "chunk": _CHUNK_TEXTS}).scalars())
+
+        def chunk() -> int:
+            urls = self._database.scalars(_TEXTS, {"before": before, "chunk": _CHUNK_TEXTS})
             for url in urls:
                 delete(url)
-            with self._database.begin() as connection:
-                connection.execute(_FORGET_TEXTS, {"urls": urls})
-            num_rows += len(urls)
-            if len(urls) < _CHUNK_TEXTS:
-                return Dropped(num_rows, is_all=True)
-        return Dropped(num_rows, is_all=False)
+            self._database.change(_FORGET_TEXTS, {"urls": urls})
+            return len(urls)
+
+        return _dropped(chunk, _CHUNK_TEXTS, time_is_up)
 
     def drop(self, table: str, before: datetime, time_is_up: Callable[[], bool]) -> Dropped:
         """Delete the rows of one of `TABLES` that belong to the time before `before`."""
@@ -146,15 +141,19 @@ class RetentionStore:
             f"DELETE FROM {table} WHERE ctid = ANY(ARRAY("  # noqa: S608 - a name of this module, no values
             f"SELECT ctid FROM {table} WHERE {_TOO_OLD[table]} LIMIT :chunk FOR UPDATE SKIP LOCKED))"
         )
-        given: dict[str, Any] = {"before": before, "chunk": self._chunk_rows}
-        num_rows = 0
-        while not time_is_up():
-            with self._database.begin() as connection:
-                found = connection.execute(statement, given).rowcount
-            num_rows += found
-            if found < self._chunk_rows:
-                return Dropped(num_rows, is_all=True)
-        return Dropped(num_rows, is_all=False)
+        given = {"before": before, "chunk": self._chunk_rows}
+        return _dropped(lambda: self._database.change(statement, given), self._chunk_rows, time_is_up)
+
+
+def _dropped(chunk: Callable[[], int], full: int, time_is_up: Callable[[], bool]) -> Dropped:
+    """Delete chunks until one is not `full`; `chunk` returns how many rows it deleted."""
+    num_rows = 0
+    while not time_is_up():
+        found = chunk()
+        num_rows += found
+        if found < full:
+            return Dropped(num_rows, is_all=True)
+    return Dropped(num_rows, is_all=False)
 
 
 _MAKE: Final = text("SELECT make_partitions(CAST(:days AS date[]))")

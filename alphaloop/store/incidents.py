@@ -12,7 +12,7 @@ from sqlalchemy import Row, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.errors import AlphaloopError
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, of_row
 from alphaloop.tables import incidents
 
 
@@ -62,8 +62,6 @@ class KnownIncident:
 class NoSuchIncident(AlphaloopError, LookupError):
     """No open incident has this number."""
 
-    code = "no_such_incident"
-
 
 class IncidentStore:
     """The table of incidents."""
@@ -76,8 +74,7 @@ class IncidentStore:
         num_new = 0
         with self._database.begin() as connection:
             for one in found:
-                new: dict[str, Any] = {name: getattr(one, name) for name in Incident.__slots__}
-                new |= {"kind": one.kind.value, "job_ids": list(one.job_ids), "evidence": dict(one.evidence)}
+                new = {name: getattr(one, name) for name in Incident.__slots__}
                 statement = insert(incidents).values(**new, opened_at=now)
                 again = statement.on_conflict_do_update(
                     index_elements=["kind", "task", "drafter", "draft_revision", "target_revision", "engine"],
@@ -90,15 +87,13 @@ class IncidentStore:
 
     def open_incidents(self) -> list[KnownIncident]:
         """Incidents that are not over, oldest first."""
-        query = select(incidents).where(incidents.c.closed_at.is_(None)).order_by(incidents.c.opened_at, incidents.c.id)
-        with self._database.begin() as connection:
-            return [_known(row) for row in connection.execute(query)]
+        open_ones = select(incidents).where(incidents.c.closed_at.is_(None))
+        return [_known(row) for row in self._database.rows(open_ones.order_by(incidents.c.opened_at, incidents.c.id))]
 
     def closed_since(self, moment: datetime) -> list[KnownIncident]:
         """Incidents that were closed after `moment`, oldest first."""
         query = select(incidents).where(incidents.c.closed_at > moment).order_by(incidents.c.closed_at, incidents.c.id)
-        with self._database.begin() as connection:
-            return [_known(row) for row in connection.execute(query)]
+        return [_known(row) for row in self._database.rows(query)]
 
     def acknowledge(self, incident_id: int, by: str, note: str, now: datetime) -> KnownIncident:
         """Record that somebody took note of an open incident; again replaces who and what. Raises NoSuchIncident."""
@@ -108,8 +103,7 @@ class IncidentStore:
             .values(acknowledged_at=now, acknowledged_by=by, note=note)
             .returning(incidents)
         )
-        with self._database.begin() as connection:
-            row = connection.execute(statement).first()
+        row = self._database.row(statement)
         if row is None:
             raise NoSuchIncident(f"no open incident {incident_id}", hint="the console shows the open ones under Drift")
         return _known(row)
@@ -122,8 +116,7 @@ class IncidentStore:
                 .where(incidents.c.id.in_(incident_ids), incidents.c.closed_at.is_(None))
                 .values(closed_at=func.greatest(now, incidents.c.opened_at))
             )
-            with self._database.begin() as connection:
-                connection.execute(statement)
+            self._database.change(statement)
 
 
 def _known(row: Row[Any]) -> KnownIncident:
@@ -133,14 +126,4 @@ def _known(row: Row[Any]) -> KnownIncident:
 
 def incident_of(row: Row[Any]) -> Incident:
     """What a row of the table says."""
-    return Incident(
-        IncidentKind(row.kind),
-        row.task,
-        row.drafter,
-        row.draft_revision,
-        row.target_revision,
-        row.engine,
-        tuple(row.job_ids),
-        row.sentence,
-        row.evidence,
-    )
+    return of_row(Incident, row, kind=IncidentKind(row.kind))

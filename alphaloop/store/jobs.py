@@ -35,10 +35,6 @@ class ClaimState(StrEnum):
     EXHAUSTED = "exhausted"  #: claimed, to record that it failed because too many workers died with it
 
 
-#: States in which the caller holds the claim and owes an outcome.
-CLAIMS: Final = frozenset({ClaimState.CLAIMED, ClaimState.CANCELLED, ClaimState.EXHAUSTED})
-
-
 class ClaimRequest(NamedTuple):
     """A job that arrived. A tuple, because every job has one, and a frozen dataclass takes three times as long."""
 
@@ -139,8 +135,7 @@ class JobStore:
             columns.headers,
             extract("epoch", columns.lease_expires_at - func.clock_timestamp()).label("lease_s"),
         ).where(columns.job_id == _any(job_ids))
-        with self._database.begin() as connection:
-            return {row.job_id: row for row in connection.execute(query)}
+        return {row.job_id: row for row in self._database.rows(query)}
 
     def renew(self, attempts: Mapping[str, int], *, owner: str, lease_s: float) -> set[str]:
         """Extend the leases of claims (job_id → attempt); returns the jobs that this owner still holds."""
@@ -196,19 +191,9 @@ class JobStore:
 
     def outcomes(self, job_ids: Collection[str]) -> dict[str, bytes]:
         """The recorded Results of those jobs that ended, byte for byte."""
-        if not job_ids:
-            return {}
-        query = select(jobs.c.job_id, cast(jobs.c.outcome, Text)).where(
-            jobs.c.job_id == _any(job_ids), jobs.c.status != RUNNING
-        )
-        with self._database.begin() as connection:
-            return {job_id: outcome.encode() for job_id, outcome in connection.execute(query)}
-
-    def progress(self, batch_id: str) -> dict[str, int]:
-        """Jobs of a batch by status; only those that a worker has seen."""
-        query = select(jobs.c.status, func.count()).where(jobs.c.batch_id == batch_id).group_by(jobs.c.status)
-        with self._database.begin() as connection:
-            return {status: number for status, number in connection.execute(query)}
+        columns = jobs.c.job_id, cast(jobs.c.outcome, Text)
+        query = select(*columns).where(jobs.c.job_id == _any(job_ids), jobs.c.status != RUNNING)
+        return {job_id: outcome.encode() for job_id, outcome in self._database.rows(query)}
 
 
 #: Times are the statement's own, so that a claim made while others are waited for has its whole lease.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert
 
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, columns_of, of_row
 from alphaloop.tables import decode_runs, jobs, redrives
 
 
@@ -45,11 +45,10 @@ def known_jobs(database: Database, job_ids: Collection[str]) -> dict[str, KnownJ
     query = select(jobs.c.job_id, jobs.c.created_at, cast(jobs.c.outcome, Text)).where(
         jobs.c.job_id == func.any(bindparam("job_ids", list(job_ids), ARRAY(Text)))
     )
-    with database.begin() as connection:
-        return {
-            job_id: KnownJob(job_id, created_at, None if outcome is None else outcome.encode())
-            for job_id, created_at, outcome in connection.execute(query)
-        }
+    return {
+        job_id: KnownJob(job_id, created_at, None if outcome is None else outcome.encode())
+        for job_id, created_at, outcome in database.rows(query)
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +78,8 @@ class JobDetails:
 
 def claimed_jobs(database: Database, job_ids: Collection[str]) -> dict[str, JobDetails]:
     """The same jobs with everything that is known of them, by job_id."""
-    with database.begin() as connection:
-        rows = connection.execute(_CLAIMED, {"job_ids": list(job_ids)}).mappings().all()
-    return {row["job_id"]: JobDetails(**row) for row in rows}
+    rows = database.rows(_CLAIMED, {"job_ids": list(job_ids)})
+    return {row.job_id: of_row(JobDetails, row) for row in rows}
 
 
 def pages_of_batch(database: Database, batch_id: str) -> Iterator[list[tuple[str, str | None]]]:
@@ -99,8 +97,7 @@ def pages_of_batch(database: Database, batch_id: str) -> Iterator[list[tuple[str
         )
         if last is not None:
             query = query.where(tuple_(jobs.c.created_at, jobs.c.job_id) > last)
-        with database.begin() as connection:
-            page = connection.execute(query).all()
+        page = database.rows(query)
         if page:
             yield [(job_id, custom_id) for job_id, custom_id, _ in page]
             last = page[-1].created_at, page[-1].job_id
@@ -165,13 +162,13 @@ class Wanted:
     def is_within(self, table: FromClause) -> ColumnElement[bool]:
         """The times, for which there is an index."""
         at = table.c.created_at
-        bounds = [at >= self.since] if self.since is not None else []
-        return and_(true(), *bounds, *([at <= self.until] if self.until is not None else []))
+        bounds = (at >= self.since if self.since else true()), (at <= self.until if self.until else true())
+        return and_(*bounds)
 
     def is_so(self, table: FromClause) -> ColumnElement[bool]:
         """The rest."""
         named = {"task": self.task, "status": self.status}
-        return and_(true(), *(table.c[name] == value for name, value in named.items() if value is not None))
+        return and_(*(table.c[name] == value if value is not None else true() for name, value in named.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +201,7 @@ class JobPages:
         num_rows = _FIRST_ROWS if wanted.walks else limit + 1
         while True:
             rows = self._walk(num_rows, limit + 1 - len(found), wanted, behind)
-            found += [_listed(row[:-2]) for row in rows if row.is_so]
+            found += [of_row(ListedJob, row, decoded=None) for row in rows if row.is_so]
             num_walked += rows[-1].number if rows else 0
             if len(found) > limit:
                 shown = found[:limit]
@@ -233,8 +230,7 @@ class JobPages:
         walked = select(newest_first, wanted.is_so(newest_first).label("is_so"), number.label("number")).cte("walked")
         last = select(func.max(walked.c.number)).scalar_subquery()
         chosen = select(walked).where(or_(walked.c.is_so, walked.c.number == last)).order_by(walked.c.number)
-        with self._database.begin() as connection:
-            return connection.execute(chosen.limit(limit)).all()
+        return self._database.rows(chosen.limit(limit))
 
     def of_batch(self, batch_id: str, limit: int, wanted: Wanted = _ALL, *, behind: str = "") -> list[ListedJob]:
         """The wanted jobs of a batch that were claimed, whose job_id comes after `behind`, in the order of job_id."""
@@ -242,15 +238,13 @@ class JobPages:
         is_wanted = and_(jobs.c.batch_id == batch_id, wanted.is_within(jobs), wanted.is_so(jobs))
         batch = select(*_COLUMNS).where(is_wanted).cte("batch")
         query = select(batch).where(batch.c.job_id > behind).order_by(batch.c.job_id).limit(limit)
-        with self._database.begin() as connection:
-            found = [_listed(row) for row in connection.execute(query)]
+        found = [of_row(ListedJob, row, decoded=None) for row in self._database.rows(query)]
         return self._with_decoded(found)
 
     def find(self, job_id: str) -> ListedJob | None:
         """The job of this id; None where no worker has claimed it."""
-        with self._database.begin() as connection:
-            row = connection.execute(select(*_COLUMNS).where(jobs.c.job_id == job_id)).first()
-        return None if row is None else self._with_decoded([_listed(row)])[0]
+        row = self._database.row(select(*_COLUMNS).where(jobs.c.job_id == job_id))
+        return None if row is None else self._with_decoded([of_row(ListedJob, row, decoded=None)])[0]
 
     def _with_decoded(self, found: list[ListedJob]) -> list[ListedJob]:
         ended = [job for job in found if job.finished_at is not None]
@@ -263,11 +257,10 @@ class JobPages:
             # So that older days need not be looked at.
             runs.decoded_at >= min(job.created_at for job in ended) - _CLOCKS_APART,
         )
-        with self._database.begin() as connection:
-            by_job = {
-                (job_id, attempt): HowDecoded(mode, drafter or None, num_draft_tokens, num_tokens, latency_s)
-                for job_id, attempt, mode, drafter, num_draft_tokens, num_tokens, latency_s in connection.execute(query)
-            }
+        by_job = {
+            (job_id, attempt): HowDecoded(mode, drafter or None, num_draft_tokens, num_tokens, latency_s)
+            for job_id, attempt, mode, drafter, num_draft_tokens, num_tokens, latency_s in self._database.rows(query)
+        }
         return [replace(job, decoded=by_job.get((job.job_id, job.attempt))) for job in found]
 
 
@@ -291,32 +284,28 @@ class RedriveStore:
         if not job_ids:
             return
         rows = [{**key._asdict(), "job_id": job_id} for key, job_id in sorted(job_ids.items())]
-        with self._database.begin() as connection:
-            connection.execute(insert(redrives).on_conflict_do_nothing(), rows)
+        self._database.change(insert(redrives).on_conflict_do_nothing(), rows)
 
     def of(self, letters: Collection[LetterKey]) -> dict[LetterKey, str]:
         """Those of the letters that were sent again, with the job each became."""
         if not letters:
             return {}
         query = select(*_KEY, redrives.c.job_id).where(tuple_(*_KEY).in_([tuple(key) for key in letters]))
-        with self._database.begin() as connection:
-            return {LetterKey(*key): job_id for *key, job_id in connection.execute(query)}
+        return {LetterKey(*key): job_id for *key, job_id in self._database.rows(query)}
 
     def among(self, job_ids: Collection[str]) -> frozenset[str]:
         """Those of the jobs that a letter became."""
         if not job_ids:
             return frozenset()
         query = select(redrives.c.job_id).where(redrives.c.job_id.in_(list(job_ids)))
-        with self._database.begin() as connection:
-            return frozenset(connection.execute(query).scalars())
+        return frozenset(self._database.scalars(query))
 
     def forget_before(self, topic: str, partition: int, offset: int) -> None:
         """Forget the letters below an offset: they were deleted."""
         statement = delete(redrives).where(
             redrives.c.topic == topic, redrives.c.partition == partition, redrives.c.offset < offset
         )
-        with self._database.begin() as connection:
-            connection.execute(statement)
+        self._database.change(statement)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,8 +333,7 @@ class Integrity:
 
 def check(database: Database) -> Integrity:
     """Check every stored job. Retention drops old runs; check before that."""
-    with database.begin() as connection:
-        return Integrity(**connection.execute(_CHECK).mappings().one())
+    return of_row(Integrity, database.one(_CHECK))
 
 
 _PAGE: Final = 500
@@ -363,15 +351,11 @@ _CLAIMED: Final = text("""
 _FIRST_ROWS, _MORE_ROWS = 1_000, 20_000
 #: Clocks of workers, which write when a job was decoded, and of the database, which writes when it was claimed.
 _CLOCKS_APART: Final = timedelta(days=1)
-_COLUMNS: Final = tuple(jobs.c[field.name] for field in fields(ListedJob) if field.name != "decoded")
+_COLUMNS: Final = tuple(columns_of(jobs, ListedJob, "decoded"))
 
 
 def _place(job: ListedJob | Row[Any]) -> PageStart:
     return PageStart(job.created_at, job.job_id)
-
-
-def _listed(row: Sequence[Any]) -> ListedJob:
-    return ListedJob(*tuple[Any, ...](row))
 
 
 _KEY = (redrives.c.topic, redrives.c.partition, redrives.c.offset, redrives.c.written_at_ms)

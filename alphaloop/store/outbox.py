@@ -7,8 +7,8 @@ Results that the broker refuses are replaced in the record before anybody has se
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from sqlalchemy import ARRAY, Connection, Text, bindparam, cast, func, select
 
@@ -88,8 +88,7 @@ class Outbox:
         query = select(func.coalesce(func.sum(func.cardinality(outbox.c.job_ids)), 0))
         if set_aside:
             query = query.where(outbox.c.set_aside_at.is_not(None))
-        with self._database.begin() as connection:
-            return int(connection.execute(query).scalar_one())
+        return int(self._database.scalar(query))
 
 
 class RefusedResultStore:
@@ -108,13 +107,7 @@ class RefusedResultStore:
         `results` are Result messages of status failed, by job. From now on they are the outcomes of these jobs, also
         for a delivery that comes again; what was refused stays in `jobs.refused_outcome`.
         """
-        with self._database.begin() as connection:
-            named = [job_id for job_id in _locked(connection, row_id) if job_id in results]
-            if not named:
-                return set()
-            asked = {"job_ids": named, "results": [results[job_id].decode() for job_id in named]}
-            answer = driver_of(connection).execute(_REPLACE, {**asked, "status": Status.FAILED.value})
-            return {job_id for (job_id,) in answer.fetchall()}
+        return self._rewrite(row_id, results, _REPLACE, lambda named: {"status": Status.FAILED.value})
 
     def refer(self, row_id: int, results: Mapping[str, bytes], urls: Mapping[str, str]) -> set[str]:
         """Record results that refer to their texts (job_id → Result, job_id → where its text lies).
@@ -122,42 +115,40 @@ class RefusedResultStore:
         They were never published with their texts, and are the outcomes of these jobs from now on. The scheduler
         deletes the texts after the jobs. Returns the jobs for which it was done.
         """
+        return self._rewrite(row_id, results, _REFER, lambda named: {"urls": [urls[one] for one in named]})
+
+    def _rewrite(
+        self, row_id: int, results: Mapping[str, bytes], statement: str, given: Callable[[list[str]], dict[str, Any]]
+    ) -> set[str]:
         with self._database.begin() as connection:
             named = [job_id for job_id in _locked(connection, row_id) if job_id in results]
             if not named:
                 return set()
-            given = {"results": [results[one].decode() for one in named], "urls": [urls[one] for one in named]}
-            answer = driver_of(connection).execute(_REFER, {"job_ids": named, **given})
-            return {job_id for (job_id,) in answer.fetchall()}
+            asked = {"job_ids": named, "results": [results[one].decode() for one in named], **given(named)}
+            return {job_id for (job_id,) in driver_of(connection).execute(statement, asked).fetchall()}
 
     def postpone(self, row_id: int, job_ids: Collection[str]) -> set[str]:
         """Take jobs out of a row and put them into rows of their own, which a worker publishes later.
 
         Returns the jobs that the row still named.
         """
-        with self._database.begin() as connection:
-            before = _locked(connection, row_id)
-            named = [job_id for job_id in before if job_id in job_ids]
-            driver = driver_of(connection)
-            for job_id in named:
-                driver.execute(_POSTPONE, {"id": row_id, "job_id": job_id})
-            if named:
-                driver.execute(_KEEP, {"id": row_id, "job_ids": [one for one in before if one not in job_ids]})
-            return set(named)
+        return self._move(row_id, dict.fromkeys(job_ids), _POSTPONE)
 
     def set_aside(self, row_id: int, because: Mapping[str, str]) -> set[str]:
         """Take jobs out of a row and put them into rows that no worker publishes, with the reason (job_id → reason).
 
         Returns the jobs that the row still named.
         """
+        return self._move(row_id, because, _SET_ASIDE)
+
+    def _move(self, row_id: int, because: Mapping[str, str | None], statement: str) -> set[str]:
         with self._database.begin() as connection:
-            job_ids = _locked(connection, row_id)
-            named = [job_id for job_id in job_ids if job_id in because]
-            driver = driver_of(connection)
+            before, driver = _locked(connection, row_id), driver_of(connection)
+            named = [job_id for job_id in before if job_id in because]
             for job_id in named:
-                driver.execute(_SET_ASIDE, {"id": row_id, "job_id": job_id, "because": because[job_id]})
+                driver.execute(statement, {"id": row_id, "job_id": job_id, "because": because[job_id]})
             if named:
-                driver.execute(_KEEP, {"id": row_id, "job_ids": [one for one in job_ids if one not in because]})
+                driver.execute(_KEEP, {"id": row_id, "job_ids": [one for one in before if one not in because]})
             return set(named)
 
 

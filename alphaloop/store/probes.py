@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final
 
 from sqlalchemy import (
@@ -33,7 +34,7 @@ from sqlalchemy.dialects.postgresql import insert
 from alphaloop.measurements import ProbeResult
 from alphaloop.messages import Purpose
 from alphaloop.probes import DecodedText, ProbePrompt, ProbeSet, ProbeSource, ProbeText, TaskTraffic, TextPair
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, of_row
 from alphaloop.store.decode_runs import CountSource
 from alphaloop.store.hourly_sums import SHADOW, sums_between
 from alphaloop.tables import (
@@ -73,22 +74,10 @@ class ProbeSetStore:
     def register(self, probe_set: ProbeSet, now: datetime) -> None:
         """Put a set in use in place of the one before. A version that is known already comes back as it was."""
         sets = probe_sets.c
-        new = {
-            "task": probe_set.task,
-            "version": probe_set.version,
-            "num_draft_tokens": probe_set.num_draft_tokens,
-            "source": probe_set.source.value,
-            "is_active": True,
-            "created_at": now,
-        }
+        key = {"task": probe_set.task, "version": probe_set.version}
+        new = {**key, "num_draft_tokens": probe_set.num_draft_tokens, "source": probe_set.source.value}
         prompts = [
-            {
-                "task": probe_set.task,
-                "version": probe_set.version,
-                "position": position,
-                "prompt_id": prompt.prompt_id,
-                "body": dict(prompt.body),
-            }
+            {**key, "position": position, "prompt_id": prompt.prompt_id, "body": dict(prompt.body)}
             for position, prompt in probe_set.prompts.items()
         ]
         with self._database.begin() as connection:
@@ -99,7 +88,7 @@ class ProbeSetStore:
             )
             connection.execute(
                 insert(probe_sets)
-                .values(new)
+                .values(**new, is_active=True, created_at=now)
                 .on_conflict_do_update(index_elements=[sets.task, sets.version], set_={"is_active": True})
             )
             connection.execute(insert(probe_prompts).on_conflict_do_nothing(), prompts)
@@ -119,63 +108,33 @@ class ProbeSetStore:
 
     def get(self, task: str, version: str) -> ProbeSet | None:
         """One version; None where there is none of that name."""
-        found = self._read(and_(probe_sets.c.task == task, probe_sets.c.version == version))
-        return found[0] if found else None
+        return next(iter(self._read(and_(probe_sets.c.task == task, probe_sets.c.version == version))), None)
 
     def versions(self, task: str | None = None) -> list[ProbeSetVersion]:
         """Every version, of all tasks or of one; by task, the newest first."""
         sets, prompts = probe_sets.c, probe_prompts.c
         query = (
-            select(
-                sets.task,
-                sets.version,
-                func.count(prompts.position),
-                sets.num_draft_tokens,
-                sets.source,
-                sets.is_active,
-                sets.created_at,
-            )
+            select(probe_sets, func.count(prompts.position).label("num_prompts"))
             .outerjoin(probe_prompts, and_(prompts.task == sets.task, prompts.version == sets.version))
             .group_by(sets.task, sets.version)
             .order_by(sets.task, sets.created_at.desc(), sets.version)
         )
         if task is not None:
             query = query.where(sets.task == task)
-        with self._database.begin() as connection:
-            return [
-                ProbeSetVersion(name, version, number, k, ProbeSource(source), is_active, at)
-                for name, version, number, k, source, is_active, at in connection.execute(query)
-            ]
+        return [of_row(ProbeSetVersion, row, source=ProbeSource(row.source)) for row in self._database.rows(query)]
 
     def _read(self, wanted: ColumnElement[bool]) -> list[ProbeSet]:
         sets, prompts = probe_sets.c, probe_prompts.c
         query = (
-            select(
-                sets.task,
-                sets.version,
-                sets.num_draft_tokens,
-                sets.source,
-                prompts.position,
-                prompts.prompt_id,
-                prompts.body,
-            )
+            select(probe_sets, prompts.position, prompts.prompt_id, prompts.body)
             .join(probe_prompts, and_(prompts.task == sets.task, prompts.version == sets.version))
             .where(wanted)
             .order_by(sets.task, sets.version, prompts.position)
         )
-        with self._database.begin() as connection:
-            rows = connection.execute(query).all()
+        key = attrgetter("task", "version", "num_draft_tokens", "source")
         return [
-            ProbeSet(
-                task,
-                version,
-                k,
-                {row.position: ProbePrompt(row.prompt_id, row.body) for row in of_set},
-                ProbeSource(source),
-            )
-            for (task, version, k, source), of_set in groupby(
-                rows, key=lambda row: (row.task, row.version, row.num_draft_tokens, row.source)
-            )
+            ProbeSet(task, version, k, {row.position: of_row(ProbePrompt, row) for row in its}, ProbeSource(source))
+            for (task, version, k, source), its in groupby(self._database.rows(query), key)
         ]
 
 
@@ -231,8 +190,7 @@ class ProbeStore:
             .where(measured.drafter.is_not(None))
             .group_by(measured.task, measured.drafter)
         )
-        with self._database.begin() as connection:
-            return {(task, drafter): last for task, drafter, last in connection.execute(query)}
+        return {(task, drafter): last for task, drafter, last in self._database.rows(query)}
 
     def mean_device_s(self, since: datetime, until: datetime) -> dict[str, float]:
         """Mean device seconds of a probe or control by task, over the hours that began in (since, until]."""
@@ -265,28 +223,24 @@ class ProbeStore:
         query = select(func.coalesce(func.sum(hours.device_s), 0.0)).where(
             hours.bucket > since, hours.bucket <= until, hours.purpose.in_(purposes)
         )
-        with self._database.begin() as connection:
-            return float(connection.execute(query).scalar_one())
+        return float(self._database.scalar(query))
 
     def record(self, runs: Sequence[ProbeRun]) -> None:
         """Record runs that are about to be sent; recorded ones stay as they are."""
         if runs:
             with self._database.begin() as connection:
-                rows = [{**asdict(run), "scored_drafters": list(run.scored_drafters)} for run in runs]
-                connection.execute(insert(probe_runs).on_conflict_do_nothing(), rows)
+                connection.execute(insert(probe_runs).on_conflict_do_nothing(), [asdict(run) for run in runs])
 
     def is_recorded(self, job_id: str, payload_sha256: bytes) -> bool:
         """Whether this is a probe or control of the scheduler, with just this payload."""
         runs = probe_runs.c
         query = select(exists().where(runs.job_id == job_id, runs.payload_sha256 == payload_sha256))
-        with self._database.begin() as connection:
-            return bool(connection.execute(query).scalar_one())
+        return bool(self._database.scalar(query))
 
     def mark_sent(self, job_ids: Collection[str], now: datetime) -> None:
         """Record that Kafka has acknowledged them."""
         if job_ids:
-            with self._database.begin() as connection:
-                connection.execute(update(probe_runs).where(probe_runs.c.job_id.in_(job_ids)).values(sent_at=now))
+            self._database.change(update(probe_runs).where(probe_runs.c.job_id.in_(job_ids)).values(sent_at=now))
 
     def settle_unsent(self, before: datetime) -> int:
         """Clean up after runs, due before `before`, that died while sending: returns how many probes were deleted.
@@ -308,16 +262,11 @@ class ProbeStore:
         decoded = _results(decode_runs, since, run.purpose == Purpose.PROBE, run.drafter == probe_runs.c.drafter)
         scored = _results(evidence_rows, since, row.source == CountSource.SCORED)
         query = union_all(decoded, scored).order_by("scheduled_for", "task", "position", "drafter")
-        with self._database.begin() as connection:
-            return [
-                ProbeResult(**{**row, "trials": tuple(row["trials"]), "accepts": tuple(row["accepts"])})
-                for row in connection.execute(query).mappings()
-            ]
+        return [of_row(ProbeResult, row) for row in self._database.rows(query)]
 
     def uncompared(self, since: datetime) -> list[TextPair]:
         """Decoded probes of runs due after `since` with their decoded controls, oldest first."""
-        with self._database.begin() as connection:
-            rows = connection.execute(_PAIRS, {"since": since, "life": _LONGEST_LIFE}).all()
+        rows = self._database.rows(_PAIRS, {"since": since, "life": _LONGEST_LIFE})
         return [
             TextPair(_decoded_text(one), _decoded_text(other)) for one, other in zip(rows[::2], rows[1::2], strict=True)
         ]
@@ -325,26 +274,13 @@ class ProbeStore:
     def mark_compared(self, job_ids: Collection[str], now: datetime) -> None:
         """Record that these probes were compared with their controls."""
         if job_ids:
-            with self._database.begin() as connection:
-                connection.execute(update(probe_runs).where(probe_runs.c.job_id.in_(job_ids)).values(compared_at=now))
+            self._database.change(update(probe_runs).where(probe_runs.c.job_id.in_(job_ids)).values(compared_at=now))
 
 
 def record_texts(connection: Connection, texts: Sequence[tuple[str, datetime, ProbeText]]) -> None:
     """Store (job_id, when decoded, text), in the caller's transaction; what is stored already stays as it is."""
     if texts:
-        rows = [
-            {
-                "job_id": job_id,
-                "decoded_at": decoded_at,
-                "token_ids": list(text.token_ids),
-                "finish_reason": text.finish_reason,
-                "max_tokens": text.max_tokens,
-                "near_tie": text.near_tie,
-                "second_ids": list(text.second_ids),
-                "gaps": list(text.gaps),
-            }
-            for job_id, decoded_at, text in texts
-        ]
+        rows = [{"job_id": job_id, "decoded_at": decoded_at, **asdict(text)} for job_id, decoded_at, text in texts]
         connection.execute(insert(probe_texts).on_conflict_do_nothing(), rows)
 
 
@@ -364,8 +300,7 @@ def probe_progress(database: Database, scheduled_for: datetime) -> ProbeProgress
         .select_from(probe_runs.outerjoin(jobs, jobs.c.job_id == runs.job_id))
         .where(runs.scheduled_for == scheduled_for, runs.sent_at.is_not(None))
     )
-    with database.begin() as connection:
-        num_sent, num_ended = connection.execute(query).one()
+    num_sent, num_ended = database.one(query)
     return ProbeProgress(num_sent, num_ended)
 
 
@@ -424,20 +359,5 @@ _PAIRS: Final = text(f"""
 
 
 def _decoded_text(row: Row[Any]) -> DecodedText:
-    return DecodedText(
-        job_id=row.job_id,
-        task=row.task,
-        drafter=row.drafter,
-        draft_revision=row.draft_revision,
-        target_revision=row.target_revision,
-        engine=row.engine,
-        num_tokens=row.num_tokens,
-        text=ProbeText(
-            token_ids=tuple(row.token_ids),
-            finish_reason=row.finish_reason,
-            max_tokens=row.max_tokens,
-            near_tie=row.near_tie,
-            second_ids=tuple(row.second_ids),
-            gaps=tuple(row.gaps),
-        ),
-    )
+    ids = {name: tuple(getattr(row, name)) for name in ("token_ids", "second_ids", "gaps")}
+    return of_row(DecodedText, row, text=of_row(ProbeText, row, **ids))

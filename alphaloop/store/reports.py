@@ -8,8 +8,9 @@ before the first attempt to send.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 from sqlalchemy import Column, ColumnElement, Connection, Integer, Row, Select, and_, case, func, select, update
@@ -24,8 +25,8 @@ from alphaloop.notifying import (
     incident_opened_news,
     report_news,
 )
-from alphaloop.store.database import Database
-from alphaloop.store.drift import EventState, PastState
+from alphaloop.store.database import Database, columns_of, of_row
+from alphaloop.store.drift import EventState, PastState, past_state
 from alphaloop.store.incidents import incident_of
 from alphaloop.tables import drift_event_states, drift_events, incidents, notification_sinks, notifications, reports
 
@@ -61,17 +62,9 @@ class ReportStore:
 
     def save(self, report: StoredReport) -> None:
         """Keep a report."""
-        statement = insert(reports).values(
-            created_at=report.created_at,
-            covers_from=report.covers_from,
-            covers_to=report.covers_to,
-            summary=report.summary,
-            content=dict(report.content),
-            text=report.text,
-            html=report.html,
+        self._database.change(
+            insert(reports).values(**{name: getattr(report, name) for name in StoredReport.__slots__})
         )
-        with self._database.begin() as connection:
-            connection.execute(statement)
 
     def latest(self) -> StoredReport | None:
         """The newest report; None before the first."""
@@ -91,13 +84,11 @@ class ReportStore:
         )
         if before is not None:
             query = query.where(reports.c.created_at < before)
-        with self._database.begin() as connection:
-            return [ReportHeading(*row) for row in connection.execute(query)]
+        return [ReportHeading(*row) for row in self._database.rows(query)]
 
     def _one(self, query: Select[Any]) -> StoredReport | None:
-        with self._database.begin() as connection:
-            row = connection.execute(query).mappings().first()
-        return StoredReport(**row) if row else None
+        row = self._database.row(query)
+        return of_row(StoredReport, row) if row else None
 
 
 #: What is older is no news.
@@ -138,8 +129,7 @@ class NotificationStore:
         """From `now` on these get news; for those that are known already nothing changes."""
         new = [{"name": name, "known_since": now} for name in names]
         if new:
-            with self._database.begin() as connection:
-                connection.execute(insert(notification_sinks).on_conflict_do_nothing(), new)
+            self._database.change(insert(notification_sinks).on_conflict_do_nothing(), new)
 
     def pending(self, sink: str, kinds: Sequence[NewsKind], now: datetime) -> list[Pending]:
         """What the sink has not taken, of what happened since it is known; by kind, oldest first."""
@@ -165,8 +155,7 @@ class NotificationStore:
             )
             .returning(columns.sink)
         )
-        with self._database.begin() as connection:
-            return connection.execute(counted).first() is not None
+        return self._database.row(counted) is not None
 
     def end(self, sink: str, news: Notification, now: datetime, failure: str | None = None) -> None:
         """Record how the attempt ended; without a failure the sink has taken it."""
@@ -177,20 +166,17 @@ class NotificationStore:
             .where(columns.sink == sink, columns.kind == news.kind.value, columns.source_id == news.source_id)
             .values(**ended)
         )
-        with self._database.begin() as connection:
-            connection.execute(statement)
+        self._database.change(statement)
 
     def attempted(self, limit: int) -> list[Attempted]:
         """What was tried last, the newest first."""
         columns = notifications.c
         query = (
-            select(*(columns[field.name] for field in fields(Attempted)))
+            select(*columns_of(notifications, Attempted))
             .order_by(columns.attempted_at.desc(), columns.sink, columns.kind, columns.source_id.desc())
             .limit(limit)
         )
-        with self._database.begin() as connection:
-            rows = connection.execute(query).mappings().all()
-        return [Attempted(**{**row, "kind": NewsKind(row["kind"])}) for row in rows]
+        return [of_row(Attempted, row, kind=NewsKind(row.kind)) for row in self._database.rows(query)]
 
 
 _COLUMNS: Final = tuple(column for column in reports.c if column.name != "id")
@@ -202,39 +188,31 @@ def _length(name: str) -> ColumnElement[int]:
     return case((func.jsonb_typeof(part) == "array", func.jsonb_array_length(part, type_=Integer)), else_=0)
 
 
-_SUBJECT: Final = tuple(field.name for field in fields(DriftSubject))
-_STATE: Final = tuple(field.name for field in fields(PastState))
-
-
 def _drift(connection: Connection, sink: str, since: datetime) -> list[Pending]:
     states, events = drift_event_states.c, drift_events.c
     query = (
-        select(states.id, *(states[name] for name in _STATE), *(events[name] for name in _SUBJECT), events.action)
+        select(
+            states.id,
+            *columns_of(drift_event_states, PastState),
+            *columns_of(drift_events, DriftSubject),
+            events.action,
+        )
         .join(drift_events, events.id == states.event_id)
         .where(states.at >= since, states.state.in_(_TOLD_STATES))
     )
 
     def told(row: Row[Any]) -> Notification:
-        past = PastState(**{name: getattr(row, name) for name in _STATE} | {"state": EventState(row.state)})
-        return drift_news(row.id, DriftSubject(*(getattr(row, name) for name in _SUBJECT)), past, row.action)
+        return drift_news(row.id, of_row(DriftSubject, row), past_state(row), row.action)
 
     return _not_taken(connection, query, states.id, sink, NewsKind.DRIFT, told)
 
 
-def _incidents_opened(connection: Connection, sink: str, since: datetime) -> list[Pending]:
-    query = select(incidents).where(incidents.c.opened_at >= since)
-    kind = NewsKind.INCIDENT_OPENED
-    return _not_taken(
-        connection, query, incidents.c.id, sink, kind, lambda row: incident_opened_news(row.id, incident_of(row))
-    )
-
-
-def _incidents_closed(connection: Connection, sink: str, since: datetime) -> list[Pending]:
-    query = select(incidents).where(incidents.c.closed_at >= since)
-    kind = NewsKind.INCIDENT_CLOSED
-    return _not_taken(
-        connection, query, incidents.c.id, sink, kind, lambda row: incident_closed_news(row.id, incident_of(row))
-    )
+def _incidents(connection: Connection, sink: str, since: datetime, *, closed: bool = False) -> list[Pending]:
+    at, kind, told = incidents.c.opened_at, NewsKind.INCIDENT_OPENED, incident_opened_news
+    if closed:
+        at, kind, told = incidents.c.closed_at, NewsKind.INCIDENT_CLOSED, incident_closed_news
+    query = select(incidents).where(at >= since)
+    return _not_taken(connection, query, incidents.c.id, sink, kind, lambda row: told(row.id, incident_of(row)))
 
 
 def _reports(connection: Connection, sink: str, since: datetime) -> list[Pending]:
@@ -250,8 +228,8 @@ def _reports(connection: Connection, sink: str, since: datetime) -> list[Pending
 
 _READ: Final[Mapping[NewsKind, Callable[[Connection, str, datetime], list[Pending]]]] = {
     NewsKind.DRIFT: _drift,
-    NewsKind.INCIDENT_OPENED: _incidents_opened,
-    NewsKind.INCIDENT_CLOSED: _incidents_closed,
+    NewsKind.INCIDENT_OPENED: _incidents,
+    NewsKind.INCIDENT_CLOSED: partial(_incidents, closed=True),
     NewsKind.REPORT: _reports,
 }
 

@@ -1,21 +1,24 @@
 """Scheduled runs, each once, and the lease that makes one process of several the leader.
 
-The lease is a row with a time limit. It needs no session, so it holds behind a pooler in transaction mode too.
+The lease is a row with a time limit. It needs no session, so it holds behind a pooler in transaction mode too. A leader
+that stood still finds out that its lease ran out only when it looks, so each leader has a number, its term, and writes
+nothing once there is a later one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from sqlalchemy import select, text, update
+import psycopg
+from sqlalchemy import Connection, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
-from alphaloop.errors import StoreError
+from alphaloop.errors import LeadershipLost, StoreError
 from alphaloop.store.database import Database
 from alphaloop.store.exchange import driver_of
-from alphaloop.store.terms import SCHEDULER, Term, begin_term
 from alphaloop.tables import schedule_runs
 
 
@@ -33,8 +36,7 @@ class ScheduleStore:
             .on_conflict_do_nothing()
             .returning(schedule_runs.c.id)
         )
-        with self._database.begin() as connection:
-            return connection.execute(statement).first() is not None
+        return self._database.row(statement) is not None
 
     def finish(self, schedule_id: str, scheduled_for: datetime, outcome: Mapping[str, Any], now: datetime) -> None:
         """Record that a run ended, with its counts or with `error`."""
@@ -43,8 +45,7 @@ class ScheduleStore:
             .where(schedule_runs.c.schedule_id == schedule_id, schedule_runs.c.scheduled_for == scheduled_for)
             .values(finished_at=now, outcome=dict(outcome))
         )
-        with self._database.begin() as connection:
-            connection.execute(statement)
+        self._database.change(statement)
 
     def last_finished(self, schedule_id: str) -> tuple[datetime, Mapping[str, Any]] | None:
         """The newest run that ended: what it was due for, and its outcome."""
@@ -54,16 +55,14 @@ class ScheduleStore:
             .order_by(schedule_runs.c.scheduled_for.desc())
             .limit(1)
         )
-        with self._database.begin() as connection:
-            row = connection.execute(query).first()
+        row = self._database.row(query)
         return (row.scheduled_for, row.outcome or {}) if row else None
 
     def newest(self) -> tuple[datetime, datetime | None, Mapping[str, Any]] | None:
         """Of the run that was started last, of any schedule: its start, its end, and its outcome so far."""
         runs = schedule_runs.c
         query = select(runs.started_at, runs.finished_at, runs.outcome).order_by(runs.id.desc()).limit(1)
-        with self._database.begin() as connection:
-            row = connection.execute(query).first()
+        row = self._database.row(query)
         return (row.started_at, row.finished_at, row.outcome or {}) if row else None
 
     def succeeded(self, since: datetime, until: datetime) -> list[datetime]:
@@ -75,8 +74,40 @@ class ScheduleStore:
             .where(runs.finished_at.is_not(None), ~runs.outcome.has_key("error"))
             .order_by(runs.started_at)
         )
-        with self._database.begin() as connection:
-            return list(connection.execute(query).scalars())
+        return list(self._database.scalars(query))
+
+
+SCHEDULER: Final = "scheduler"
+_BEGIN: Final = """
+    INSERT INTO leader_terms AS led (role, term) VALUES (%s, 1)
+    ON CONFLICT (role) DO UPDATE SET term = led.term + 1, began_at = now() RETURNING term
+"""
+# Locked until the transaction ends: the next term begins before or after it, never in between.
+_CURRENT: Final = text("SELECT term FROM leader_terms WHERE role = :role FOR SHARE")
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """The time of one leader."""
+
+    number: int
+    role: str = SCHEDULER
+
+    def check(self, connection: Connection) -> None:
+        """Keep the term from ending before the caller's transaction does. Raises LeadershipLost if it has ended."""
+        current = connection.execute(_CURRENT, {"role": self.role}).scalar()
+        if current != self.number:
+            raise LeadershipLost(f"term {self.number} of the {self.role} has ended, term {current} has begun")
+
+
+def begin_term(driver: psycopg.Connection[Any], role: str = SCHEDULER) -> Term:
+    """Begin the next term, on the connection of the one that holds the leader's lease. Raises psycopg.Error.
+
+    Waits for transactions of the term before, at most as long as the connection's `lock_timeout`.
+    """
+    row = driver.execute(_BEGIN, (role,)).fetchone()
+    assert row is not None  # noqa: S101 - an upsert without a condition returns its row
+    return Term(int(row[0]), role)
 
 
 class LeaderLease:
@@ -92,8 +123,7 @@ class LeaderLease:
 
     def try_acquire(self) -> bool:
         """Take the lease if it is free, without waiting for its end. Raises StoreError."""
-        with self._database.begin() as connection:
-            return connection.execute(_TAKE, self._given).first() is not None
+        return self._database.row(_TAKE, self._given) is not None
 
     def begin_term(self) -> Term:
         """Number this leadership, so that what the leader before still tries to write is refused. Raises StoreError."""
@@ -103,16 +133,14 @@ class LeaderLease:
     def is_held(self) -> bool:
         """Renew the lease; False if it has run out, or the database does not answer."""
         try:
-            with self._database.begin() as connection:
-                return connection.execute(_RENEW, self._given).first() is not None
+            return self._database.row(_RENEW, self._given) is not None
         except StoreError:
             return False
 
     def release(self) -> None:
         """Let another process lead at once; without a database the lease runs out."""
         try:
-            with self._database.begin() as connection:
-                connection.execute(_GIVE_UP, self._given)
+            self._database.change(_GIVE_UP, self._given)
         except StoreError:
             return
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from dataclasses import dataclass
+from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,10 +16,6 @@ class SessionLimits:
     idle_transaction_s: float = 20.0  #: a transaction whose process sends nothing, so that its locks become free
     unacknowledged_s: float = 20.0  #: data that the other machine does not acknowledge, so that a lost one is noticed
     through_pooler: bool = False  #: set for each transaction, because a pooler hands each one another session
-
-    def with_statements_of(self, statement_s: float) -> Self:
-        """The same limits, for processes whose statements read much."""
-        return replace(self, statement_s=statement_s)
 
     @property
     def parameters(self) -> Mapping[str, str]:

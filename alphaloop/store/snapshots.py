@@ -9,12 +9,12 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from sqlalchemy import Column, ColumnElement, Connection, Row, Select, Text, func, select
+from sqlalchemy import BigInteger, Column, ColumnElement, Connection, Row, Select, Text, cast, func, select
 
 from alphaloop.deciding.decision import DraftSetting
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot, decode
 from alphaloop.messages import Purpose
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, of_row
 from alphaloop.store.exchange import RowSet
 from alphaloop.store.housekeeping import ensure_days, utc_day
 from alphaloop.tables import decision_snapshots, decode_runs
@@ -108,8 +108,7 @@ class SnapshotStore:
         """The segment and the prompt bucket of a decoded job; None where its run is not stored."""
         runs = decode_runs.c
         query = select(runs.segment, runs.prompt_bucket).where(runs.job_id == job_id).limit(1)
-        with self._database.begin() as connection:
-            row = connection.execute(query).first()
+        row = self._database.row(query)
         return None if row is None else (row.segment, row.prompt_bucket)
 
     def first_and_last(self, task: str | None = None) -> tuple[datetime, datetime] | None:
@@ -118,8 +117,7 @@ class SnapshotStore:
         query = select(func.min(columns.decided_at), func.max(columns.decided_at))
         if task is not None:
             query = query.where(columns.task == task)
-        with self._database.begin() as connection:
-            first, last = connection.execute(query).one()
+        first, last = self._database.one(query)
         return None if first is None else (first, last)
 
     def between(
@@ -150,12 +148,10 @@ class SnapshotStore:
         )
         if task is not None:
             query = query.where(runs.task == task)
-        with self._database.begin() as connection:
-            return int(connection.execute(query).scalar_one())
+        return int(self._database.scalar(query))
 
     def _first(self, query: Select[Any]) -> StoredSnapshot | None:
-        with self._database.begin() as connection:
-            row = connection.execute(query.limit(1)).first()
+        row = self._database.row(query.limit(1))
         return None if row is None else _read(row)
 
 
@@ -170,8 +166,8 @@ def _jobs(
             columns.decision_id,
             *alike,
             func.count().label("num_jobs"),
-            func.sum(runs.num_tokens).label("num_tokens"),
-            func.sum(runs.num_prompt_tokens).label("num_prompt_tokens"),
+            cast(func.sum(runs.num_tokens), BigInteger).label("num_tokens"),
+            cast(func.sum(runs.num_prompt_tokens), BigInteger).label("num_prompt_tokens"),
             func.sum(runs.device_s).label("device_s"),
         )
         .join_from(decision_snapshots, decode_runs, runs.decode_batch_id == columns.decision_id)
@@ -180,18 +176,8 @@ def _jobs(
     )
     found: dict[UUID, list[JobsAlike]] = {}
     for row in connection.execute(query):
-        its = JobsAlike(
-            row.segment,
-            row.prompt_bucket,
-            row.purpose,
-            DraftSetting(row.drafter or None, row.num_draft_tokens),
-            row.draft_revision,
-            row.num_jobs,
-            int(row.num_tokens),
-            int(row.num_prompt_tokens),
-            row.device_s,
-        )
-        found.setdefault(row.decision_id, []).append(its)
+        setting = DraftSetting(row.drafter or None, row.num_draft_tokens)
+        found.setdefault(row.decision_id, []).append(of_row(JobsAlike, row, setting=setting))
     return found
 
 

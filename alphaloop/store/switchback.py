@@ -26,7 +26,7 @@ from alphaloop.experiment.figures import (
     task_speedup,
 )
 from alphaloop.experiment.observe import SUMS, Phase, Slice, Treatment
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, of_row
 from alphaloop.store.housekeeping import ensure_days, utc_day
 from alphaloop.tables import expectation_pairs, switchback_slices, task_speedups
 from alphaloop.tables.switchback import SUBJECT
@@ -60,9 +60,8 @@ class SwitchbackStore:
 
     def read(self, since: datetime, task: str | None = None, *, until: datetime | None = None) -> list[SliceRow]:
         """Slices that began in [since, until), in order; of one task or all."""
-        with self._database.begin() as connection:
-            query = _slices(since, until, None if task is None else [task])
-            return [_row(row) for row in connection.execute(query.order_by(*_IN_TIME))]
+        query = _slices(since, until, None if task is None else [task])
+        return [_row(row) for row in self._database.rows(query.order_by(*_IN_TIME))]
 
     def refresh(self, now: datetime, tasks: Collection[str] | None = None) -> int:
         """Compute the speed-ups of these tasks, or of all, from the slices up to `now`; returns how many.
@@ -78,7 +77,9 @@ class SwitchbackStore:
             for subject, slices in _by_subject(connection, now, tasks):
                 found += _speedup_of(subject, slices, now)
                 pairs += _pair_since(ended.get(subject), subject, slices, now)
-            _add_pairs(connection, pairs)
+            if pairs:  # two workers of one host may close the same pair: the first one counts
+                values = [_pair_values(pair) for pair in pairs]
+                connection.execute(insert(expectation_pairs).on_conflict_do_nothing(), values)
             if tasks is None:
                 connection.execute(delete(task_speedups).where(task_speedups.c.covers_to < now - WINDOW))
             if found:
@@ -93,9 +94,8 @@ class SwitchbackStore:
     def shown(self, now: datetime) -> dict[str, TaskSpeedup]:
         """What is shown of each task, by task: the rows of the view task_speedup_now."""
         by_task: dict[str, list[TaskSpeedup]] = {}
-        with self._database.begin() as connection:
-            for row in connection.execute(select(task_speedups).where(task_speedups.c.covers_to >= now - WINDOW)):
-                by_task.setdefault(row.task, []).append(_speedup(row))
+        for row in self._database.rows(select(task_speedups).where(task_speedups.c.covers_to >= now - WINDOW)):
+            by_task.setdefault(row.task, []).append(_speedup(row))
         return {task: shown for task, speedups in by_task.items() if (shown := shown_of(speedups)) is not None}
 
     def at(self, task: str, moment: datetime) -> TaskSpeedup | None:
@@ -147,8 +147,7 @@ class ExpectationStore:
         age = func.row_number().over(partition_by=(pairs.task, pairs.drafter), order_by=pairs.covers_to.desc())
         newest = select(expectation_pairs, age.label("age")).where(*where).subquery()
         query = select(newest).where(newest.c.age <= MOST_PAIRS).order_by(newest.c.covers_to, newest.c.task)
-        with self._database.begin() as connection:
-            return [_pair(row) for row in connection.execute(query)]
+        return [_pair(row) for row in self._database.rows(query)]
 
 
 #: Slices that are fetched together.
@@ -195,22 +194,12 @@ def _slice_values(row: SliceRow) -> dict[str, Any]:
 
 
 def _row(row: Row[Any]) -> SliceRow:
-    return SliceRow(
-        _subject(row),
-        Slice(
-            block_id=row.block_id,
-            task=row.task,
-            phase=Phase(row.phase),
-            treatment=Treatment(row.drafter, row.num_draft_tokens),
-            started_at=row.started_at,
-            **{name: getattr(row, name) for name in SUMS},
-        ),
-        row.owner,
-    )
+    treatment = Treatment(row.drafter, row.num_draft_tokens)
+    return SliceRow(_subject(row), of_row(Slice, row, phase=Phase(row.phase), treatment=treatment), row.owner)
 
 
 def _subject(row: Row[Any]) -> SpeedupSubject:
-    return SpeedupSubject(**{name: getattr(row, name) for name in SUBJECT})
+    return of_row(SpeedupSubject, row)
 
 
 _SPEEDUP_FIGURES: Final = tuple(
@@ -232,22 +221,13 @@ def _speedup_values(one: TaskSpeedup) -> dict[str, Any]:
 
 def _speedup(row: Row[Any]) -> TaskSpeedup:
     bounds = None if row.speedup is None else Interval(row.speedup, row.speedup_low, row.speedup_high)
-    figures = {name: getattr(row, name) for name in _SPEEDUP_FIGURES}
-    return TaskSpeedup(subject=_subject(row), speedup=bounds, verdict=Verdict(row.verdict), **figures)
+    return of_row(TaskSpeedup, row, subject=_subject(row), speedup=bounds, verdict=Verdict(row.verdict))
 
 
 #: A transaction that closes a pair ends within this time of the pair's `computed_at`.
 _LATE: Final = timedelta(minutes=1)
-_FIGURES: Final = (
-    "uncorrected",
-    "model_sd",
-    "num_blocks",
-    "min_num_draft_tokens",
-    "max_num_draft_tokens",
-    "mean_running",
-    "covers_from",
-    "covers_to",
-    "computed_at",
+_FIGURES: Final = tuple(
+    field.name for field in fields(ExpectationPair) if field.name not in ("subject", "expected", "measured")
 )
 
 
@@ -261,12 +241,6 @@ def _pair_since(
     later = slices if ended is None else [one for one in slices if one.started_at > ended]
     pair = expectation_pair(subject, later, now)
     return [] if pair is None else [pair]
-
-
-def _add_pairs(connection: Connection, pairs: Sequence[ExpectationPair]) -> None:
-    """Store pairs. Two workers of one host may close the same pair: the first one counts."""
-    if pairs:
-        connection.execute(insert(expectation_pairs).on_conflict_do_nothing(), [_pair_values(pair) for pair in pairs])
 
 
 def _last_ends(connection: Connection, since: datetime) -> dict[SpeedupSubject, datetime]:
@@ -291,9 +265,6 @@ def _pair_values(pair: ExpectationPair) -> dict[str, Any]:
 
 
 def _pair(row: Row[Any]) -> ExpectationPair:
-    return ExpectationPair(
-        subject=SpeedupSubject(**{name: getattr(row, name) for name in SUBJECT}),
-        expected=Interval(row.expected, row.expected_low, row.expected_high),
-        measured=Interval(row.speedup, row.speedup_low, row.speedup_high),
-        **{name: getattr(row, name) for name in _FIGURES},
-    )
+    expected = Interval(row.expected, row.expected_low, row.expected_high)
+    measured = Interval(row.speedup, row.speedup_low, row.speedup_high)
+    return of_row(ExpectationPair, row, subject=_subject(row), expected=expected, measured=measured)

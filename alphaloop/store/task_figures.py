@@ -10,6 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Final
 
 from sqlalchemy import ARRAY, BigInteger, Connection, Row, Text, bindparam, cast, func, select, text
@@ -19,8 +21,8 @@ from alphaloop.as_decoded import Decoded, NextJob, at_loads, usual_load
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.intervals import MOST_RUNS, share_interval
 from alphaloop.messages import Mode, Purpose
-from alphaloop.store.database import Database
-from alphaloop.store.decisions import LoggedSetting
+from alphaloop.store.database import Database, of_row
+from alphaloop.store.decisions import LoggedSetting, setting_of
 from alphaloop.store.jobs import RUNNING
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.tables import acceptance_hourly
@@ -161,23 +163,14 @@ class TaskFigures:
         self.alpha_drafter, self.alpha_sampling_bucket = rows[0].drafter, rows[0].sampling_bucket
         self.alpha_num_draft_tokens = min(row.least_k for row in rows), max(row.most_k for row in rows)
 
-    def counts_as_json(self) -> dict[str, Any]:
-        """What was counted, for machines."""
-        left_out = ("next_job", "measured")
+    def as_json(self, waiting: Mapping[str, int] | None) -> dict[str, Any]:
+        """Counts, and the rates that screens show. `waiting`: by task, jobs that no worker has claimed, if known."""
         return {
-            **{name: value for name, value in asdict(self).items() if name not in left_out},
+            **asdict(self),
             "decoded": None if self.decoded is None else self.decoded.as_json(),
             "num_jobs": self.num_jobs,
             "num_probes": self.num_probes,
             "num_controls": self.num_controls,
-        }
-
-    def as_json(self, waiting: Mapping[str, int] | None) -> dict[str, Any]:
-        """Counts, and the rates that screens show. `waiting`: by task, jobs that no worker has claimed, if known."""
-        return {
-            **self.counts_as_json(),
-            "next_job": None if self.next_job is None else asdict(self.next_job),
-            "measured": None if self.measured is None else asdict(self.measured),
             "waiting": None if waiting is None else waiting.get(self.task, 0),
             "tokens_per_s": self.measured.tokens_per_s if self.measured else None,
             "vanilla_tokens_per_s": self.measured.vanilla_tokens_per_s if self.measured else None,
@@ -276,19 +269,10 @@ class TaskPages:
 
     def last_changes(self, tasks: Collection[str]) -> dict[str, LastChange]:
         """By task; a task without a logged choice is left out."""
-        with self._database.begin() as connection:
-            return {
-                row.task: LastChange(
-                    row.decided_at,
-                    LoggedSetting(row.from_mode, row.from_drafter, row.from_num_draft_tokens)
-                    if row.from_mode
-                    else None,
-                    LoggedSetting(row.to_mode, row.to_drafter, row.to_num_draft_tokens),
-                    row.reason,
-                    row.explanation,
-                )
-                for row in connection.execute(_LAST, {"tasks": list(tasks)})
-            }
+        return {
+            row.task: of_row(LastChange, row, before=setting_of(row, "from"), after=setting_of(row, "to"))
+            for row in self._database.rows(_LAST, {"tasks": list(tasks)})
+        }
 
     def by_hour(self, tasks: Collection[str], since: datetime) -> dict[str, list[AcceptanceHour]]:
         """By task, its hours after `since` in which a first drafted token was tested, oldest first."""
@@ -302,11 +286,8 @@ class TaskPages:
             .having(trials > 0)
             .order_by(hours.task, hours.bucket)
         )
-        found: dict[str, list[AcceptanceHour]] = {}
-        with self._database.begin() as connection:
-            for task, begins, num_trials, num_accepts in connection.execute(query):
-                found.setdefault(task, []).append(AcceptanceHour(begins, num_trials, num_accepts))
-        return found
+        by_task = groupby(self._database.rows(query), key=itemgetter(0))
+        return {task: [AcceptanceHour(*hour) for _, *hour in hours] for task, hours in by_task}
 
 
 _LAST = text("""

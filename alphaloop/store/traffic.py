@@ -15,7 +15,7 @@ from sqlalchemy import BigInteger, ColumnElement, Connection, cast, func, select
 
 from alphaloop.measurements import DecodedJob, Stream, TaskSpend
 from alphaloop.messages import Mode, Purpose
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, columns_of, of_row
 from alphaloop.store.hourly_sums import SHADOW, sums_between
 from alphaloop.tables import acceptance_hourly, decode_runs
 
@@ -33,7 +33,6 @@ _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
 
 _STREAM: Final = tuple(field.name for field in fields(Stream))
-_JOB: Final = tuple(field.name for field in fields(DecodedJob))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +108,6 @@ class TrafficStore:
             )
             return {task: number for task, number in connection.execute(query)}
 
-    def saved_passes(self, since: datetime, until: datetime) -> dict[str, int]:
-        """By task, target passes that drafts saved its traffic in the hours that began in (since, until].
-
-        Vanilla decoding takes one pass a token, so this is tokens minus rounds. A pass is one of a single sequence.
-        """
-        with self._database.begin() as connection:
-            sums = sums_between(connection, since, until).c
-            query = (
-                select(sums.task, cast(func.sum(sums.num_tokens - sums.rounds), BigInteger))
-                .where(sums.purpose == Purpose.TRAFFIC, sums.mode == Mode.SPECULATIVE)
-                .group_by(sums.task)
-            )
-            return {task: num_passes for task, num_passes in connection.execute(query)}
-
     def last_decoded_at(self, until: datetime) -> datetime | None:
         """When the newest job of traffic was decoded; its hour where the job itself was deleted. None before any.
 
@@ -144,42 +129,17 @@ class TrafficStore:
     def spent(self, since: datetime, until: datetime) -> dict[str, TaskSpend]:
         """By task, what its traffic took in the hours that began in (since, until]."""
         hours = acceptance_hourly.c
+        saved = func.sum(hours.num_tokens - hours.rounds).filter(hours.mode == Mode.SPECULATIVE)
+        sums = func.sum(hours.num_jobs), func.sum(hours.num_tokens), func.sum(hours.device_s), func.coalesce(saved, 0)
         query = (
-            select(hours.task, func.sum(hours.num_jobs), func.sum(hours.num_tokens), func.sum(hours.device_s))
-            .where(hours.bucket > since, hours.bucket <= until)
-            .where(*_is_traffic(hours))
+            select(hours.task, *sums)
+            .where(hours.bucket > since, hours.bucket <= until, *_is_traffic(hours))
             .group_by(hours.task)
         )
-        with self._database.begin() as connection:
-            return {
-                task: TaskSpend(int(num_jobs), int(num_tokens), float(device_s))
-                for task, num_jobs, num_tokens, device_s in connection.execute(query)
-            }
-
-    def num_tokens(self, task: str, since: datetime, until: datetime) -> int:
-        """Tokens of a task's traffic in the hours that began in (since, until]."""
-        hours = acceptance_hourly.c
-        query = select(func.coalesce(func.sum(hours.num_tokens), 0)).where(
-            hours.task == task,
-            hours.bucket > since,
-            hours.bucket <= until,
-            *_is_traffic(hours),
-        )
-        with self._database.begin() as connection:
-            return int(connection.execute(query).scalar_one())
-
-    def expected_tokens(self, task: str, *, now: datetime, window_days: float) -> float | None:
-        """Mean tokens a job of the task's traffic; None without any."""
-        hours = acceptance_hourly.c
-        query = select(func.sum(hours.num_tokens), func.sum(hours.num_jobs)).where(
-            hours.task == task,
-            hours.bucket > now - timedelta(days=window_days),
-            hours.bucket <= now,
-            *_is_traffic(hours),
-        )
-        with self._database.begin() as connection:
-            total, num_jobs = connection.execute(query).one()
-        return float(total / num_jobs) if num_jobs else None
+        return {
+            task: TaskSpend(int(num_jobs), int(num_tokens), device_s, int(num_saved))
+            for task, num_jobs, num_tokens, device_s, num_saved in self._database.rows(query)
+        }
 
     def num_jobs_since(self, task: str, sampling_bucket: str, moment: datetime) -> int:
         """Jobs of the task's traffic in the hours after that of `moment`."""
@@ -190,8 +150,7 @@ class TrafficStore:
             hours.bucket > moment,
             *_is_traffic(hours),
         )
-        with self._database.begin() as connection:
-            return int(connection.execute(query).scalar_one())
+        return int(self._database.scalar(query))
 
     def ways(
         self,
@@ -234,13 +193,11 @@ class TrafficStore:
             .group_by(*(last.c[name] for name in ways))
             .order_by(func.sum(last.c.num_tokens).desc())
         )
-        with self._database.begin() as connection:
-            return [WayDecoded(*tuple[Any, ...](row)) for row in connection.execute(query)]
+        return [WayDecoded(*tuple[Any, ...](row)) for row in self._database.rows(query)]
 
     def tasks(self) -> list[str]:
         """Every task that history knows."""
-        with self._database.begin() as connection:
-            return sorted(connection.execute(select(acceptance_hourly.c.task).distinct()).scalars())
+        return sorted(self._database.scalars(select(acceptance_hourly.c.task).distinct()))
 
 
 def decoded_lately(database: Database, window: timedelta = WINDOW) -> list[DecodedLately]:
@@ -252,8 +209,7 @@ def decoded_lately(database: Database, window: timedelta = WINDOW) -> list[Decod
         .group_by(runs.task, runs.purpose)
         .order_by(runs.task, runs.purpose)
     )
-    with database.begin() as connection:
-        return [DecodedLately(*row) for row in connection.execute(query)]
+    return [DecodedLately(*row) for row in database.rows(query)]
 
 
 def shares(wanted: Mapping[Stream, int], available: int) -> dict[Stream, int]:
@@ -295,18 +251,13 @@ def _newest(
     """The newest jobs of a stream from `since` on, oldest first."""
     runs = decode_runs.c
     query = (
-        select(*(runs[name] for name in _JOB))
+        select(*columns_of(decode_runs, DecodedJob))
         .where(*(runs[name] == getattr(stream, name) for name in _STREAM))
         .where(runs.purpose == Purpose.TRAFFIC, runs.decoded_at > since, runs.decoded_at <= until)
         .order_by(runs.decoded_at.desc(), runs.ledger_id.desc())
         .limit(max_jobs)
     )
-    return [_job(row) for row in connection.execute(query).mappings()][::-1]
-
-
-def _job(row: Mapping[Any, Any]) -> DecodedJob:
-    values = {name: row[name] for name in _JOB}
-    return DecodedJob(**{**values, "trials": tuple(values["trials"]), "accepts": tuple(values["accepts"])})
+    return [of_row(DecodedJob, row) for row in connection.execute(query)][::-1]
 
 
 def _is_traffic(sums: Any) -> tuple[ColumnElement[bool], ColumnElement[bool]]:

@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.snapshot import SessionFacts, read_session, session_content
 from alphaloop.errors import ConfigError
 from alphaloop.server_identity import ServerIdentity
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, of_row
 
 #: A worker that has said nothing for so long is not shown any more, and its row is deleted by another one.
 _FORGOTTEN_AFTER: Final = timedelta(hours=1)
@@ -69,6 +69,10 @@ class WorkerLoad:
     setup: WorkerSetup | None = None  #: None of a worker of another release
 
 
+#: The fields that are columns of the table.
+_SAID: Final = tuple(field.name for field in fields(WorkerLoad) if field.name not in ("tokens", "setup"))
+
+
 @dataclass(frozen=True, slots=True)
 class SeenWorker:
     """A worker that has said something lately, and how long ago, by the database's clock."""
@@ -82,7 +86,7 @@ class SeenWorker:
         """What it said last, and how long ago."""
         setup = self.load.setup
         return {
-            **{name: getattr(self.load, name) for name in WorkerLoad.__slots__ if name not in ("tokens", "setup")},
+            **{name: getattr(self.load, name) for name in _SAID},
             "target_revision": setup.facts.target_revision if setup else None,
             "engine": setup.facts.engine if setup else None,
             "drafters": [
@@ -145,16 +149,9 @@ class WorkerStore:
 
     def _say(self, connection: Connection, load: WorkerLoad) -> int:
         given = {
-            "owner": load.owner,
-            "device": load.device,
-            "target": load.target,
-            "num_slots": load.num_slots,
-            "num_waiting": load.num_waiting,
-            "num_held": load.num_held,
+            **{name: getattr(load, name) for name in _SAID},
             "job_ids": list(load.tokens),
             "num_tokens": list(load.tokens.values()),
-            "tokens_per_s": load.tokens_per_s,
-            "sampling_defaults": load.sampling_defaults,
             "target_revision": load.setup.facts.target_revision if load.setup else None,
             "setup": load.setup.as_json() if load.setup else None,
         }
@@ -165,14 +162,11 @@ class WorkerStore:
 
     def leave(self, owner: str) -> None:
         """The worker ends."""
-        with self._database.begin() as connection:
-            connection.execute(_LEAVE, {"owner": owner})
+        self._database.change(_LEAVE, {"owner": owner})
 
     def seen(self) -> list[SeenWorker]:
         """Every worker that has not left and was heard of in the last hour."""
-        with self._database.begin() as connection:
-            rows = connection.execute(_SEEN, {"forgotten_after": _FORGOTTEN_AFTER}).mappings().all()
-        return [_seen(**row) for row in rows]
+        return [_seen(row) for row in self._database.rows(_SEEN, {"forgotten_after": _FORGOTTEN_AFTER})]
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,18 +282,10 @@ _SEEN: Final = text("""
 """)
 
 
-def _seen(
-    *,
-    job_ids: list[str],
-    num_tokens: list[int],
-    started_at: datetime,
-    seen_at: datetime,
-    silence: timedelta,
-    setup: Mapping[str, Any] | None,
-    **load: Any,
-) -> SeenWorker:
-    tokens = dict(zip(job_ids, num_tokens, strict=True))
-    return SeenWorker(WorkerLoad(**load, tokens=tokens, setup=WorkerSetup.read(setup)), started_at, seen_at, silence)
+def _seen(row: Any) -> SeenWorker:
+    tokens = dict(zip(row.job_ids, row.num_tokens, strict=True))
+    load = of_row(WorkerLoad, row, tokens=tokens, setup=WorkerSetup.read(row.setup))
+    return of_row(SeenWorker, row, load=load)
 
 
 _LIVES: Final = """
@@ -323,5 +309,5 @@ _FIRST_SEEN: Final = text("""
 
 
 def _lives(connection: Connection, query: TextClause, **given: datetime) -> list[ServerLife]:
-    rows = connection.execute(query.columns(identity=JSON), given).mappings().all()
-    return [ServerLife(**{**row, "identity": ServerIdentity.from_json(row["identity"])}) for row in rows]
+    rows = connection.execute(query.columns(identity=JSON), given)
+    return [of_row(ServerLife, row, identity=ServerIdentity.from_json(row.identity)) for row in rows]

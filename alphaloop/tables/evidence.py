@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from alphaloop.tables.metadata import NOW, counts_by_position, evidence_key, instant, metadata
+from alphaloop.tables.metadata import column, counts_by_position, evidence_key, instant, metadata
 
 #: One sequence for both tables: their rows have one order.
 ledger_ids: Final = Sequence("ledger_ids", metadata=metadata)
@@ -35,20 +35,18 @@ ledger_ids: Final = Sequence("ledger_ids", metadata=metadata)
 def _ledger_position() -> list[Column[Any]]:
     return [
         instant("decoded_at", "When the job's last token was decoded"),
-        Column("ledger_id", BigInteger, nullable=False, comment="Order of recording in both tables of the ledger"),
-        Column(
-            "recorded_in", BigInteger, nullable=False, comment="Smallest ledger_id of the same transaction: its name"
-        ),
+        column("ledger_id", BigInteger, "Order of recording in both tables of the ledger"),
+        column("recorded_in", BigInteger, "Smallest ledger_id of the same transaction: its name"),
         instant("recorded_at", "When that transaction recorded it, by the clock of the database"),
-        Column("job_id", Text, nullable=False, comment="The job"),
+        column("job_id", Text, "The job"),
     ]
 
 
 def _counts() -> list[Column[Any]]:
     return [
-        Column("rounds", BigInteger, nullable=False, comment="Target passes that yielded tokens, prefill included"),
-        Column("num_empty_rounds", BigInteger, nullable=False, comment="Rounds in which nothing was proposed"),
-        Column("num_cropped", BigInteger, nullable=False, comment="rounds + accepted - tokens"),
+        column("rounds", BigInteger, "Target passes that yielded tokens, prefill included"),
+        column("num_empty_rounds", BigInteger, "Rounds in which nothing was proposed"),
+        column("num_cropped", BigInteger, "rounds + accepted - tokens"),
         counts_by_position("proposed", "Rounds in which at least this many tokens were proposed"),
         counts_by_position("trials", "Rounds in which this position was tested"),
         counts_by_position("accepts", "Of the trials, accepted"),
@@ -63,37 +61,30 @@ decode_runs: Final = Table(
     "decode_runs",
     metadata,
     *_ledger_position(),
-    Column("attempt", Integer, nullable=False, comment="The claim that decoded it"),
-    Column("purpose", Text, nullable=False, comment="traffic, probe or control"),
+    column("attempt", Integer, "The claim that decoded it"),
+    column("purpose", Text, "traffic, probe or control"),
     *evidence_key(),
-    Column(
+    column(
         "is_evidence",
         Boolean,
-        nullable=False,
-        comment="Whether acceptance_state holds these counts; not of a control, nor where a drafted row says more",
+        "Whether acceptance_state holds these counts; not of a control, nor where a drafted row says more",
     ),
-    Column("mode", Text, nullable=False, comment="vanilla or speculative"),
-    Column("num_draft_tokens", Integer, nullable=False, comment="k, the draft length asked for; 0 is vanilla"),
-    Column("reason", Text, nullable=False, comment="Why this mode: alphaloop.deciding.decision.Reason"),
-    Column("device", Text, nullable=False, comment="What decoded it"),
+    column("mode", Text, "vanilla or speculative"),
+    column("num_draft_tokens", Integer, "k, the draft length asked for; 0 is vanilla"),
+    column("reason", Text, "Why this mode: alphaloop.deciding.decision.Reason"),
+    column("device", Text, "What decoded it"),
     *_counts(),
-    Column("num_prompt_tokens", BigInteger, nullable=False, comment="Tokens of the prompt"),
-    Column("num_tokens", BigInteger, nullable=False, comment="Tokens generated"),
-    Column(
-        "is_cut",
-        Boolean,
-        nullable=False,
-        server_default=text("false"),
-        comment="Whether a limit ended the text, which says only how long it is at least",
+    column("num_prompt_tokens", BigInteger, "Tokens of the prompt"),
+    column("num_tokens", BigInteger, "Tokens generated"),
+    column(
+        "is_cut", Boolean, "Whether a limit ended the text, which says only how long it is at least", default="false"
     ),
-    Column("batch_size", Integer, nullable=False, comment="Most sequences that shared a step with it"),
-    Column("queue_s", Double, nullable=False, comment="Seconds from the Kafka timestamp to the start of decoding"),
-    Column("time_to_first_token_s", Double, comment="Seconds from the start of decoding"),
-    Column("wall_s", Double, nullable=False, comment="Seconds of decoding"),
-    Column(
-        "device_s", Double, nullable=False, comment="Share of the engine's seconds: each step's divided by its batch"
-    ),
-    Column("decode_batch_id", Uuid, nullable=False, comment="The same for jobs that were decided together"),
+    column("batch_size", Integer, "Most sequences that shared a step with it"),
+    column("queue_s", Double, "Seconds from the Kafka timestamp to the start of decoding"),
+    column("time_to_first_token_s", Double, "Seconds from the start of decoding", nullable=True),
+    column("wall_s", Double, "Seconds of decoding"),
+    column("device_s", Double, "Share of the engine's seconds: each step's divided by its batch"),
+    column("decode_batch_id", Uuid, "The same for jobs that were decided together"),
     PrimaryKeyConstraint("decoded_at", "ledger_id"),
     CheckConstraint("num_tokens = rounds + array_sum(accepts) - num_cropped", name="tokens_add_up"),
     CheckConstraint("array_ge(proposed, trials) AND array_ge(trials, accepts)", name="counts_ordered"),
@@ -110,23 +101,23 @@ evidence_rows: Final = Table(
     metadata,
     *_ledger_position(),
     *evidence_key(),
-    Column(
+    column(
         "source",
         Text,
-        nullable=False,
-        comment="shadow: scored on a text that others decoded; scored: on a control's text, for a probe; "
+        "shadow: scored on a text that others decoded; scored: on a control's text, for a probe; "
         "shared_weights: counted in rounds of a drafter with the same weights; drafted: of a drafter that decoded, its "
         "rounds alone or scored at its longest drafts",
     ),
-    Column("is_whole", Boolean, nullable=False, comment="Of whole rounds; only these shadows are in the hourly sums"),
-    Column("num_draft_tokens", Integer, nullable=False, comment="k of the counts"),
+    column("is_whole", Boolean, "Of whole rounds; only these shadows are in the hourly sums"),
+    column("num_draft_tokens", Integer, "k of the counts"),
     *_counts(),
-    Column("num_prompt_tokens", BigInteger, nullable=False, comment="Tokens of the prompt"),
-    Column("num_output_tokens", BigInteger, nullable=False, comment="Tokens of the whole text"),
-    Column(
+    column("num_prompt_tokens", BigInteger, "Tokens of the prompt"),
+    column("num_output_tokens", BigInteger, "Tokens of the whole text"),
+    column(
         "is_cut",
         Boolean,
-        comment="The same of a row that counts for the job's length; null where another row of the job does",
+        "The same of a row that counts for the job's length; null where another row of the job does",
+        nullable=True,
     ),
     PrimaryKeyConstraint("decoded_at", "ledger_id"),
     CheckConstraint("source IN ('shadow','scored','shared_weights','drafted')", name="source"),
@@ -154,14 +145,11 @@ KEY: Final = (
 def _evidence_columns() -> list[Column[Any]]:
     return [
         instant("as_of", "When the last of its jobs ended. The weights of the sums hold at this moment"),
-        Column("num_jobs", BigInteger, nullable=False, comment="Jobs ever added"),
-        Column(
-            "evidence",
-            LargeBinary,
-            nullable=False,
-            comment="alphaloop.deciding.evidence.KeyEvidence, packed: the view evidence_now unpacks it",
+        column("num_jobs", BigInteger, "Jobs ever added"),
+        column(
+            "evidence", LargeBinary, "alphaloop.deciding.evidence.KeyEvidence, packed: the view evidence_now unpacks it"
         ),
-        Column("last_ledger_id", BigInteger, nullable=False, comment="The last row of the ledger that was added"),
+        column("last_ledger_id", BigInteger, "The last row of the ledger that was added"),
     ]
 
 
@@ -173,12 +161,7 @@ acceptance_state: Final = Table(
     metadata,
     *evidence_key(),
     *_evidence_columns(),
-    Column(
-        "changed_in",
-        BigInteger,
-        nullable=False,
-        comment="Transaction that changed the row last; readers ask for newer ones",
-    ),
+    column("changed_in", BigInteger, "Transaction that changed the row last; readers ask for newer ones"),
     PrimaryKeyConstraint(*KEY),
     # BRIN, because every outcome changes the column: the update then stays in its page and touches no other index.
     Index(
@@ -194,14 +177,14 @@ acceptance_state: Final = Table(
 exploration_budgets: Final = Table(
     "exploration_budgets",
     metadata,
-    Column("task", Text, primary_key=True, comment="Kind of prompt"),
-    Column("target_revision", Text, primary_key=True, comment="Hash of the target's weights"),
-    Column("device", Text, primary_key=True, comment="What decodes it"),
-    Column("sampling_bucket", Text, primary_key=True, comment="Sampling settings it is for"),
-    Column("balance", Double, nullable=False, comment="Tokens that exploration may still be expected to lose"),
-    Column("accrued", Double, nullable=False, comment="Tokens of credit so far"),
-    Column("spent", Double, nullable=False, comment="Tokens spent so far"),
-    instant("changed_at", "When a worker last changed it", server_default=NOW),
+    column("task", Text, "Kind of prompt", primary_key=True),
+    column("target_revision", Text, "Hash of the target's weights", primary_key=True),
+    column("device", Text, "What decodes it", primary_key=True),
+    column("sampling_bucket", Text, "Sampling settings it is for", primary_key=True),
+    column("balance", Double, "Tokens that exploration may still be expected to lose"),
+    column("accrued", Double, "Tokens of credit so far"),
+    column("spent", Double, "Tokens spent so far"),
+    instant("changed_at", "When a worker last changed it", default="now()"),
     comment="What a task may still lose to exploration: one budget for all workers, kept over restarts",
 )
 
@@ -212,14 +195,14 @@ def _rollup(name: str, bucket: str) -> Table:
         metadata,
         instant("bucket", f"Start of the {bucket}, UTC", primary_key=True),
         *evidence_key(primary_key=True),
-        Column("purpose", Text, primary_key=True, comment="traffic, probe or control"),
-        Column(
+        column("purpose", Text, "traffic, probe or control", primary_key=True),
+        column(
             "mode",
             Text,
+            "vanilla, speculative, or shadow: a drafter's counts on texts that it did not decode",
             primary_key=True,
-            comment="vanilla, speculative, or shadow: a drafter's counts on texts that it did not decode",
         ),
-        Column("num_draft_tokens", Integer, primary_key=True, comment="k; 0 is vanilla"),
+        column("num_draft_tokens", Integer, "k; 0 is vanilla", primary_key=True),
         *_sums(),
         Index(f"ix_{name}_task_bucket", "task", "bucket"),
         comment=f"Counts and sums of decode_runs by {bucket}, and those of shadows in evidence_rows: never rates",
@@ -249,9 +232,9 @@ def _sums() -> list[Column[Any]]:
     }
     seconds = {"wall_s": "Seconds of decoding", "device_s": "Engine seconds"}
     return [
-        *(Column(n, BigInteger, nullable=False, server_default=text("0"), comment=c) for n, c in whole.items()),
+        *(column(n, BigInteger, c, default="0") for n, c in whole.items()),
         *(counts_by_position(n, c) for n, c in by_position.items()),
-        *(Column(n, Double, nullable=False, server_default=text("0"), comment=c) for n, c in seconds.items()),
+        *(column(n, Double, c, default="0") for n, c in seconds.items()),
     ]
 
 
@@ -261,53 +244,22 @@ acceptance_daily: Final = _rollup("acceptance_daily", "day")
 cost_profiles: Final = Table(
     "cost_profiles",
     metadata,
-    Column("host", Text, primary_key=True, comment="Machine that was measured"),
-    Column("device", Text, primary_key=True, comment="What was measured on it"),
-    Column("engine", Text, primary_key=True, comment="Decoding library, version and dtype"),
-    Column("target_revision", Text, primary_key=True, comment="Hash of the target's weights"),
-    Column(
-        "drafter", Text, primary_key=True, comment="Empty: the target's pass; else the time of this drafter's proposal"
-    ),
-    Column("draft_revision", Text, primary_key=True, comment="Empty for the target"),
-    Column("batch", Integer, primary_key=True, comment="Sequences; on servers, requests in flight at one of them"),
-    Column(
-        "width",
-        Integer,
-        primary_key=True,
-        comment="Target positions a sequence, k + 1; of a prefill, the prompt's tokens",
-    ),
-    Column("context", Integer, primary_key=True, server_default=text("256"), comment="Tokens before, a sequence"),
-    Column(
-        "kind",
-        Text,
-        primary_key=True,
-        server_default=text("'round'"),
-        comment="round, prefill, or served: a whole round on a server",
-    ),
-    Column("median_ms", Double, nullable=False, comment="Median milliseconds, as measured"),
-    Column("num_samples", Integer, nullable=False, comment="Timings behind the median"),
-    instant("measured_at", "When", server_default=NOW),
-    Column(
-        "correction",
-        Double,
-        nullable=False,
-        server_default=text("1"),
-        comment="What real rounds took, over median_ms",
-    ),
-    Column(
-        "num_corrections",
-        BigInteger,
-        nullable=False,
-        server_default=text("0"),
-        comment="Real rounds of about this shape behind the correction",
-    ),
-    Column(
-        "correction_variance",
-        Double,
-        nullable=False,
-        server_default=text("0"),
-        comment="Variance of ln(correction)",
-    ),
+    column("host", Text, "Machine that was measured", primary_key=True),
+    column("device", Text, "What was measured on it", primary_key=True),
+    column("engine", Text, "Decoding library, version and dtype", primary_key=True),
+    column("target_revision", Text, "Hash of the target's weights", primary_key=True),
+    column("drafter", Text, "Empty: the target's pass; else the time of this drafter's proposal", primary_key=True),
+    column("draft_revision", Text, "Empty for the target", primary_key=True),
+    column("batch", Integer, "Sequences; on servers, requests in flight at one of them", primary_key=True),
+    column("width", Integer, "Target positions a sequence, k + 1; of a prefill, the prompt's tokens", primary_key=True),
+    column("context", Integer, "Tokens before, a sequence", primary_key=True, default="256"),
+    column("kind", Text, "round, prefill, or served: a whole round on a server", primary_key=True, default="'round'"),
+    column("median_ms", Double, "Median milliseconds, as measured"),
+    column("num_samples", Integer, "Timings behind the median"),
+    instant("measured_at", "When", default="now()"),
+    column("correction", Double, "What real rounds took, over median_ms", default="1"),
+    column("num_corrections", BigInteger, "Real rounds of about this shape behind the correction", default="0"),
+    column("correction_variance", Double, "Variance of ln(correction)", default="0"),
     instant("corrected_at", "When the correction was last stored; null if never", nullable=True),
     CheckConstraint("median_ms > 0", name="median_ms"),
     CheckConstraint("correction > 0", name="correction"),
@@ -320,45 +272,51 @@ cost_profiles: Final = Table(
 def _figures() -> list[Column[Any]]:
     """What a choice was made on; null if no alternatives were compared."""
     return [
-        Column("tokens_per_round", Double, comment="Expected of the new choice; null if no alternatives were compared"),
-        Column("round_ms", Double, comment="Expected milliseconds of such a round"),
-        Column("speedup", Double, comment="Expected goodput over vanilla"),
-        Column("speedup_low", Double, comment="Lower 95 % bound"),
-        Column("speedup_high", Double, comment="Upper 95 % bound"),
-        Column("rival_drafter", Text, comment="Drafter of the best other alternative; null for vanilla"),
-        Column("rival_num_draft_tokens", Integer, comment="Its k; null where there was none"),
-        Column("rival_speedup", Double, comment="Its expected goodput over vanilla"),
-        Column("rival_speedup_low", Double, comment="Lower 95 % bound"),
-        Column("rival_speedup_high", Double, comment="Upper 95 % bound"),
-        Column(
+        column(
+            "tokens_per_round",
+            Double,
+            "Expected of the new choice; null if no alternatives were compared",
+            nullable=True,
+        ),
+        column("round_ms", Double, "Expected milliseconds of such a round", nullable=True),
+        column("speedup", Double, "Expected goodput over vanilla", nullable=True),
+        column("speedup_low", Double, "Lower 95 % bound", nullable=True),
+        column("speedup_high", Double, "Upper 95 % bound", nullable=True),
+        column("rival_drafter", Text, "Drafter of the best other alternative; null for vanilla", nullable=True),
+        column("rival_num_draft_tokens", Integer, "Its k; null where there was none", nullable=True),
+        column("rival_speedup", Double, "Its expected goodput over vanilla", nullable=True),
+        column("rival_speedup_low", Double, "Lower 95 % bound", nullable=True),
+        column("rival_speedup_high", Double, "Upper 95 % bound", nullable=True),
+        column(
             "jobs",
             Double,
-            comment="Jobs of the drafter in the task, weighted by age; of the rival's drafter, if vanilla was chosen",
+            "Jobs of the drafter in the task, weighted by age; of the rival's drafter, if vanilla was chosen",
+            nullable=True,
         ),
-        Column("trials", ARRAY(Double), comment="Weighted trials of these jobs, by position"),
-        Column("accepts", ARRAY(Double), comment="Weighted accepts of these jobs, by position"),
+        column("trials", ARRAY(Double, as_tuple=True), "Weighted trials of these jobs, by position", nullable=True),
+        column("accepts", ARRAY(Double, as_tuple=True), "Weighted accepts of these jobs, by position", nullable=True),
     ]
 
 
 decisions: Final = Table(
     "decisions",
     metadata,
-    Column("id", BigInteger, Identity(always=True), primary_key=True, comment="Order"),
-    instant("decided_at", "When the choice changed", server_default=NOW),
-    Column("task", Text, nullable=False, comment="Kind of prompt"),
-    Column("target_revision", Text, nullable=False, comment="Hash of the target's weights"),
-    Column("device", Text, nullable=False, comment="Where it applies"),
-    Column("sampling_bucket", Text, nullable=False, comment="Sampling settings it applies to"),
-    Column("batch", Integer, nullable=False, comment="Batch size it was decided at"),
-    Column("from_mode", Text, comment="Before; null for the first decision"),
-    Column("from_drafter", Text, comment="Before"),
-    Column("from_num_draft_tokens", Integer, comment="Before"),
-    Column("to_mode", Text, nullable=False, comment="Now"),
-    Column("to_drafter", Text, comment="Now; null for vanilla"),
-    Column("to_num_draft_tokens", Integer, nullable=False, comment="Now; 0 for vanilla"),
-    Column("reason", Text, nullable=False, comment="alphaloop.deciding.decision.Reason"),
-    Column("explanation", Text, nullable=False, comment="The reason in words, with its figures"),
-    Column("owner", Text, nullable=False, comment="Worker that decided"),
+    column("id", BigInteger, "Order", Identity(always=True), primary_key=True),
+    instant("decided_at", "When the choice changed", default="now()"),
+    column("task", Text, "Kind of prompt"),
+    column("target_revision", Text, "Hash of the target's weights"),
+    column("device", Text, "Where it applies"),
+    column("sampling_bucket", Text, "Sampling settings it applies to"),
+    column("batch", Integer, "Batch size it was decided at"),
+    column("from_mode", Text, "Before; null for the first decision", nullable=True),
+    column("from_drafter", Text, "Before", nullable=True),
+    column("from_num_draft_tokens", Integer, "Before", nullable=True),
+    column("to_mode", Text, "Now"),
+    column("to_drafter", Text, "Now; null for vanilla", nullable=True),
+    column("to_num_draft_tokens", Integer, "Now; 0 for vanilla"),
+    column("reason", Text, "alphaloop.deciding.decision.Reason"),
+    column("explanation", Text, "The reason in words, with its figures"),
+    column("owner", Text, "Worker that decided"),
     *_figures(),
     Index("ix_decisions_task_decided_at", "task", "decided_at"),
     Index("ix_decisions_decided_at", "decided_at", "id"),

@@ -8,7 +8,6 @@ from sqlalchemy import (
     ARRAY,
     BigInteger,
     CheckConstraint,
-    Column,
     Double,
     Identity,
     Index,
@@ -21,50 +20,45 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSON
 
-from alphaloop.tables.metadata import NOW, instant, metadata
+from alphaloop.tables.metadata import column, instant, metadata
 
 #: One row a job, not partitioned, because the primary key guarantees one outcome a job.
 jobs: Final = Table(
     "jobs",
     metadata,
-    Column("job_id", Text, primary_key=True, comment="The producer's, or derived from where the message lies"),
-    Column("payload_sha256", LargeBinary, nullable=False, comment="Tells a redelivery from a conflict"),
-    Column("task", Text, nullable=False, comment="Kind of prompt"),
-    Column("segment", Text, nullable=False, server_default=text("''"), comment="Caller's label; empty without one"),
-    Column("custom_id", Text, comment="The caller's own name for the job"),
-    Column("batch_id", Text, comment="The caller's group of jobs"),
-    Column("purpose", Text, nullable=False, comment="traffic, probe or control"),
-    Column("status", Text, nullable=False, comment="running, then one of succeeded, failed, expired, cancelled"),
-    Column("attempt", Integer, nullable=False, comment="Number of the claim, from 1; only grows: the fencing token"),
-    Column(
+    column("job_id", Text, "The producer's, or derived from where the message lies", primary_key=True),
+    column("payload_sha256", LargeBinary, "Tells a redelivery from a conflict"),
+    column("task", Text, "Kind of prompt"),
+    column("segment", Text, "Caller's label; empty without one", default="''"),
+    column("custom_id", Text, "The caller's own name for the job", nullable=True),
+    column("batch_id", Text, "The caller's group of jobs", nullable=True),
+    column("purpose", Text, "traffic, probe or control"),
+    column("status", Text, "running, then one of succeeded, failed, expired, cancelled"),
+    column("attempt", Integer, "Number of the claim, from 1; only grows: the fencing token"),
+    column(
         "num_crashes",
         Integer,
-        nullable=False,
-        server_default=text("0"),
-        comment="Claims that ended without an outcome and were not given back: the worker died or lost its lease",
+        "Claims that ended without an outcome and were not given back: the worker died or lost its lease",
+        default="0",
     ),
-    Column(
-        "num_failures",
-        Integer,
-        nullable=False,
-        server_default=text("0"),
-        comment="Times that the job itself failed and was to be tried again",
-    ),
-    Column("owner", Text, comment="Worker that holds the claim; null once it was given back or the job ended"),
+    column("num_failures", Integer, "Times that the job itself failed and was to be tried again", default="0"),
+    column("owner", Text, "Worker that holds the claim; null once it was given back or the job ended", nullable=True),
     instant("lease_expires_at", "When the claim may be taken over; null once the job ended", nullable=True),
-    instant("created_at", "First claim", server_default=NOW),
+    instant("created_at", "First claim", default="now()"),
     instant("finished_at", "When the outcome was recorded", nullable=True),
     # json, not jsonb: the recorded bytes are re-emitted as they are, and a text may hold the character NUL.
-    Column("outcome", JSON, comment="The Result message, byte for byte as published"),
-    Column(
+    column("outcome", JSON, "The Result message, byte for byte as published", nullable=True),
+    column(
         "headers",
         JSON,
-        comment="Headers that the job's message hands on to its result; null before the outcome and without any",
+        "Headers that the job's message hands on to its result; null before the outcome and without any",
+        nullable=True,
     ),
-    Column(
+    column(
         "refused_outcome",
         JSON,
-        comment="The Result that Kafka refused before it was published; outcome is the failure that replaced it",
+        "The Result that Kafka refused before it was published; outcome is the failure that replaced it",
+        nullable=True,
     ),
     CheckConstraint("status IN ('running','succeeded','failed','expired','cancelled')", name="status"),
     CheckConstraint("(status = 'running') = (outcome IS NULL)", name="outcome_when_ended"),
@@ -91,19 +85,14 @@ jobs: Final = Table(
 outbox: Final = Table(
     "outbox",
     metadata,
-    Column("id", BigInteger, Identity(always=True), primary_key=True, comment="Order of recording"),
-    Column("topic", Text, nullable=False, comment="Where they go"),
-    Column(
-        "job_ids",
-        ARRAY(Text),
-        nullable=False,
-        comment="The jobs of one transaction: Kafka keys; their rows have the values",
-    ),
-    Column("owner", Text, comment="Worker that recorded them and publishes them first"),
-    instant("created_at", "When they were recorded", server_default=NOW),
+    column("id", BigInteger, "Order of recording", Identity(always=True), primary_key=True),
+    column("topic", Text, "Where they go"),
+    column("job_ids", ARRAY(Text), "The jobs of one transaction: Kafka keys; their rows have the values"),
+    column("owner", Text, "Worker that recorded them and publishes them first", nullable=True),
+    instant("created_at", "When they were recorded", default="now()"),
     instant("relayed_at", "When a worker last took them over to publish them", nullable=True),
     instant("set_aside_at", "When Kafka had refused them for good; null them again to publish them", nullable=True),
-    Column("set_aside_because", Text, comment="Why Kafka refused them"),
+    column("set_aside_because", Text, "Why Kafka refused them", nullable=True),
     comment="Outcomes whose results the broker has not acknowledged yet: one row for each transaction that "
     "recorded them",
 )
@@ -111,35 +100,35 @@ outbox: Final = Table(
 stored_texts: Final = Table(
     "stored_texts",
     metadata,
-    Column("url", Text, primary_key=True, comment="Where the text lies: a folder or an object store"),
-    Column("job_id", Text, nullable=False, comment="The job whose text it is"),
-    instant("stored_at", "When the result was recorded that refers to it", server_default=NOW),
+    column("url", Text, "Where the text lies: a folder or an object store", primary_key=True),
+    column("job_id", Text, "The job whose text it is"),
+    instant("stored_at", "When the result was recorded that refers to it", default="now()"),
     comment="Texts of results that were too large for Kafka; deleted after their jobs",
 )
 
 redrives: Final = Table(
     "redrives",
     metadata,
-    Column("topic", Text, primary_key=True, comment="Where the dead letter lies"),
-    Column("partition", Integer, primary_key=True, autoincrement=False, comment="Its partition"),
-    Column("offset", BigInteger, primary_key=True, autoincrement=False, comment="Its offset"),
-    Column(
+    column("topic", Text, "Where the dead letter lies", primary_key=True),
+    column("partition", Integer, "Its partition", primary_key=True, autoincrement=False),
+    column("offset", BigInteger, "Its offset", primary_key=True, autoincrement=False),
+    column(
         "written_at_ms",
         BigInteger,
+        "Its timestamp in ms since 1970, because offsets begin again in a topic made anew; 0 without one",
         primary_key=True,
         autoincrement=False,
-        comment="Its timestamp in ms since 1970, because offsets begin again in a topic made anew; 0 without one",
     ),
-    Column("job_id", Text, nullable=False, comment="The job that it became"),
-    instant("redriven_at", "When the broker had acknowledged that job", server_default=NOW),
+    column("job_id", Text, "The job that it became"),
+    instant("redriven_at", "When the broker had acknowledged that job", default="now()"),
     comment="Dead letters that `alphaloop dlq redrive` sent again",
 )
 
 cancellations: Final = Table(
     "cancellations",
     metadata,
-    Column("job_id", Text, primary_key=True, comment="The job to cancel, perhaps not seen yet"),
-    instant("requested_at", "When the request was read", server_default=NOW),
+    column("job_id", Text, "The job to cancel, perhaps not seen yet", primary_key=True),
+    instant("requested_at", "When the request was read", default="now()"),
     Index("ix_cancellations_requested_at", "requested_at"),
     comment="Requests from the control topic; a job that ended before is not changed",
 )
@@ -150,24 +139,24 @@ cancellations: Final = Table(
 code_revisions: Final = Table(
     "code_revisions",
     metadata,
-    Column("revision", Text, primary_key=True, comment="The newest schema revision that such a release knows"),
+    column("revision", Text, "The newest schema revision that such a release knows", primary_key=True),
     comment="Which releases can run on the schema as it is now; the oldest of them is the oldest code that can",
 )
 
 leader_terms: Final = Table(
     "leader_terms",
     metadata,
-    Column("role", Text, primary_key=True, comment="What is led: scheduler"),
-    Column("term", BigInteger, nullable=False, comment="Number of the leader, from 1"),
-    instant("began_at", "When it began to lead", server_default=NOW),
+    column("role", Text, "What is led: scheduler", primary_key=True),
+    column("term", BigInteger, "Number of the leader, from 1"),
+    instant("began_at", "When it began to lead", default="now()"),
     comment="Who leads now, by number: a leader of an earlier term can write nothing any more",
 )
 
 leader_leases: Final = Table(
     "leader_leases",
     metadata,
-    Column("role", Text, primary_key=True, comment="What is led: scheduler"),
-    Column("owner", Text, nullable=False, comment="Process that leads"),
+    column("role", Text, "What is led: scheduler", primary_key=True),
+    column("owner", Text, "Process that leads"),
     instant("expires_at", "When another may lead, unless it is renewed"),
     comment="Who leads, and until when",
 )
@@ -176,29 +165,29 @@ leader_leases: Final = Table(
 workers: Final = Table(
     "workers",
     metadata,
-    Column("owner", Text, primary_key=True, comment="Process: jobs.owner of what it holds"),
-    Column("device", Text, nullable=False, comment="What decodes"),
-    Column("target", Text, nullable=False, comment="Model that it serves"),
-    Column("num_slots", Integer, nullable=False, comment="Jobs that it can decode at once"),
-    Column("num_waiting", Integer, nullable=False, comment="Jobs that it has taken from Kafka and does not decode yet"),
-    Column("num_held", Integer, nullable=False, comment="Jobs that it has claimed and whose outcome is not recorded"),
-    Column("job_ids", ARRAY(Text), nullable=False, comment="Jobs that it decodes"),
-    Column("num_tokens", ARRAY(BigInteger), nullable=False, comment="Tokens so far of each of job_ids"),
-    Column("tokens_per_s", Double, comment="Tokens a second since it said so before; null the first time"),
-    Column(
+    column("owner", Text, "Process: jobs.owner of what it holds", primary_key=True),
+    column("device", Text, "What decodes"),
+    column("target", Text, "Model that it serves"),
+    column("num_slots", Integer, "Jobs that it can decode at once"),
+    column("num_waiting", Integer, "Jobs that it has taken from Kafka and does not decode yet"),
+    column("num_held", Integer, "Jobs that it has claimed and whose outcome is not recorded"),
+    column("job_ids", ARRAY(Text), "Jobs that it decodes"),
+    column("num_tokens", ARRAY(BigInteger), "Tokens so far of each of job_ids"),
+    column("tokens_per_s", Double, "Tokens a second since it said so before; null the first time", nullable=True),
+    column(
         "sampling_defaults",
         Text,
-        nullable=False,
-        server_default="",
-        comment="What its model suggests for sampling and whether jobs take it, in words; empty: nothing",
+        "What its model suggests for sampling and whether jobs take it, in words; empty: nothing",
+        default="''",
     ),
-    instant("started_at", "When it said something first", server_default=NOW),
-    instant("seen_at", "When it said this", server_default=NOW),
-    Column("target_revision", Text, comment="Hash of the target's weights; null of an earlier release"),
-    Column(
+    instant("started_at", "When it said something first", default="now()"),
+    instant("seen_at", "When it said this", default="now()"),
+    column("target_revision", Text, "Hash of the target's weights; null of an earlier release", nullable=True),
+    column(
         "setup",
         JSON,
-        comment="alphaloop.store.workers.WorkerSetup: engine, host, limits, drafters; null of an earlier release",
+        "alphaloop.store.workers.WorkerSetup: engine, host, limits, drafters; null of an earlier release",
+        nullable=True,
     ),
     postgresql_with={"fillfactor": 50},
     comment="What each worker is doing, as it said last",
@@ -208,18 +197,13 @@ workers: Final = Table(
 server_identities: Final = Table(
     "server_identities",
     metadata,
-    Column("endpoint", Text, nullable=False, comment="Its name in the settings"),
-    instant("first_seen_at", "When a worker first found it so", server_default=NOW),
-    instant("last_seen_at", "When a worker last found it so", server_default=NOW),
-    Column("target_revision", Text, nullable=False, comment="What evidence calls its model"),
-    Column("engine", Text, nullable=False, comment="What evidence calls the server and its arithmetic"),
-    Column("changed", Text, comment="What is other than in the row before, in words; null in the first row"),
-    Column(
-        "identity",
-        JSON,
-        nullable=False,
-        comment="alphaloop.server_identity.ServerIdentity: names, answers to prompts",
-    ),
+    column("endpoint", Text, "Its name in the settings"),
+    instant("first_seen_at", "When a worker first found it so", default="now()"),
+    instant("last_seen_at", "When a worker last found it so", default="now()"),
+    column("target_revision", Text, "What evidence calls its model"),
+    column("engine", Text, "What evidence calls the server and its arithmetic"),
+    column("changed", Text, "What is other than in the row before, in words; null in the first row", nullable=True),
+    column("identity", JSON, "alphaloop.server_identity.ServerIdentity: names, answers to prompts"),
     PrimaryKeyConstraint("endpoint", "first_seen_at"),
     comment="What inference servers were, by their names and by their answers to a fixed set of prompts",
 )

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from sqlalchemy import BigInteger, Column, DateTime, MetaData, Text, text
 from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.schema import SchemaItem
 
 metadata: Final = MetaData(
     naming_convention={
@@ -17,17 +18,23 @@ metadata: Final = MetaData(
     }
 )
 
-NOW: Final = text("now()")
+
+def column(
+    name: str, kind: Any, comment: str, *items: SchemaItem, nullable: bool = False, default: str = "", **kwargs: Any
+) -> Column[Any]:
+    """A column with its comment; `default` is SQL. Every row has a value unless the column is `nullable`."""
+    given: dict[str, Any] = {"server_default": text(default)} if default else {}
+    return Column(name, kind, *items, nullable=nullable, comment=comment, **given, **kwargs)
 
 
 def instant(name: str, comment: str, *, nullable: bool = False, **kwargs: Any) -> Column[Any]:
     """A column of a point in time with its zone."""
-    return Column(name, DateTime(timezone=True), nullable=nullable, comment=comment, **kwargs)
+    return column(name, DateTime(timezone=True), comment, nullable=nullable, **kwargs)
 
 
 def counts_by_position(name: str, comment: str) -> Column[Any]:
     """One integer a draft position, first position first; empty when nothing was proposed."""
-    return Column(name, ARRAY(BigInteger), nullable=False, server_default=text("'{}'"), comment=comment)
+    return column(name, ARRAY(BigInteger, as_tuple=True), comment, default="'{}'")
 
 
 def evidence_key(*, primary_key: bool = False) -> list[Column[Any]]:
@@ -42,14 +49,5 @@ def evidence_key(*, primary_key: bool = False) -> list[Column[Any]]:
         "sampling_bucket": "Sampling settings that share a history",
         "prompt_bucket": "Prompt lengths that share a history",
     }
-    return [
-        Column(
-            name,
-            Text,
-            nullable=False,
-            primary_key=primary_key,
-            comment=comment,
-            server_default=None if primary_key else text("''"),
-        )
-        for name, comment in parts.items()
-    ]
+    given: dict[str, Any] = {"primary_key": True} if primary_key else {"default": "''"}
+    return [column(name, Text, comment, **given) for name, comment in parts.items()]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import random
 import time
 import tomllib
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -24,7 +23,7 @@ from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.kafka.offsets import Record
 from alphaloop.settings import Settings, TaskSettings
-from alphaloop.store.acceptance_state import FoldedKey, StateRow, add_group
+from alphaloop.store.acceptance_state import StateRow, with_jobs
 from benchmarks.jobs import PromptJob, forced, prompts_of, sample
 from benchmarks.paired import bootstrap
 from worker import recording
@@ -90,16 +89,16 @@ class LedgerInMemory:
     def __init__(self, half_life: timedelta) -> None:
         self._half_life = half_life
         self._ledger_ids = count(1)
-        self._folded: dict[EvidenceKey, FoldedKey] = {}
+        self._folded: dict[EvidenceKey, StateRow] = {}
 
     def record(self, jobs: Iterable[tuple[EvidenceKey, EvidenceSums]]) -> list[StateRow]:
         """Add jobs that are recorded together; returns the rows that changed."""
-        by_key: dict[EvidenceKey, list[tuple[int, EvidenceSums]]] = defaultdict(list)
+        rows: dict[EvidenceKey, list[tuple[int, EvidenceSums]]] = {}
         for key, evidence in jobs:
-            by_key[key].append((next(self._ledger_ids), evidence))
-        for key, its in by_key.items():
-            self._folded[key] = add_group(self._folded.get(key), its, self._half_life)
-        return [StateRow.of(key, self._folded[key]) for key in by_key]
+            rows.setdefault(key, []).append((next(self._ledger_ids), evidence))
+        changed = {key: with_jobs(key, self._folded.get(key), its, self._half_life) for key, its in rows.items()}
+        self._folded |= changed
+        return [*changed.values()]
 
 
 ADAPTIVE: Final = "alphaloop"

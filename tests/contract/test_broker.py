@@ -168,8 +168,8 @@ def test_watermarks_tell_what_is_kept(
     fill(broker_settings, topic, [b"a", b"b", b"c"], partition=1)
     reader = Consumer(broker_settings, group_id="nobody")
     try:
-        assert reader.watermarks(TopicPartition(topic, 0)) == (0, 0)
-        assert reader.watermarks(TopicPartition(topic, 1)) == (0, 3)
+        assert reader.bounds([topic])[TopicPartition(topic, 0)] == (0, 0)
+        assert reader.bounds([topic])[TopicPartition(topic, 1)] == (0, 3)
     finally:
         reader.close()
 

@@ -90,7 +90,7 @@ def test_kill_9_and_restart_lose_nothing_and_clients_go_on(
         with pytest.raises(BrokerUnavailable, match="no broker answers now"):
             consumer.commit({TopicPartition(topic, 0): 1})
         with pytest.raises(BrokerUnavailable):
-            consumer.watermarks(TopicPartition(topic, 0))
+            consumer.bounds([topic])[TopicPartition(topic, 0)]
         assert settings_for(own_kafka.start()) == kafka, "the address survives"
         producer.flush(60)  # what was waiting is delivered, once
         deadline = time.monotonic() + 60
@@ -134,7 +134,7 @@ def test_a_stopped_broker_keeps_messages_and_offsets(
     own_kafka.start()
     reader = Consumer(kafka, group_id=fresh_prefix)
     try:
-        assert reader.watermarks(partition) == (0, 1)
+        assert reader.bounds([partition.topic])[partition] == (0, 1)
         assert reader.committed([partition]) == {partition: 1}
     finally:
         reader.close()
@@ -213,9 +213,8 @@ def test_a_member_that_did_not_poll_may_not_commit_any_more(kafka_settings: Kafk
         while len(heir.assignment()) < 2:
             heir.poll(0.1)
             assert time.monotonic() < deadline
-        with pytest.raises(StaleAssignment) as caught:
+        with pytest.raises(StaleAssignment):
             slow.commit({TopicPartition(topic, 0): 1})
-        assert caught.value.is_stale_assignment
         assert lost == revoked_late == [], "nobody has told this member yet: only the broker knows"
         while len(lost) + len(revoked_late) < 2:
             slow.poll(0.1)
@@ -261,19 +260,6 @@ def test_a_topic_that_is_not_there_fails_the_flush_and_names_it(
         assert isinstance(outcome, BrokerError)
     finally:
         producer.close()
-
-
-def test_without_offsets_and_start_error_the_operator_decides(kafka_settings: KafkaSettings, fresh_prefix: str) -> None:
-    ensure_topics(kafka_settings, [fresh_prefix])
-    consumer = Consumer(kafka_settings, group_id=fresh_prefix, start="error")
-    consumer.subscribe(
-        [jobs_topic(fresh_prefix)], on_assign=lambda _: None, on_revoke=lambda _: None, on_lost=lambda _: None
-    )
-    try:
-        with pytest.raises(BrokerError, match="_AUTO_OFFSET_RESET"):
-            poll_for(consumer, 60)
-    finally:
-        consumer.close()
 
 
 def test_what_a_callback_raises_comes_out_of_poll_and_the_assignment_stands(

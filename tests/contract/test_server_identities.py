@@ -173,8 +173,7 @@ class TestLives:
     def test_its_life_goes_on_while_it_is_seen(self, database: Database) -> None:
         store = ServerIdentityStore(database)
         name_servers({"plain": FOUND}, store)
-        with database.begin() as connection:
-            connection.execute(text("UPDATE server_identities SET last_seen_at = last_seen_at - interval '1 hour'"))
+        database.change(text("UPDATE server_identities SET last_seen_at = last_seen_at - interval '1 hour'"))
         name_servers({"plain": FOUND}, store)
         (life,) = store.known()
         assert life.last_seen_at >= life.first_seen_at

@@ -11,15 +11,14 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
-from alphaloop.costs import CostKind, CostPoint
+from alphaloop.costs import CostPoint
 from alphaloop.deciding.decision import NOT_A_CHOICE, Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.messages import Mode
-from alphaloop.store.choice_figures import ChoiceFigures, ExpectedSpeedup
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
-from alphaloop.store.decisions import DecisionLog, LoggedSetting
+from alphaloop.store.decisions import ChoiceFigures, DecisionLog, ExpectedSpeedup, LoggedSetting
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from tests.fixtures.deciding import add_evidence
 
@@ -31,19 +30,6 @@ K4 = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 4, Reason.FASTER, "1.6x van
 K3 = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 3, Reason.FASTER, "1.7x vanilla expected")
 
 
-def test_costs_come_back_as_they_were_measured(database: Database) -> None:
-    costs, drafters = CostStore(database), {"lookup": "r1"}
-    assert not costs.load("h", "cpu", "e", "t", drafters).points
-    points = [CostPoint(None, 1, 1, 30.0, 5), CostPoint(None, 1, 5, 34.0, 5), CostPoint("lookup", 1, 5, 0.5, 5)]
-    costs.save("h", "cpu", "e", "t", drafters, points)
-    table = costs.load("h", "cpu", "e", "t", drafters)
-    assert table.round_ms(None, 1, 0) == 30.0
-    assert table.round_ms("lookup", 1, 4) == 34.5
-    costs.save("h", "cpu", "e", "t", drafters, [CostPoint(None, 1, 1, 25.0, 9)])
-    assert costs.load("h", "cpu", "e", "t", drafters).round_ms(None, 1, 0) == 25.0
-    costs.save("h", "cpu", "e", "t", drafters, [])
-
-
 def test_costs_of_another_host_device_engine_target_or_draft_are_not_mine(database: Database) -> None:
     costs = CostStore(database)
     points = [CostPoint(None, 1, 1, 30.0, 5), CostPoint("lookup", 1, 5, 0.5, 5)]
@@ -52,19 +38,6 @@ def test_costs_of_another_host_device_engine_target_or_draft_are_not_mine(databa
         assert not costs.load(*where, {"lookup": "r1"}).points
     assert costs.load("h", "cpu", "e", "t", {"lookup": "r2"}).round_ms("lookup", 1, 4) is None
     assert costs.load("h", "cpu", "e", "t", {}).round_ms(None, 1, 0) == 30.0
-
-
-def test_every_kind_of_point_comes_back_as_it_was_stored(database: Database) -> None:
-    costs, drafters = CostStore(database), {"lookup": "r1"}
-    points = (
-        CostPoint(None, 1, 1, 30.0, 5),
-        CostPoint(None, 1, 1, 36.1, 5, 2048),
-        CostPoint(None, 1, 512, 101.7, 3, 0, CostKind.PREFILL),
-        CostPoint("lookup", 4, 9, 0.1, 5, 2048),
-        CostPoint("lookup", 1, 512, 0.2, 3, 0, CostKind.PREFILL),
-    )
-    costs.save("h", "cpu", "e", "t", drafters, points)
-    assert set(costs.load("h", "cpu", "e", "t", drafters).points) == set(points)
 
 
 def test_corrections_come_back_until_the_shape_is_measured_anew(database: Database) -> None:
@@ -83,16 +56,6 @@ def test_corrections_come_back_until_the_shape_is_measured_anew(database: Databa
     loaded = {(point.drafter, point.width): point for point in costs.load(*where).points}
     assert loaded[None, 1] == anew
     assert loaded[None, 9].correction == loaded["lookup", 9].correction == 2.5
-
-
-def test_a_whole_calibration_replaces_what_was_known_of_the_same_models(database: Database) -> None:
-    costs, drafters = CostStore(database), {"lookup": "r1", "model": "r1"}
-    costs.save("h", "cpu", "e", "t", drafters, [CostPoint(name, 2, 7, 5.0, 5) for name in (None, "lookup", "model")])
-    costs.save("h", "gpu", "e", "t", drafters, [CostPoint(None, 2, 7, 5.0, 5)])
-    costs.replace("h", "cpu", "e", "t", {"lookup": "r1"}, [CostPoint(None, 1, 1, 4.0, 9)])
-    kept = {(point.drafter, point.width) for point in costs.load("h", "cpu", "e", "t", drafters).points}
-    assert kept == {(None, 1), ("model", 7)}
-    assert costs.load("h", "gpu", "e", "t", drafters).points
 
 
 def log_change(log: DecisionLog, decision: Decision, *, device: str = "cpu", owner: str = "w1") -> bool:
@@ -121,8 +84,7 @@ def test_another_reason_for_the_same_choice_is_news(database: Database) -> None:
     told = [log_change(log, Decision(Mode.VANILLA, None, None, 0, reason, "")) for reason in reasons]
     assert told == [True, False, True, True, False]
     assert [change.reason for change in log.latest("code")] == ["not_faster", "uncertain", "no_history"]
-    with database.begin() as connection:
-        shown = connection.execute(text("SELECT was, became FROM decision_log")).all()
+    shown = database.rows(text("SELECT was, became FROM decision_log"))
     assert shown == [(None, "vanilla")], "the view shows changes of the choice alone"
 
 
@@ -148,8 +110,7 @@ def test_a_change_keeps_what_it_was_made_on(database: Database) -> None:
     assert slower == ChoiceFigures(
         1.0, 30.0, vanilla, ExpectedSpeedup("lookup", 4, 0.8, 0.7, 0.9), 2.0, (20.0, 16.0), (16.0, 8.0)
     )
-    with database.begin() as connection:
-        row = connection.execute(text("SELECT was, became, rival, alpha, jobs FROM decision_log LIMIT 1")).one()
+    row = database.one(text("SELECT was, became, rival, alpha, jobs FROM decision_log LIMIT 1"))
     assert row == ("lookup k=4", "vanilla", "lookup k=4", [0.8, 0.5], 2.0)
 
 

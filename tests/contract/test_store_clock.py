@@ -15,8 +15,7 @@ pytestmark = pytest.mark.postgres
 
 
 def of_the_database(database: Database) -> datetime:
-    with database.begin() as connection:
-        moment: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
+    moment: datetime = database.scalar(text("SELECT clock_timestamp()"))
     return moment
 
 

@@ -103,8 +103,7 @@ def test_a_job_is_listed_with_how_it_was_decoded(database: Database) -> None:
     assert running.decoded is None
     assert drafted.decoded is not None
     assert (drafted.decoded.mode, drafted.decoded.drafter, drafted.decoded.num_tokens) == ("speculative", "lookup", 48)
-    with database.begin() as connection:
-        (latency_s,) = connection.execute(text("SELECT queue_s + wall_s FROM decode_runs")).one()
+    (latency_s,) = database.one(text("SELECT queue_s + wall_s FROM decode_runs"))
     assert drafted.decoded.latency_s == latency_s
 
 

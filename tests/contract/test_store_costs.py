@@ -34,14 +34,13 @@ CALIBRATED: Final = (
 
 def age(database: Database, seconds: float) -> None:
     """All that is stored was stored so much earlier."""
-    with database.begin() as connection:
-        connection.execute(
-            text(
-                "UPDATE cost_profiles SET measured_at = measured_at - make_interval(secs => :s),"
-                " corrected_at = corrected_at - make_interval(secs => :s)"
-            ),
-            {"s": seconds},
-        )
+    database.change(
+        text(
+            "UPDATE cost_profiles SET measured_at = measured_at - make_interval(secs => :s),"
+            " corrected_at = corrected_at - make_interval(secs => :s)"
+        ),
+        {"s": seconds},
+    )
 
 
 def corrected(point: CostPoint) -> CostPoint:
@@ -55,15 +54,6 @@ def test_a_measured_point_comes_back_with_the_variance_of_its_timings(database: 
     assert set(store.load(*WHERE).points) == set(CALIBRATED)
     store.save(*WHERE, [replace(CALIBRATED[0], correction_variance=0.5)])
     assert store.load(*WHERE).points[0].correction_variance == 0.5
-
-
-def test_costs_of_a_draft_on_one_device_are_not_those_of_it_on_another(database: Database) -> None:
-    store, (host, _, *rest) = CostStore(database), WHERE
-    on_cpu, beside, apart = "GPU, model on cpu-16-threads", "GPU", "GPU, model on another GPU"
-    store.save(host, on_cpu, *rest, CALIBRATED)
-    assert set(store.load(host, on_cpu, *rest).points) == set(CALIBRATED)
-    assert not store.load(host, beside, *rest).points
-    assert not store.load(host, apart, *rest).points
 
 
 def test_a_restart_goes_on_with_the_doubt(database: Database) -> None:
@@ -106,7 +96,10 @@ def test_calibrating_anew_ends_the_doubt(database: Database) -> None:
     store.save(*WHERE, CALIBRATED)
     store.save_corrections(*WHERE, map(corrected, CALIBRATED))
     age(database, 100 * HALF_LIFE_S)
-    store.replace(*WHERE, CALIBRATED)
+    store.save(*WHERE[:4], {"lookup": "r1"}, CALIBRATED[:1], replaces_all=True)
+    kept = {(point.drafter, point.width) for point in store.load(*WHERE).points}
+    assert kept == {(None, 1), ("model", 2), ("model", 9), ("model", 64)}, "of other drafters everything stays"
+    store.save(*WHERE, CALIBRATED, replaces_all=True)
     assert set(store.load(*WHERE).points) == set(CALIBRATED)
 
 

@@ -22,8 +22,7 @@ PASSWORD = "s3cr3t-pässword"
 
 
 def run(database: Database, statement: str, **parameters: object) -> None:
-    with database.begin() as connection:
-        connection.execute(text(statement), parameters)
+    database.change(text(statement), parameters)
 
 
 @pytest.mark.parametrize(
@@ -65,8 +64,7 @@ def test_an_exception_rolls_back(database: Database) -> None:
 
     with pytest.raises(KeyError):
         fail_late()
-    with database.begin() as connection:
-        assert connection.execute(text("SELECT count(*) FROM cancellations")).scalar_one() == 0
+    assert database.scalar(text("SELECT count(*) FROM cancellations")) == 0
 
 
 def test_nobody_answers() -> None:
@@ -114,8 +112,7 @@ def test_a_connection_that_is_cut_in_a_transaction_is_replaced(database: Databas
 
 
 def test_a_connection_that_is_cut_while_idle_is_not_noticed(database: Database, database_url: SecretStr) -> None:
-    with database.begin() as connection:
-        pid = connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
+    pid = database.scalar(text("SELECT pg_backend_pid()"))
     _terminate(database_url, pid)
     run(database, "SELECT 1")
 
@@ -173,8 +170,7 @@ def test_a_connection_that_a_thread_still_uses_is_closed_when_it_has_finished(da
 
 
 def test_times_come_back_in_utc(database: Database) -> None:
-    with database.begin() as connection:
-        found = connection.execute(text("SELECT now(), current_setting('TimeZone')")).one()
+    found = database.one(text("SELECT now(), current_setting('TimeZone')"))
     assert found[0].utcoffset().total_seconds() == 0
     assert found[1] == "UTC"
 

@@ -43,10 +43,3 @@ def test_registering_again_renews_the_facts_and_leaves_the_status(database: Data
     drafts.register("small", "d1", "t1")
     (known,) = drafts.all()
     assert (known.status, known.status_reason, known.trained_on) == (DraftStatus.STALE, "probe α_1 fell", "4 texts")
-
-
-def test_a_draft_that_a_worker_met_first_has_no_figures(database: Database) -> None:
-    drafts = DraftRegistry(database)
-    drafts.register("lookup", "r1", "t1")
-    (known,) = drafts.all()
-    assert (known.parent_revision, known.trained_on, known.figures) == (None, None, None)

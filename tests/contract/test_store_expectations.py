@@ -92,8 +92,7 @@ def test_the_view_counts_what_screens_count(
         slices.refresh(begin + MINUTE / 2, ["code"])
     shown = pairs.shown(NOW, "code")
     assert len(shown) == MOST_PAIRS
-    with database.begin() as connection:
-        code, sql = connection.execute(text("SELECT * FROM expectation_now ORDER BY task")).all()
+    code, sql = database.rows(text("SELECT * FROM expectation_now ORDER BY task"))
     assert (code.task, code.drafter, code.num_pairs) == ("code", "lookup", MOST_PAIRS)
     assert code.num_held == sum(pair.is_held for pair in shown) == MOST_PAIRS // 4
     assert code.ratio == pytest.approx((2.0 / 2.5) ** 0.75, rel=0.01)

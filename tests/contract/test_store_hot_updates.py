@@ -71,5 +71,4 @@ def test_no_index_hides_a_column_that_outcomes_change(database: Database) -> Non
         WHERE i.indrelid = 'jobs'::regclass AND m.amname <> 'brin'
             AND (a.attnum = ANY(i.indkey) OR pg_get_expr(i.indpred, i.indrelid) ~ format('\m%s\M', a.attname))
     """)
-    with database.begin() as connection:
-        assert connection.execute(query, {"changed": changed}).all() == []
+    assert database.rows(query, {"changed": changed}) == []

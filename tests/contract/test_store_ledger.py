@@ -17,8 +17,8 @@ from sqlalchemy import Row, text
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import KeyEvidence
 from alphaloop.messages import Mode, Purpose
-from alphaloop.store.acceptance_state import AcceptanceStateStore, key_of
-from alphaloop.store.database import Database
+from alphaloop.store.acceptance_state import AcceptanceStateStore
+from alphaloop.store.database import Database, of_row
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
 from alphaloop.store.hourly_sums import HOUR_KEY, sums_by_hour
 from alphaloop.store.housekeeping import PartitionKeeper
@@ -80,8 +80,7 @@ def state(database: Database) -> list[tuple[Any, ...]]:
     query = (
         f"SELECT {columns}, as_of, num_jobs, last_ledger_id, evidence FROM acceptance_state ORDER BY 1,2,3,4,5,6,7,8"
     )
-    with database.begin() as connection:
-        return [(*row[:-1], bytes(row[-1])) for row in connection.execute(text(query))]
+    return [(*row[:-1], bytes(row[-1])) for row in database.rows(text(query))]
 
 
 def evidence(database: Database) -> dict[EvidenceKey, KeyEvidence]:
@@ -90,8 +89,7 @@ def evidence(database: Database) -> dict[EvidenceKey, KeyEvidence]:
 
 
 def clock(database: Database) -> datetime:
-    with database.begin() as connection:
-        moment: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
+    moment: datetime = database.scalar(text("SELECT clock_timestamp()"))
     return moment
 
 
@@ -136,7 +134,7 @@ def ledger_job(run: Row[Any], others: Sequence[Row[Any]]) -> JobCounts:
     mine = sorted((row for row in others if row.job_id == run.job_id), key=attrgetter("ledger_id"))
     elsewhere = ("key", "counts", "chances", "is_counted")  # only what is counted is in the ledger
     facts = {name: getattr(run, name) for name in DecodeRun.__slots__ if name not in elsewhere}
-    decoded = DecodeRun(key=key_of(run), counts=counts_of(run), chances=tuple(run.chances), **facts)
+    decoded = DecodeRun(key=of_row(EvidenceKey, run), counts=counts_of(run), chances=tuple(run.chances), **facts)
     return JobCounts(run.job_id, run.attempt, decoded, tuple(map(shadow_of, mine)))
 
 

@@ -11,12 +11,14 @@ from sqlalchemy import text
 
 from alphaloop.messages import Mode
 from alphaloop.store.database import Database
-from alphaloop.store.jobs import CLAIMS, ClaimState, JobStore
+from alphaloop.store.jobs import ClaimState, JobStore
 from alphaloop.store.outcomes import Outcome, OutcomeStore
 from tests.fixtures.runs import claim_request, decode_run, outcome, vanilla_counts
 
 pytestmark = pytest.mark.postgres
 
+#: States in which the caller holds the claim and owes an outcome.
+CLAIMS = {ClaimState.CLAIMED, ClaimState.CANCELLED, ClaimState.EXHAUSTED}
 MAX_ATTEMPTS = 2
 JOBS, OWNERS, PAYLOADS = (
     st.sampled_from("abc"),
@@ -139,8 +141,7 @@ class Both:
 
     def expire(self, _: str, job: str) -> None:
         past = "UPDATE jobs SET lease_expires_at = now() - interval '1 s' WHERE job_id = :job AND status = 'running'"
-        with self.database.begin() as connection:
-            connection.execute(text(past), {"job": job})
+        self.database.change(text(past), {"job": job})
         if job in self.model.rows:
             self.model.rows[job].is_leased = False
 
@@ -171,8 +172,7 @@ class Both:
 def test_every_history_keeps_exactly_one_outcome_a_job(
     database: Database, steps: list[tuple[str, str, object]]
 ) -> None:
-    with database.begin() as connection:
-        connection.execute(text("TRUNCATE jobs, outbox, cancellations, decode_runs, acceptance_hourly"))
+    database.change(text("TRUNCATE jobs, outbox, cancellations, decode_runs, acceptance_hourly"))
     both = Both(database)
     for kind, owner, argument in steps:
         getattr(both, kind)(owner, argument)

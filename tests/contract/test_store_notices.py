@@ -41,8 +41,7 @@ def registry(database: Database) -> DraftRegistry:
 
 
 def kill_listeners(database: Database) -> int:
-    with database.begin() as connection:
-        return len(connection.execute(text(LISTENERS.replace("pid", "pg_terminate_backend(pid)", 1))).all())
+    return len(database.rows(text(LISTENERS.replace("pid", "pg_terminate_backend(pid)", 1))))
 
 
 @contextmanager
@@ -190,5 +189,4 @@ def test_a_look_that_fails_comes_again() -> None:
 
 
 def _execute(database: Database, statement: str) -> None:
-    with database.begin() as connection:
-        connection.execute(text(statement))
+    database.change(text(statement))

@@ -45,8 +45,7 @@ def claim(jobs: JobStore, *job_ids: str, owner: str = "w1", lease_s: float = 60.
 
 
 def count(database: Database, query: str) -> int:
-    with database.begin() as connection:
-        return int(connection.execute(text(query)).scalar_one())
+    return int(database.scalar(text(query)))
 
 
 def test_outcome_counts_status_and_message_appear_together(
@@ -234,8 +233,7 @@ def test_what_was_taken_over_is_nobody_elses_for_a_while(
     claim(jobs, "a", "b")
     for job_id in "ab":
         outcomes.record([outcome(job_id)], owner="w1")
-    with database.begin() as connection:
-        connection.execute(text("UPDATE outbox SET created_at = now() - interval '2 h'"))
+    database.change(text("UPDATE outbox SET created_at = now() - interval '2 h'"))
     (first,) = outbox.take_over(older_than_s=3600.0, limit=1).values()
     (second,) = outbox.take_over(older_than_s=3600.0, limit=4).values()
     assert [message.key for message in (*first, *second)] == [b"a", b"b"]

@@ -120,8 +120,7 @@ def record(database: Database, rng: random.Random, runs: Sequence[DecodeRun]) ->
 
 @pytest.mark.parametrize("title", QUERIES)
 def test_every_query_of_the_cookbook_answers(filled: Database, title: str) -> None:
-    with filled.begin() as connection:
-        rows = connection.execute(text(QUERIES[title].replace(":", r"\:"))).all()
+    rows = filled.rows(text(QUERIES[title].replace(":", r"\:")))
     assert bool(rows) is (title != FAULTS)
 
 
@@ -150,8 +149,7 @@ def test_the_page_says_of_each_view_what_the_database_says(filled: Database, vie
         SELECT attname, col_description(attrelid, attnum), obj_description(attrelid) FROM pg_attribute
         WHERE attrelid = CAST(:view AS regclass) AND attnum > 0 ORDER BY attnum
     """
-    with filled.begin() as connection:
-        rows = connection.execute(text(query), {"view": view}).all()
+    rows = filled.rows(text(query), {"view": view})
     assert documented == [(name, comment) for name, comment, _ in rows]
     assert section.strip().splitlines()[0].removesuffix(".") == rows[0][2]
 
@@ -188,20 +186,17 @@ def test_alpha_does_not_pool_what_may_not_be_compared(database: Database, rng: r
     )
     runs = [decode_run(simulated_counts(rng, [0.1 + 0.1 * n], 50), **way) for n, way in enumerate(ways)]
     record(database, rng, runs)
-    with database.begin() as connection:
-        shown = connection.execute(text("SELECT alpha FROM task_alpha_now")).scalars().all()
+    shown = database.scalars(text("SELECT alpha FROM task_alpha_now"))
     assert sorted(shown) == pytest.approx(sorted(run.counts.num_accepted / run.counts.num_trials for run in runs))
 
 
 def test_hours_of_the_day_before_yesterday_are_not_now(database: Database, rng: random.Random) -> None:
     record(database, rng, [decode_run(simulated_counts(rng, [0.8], 5), at=datetime.now(UTC) - timedelta(hours=26))])
-    with database.begin() as connection:
-        assert connection.execute(text("SELECT * FROM task_alpha_now")).all() == []
+    assert database.rows(text("SELECT * FROM task_alpha_now")) == []
 
 
 def test_failed_jobs_say_why_and_survive_the_character_nul(filled: Database) -> None:
-    with filled.begin() as connection:
-        rows = {row.job_id: row for row in connection.execute(text("SELECT * FROM failed_jobs"))}
+    rows = {row.job_id: row for row in filled.rows(text("SELECT * FROM failed_jobs"))}
     assert rows.keys() == {"bad", "nul"}
     assert (rows["bad"].code, rows["bad"].message, rows["bad"].field) == ("decode_failed", "a step failed", None)
     assert rows["nul"].code is None

@@ -45,8 +45,7 @@ def test_days_are_those_of_utc(database: Database, keeper: PartitionKeeper) -> N
     assert utc_day(tokyo) == LATER.date() != tokyo.date()
     keeper.ensure(tokyo, 0)
     record_at(database, "a", tokyo)
-    with database.begin() as connection:
-        table = connection.execute(text("SELECT tableoid::regclass::text FROM decode_runs")).scalar_one()
+    table = database.scalar(text("SELECT tableoid::regclass::text FROM decode_runs"))
     assert table == "decode_runs_20310501"
 
 

@@ -114,8 +114,7 @@ def test_a_leader_keeps_its_lease_until_it_gives_it_up_or_dies(database: Databas
         assert (first.is_held(), second.is_held()) == (True, False)
         first.release()
         assert (first.is_held(), second.try_acquire()) == (False, True)
-        with database.begin() as connection:
-            connection.execute(text("UPDATE leader_leases SET expires_at = now()"))
+        database.change(text("UPDATE leader_leases SET expires_at = now()"))
         assert (second.is_held(), first.try_acquire(), second.is_held()) == (False, True, False)
         assert first.begin_term().number == term.number + 1
 

@@ -42,8 +42,7 @@ def test_what_passes_by_itself_is_told_from_what_does_not(database: Database, by
             refuse(state)
         found[state] = type(refusal.value)
     assert found == EXPECTED
-    with database.begin() as connection:
-        assert connection.execute(text("SELECT 1")).scalar_one() == 1
+    assert database.scalar(text("SELECT 1")) == 1
 
 
 def test_a_read_only_server_is_waited_for(database: Database) -> None:
@@ -76,8 +75,7 @@ def test_a_connection_that_the_driver_found_broken_is_replaced(database: Databas
     for block in (database.single(), database.begin()):
         with pytest.raises(StoreUnavailable):
             meet_it(block)
-        with database.begin() as connection:
-            assert connection.execute(text("SELECT 1")).scalar_one() == 1
+        assert database.scalar(text("SELECT 1")) == 1
 
 
 def _address(database: Database) -> dict[str, str]:

@@ -41,8 +41,7 @@ def taken_over(database: Database) -> dict[str, OutboxMessage]:
 
 def job(database: Database, job_id: str) -> tuple[str, str, str | None]:
     query = "SELECT status, outcome::text, refused_outcome::text FROM jobs WHERE job_id = :job_id"
-    with database.begin() as connection:
-        return tuple(connection.execute(text(query), {"job_id": job_id}).one())  # type: ignore[return-value]
+    return tuple(database.one(text(query), {"job_id": job_id}))  # type: ignore[return-value]
 
 
 def test_a_replaced_result_is_the_recorded_outcome_and_the_refused_one_is_kept(
@@ -90,8 +89,7 @@ def test_a_row_whose_messages_are_all_set_aside_is_gone(
     refused: RefusedResultStore, recorded: list[OutboxMessage], database: Database
 ) -> None:
     refused.set_aside(recorded[0].id, dict.fromkeys("abc", "refused"))
-    with database.begin() as connection:
-        assert connection.execute(text("SELECT count(*) FROM outbox WHERE set_aside_at IS NULL")).scalar_one() == 0
+    assert database.scalar(text("SELECT count(*) FROM outbox WHERE set_aside_at IS NULL")) == 0
     assert Outbox(database).num_set_aside() == 3
 
 

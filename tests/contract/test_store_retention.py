@@ -58,8 +58,7 @@ def end(database: Database) -> Callable[..., None]:
 
 
 def left(database: Database) -> set[str]:
-    with database.begin() as connection:
-        return set(connection.execute(select(jobs.c.job_id)).scalars())
+    return set(database.scalars(select(jobs.c.job_id)))
 
 
 def test_jobs_go_with_their_texts_once_they_ended_long_ago(
@@ -79,8 +78,7 @@ def test_a_job_that_was_claimed_long_ago_and_ended_lately_stays(
     store: RetentionStore, end: Callable[..., None], database: Database
 ) -> None:
     end("waited", days=5)
-    with database.begin() as connection:
-        connection.execute(text("UPDATE jobs SET created_at = created_at - interval '90 days'"))
+    database.change(text("UPDATE jobs SET created_at = created_at - interval '90 days'"))
     assert store.drop_jobs(NOW - 30 * DAY, never).num_rows == 0
 
 
@@ -100,10 +98,9 @@ def test_a_result_that_kafka_has_not_acknowledged_keeps_its_job(
 
 def test_a_claim_that_nobody_renewed_for_so_long_goes_too(store: RetentionStore, database: Database) -> None:
     JobStore(database).claim([claim_request("given-up")], owner="dead", lease_s=60, max_attempts=3)
-    with database.begin() as connection:
-        connection.execute(
-            text("UPDATE jobs SET created_at = now() - interval '50 d', lease_expires_at = now() - interval '49 d'")
-        )
+    database.change(
+        text("UPDATE jobs SET created_at = now() - interval '50 d', lease_expires_at = now() - interval '49 d'")
+    )
     assert store.drop_jobs(NOW - 30 * DAY, never).num_rows == 1
 
 
@@ -134,13 +131,9 @@ def test_a_cancellation_stays_while_its_job_runs(store: RetentionStore, database
     claims.claim([claim_request("running")], owner="w", lease_s=60, max_attempts=3)
     for job_id in ("running", "never-seen", "young"):
         claims.request_cancel(job_id)
-    with database.begin() as connection:
-        connection.execute(
-            text("UPDATE cancellations SET requested_at = now() - interval '40 d' WHERE job_id <> 'young'")
-        )
+    database.change(text("UPDATE cancellations SET requested_at = now() - interval '40 d' WHERE job_id <> 'young'"))
     assert store.drop("cancellations", NOW - 30 * DAY, never).num_rows == 1
-    with database.begin() as connection:
-        assert set(connection.execute(select(cancellations.c.job_id)).scalars()) == {"running", "young"}
+    assert set(database.scalars(select(cancellations.c.job_id))) == {"running", "young"}
 
 
 def test_the_choice_that_was_in_force_stays(store: RetentionStore, database: Database) -> None:
@@ -161,20 +154,17 @@ def test_the_choice_that_was_in_force_stays(store: RetentionStore, database: Dat
             )
         )
     assert store.drop("decisions", NOW - 90 * DAY, never).num_rows == 2
-    with database.begin() as connection:
-        kept = connection.execute(select(decisions.c.to_num_draft_tokens).order_by(decisions.c.id)).scalars().all()
+    kept = database.scalars(select(decisions.c.to_num_draft_tokens).order_by(decisions.c.id))
     assert kept == [2, 4], "the one superseded before the history began, and the one of a target without evidence, went"
 
 
 def test_other_tables_lose_their_old_rows_in_chunks(store: RetentionStore, database: Database) -> None:
     due = [NOW - n * DAY for n in range(100)]
-    with database.begin() as connection:
-        connection.execute(
-            insert(schedule_runs), [{"schedule_id": "measure", "scheduled_for": at, "owner": "w"} for at in due]
-        )
+    database.change(
+        insert(schedule_runs), [{"schedule_id": "measure", "scheduled_for": at, "owner": "w"} for at in due]
+    )
     assert store.drop("schedule_runs", NOW - 90 * DAY, never).num_rows == 9
-    with database.begin() as connection:
-        assert connection.execute(select(func.min(schedule_runs.c.scheduled_for))).scalar_one() == NOW - 90 * DAY
+    assert database.scalar(select(func.min(schedule_runs.c.scheduled_for))) == NOW - 90 * DAY
 
 
 @pytest.mark.parametrize("table", TABLES)

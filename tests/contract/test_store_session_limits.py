@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 from pydantic import SecretStr
@@ -31,8 +30,7 @@ RUN = decode_run(vanilla_counts(5), mode=Mode.VANILLA)
 
 
 def shown(database: Database, name: str) -> str:
-    with database.begin() as connection:
-        return str(connection.execute(text(f"SHOW {name}")).scalar_one())
+    return str(database.scalar(text(f"SHOW {name}")))
 
 
 def record(database: Database, name: str) -> None:
@@ -70,8 +68,7 @@ def test_an_idle_session_that_holds_shared_rows_blocks_nobody_for_ever(
 
 def test_a_statement_has_its_longest_time(database_url: SecretStr) -> None:
     def sleep(database: Database) -> None:
-        with database.begin() as connection:
-            connection.execute(text("SELECT pg_sleep(60)"))
+        database.change(text("SELECT pg_sleep(60)"))
 
     with (
         Database(database_url, limits=SessionLimits(statement_s=0.1)) as database,
@@ -142,7 +139,3 @@ def test_a_worker_that_is_suspended_while_it_records_blocks_no_other(
     with database.begin() as connection:
         counted = "SELECT (SELECT count(*) FROM decode_runs), (SELECT sum(num_jobs) FROM acceptance_hourly)"
         assert tuple(connection.execute(text(counted)).one()) == (3, 3)
-
-
-def test_longer_statements_change_no_other_limit() -> None:
-    assert SessionLimits().with_statements_of(7.0) == replace(SessionLimits(), statement_s=7.0)

@@ -62,7 +62,8 @@ def test_a_shadow_is_evidence_of_its_drafter_and_no_job_of_its_own(database: Dat
     assert (vanilla.texts, vanilla.output_tokens) == (5, 5 * NUM_OUTPUT)
     assert sums.tokens == total.num_tokens - 5, "tokens of its rounds are its own"
 
-    assert history.expected_tokens("code", now=at, window_days=1) == NUM_OUTPUT, "each text counts once"
+    spent = history.spent(at - timedelta(days=1), at)["code"]
+    assert spent.num_tokens == NUM_OUTPUT * spent.num_jobs, "each text counts once"
     (now,) = recent_tasks(database, timedelta(days=1))
     assert (now.trials, now.measured) == (0, None)
     with database.begin() as connection:
@@ -90,8 +91,7 @@ def test_a_shadow_of_parts_of_rounds_is_evidence_and_in_no_hour(database: Databa
     (row,) = (row for row in read.rows if row.pair.drafter == "gated")
     sums = row.evidence.all
     assert (row.num_jobs, sums.chances, sums.accepts[:2]) == (1, chances, run.counts.accepts[:2])
-    with database.begin() as connection:
-        hours = connection.execute(text("SELECT mode FROM acceptance_hourly")).scalars().all()
+    hours = database.scalars(text("SELECT mode FROM acceptance_hourly"))
     assert hours == ["speculative"]
 
 
@@ -100,10 +100,7 @@ def test_days_hold_the_shadows_of_their_hours(database: Database, rng: random.Ra
     at = datetime.now(UTC)
     total = sum(record(database, rng, 3, at), AcceptanceCounts())
     RollupStore(database).roll_up_day(at.date())
-    with database.begin() as connection:
-        day = connection.execute(
-            text("SELECT num_jobs, accepts, wall_s, device_s FROM acceptance_daily WHERE mode = 'shadow'")
-        ).one()
+    day = database.one(text("SELECT num_jobs, accepts, wall_s, device_s FROM acceptance_daily WHERE mode = 'shadow'"))
     assert tuple(day) == (3, list(total.accepts), 0.0, 0.0)
 
 
@@ -119,8 +116,7 @@ def test_a_lost_claim_adds_no_shadow(database: Database, rng: random.Random) -> 
         run.decoded_at,
     )
     assert OutcomeStore(database).record([replace(outcome("0", run=run), shadows=(shadow,))], owner="w1") == []
-    with database.begin() as connection:
-        assert connection.execute(text("SELECT num_jobs FROM acceptance_hourly WHERE mode = 'shadow'")).all() == [(1,)]
+    assert database.rows(text("SELECT num_jobs FROM acceptance_hourly WHERE mode = 'shadow'")) == [(1,)]
 
 
 def test_a_run_scored_with_longer_drafts_counts_once(database: Database, rng: random.Random) -> None:
@@ -133,6 +129,5 @@ def test_a_run_scored_with_longer_drafts_counts_once(database: Database, rng: ra
     read = AcceptanceStateStore(database).read(TARGET, run.key.engine, {run.key.drafter: run.key.draft_revision})
     (row,) = (row for row in read.rows if row.pair.drafter)
     assert (row.num_jobs, row.evidence.all.trials) == (1, longer.trials)
-    with database.begin() as connection:
-        hours = connection.execute(text("SELECT mode, trials FROM acceptance_hourly")).all()
+    hours = database.rows(text("SELECT mode, trials FROM acceptance_hourly"))
     assert [tuple(hour) for hour in hours] == [("speculative", list(run.counts.trials))]

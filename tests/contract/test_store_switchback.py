@@ -65,8 +65,7 @@ def test_the_view_shows_what_the_estimator_computes(database: Database, store: S
     assert shown.speedup.low <= 2.0 <= shown.speedup.high
     assert (shown.verdict, shown.num_blocks) == (Verdict.FASTER, 24)
     assert (shown.min_num_draft_tokens, shown.max_num_draft_tokens, shown.mean_running) == (4, 7, 4.0)
-    with database.begin() as connection:
-        row = connection.execute(text("SELECT * FROM task_speedup_now")).one()
+    row = database.one(text("SELECT * FROM task_speedup_now"))
     assert (row.speedup, row.speedup_low, row.speedup_high) == (
         shown.speedup.mean,
         shown.speedup.low,
@@ -93,8 +92,7 @@ def test_of_a_task_the_drafter_with_most_text_is_shown_everywhere(database: Data
     assert store.refresh(NOW) == 2
     assert store.shown(NOW)["code"].subject == most
     assert store.at("code", NOW) == store.shown(NOW)["code"]
-    with database.begin() as connection:
-        assert connection.execute(text("SELECT drafter FROM task_speedup_now")).scalars().all() == ["lookup"]
+    assert database.scalars(text("SELECT drafter FROM task_speedup_now")) == ["lookup"]
     assert store.at("sql", NOW) is None
     tie = [replace(store.shown(NOW)["code"], subject=subject(drafter=name)) for name in "ba"]
     chosen = shown_of(tie)
@@ -122,8 +120,6 @@ def test_what_is_older_than_a_day_is_not_shown_and_is_dropped(database: Database
     assert store.refresh(NOW, ["new"]) == 1
     assert set(store.shown(NOW)) == {"new"}
     count = text("SELECT count(*) FROM task_speedups")
-    with database.begin() as connection:
-        assert connection.execute(count).scalar_one() == 2
+    assert database.scalar(count) == 2
     assert store.refresh(NOW) == 1
-    with database.begin() as connection:
-        assert connection.execute(count).scalar_one() == 1
+    assert database.scalar(count) == 1

@@ -37,18 +37,16 @@ def test_others_with_the_same_device_are_counted_until_they_leave_or_fall_silent
     store.leave("two")
     assert store.say(LOAD) == 0
     store.say(replace(LOAD, owner="three"))
-    with database.begin() as connection:
-        connection.execute(text("UPDATE workers SET seen_at = seen_at - interval '31 seconds' WHERE owner = 'three'"))
+    database.change(text("UPDATE workers SET seen_at = seen_at - interval '31 seconds' WHERE owner = 'three'"))
     assert store.say(LOAD) == 0
 
 
 def silence(database: Database, owner: str, seconds: float) -> None:
     """Have the worker be heard of last so long ago."""
-    with database.begin() as connection:
-        connection.execute(
-            text("UPDATE workers SET seen_at = now() - make_interval(secs => :s) WHERE owner = :owner"),
-            {"s": seconds, "owner": owner},
-        )
+    database.change(
+        text("UPDATE workers SET seen_at = now() - make_interval(secs => :s) WHERE owner = :owner"),
+        {"s": seconds, "owner": owner},
+    )
 
 
 def of_revision(owner: str, revision: str) -> WorkerLoad:
@@ -145,8 +143,7 @@ def test_what_most_of_the_workers_run_comes_back_as_it_was_said(database: Databa
 def test_the_setup_of_another_release_is_left_out(database: Database) -> None:
     store = WorkerStore(database)
     store.say(LOAD)
-    with database.begin() as connection:
-        connection.execute(text("""UPDATE workers SET setup = '{"owner": "one", "drafters": [{"colour": 1}]}'"""))
+    database.change(text("""UPDATE workers SET setup = '{"owner": "one", "drafters": [{"colour": 1}]}'"""))
     (one,) = store.seen()
     assert one.load.setup is None
     assert one.as_json()["drafters"] is None

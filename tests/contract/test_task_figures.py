@@ -66,8 +66,7 @@ def test_hours_are_the_clusters_of_a_long_day(long_day: Database) -> None:
 def test_of_one_task_and_of_a_past_moment_the_same_is_read(long_day: Database) -> None:
     assert figures_of(long_day, "code") == task_figures(long_day)["code"]
     assert figures_of(long_day, "nobody").num_jobs == 0
-    with long_day.begin() as connection:
-        first = connection.execute(text("SELECT min(decoded_at) FROM decode_runs")).scalar_one()
+    first = long_day.scalar(text("SELECT min(decoded_at) FROM decode_runs"))
     past = figures_of(long_day, "code", first + 11 * HOUR + timedelta(minutes=12))
     assert past.num_alpha_jobs == 11 * 6 + 3, "the jobs of that hour that came later are not among them"
 

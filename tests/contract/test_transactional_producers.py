@@ -108,7 +108,7 @@ def group_lag(kafka: KafkaSettings, partition: TopicPartition) -> int:
     """What KEDA and exporters show: offsets between the committed one and the end."""
     reader = Consumer(kafka, group_id=kafka.group_id)
     try:
-        return reader.watermarks(partition)[1] - (reader.committed([partition])[partition] or 0)
+        return reader.bounds([partition.topic])[partition][1] - (reader.committed([partition])[partition] or 0)
     finally:
         reader.close()
 

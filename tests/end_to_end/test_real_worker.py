@@ -120,8 +120,7 @@ def test_kill_9_in_mid_batch_loses_nothing_and_records_once(
     expected = _texts_of(smollm2_engine, jobs)
     assert {job_id: result.text for job_id, result in results.items()} == expected
     assert _statuses(database) == {"succeeded": len(jobs)}
-    with database.begin() as connection:
-        num_runs, num_jobs = connection.execute(text("SELECT count(*), count(DISTINCT job_id) FROM decode_runs")).one()
+    num_runs, num_jobs = database.one(text("SELECT count(*), count(DISTINCT job_id) FROM decode_runs"))
     assert num_runs == num_jobs == len(jobs)
 
 
@@ -152,8 +151,7 @@ def _job(number: int) -> Job:
 
 
 def _statuses(database: Database) -> dict[str, int]:
-    with database.begin() as connection:
-        return {s: n for s, n in connection.execute(text("SELECT status, count(*) FROM jobs GROUP BY status"))}
+    return {s: n for s, n in database.rows(text("SELECT status, count(*) FROM jobs GROUP BY status"))}
 
 
 def _texts_of(engine: TransformersEngine, jobs: list[Job]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from alphaloop.errors import JobConflict, MessageError
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.offsets import Record, TopicPartition
+from alphaloop.kafka.offsets import Record
 from alphaloop.messages import Job, Origin, Result, Status, encode_job, parse_job, payload_digest
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
@@ -136,12 +136,8 @@ class Reader:
         kafka = self._worker.settings.kafka
         consumer = Consumer(kafka, group_id="fuzz")
         try:
-            places = [
-                TopicPartition(f"{topic}.dlq", number)
-                for topic in sorted(self._refused_on)
-                for number in range(kafka.num_partitions)
-            ]
-            return sum(high - low for low, high in map(consumer.watermarks, places))
+            letters = consumer.bounds([f"{topic}.dlq" for topic in sorted(self._refused_on)])
+            return sum(high - low for low, high in letters.values())
         finally:
             consumer.close()
 

@@ -96,8 +96,7 @@ def away(folder: Path) -> Iterator[None]:
 def recorded(database: Database, name: str) -> tuple[str, bytes, int, int]:
     """Status, outcome, claims and crashes of a job."""
     query = "SELECT status, outcome::text, attempt, num_crashes FROM jobs WHERE job_id = :name"
-    with database.begin() as connection:
-        status, outcome, attempt, num_crashes = connection.execute(text(query), {"name": name}).one()
+    status, outcome, attempt, num_crashes = database.one(text(query), {"name": name})
     return status, outcome.encode(), attempt, num_crashes
 
 
@@ -166,8 +165,7 @@ def test_a_store_that_is_away_costs_no_try_and_holds_up_no_other_job(
             client.send("code", [encode_job(one) for one in (waiting, job("long-2"), job("small"))])
             assert results(client, "small")["small"].status is Status.SUCCEEDED
             until(lambda: refused(worker, "postponed") >= 1.0, "the long text waits")
-            with database.begin() as connection:
-                assert connection.execute(text("SELECT FROM jobs WHERE job_id = 'waiting'")).first() is None
+            assert database.row(text("SELECT FROM jobs WHERE job_id = 'waiting'")) is None
         found = results(client, "waiting", "long-2")
         until(lambda: Outbox(database).num_pending() == 0, "everything is acknowledged")
     assert {one.status for one in found.values()} == {Status.SUCCEEDED}

@@ -243,8 +243,7 @@ def test_what_cannot_be_submitted_is_said(batch_cli: Cli, batch_file: Path) -> N
 
 
 def _count(database: Database, rows: str) -> int:
-    with database.begin() as connection:
-        return int(connection.execute(text(f"SELECT count(*) FROM {rows}")).scalar_one())
+    return int(database.scalar(text(f"SELECT count(*) FROM {rows}")))
 
 
 def test_a_file_without_a_request_is_an_error(batch_cli: Cli, worker_settings: Settings, tmp_path: Path) -> None:

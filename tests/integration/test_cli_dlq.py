@@ -70,7 +70,7 @@ def everything(settings: Settings, topic: str) -> list[Record]:
     """What lies on a topic now."""
     with closing(Consumer(settings.kafka, group_id="unused")) as consumer:
         consumer.assign_from([topic], at="earliest")
-        num_left = sum(high - low for low, high in map(consumer.watermarks, consumer.assignment()))
+        num_left = sum(high - low for low, high in consumer.bounds([topic]).values())
         records: list[Record] = []
         while len(records) < num_left:
             if (record := consumer.poll(60)) is not None:
@@ -99,8 +99,7 @@ def test_a_failed_job_is_redriven_once_and_both_outcomes_stand(
     assert len({record.value for record in copies}) == 1, "sent twice, decoded once"
     result = Result.decode(copies[0].value or b"")
     assert (result.status, result.redrive_of, result.custom_id) == (Status.SUCCEEDED, "order-17", "mine")
-    with database.begin() as connection:
-        rows = dict(connection.execute(text("SELECT job_id, outcome->>'status' FROM jobs")).all())  # type: ignore[arg-type]
+    rows = dict(database.rows(text("SELECT job_id, outcome->>'status' FROM jobs")))  # type: ignore[arg-type]
     assert rows == {"order-17": "failed", "order-17~1": "succeeded"}
     assert failed.status is Status.FAILED
 
@@ -173,8 +172,7 @@ def test_a_purge_deletes_old_letters_after_a_dry_run(
         assert cli("dlq", "purge", "--task", "code", "--before", "0s", "--yes").code == 0
     assert everything(worker_settings, "jobs.code.dlq") == []
     assert cli("dlq", "list", "--task", "code", "--json").json == []
-    with database.begin() as connection:
-        assert connection.execute(text("SELECT count(*) FROM redrives")).scalar_one() == 0
+    assert database.scalar(text("SELECT count(*) FROM redrives")) == 0
 
 
 def test_the_list_fits_eighty_columns(cli: Cli, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,13 +93,12 @@ def test_replay_refuses_what_cannot_be_asked(cli: Cli, cli_environment: None, tw
 
 
 def test_jobs_without_a_snapshot_are_counted_apart(cli: Cli, cli_environment: None, twelve_decided: Database) -> None:
-    with twelve_decided.begin() as connection:
-        connection.execute(
-            text(
-                "DELETE FROM decision_snapshots WHERE decision_id ="
-                " (SELECT decision_id FROM decision_snapshots ORDER BY decision_id LIMIT 1)"
-            )
+    twelve_decided.change(
+        text(
+            "DELETE FROM decision_snapshots WHERE decision_id ="
+            " (SELECT decision_id FROM decision_snapshots ORDER BY decision_id LIMIT 1)"
         )
+    )
     told = cli("replay", "--json").json
     (without,) = told["left_out"].values()
     assert without + told["total"]["num_jobs"] == 12

@@ -197,8 +197,7 @@ def test_status(
     assert ran.code == 0
     by_task = {task["task"]: task for task in ran.json["tasks"]}
     assert by_task["code"]["jobs"] == {"succeeded": 12}
-    with twelve_jobs.begin() as connection:
-        seen = connection.execute(text("SELECT sum(accepts[1]), sum(trials[1]) FROM decode_runs")).one()
+    seen = twelve_jobs.one(text("SELECT sum(accepts[1]), sum(trials[1]) FROM decode_runs"))
     alpha_1 = by_task["code"]["alpha_1"]
     assert alpha_1["mean"] == pytest.approx(int(seen[0]) / int(seen[1]))
     assert alpha_1["low"] < alpha_1["mean"] <= alpha_1["high"] <= 1

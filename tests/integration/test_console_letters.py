@@ -70,7 +70,7 @@ def values(kafka: KafkaSettings, topic: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     with closing(Consumer(kafka, group_id="unused")) as consumer:
         consumer.assign_from([topic], at="earliest")
-        num_left = sum(high - low for low, high in map(consumer.watermarks, consumer.assignment()))
+        num_left = sum(high - low for low, high in consumer.bounds([topic]).values())
         deadline = time.monotonic() + WAIT_S
         while len(found) < num_left:
             assert time.monotonic() < deadline

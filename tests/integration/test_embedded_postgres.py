@@ -10,7 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from alphaloop.embedded import postgres
+from alphaloop.embedded import process
 from alphaloop.embedded.postgres import EmbeddedPostgres
 from alphaloop.errors import StartFailed
 
@@ -65,10 +65,10 @@ def test_only_its_own_password_opens_it_and_only_from_this_machine(tmp_path: Pat
 
 
 def test_a_folder_in_use_is_told_with_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgres, "_LEFTOVER_S", 0.2)
+    monkeypatch.setattr(process, "_LEFTOVER_S", 0.2)
     with (
         EmbeddedPostgres(tmp_path / "pg", durable=False),
-        pytest.raises(StartFailed, match=rf"a PostgreSQL runs there, started by process {os.getpid()}"),
+        pytest.raises(StartFailed, match=rf"another PostgreSQL runs there, started by process {os.getpid()}"),
     ):
         EmbeddedPostgres(tmp_path / "pg").start()
 

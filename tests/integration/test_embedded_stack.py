@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from pydantic import SecretStr
 
-from alphaloop.embedded import brokers, install
+from alphaloop.embedded import install, process
 from alphaloop.embedded.brokers import EmbeddedKafka
 from alphaloop.embedded.process import FolderLock, is_listening, is_locked
 from alphaloop.embedded.stack import FALLBACK_NOTICE, EmbeddedStack, running_stack, with_running_stack
@@ -156,10 +156,10 @@ def test_a_killed_stack_takes_its_servers_along_and_starts_again(kafka_home: Pat
 
 @pytest.mark.kafka
 def test_a_kafka_folder_in_use_is_told(kafka_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(brokers, "_LEFTOVER_S", 0.2)
+    monkeypatch.setattr(process, "_LEFTOVER_S", 0.2)
     with (
         FolderLock(tmp_path / "lock", what="an Apache Kafka", wait_s=0),
-        pytest.raises(StartFailed, match=rf"an Apache Kafka runs there, started by process {os.getpid()}"),
+        pytest.raises(StartFailed, match=rf"another Apache Kafka runs there, started by process {os.getpid()}"),
     ):
         EmbeddedKafka(kafka_home, tmp_path).start()
 

@@ -102,8 +102,7 @@ def sent(worker_settings: Settings, database: Database) -> None:
 
 
 def count(database: Database, rows: str) -> int:
-    with database.begin() as connection:
-        return int(connection.execute(text(f"SELECT count(*) FROM {rows}")).scalar_one())
+    return int(database.scalar(text(f"SELECT count(*) FROM {rows}")))
 
 
 def said(database: Database, job_id: str, update: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
 from alphaloop.store.reports import NotificationStore, ReportStore, StoredReport
-from alphaloop.store.terms import begin_term
+from alphaloop.store.schedule import begin_term
 from alphaloop.tables import notifications
 from scheduler.metrics import SchedulerMetrics
 from scheduler.notifying import Notifier, NotifyingThread

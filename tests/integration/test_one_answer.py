@@ -258,6 +258,5 @@ def test_stored_figures_say_of_when_they_are(asked: Asked, cli: Cli) -> None:
     asked.run_scheduler()
     assert stamp not in report
     assert answers(asked, cli, "faster")["report"] == answers(asked, cli, "faster")["status"]
-    with asked.database.begin() as connection:
-        computed = connection.execute(text("SELECT computed_at FROM task_speedup_now WHERE task = 'faster'")).scalar()
+    computed = asked.database.scalar(text("SELECT computed_at FROM task_speedup_now WHERE task = 'faster'"))
     assert computed >= fresh.computed_at - timedelta(minutes=3)

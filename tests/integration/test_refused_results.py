@@ -142,8 +142,7 @@ def test_a_poisoned_row_is_set_aside_and_published_once_it_is_put_back(
     for orphan in orphans:
         JobStore(database).claim([claim_request(orphan.job_id)], owner="dead", lease_s=60.0, max_attempts=3)
         OutcomeStore(database).record([orphan], owner="dead")
-    with database.begin() as connection:
-        connection.execute(text("UPDATE outbox SET created_at = now() - interval '1 h'"))
+    database.change(text("UPDATE outbox SET created_at = now() - interval '1 h'"))
     with running_worker(settings, FakeEngine(num_slots=4)) as worker:
         client.send("code", [job("new")])
         published = by_job(client.read([RESULTS], lambda records: len(by_job(records)) >= 2))
@@ -151,8 +150,7 @@ def test_a_poisoned_row_is_set_aside_and_published_once_it_is_put_back(
         until(lambda: count(worker, "alphaloop_results_set_aside") == 1.0, "the alert's metric shows it")
     operator.limit(RESULTS, 1 << 20)
     until(lambda: takes(settings, len(orphans[0].result)), "the new limit holds")
-    with database.begin() as connection:
-        connection.execute(text("UPDATE outbox SET set_aside_at = NULL, set_aside_because = NULL, relayed_at = NULL"))
+    database.change(text("UPDATE outbox SET set_aside_at = NULL, set_aside_because = NULL, relayed_at = NULL"))
     with running_worker(settings, FakeEngine(num_slots=4)):
         published = by_job(client.read([RESULTS], lambda records: b"poisoned" in {r.key for r in records}))
         until(lambda: Outbox(database).num_pending() == 0, "the outbox is empty")

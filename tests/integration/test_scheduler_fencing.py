@@ -16,9 +16,8 @@ from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.probes import ProbeSetStore
-from alphaloop.store.schedule import LeaderLease
+from alphaloop.store.schedule import LeaderLease, Term
 from alphaloop.store.session_limits import SessionLimits
-from alphaloop.store.terms import Term
 from alphaloop.tables import probe_runs, reports, schedule_runs
 from scheduler.leadership import Leadership
 from scheduler.loop import RunSummary, Scheduler
@@ -85,8 +84,7 @@ def two(database_url: SecretStr, database: Database, tmp_path: Path) -> Iterator
 
 def run_out(database: Database) -> None:
     """Let the lease run out, as it does for a leader that stands still."""
-    with database.begin() as connection:
-        connection.execute(text("UPDATE leader_leases SET expires_at = now()"))
+    database.change(text("UPDATE leader_leases SET expires_at = now()"))
 
 
 def test_a_run_that_outlives_its_leadership_writes_nothing_more(

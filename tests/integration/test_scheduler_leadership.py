@@ -45,8 +45,7 @@ def test_one_leads(two: tuple[Process, Process]) -> None:
 def test_a_leader_whose_lease_ran_out_is_followed(two: tuple[Process, Process], database: Database) -> None:
     first, second = two
     first.leadership.check()
-    with database.begin() as connection:
-        connection.execute(text("UPDATE leader_leases SET expires_at = now()"))
+    database.change(text("UPDATE leader_leases SET expires_at = now()"))
     assert second.leadership.check()
     assert first.leadership.leads, "it has not looked yet"
     assert not first.leadership.check()

@@ -141,8 +141,7 @@ def test_run_leads_reports_and_stops_on_sigterm(place: Place, database: Database
             assert len(json.load(response)["reports"]) == 1
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 0
-    with database.begin() as connection:
-        (run,) = connection.execute(select(schedule_runs)).all()
+    (run,) = database.rows(select(schedule_runs))
     assert run.schedule_id == "measure"
     assert (run.scheduled_for.minute, run.scheduled_for.second) == (0, 0)
     assert run.finished_at is not None

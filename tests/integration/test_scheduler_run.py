@@ -116,8 +116,7 @@ def test_a_run_happens_once(make: Make, database: Database, outbox: Outbox) -> N
     first, second = make().run_once(NOW), make().run_once(NOW)
     assert (first.claimed, second.claimed) == (True, False)
     assert len(outbox.on("drift-reports")) == 1
-    with database.begin() as connection:
-        (row,) = connection.execute(select(schedule_runs)).all()
+    (row,) = database.rows(select(schedule_runs))
     assert row.finished_at == NOW
     assert row.outcome["headline"] == first.headline
 
@@ -156,8 +155,7 @@ def test_a_fall_opens_one_event_and_recovery_closes_it(make: Make, database: Dat
     recovered = history.traffic("code", 0.85, 200, lower + 2 * MINUTE, 5 * MINUTE)
     over = scheduler.run_once(recovered)
     assert (over.num_events_closed, over.num_events_open) == (1, 0)
-    with database.begin() as connection:
-        (row,) = connection.execute(select(drift_events)).all()
+    (row,) = database.rows(select(drift_events))
     assert row.closed_at == recovered
     assert "steady again" in row.closed_because
     traffic = row.evidence["traffic"]
@@ -241,19 +239,18 @@ def test_what_jobs_cost_comes_from_the_device_time_that_is_stored(
     make(prices=ReportSettings(device_cost_per_hour=7.2, currency="EUR")).run_once(NOW)
     stored = ReportStore(database).latest()
     assert stored is not None
-    with database.begin() as connection:
-        spent = {
-            (row.task, row.purpose): row
-            for row in connection.execute(
-                select(
-                    decode_runs.c.task,
-                    decode_runs.c.purpose,
-                    func.count().label("jobs"),
-                    func.sum(decode_runs.c.num_tokens).label("tokens"),
-                    func.sum(decode_runs.c.device_s).label("device_s"),
-                ).group_by(decode_runs.c.task, decode_runs.c.purpose)
-            )
-        }
+    spent = {
+        (row.task, row.purpose): row
+        for row in database.rows(
+            select(
+                decode_runs.c.task,
+                decode_runs.c.purpose,
+                func.count().label("jobs"),
+                func.sum(decode_runs.c.num_tokens).label("tokens"),
+                func.sum(decode_runs.c.device_s).label("device_s"),
+            ).group_by(decode_runs.c.task, decode_runs.c.purpose)
+        )
+    }
     for line in stored.content["tasks"]:
         row, cost = spent[line["task"], "traffic"], line["cost"]
         assert (cost["num_jobs"], cost["num_tokens"]) == (row.jobs, row.tokens)
@@ -382,8 +379,7 @@ def test_probes_are_sent_once_in_pairs_and_again_when_old(
     assert all(job.body.temperature == 0 and job.deadline == start + HOUR / 2 for job in jobs)
     assert first.num_probes_sent == len(jobs) == 6
     assert not outbox.on("jobs.unheard_of")
-    with database.begin() as connection:
-        rows = connection.execute(select(probe_runs)).all()
+    rows = database.rows(select(probe_runs))
     assert {row.job_id for row in rows} == {job.job_id for job in jobs}
     assert all(row.sent_at == start for row in rows)
 
@@ -448,8 +444,7 @@ def test_a_new_target_and_an_alarm_are_measured_at_once(
     run_and_decode_probes(scheduler, database, history, outbox, start, 0.8)
     assert scheduler.run_once(start + HOUR).num_probes_sent == 0, "fresh"
     drafts.register("lookup", DRAFT, "target-2")
-    with database.begin() as connection:
-        connection.execute(update(draft_revisions).values(registered_at=start + 2 * HOUR))
+    database.change(update(draft_revisions).values(registered_at=start + 2 * HOUR))
     run_and_decode_probes(scheduler, database, history, outbox, start + 3 * HOUR, 0.8)
     stored = ReportStore(database).latest()
     assert stored is not None
@@ -534,12 +529,11 @@ def test_the_report_shows_the_measured_speed_up_that_every_screen_shows(
     (line,) = stored.content["tasks"]
     assert (line["num_speculative_jobs"], line["acceptance_drafter"], line["cost"]["num_jobs"]) == (30, "lookup", 40)
     assert line["saved_device_s"]["mean"] > 0
-    with database.begin() as connection:
-        tokens, rounds = connection.execute(
-            select(func.sum(decode_runs.c.num_tokens), func.sum(decode_runs.c.rounds)).where(
-                decode_runs.c.mode == Mode.SPECULATIVE
-            )
-        ).one()
+    tokens, rounds = database.one(
+        select(func.sum(decode_runs.c.num_tokens), func.sum(decode_runs.c.rounds)).where(
+            decode_runs.c.mode == Mode.SPECULATIVE
+        )
+    )
     assert line["num_saved_passes"] == tokens - rounds > 0
     shown = slices.shown(NOW)["code"]
     assert shown.speedup is not None
@@ -568,6 +562,5 @@ def test_a_refused_probe_is_forgotten_and_sent_by_a_later_run(make: Make, databa
     assert [row.sent_at for row in unsent] == [None] * 4
     outbox.refuses = False
     assert scheduler.run_once(NOW - DAY + HOUR).num_probes_sent == 4
-    with database.begin() as connection:
-        rows = connection.execute(select(probe_runs)).all()
+    rows = database.rows(select(probe_runs))
     assert {row.sent_at for row in rows} == {NOW - DAY + HOUR}

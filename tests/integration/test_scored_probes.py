@@ -127,8 +127,7 @@ def test_the_rows_say_how_they_were_counted_and_take_no_time_of_their_own(
     stored = AcceptanceStateStore(database).read(
         identity.target_revision, identity.engine, {"lookup": engine.drafters[0].revision}
     )
-    with database.begin() as connection:
-        moment: datetime = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
+    moment: datetime = database.scalar(text("SELECT clock_timestamp()"))
     folded = LedgerStore(database).evidence(identity.target_revision, identity.engine, moment, HALF_LIFE)
     assert folded == {row.key: row.evidence for row in stored.rows}, "the ledger has them all"
 

@@ -42,8 +42,7 @@ def test_five_screens_agree_about_the_measured_speed_up(cli: Cli, cli_environmen
     slices.add(block_rows(subject("code"), now - timedelta(minutes=90), 3))
     slices.add(block_rows(subject("code"), now - timedelta(minutes=5), 12, cost=2.0))
     slices.refresh(now)
-    with twelve_jobs.begin() as connection:
-        view = connection.execute(text("SELECT speedup, speedup_low, speedup_high FROM task_speedup_now")).one()
+    view = twelve_jobs.one(text("SELECT speedup, speedup_low, speedup_high FROM task_speedup_now"))
     expected = dict(zip(("mean", "low", "high"), view, strict=True))
     explained = cli("explain", "code", "--json").json["measured"]["speedup"]
     (status,) = recent_tasks(twelve_jobs)
@@ -176,8 +175,7 @@ def test_all_screens_tell_alike_how_reliable_expectations_were(
     assert "code: Expected speed-ups of lookup (k 4, 4.0 running): 1 of 3" in " ".join(render_text(report).split())
     metrics = SchedulerMetrics()
     metrics.run_succeeded(report, SentProbes())
-    with twelve_jobs.begin() as connection:
-        view = connection.execute(text("SELECT num_pairs, num_held, ratio FROM expectation_now")).one()
+    view = twelve_jobs.one(text("SELECT num_pairs, num_held, ratio FROM expectation_now"))
     labels = {"task": "code", "drafter": "lookup"}
     of_metrics = {
         name: metrics.registry.get_sample_value(f"alphaloop_scheduler_expectation_{name}", labels)

@@ -79,8 +79,7 @@ def report_line(database: Database, settings: Settings, folder: Path) -> dict[st
         message_retention=lambda: timedelta(days=7),
         next_jobs=lambda figures, now: next_jobs(database, settings, figures, now),
     ).run_once(datetime.now(UTC))
-    with database.begin() as connection:
-        content: dict[str, Any] = connection.execute(text("SELECT content FROM reports")).scalar_one()
+    content: dict[str, Any] = database.scalar(text("SELECT content FROM reports"))
     return next(line for line in content["tasks"] if line["task"] == "chat")
 
 

@@ -105,8 +105,7 @@ def test_a_memory_of_another_version_is_learned_anew(
 ) -> None:
     end = history.traffic("code", 0.8, 50, START, STEP)
     watch_traffic(store, SETTINGS, end)
-    with database.begin() as connection:
-        connection.execute(update(drift_memories).values(version=0, document={}))
+    database.change(update(drift_memories).values(version=0, document={}))
     later = history.traffic("code", 0.8, 10, end, STEP)
     with caplog.at_level(logging.WARNING):
         assert only(watch_traffic(store, SETTINGS, later)).state is State.TOO_LITTLE

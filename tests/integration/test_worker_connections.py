@@ -26,8 +26,7 @@ def num_connections(database: Database) -> int:
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         " AND application_name = 'alphaloop'"
     )
-    with database.begin() as connection:
-        return int(connection.execute(text(counted)).scalar_one())
+    return int(database.scalar(text(counted)))
 
 
 def test_a_worker_takes_three_connections_at_most(worker_settings: Settings, database: Database) -> None:
@@ -58,8 +57,7 @@ def test_a_worker_behind_a_pooler_decodes_and_hears_of_cancellations(
         client.send("code", [job("cancelled"), *(job(f"job-{number}") for number in range(20))], partition=0)
         engine.wait_at_round(lambda names: "cancelled" in names)
         # As another worker's reader of `control` would write it down.
-        with database.begin() as connection:
-            connection.execute(text("INSERT INTO cancellations (job_id) VALUES ('cancelled')"))
+        database.change(text("INSERT INTO cancellations (job_id) VALUES ('cancelled')"))
         until(lambda: bool(running.worker.leases.cancelled()), "the cancellation was found without a notice")
         engine.run_freely()
         results = {result.job_id: result.status for result in client.results(21)}

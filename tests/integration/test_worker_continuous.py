@@ -106,13 +106,11 @@ def results_of(client: Client, *job_ids: str) -> dict[str, Result]:
 
 def num_held(database: Database) -> int:
     """Jobs that a worker holds."""
-    with database.begin() as connection:
-        return int(connection.execute(text("SELECT count(*) FROM jobs WHERE owner IS NOT NULL")).scalar_one())
+    return int(database.scalar(text("SELECT count(*) FROM jobs WHERE owner IS NOT NULL")))
 
 
 def num_crashes(database: Database) -> int:
-    with database.begin() as connection:
-        return int(connection.execute(text("SELECT sum(num_crashes) FROM jobs")).scalar_one())
+    return int(database.scalar(text("SELECT sum(num_crashes) FROM jobs")))
 
 
 def committed(settings: Settings, topic: str = "jobs.code") -> int | None:
@@ -128,7 +126,7 @@ def lag(settings: Settings) -> int:
     """Of partition 0, as KEDA's scaler computes it with `offsetResetPolicy: earliest` (configs/kubernetes/keda)."""
     consumer = Consumer(settings.kafka, group_id="unused")
     try:
-        _, end = consumer.watermarks(TopicPartition("jobs.code", 0))
+        _, end = consumer.bounds(["jobs.code"])[TopicPartition("jobs.code", 0)]
     finally:
         consumer.close()
     return end - (committed(settings) or 0)
@@ -442,5 +440,4 @@ def test_a_running_job_ends_as_expired_in_the_round_after_its_deadline(
         engine.run_freely()
         running.close()
     assert results_of(client, "free")["free"].status is Status.SUCCEEDED
-    with database.begin() as connection:
-        assert connection.execute(text("SELECT array_agg(job_id) FROM decode_runs")).scalar_one() == ["free"]
+    assert database.scalar(text("SELECT array_agg(job_id) FROM decode_runs")) == ["free"]

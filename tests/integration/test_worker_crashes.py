@@ -96,9 +96,8 @@ def broker(worker_settings: Settings) -> Iterator[Consumer]:
     consumer.close()
 
 
-def num_results(broker: Consumer, settings: Settings) -> int:
-    partitions = [TopicPartition(RESULTS, number) for number in range(settings.kafka.num_partitions)]
-    return sum(high - low for low, high in map(broker.watermarks, partitions))
+def num_results(broker: Consumer) -> int:
+    return sum(high - low for low, high in broker.bounds([RESULTS]).values())
 
 
 def job_state(database: Database) -> tuple[str, int] | None:
@@ -113,7 +112,7 @@ def test_each_point_is_reached_only_after_the_one_before(
     client, outbox = Client(worker_settings), Outbox(database)
 
     def seen() -> tuple[tuple[str, int] | None, int, int]:
-        return job_state(database), outbox.num_pending(), num_results(broker, worker_settings)
+        return job_state(database), outbox.num_pending(), num_results(broker)
 
     with hand_turned(worker_settings, monkeypatch) as worker:
         parts, intake = worker.worker, worker.worker.intake
@@ -151,7 +150,7 @@ def test_a_whole_turn_ends_with_its_offset_committed(
         assert (job_state(database), Outbox(database).num_pending()) == (("succeeded", 1), 0)
         until(lambda: worker.worker.intake.num_in_flight == 0, "the delivery is finished")
         until(lambda: broker.committed([JOBS])[JOBS] == 1, "the offset is committed")
-    assert num_results(broker, worker_settings) == 1
+    assert num_results(broker) == 1
 
 
 def up_to(*names: str) -> Callable[[HandTurnedWorker], None]:
@@ -187,8 +186,7 @@ def test_after_a_crash_there_is_one_outcome_and_its_result_is_published(
             patched.setattr(failing, crash)
         with suppress(Crash):
             up_to(*done)(dying)
-    with database.begin() as connection:
-        connection.execute(text("UPDATE jobs SET lease_expires_at = now() WHERE status = 'running'"))
+    database.change(text("UPDATE jobs SET lease_expires_at = now() WHERE status = 'running'"))
 
     engine = FakeEngine(num_slots=4)
     with running_worker(worker_settings, engine):
@@ -205,8 +203,7 @@ def test_after_a_crash_there_is_one_outcome_and_its_result_is_published(
     assert job_state(database) == ("succeeded", recorded)
     # A suspect that was claimed together with the other job is given back and claimed again, alone.
     assert recorded in ({attempt} if attempt == 1 else {attempt, attempt + 1})
-    with database.begin() as connection:
-        runs = dict(connection.execute(text("SELECT job_id, count(*) FROM decode_runs GROUP BY job_id")).all())  # type: ignore[arg-type]
+    runs = dict(database.rows(text("SELECT job_id, count(*) FROM decode_runs GROUP BY job_id")))  # type: ignore[arg-type]
     assert runs == {"job-1": 1, "last": 1}
     num_published = sum(record.key == b"job-1" for record in records)
     assert num_published <= (2 if point in ("4 publish", "5 confirm", "6 complete") else 1)

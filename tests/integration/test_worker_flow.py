@@ -188,8 +188,7 @@ def test_a_lost_claim_is_not_recorded_but_answered_by_whoever_has_it(
     with running_worker(worker_settings, FakeEngine(num_slots=4, before_step=step_slowly)) as zombie:
         assert is_stepping.wait(WAIT_S)
         takeover = "UPDATE jobs SET owner = 'another', attempt = attempt + 1, lease_expires_at = now() + interval '1 h'"
-        with database.begin() as connection:
-            connection.execute(text(takeover))
+        database.change(text(takeover))
         may_go_on.set()
         fenced = zombie.worker.metrics.registry.get_sample_value
         until(lambda: fenced("alphaloop_outcomes_fenced_total") == 1.0, "the outcome was dropped")

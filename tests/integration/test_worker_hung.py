@@ -25,8 +25,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 def leases(database: Database) -> tuple[int, int]:
     """How many jobs are held by a valid lease, and how many are claimed by somebody at all."""
     query = "SELECT count(*) FILTER (WHERE lease_expires_at > clock_timestamp()), count(owner) FROM jobs"
-    with database.begin() as connection:
-        row = connection.execute(text(f"{query} WHERE status = 'running'")).one()
+    row = database.one(text(f"{query} WHERE status = 'running'"))
     return int(row[0]), int(row[1])
 
 
@@ -139,16 +138,14 @@ def test_jobs_of_a_sick_engine_are_given_back_and_decoded_by_the_next_worker(
     assert "RuntimeError" in sick.worker.end_reason
     with pytest.raises(EngineSick):
         sick.close()
-    with database.begin() as connection:
-        num_held = connection.execute(
-            text("SELECT count(*) FROM jobs WHERE status = 'failed' OR lease_expires_at > clock_timestamp()")
-        ).scalar_one()
+    num_held = database.scalar(
+        text("SELECT count(*) FROM jobs WHERE status = 'failed' OR lease_expires_at > clock_timestamp()")
+    )
     assert num_held == 0, "nothing failed, and no claim is left"
     with running_worker(worker_settings, FakeEngine(num_slots=4)):
         results = client.results(40)
     assert {result.job_id for result in results} == set(names)
     assert {result.status for result in results} == {Status.SUCCEEDED}
-    with database.begin() as connection:
-        counted = connection.execute(text("SELECT max(num_crashes), max(num_failures) FROM jobs")).one()
+    counted = database.one(text("SELECT max(num_crashes), max(num_failures) FROM jobs"))
     assert tuple(counted) == (0, 0)
     assert_counts_add_up(database, num_jobs=40)

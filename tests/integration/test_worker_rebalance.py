@@ -92,8 +92,7 @@ def test_what_outlasts_the_rebalance_is_given_back_uncounted_and_decoded_by_the_
             results = results_of(client, *NAMES)
             until(lambda: first.worker.leases.num_held == 0, "the first worker knows that it holds nothing")
     assert {(result.status, result.attempt) for result in results.values()} == {(Status.SUCCEEDED, 2)}
-    with database.begin() as connection:
-        assert connection.execute(text("SELECT max(num_crashes) FROM jobs")).scalar_one() == 0
+    assert database.scalar(text("SELECT max(num_crashes) FROM jobs")) == 0
     assert_counts_add_up(database, num_jobs=4)
 
 

@@ -91,8 +91,7 @@ def ever_in(engine: SteppedEngine) -> set[str]:
 
 
 def cancellations(database: Database) -> int:
-    with database.begin() as connection:
-        return int(connection.execute(text("SELECT count(*) FROM cancellations")).scalar_one())
+    return int(database.scalar(text("SELECT count(*) FROM cancellations")))
 
 
 def num_succeeded(database: Database) -> int:
@@ -102,8 +101,7 @@ def num_succeeded(database: Database) -> int:
 
 
 def crashes(database: Database) -> int:
-    with database.begin() as connection:
-        return int(connection.execute(text("SELECT sum(num_crashes) FROM jobs")).scalar_one())
+    return int(database.scalar(text("SELECT sum(num_crashes) FROM jobs")))
 
 
 def test_every_refusal_that_passes_is_waited_out_wherever_it_comes(

@@ -61,8 +61,7 @@ def by_id(records: list[Record]) -> dict[str, Result]:
 
 def row_of(database: Database, job_id: str) -> tuple[str, int, int]:
     query = text("SELECT status, num_failures, num_crashes FROM jobs WHERE job_id = :job_id")
-    with database.begin() as connection:
-        status, num_failures, num_crashes = connection.execute(query, {"job_id": job_id}).one()
+    status, num_failures, num_crashes = database.one(query, {"job_id": job_id})
     return status, num_failures, num_crashes
 
 
@@ -152,8 +151,7 @@ def job(number: int) -> bytes:
 
 
 def num_ended(database: Database) -> int:
-    with database.begin() as connection:
-        return int(connection.execute(text("SELECT count(*) FROM jobs WHERE outcome IS NOT NULL")).scalar_one())
+    return int(database.scalar(text("SELECT count(*) FROM jobs WHERE outcome IS NOT NULL")))
 
 
 def everything(settings: Settings, topic: str) -> list[Record]:
@@ -162,7 +160,7 @@ def everything(settings: Settings, topic: str) -> list[Record]:
     records: list[Record] = []
     try:
         consumer.assign_from([topic], at="earliest")
-        num_records = sum(high - low for low, high in map(consumer.watermarks, consumer.assignment()))
+        num_records = sum(high - low for low, high in consumer.bounds([topic]).values())
         while len(records) < num_records:
             if (record := consumer.poll(WAIT_S)) is not None:
                 records.append(record)

@@ -100,8 +100,7 @@ def expected_texts() -> dict[int, str]:
 
 
 def num_ended(database: Database) -> int:
-    with database.begin() as connection:
-        return int(connection.execute(text("SELECT count(*) FROM jobs WHERE outcome IS NOT NULL")).scalar_one())
+    return int(database.scalar(text("SELECT count(*) FROM jobs WHERE outcome IS NOT NULL")))
 
 
 def test_a_thousand_jobs_end_once_each_with_their_texts(worker_settings: Settings, database: Database) -> None:

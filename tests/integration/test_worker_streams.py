@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 from sqlalchemy import text
 
-from alphaloop.contract import chunk_headers_schema, chunk_schema, result_headers_schema, result_schema
+from alphaloop.contract import chunk_schema, result_schema
 from alphaloop.errors import DecodeFailed
 from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import CONTROL, RESULTS, TOKENS
@@ -23,6 +23,7 @@ from alphaloop.messages import Chunk, Result, Status, StreamReader, StreamReader
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
+from tests.fixtures.messages import described
 from tests.fixtures.worker import WAIT_S, Client, RunningWorker, headers_of, running_worker, until
 from worker.engine import Step
 
@@ -216,10 +217,10 @@ def test_everything_that_is_sent_is_as_the_contract_says(worker_settings: Settin
         chunks = client.read([TOKENS], lambda r: sum(headers_of(x)["final"] == "1" for x in r) == 2)
     for record in results:
         jsonschema.validate(json.loads(record.value or b""), result_schema())
-        jsonschema.validate(dict(headers_of(record)), result_headers_schema())
+        jsonschema.validate(dict(headers_of(record)), described("result_headers"))
     for record in chunks:
         jsonschema.validate(json.loads(record.value or b""), chunk_schema())
-        jsonschema.validate(dict(headers_of(record)), chunk_headers_schema())
+        jsonschema.validate(dict(headers_of(record)), described("chunk_headers"))
         assert headers_of(record).items() >= TRACE.items()
     first, again = [record for record in results if record.key == b"job-1"]
     (other,) = [record for record in results if record.key == b"job-2"]
@@ -254,8 +255,7 @@ def test_the_relay_ends_the_stream_of_a_worker_that_died_before_it_could(
         until(lambda: _count(database, ended) == 1, "the outcome is recorded")
         running.hurry.set()
     assert _count(database, "SELECT count(*) FROM outbox") == 1
-    with database.begin() as connection:
-        connection.execute(text("UPDATE outbox SET created_at = now() - interval '1 h'"))
+    database.change(text("UPDATE outbox SET created_at = now() - interval '1 h'"))
     with running_worker(worker_settings, FakeEngine()):
         (record,) = client.read([RESULTS], lambda r: len(r) >= 1)
         chunks = client.read([TOKENS], finals_of(1))
@@ -270,8 +270,7 @@ def test_the_relay_ends_the_stream_of_a_worker_that_died_before_it_could(
 
 
 def _count(database: Database, query: str) -> int:
-    with database.begin() as connection:
-        return int(connection.execute(text(query)).scalar_one())
+    return int(database.scalar(text(query)))
 
 
 NUM_JOBS = 24

@@ -230,7 +230,7 @@ def test_the_scaler_measures_the_workers_own_group(monkeypatch: pytest.MonkeyPat
     metadata = trigger["metadata"]
     assert said[metadata["bootstrapServersFromEnv"]] == found.kafka.bootstrap_servers
     assert said[metadata["consumerGroupFromEnv"]] == found.kafka.group_id == KafkaSettings().group_id
-    consumer = _member_config(found.kafka, group_id=found.kafka.group_id, client_id="any", start="earliest")
+    consumer = _member_config(found.kafka, group_id=found.kafka.group_id, client_id="any")
     assert metadata["offsetResetPolicy"] == consumer["auto.offset.reset"]
     assert "topic" not in metadata, "a task that is added later must count"
 

@@ -88,8 +88,7 @@ def test_every_table_and_view_column_has_a_comment(database: Database) -> None:
         WHERE c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition AND c.relname <> 'alembic_version'
           AND (col_description(c.oid, a.attnum) IS NULL OR obj_description(c.oid) IS NULL)
     """
-    with database.begin() as connection:
-        assert connection.execute(text(query)).all() == []
+    assert database.rows(text(query)) == []
 
 
 def test_a_database_without_schema_is_refused_with_the_way_out(empty_database_url: SecretStr) -> None:

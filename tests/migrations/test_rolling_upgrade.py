@@ -67,8 +67,7 @@ def test_an_old_process_is_refused_after_a_migration_that_takes_away(
         database.check_revision()
     assert "the release that migrated" in str(refusal.value.hint)
     schema.downgrade(database_url, "expanded", migrations=later)
-    with database.begin() as connection:
-        able = set(connection.execute(text("SELECT revision FROM code_revisions")).scalars())
+    able = set(database.scalars(text("SELECT revision FROM code_revisions")))
     assert "expanded" in able
     assert not able & {THIS, "contracted"}
 

@@ -145,8 +145,7 @@ def _judged(database: Database) -> dict[str, Any]:
     events = DriftEventStore(database).since(datetime.min.replace(tzinfo=UTC))
     named = [(one.subject.task, one.subject.drafter, str(one.cause), str(one.state)) for one in events]
     shown = [(line["task"], line["drafter"], line["cause"]) for line in report.content["drift"]]
-    with database.begin() as connection:
-        contents = [row.content for row in connection.execute(select(reports.c.content).order_by(reports.c.id))]
+    contents = [row.content for row in database.rows(select(reports.c.content).order_by(reports.c.id))]
     lines = [line for content in contents for line in content["changes"]["lines"]]
     changed = [line["sentence"] for line in lines if line["kind"] == "server"]
     servers = [sentence.split(":")[0].removeprefix("endpoint ") for sentence in changed]

@@ -7,10 +7,13 @@ from typing import Any
 import jsonschema
 import pytest
 
+import alphaloop
 from alphaloop import contract
 from alphaloop.errors import MalformedMessage, MessageError
 from alphaloop.messages import Origin, dead_letter, parse_job
 from alphaloop.messages.dead_letter import JOB_ID, OUTCOME, SHORTENED
+from alphaloop.messages.headers import RetryHeaders
+from tests.fixtures.messages import described
 
 ORIGIN = Origin("cluster", "jobs.code", 0, 0)
 
@@ -19,28 +22,9 @@ def test_the_generated_files_are_up_to_date() -> None:
     assert contract.outdated() == [], "run make generated"
 
 
-def test_an_outdated_file_is_noticed_and_mended(tmp_path: Path) -> None:
-    assert set(contract.outdated(tmp_path)) == set(contract.documents())
-    contract.write(tmp_path)
-    assert contract.outdated(tmp_path) == []
-    (tmp_path / "asyncapi.json").write_text("{}", encoding="utf-8")
-    assert contract.outdated(tmp_path) == ["asyncapi.json"]
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        contract.job_schema(),
-        contract.result_schema(),
-        contract.chunk_schema(),
-        contract.job_headers_schema(),
-        contract.result_headers_schema(),
-        contract.chunk_headers_schema(),
-        contract.dead_letter_headers_schema(),
-    ],
-)
-def test_the_schemas_are_schemas(schema: dict[str, Any]) -> None:
-    jsonschema.Draft202012Validator.check_schema(schema)
+@pytest.mark.parametrize("path", sorted(contract.REFERENCE.glob("schemas/*.json")), ids=lambda path: path.stem)
+def test_the_schemas_are_schemas(path: Path) -> None:
+    jsonschema.Draft202012Validator.check_schema(described(path.stem))
 
 
 @pytest.mark.parametrize(
@@ -88,16 +72,23 @@ def test_the_dead_letter_headers_are_the_ones_described() -> None:
     error = MalformedMessage(field="body")
     of_message = dead_letter(error, ORIGIN, group="g", num_deliveries=1, key=None, value=None, headers=())
     of_job = dead_letter(error, ORIGIN, group="g", num_deliveries=1, key=None, value=None, headers=(), job_id="j")
-    schema = contract.dead_letter_headers_schema()
-    described = set(schema["properties"]) - {SHORTENED}
-    for letter, expected in ((of_message, described - {JOB_ID, OUTCOME}), (of_job, described)):
+    schema = described("dead_letter_headers")
+    names = set(schema["properties"]) - {SHORTENED}
+    for letter, expected in ((of_message, names - {JOB_ID, OUTCOME}), (of_job, names)):
         headers = {name: content.decode() for name, content in letter.headers}
         jsonschema.validate(headers, schema)
         assert set(headers) == expected
 
 
+def test_the_retry_headers_are_the_ones_described() -> None:
+    headers = RetryHeaders("jobs.code", 0, 3, 1, 2, 1, "decode_failed").headers(())
+    jsonschema.validate({name: value.decode() for name, value in headers}, described("retry_headers"))
+    assert {name for name, _ in headers} == described("retry_headers")["properties"].keys()
+
+
 def test_every_reference_of_the_asyncapi_document_leads_somewhere() -> None:
-    document = contract.asyncapi()
+    document = json.loads((contract.REFERENCE / "asyncapi.json").read_text(encoding="utf-8"))
+    assert document["info"]["version"] == alphaloop.__version__
     references = list(_references(document))
     assert references
     for reference in references:
@@ -120,9 +111,9 @@ def test_the_command_writes_and_checks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(contract, "REFERENCE", tmp_path)
-    monkeypatch.setattr(contract.outdated, "__defaults__", (tmp_path,))
-    monkeypatch.setattr(contract.write, "__defaults__", (tmp_path,))
     assert contract.main(["--check"]) == 1
     assert "make generated" in capsys.readouterr().err
     assert contract.main([]) == 0
     assert contract.main(["--check"]) == 0
+    (tmp_path / "settings.md").write_text("", encoding="utf-8")
+    assert contract.outdated() == ["settings.md"]

@@ -92,8 +92,6 @@ def test_the_environment_reaches_every_depth(
         ("worker", "[worker]\nbatch_size = 0\n", "worker.batch_size", "configs/"),
         ("worker", "[worker]\nbatch_size = 'two'\n", "worker.batch_size", "configs/"),
         ("tasks", "[tasks.'Bad Name']\n", "Bad Name", ""),
-        ("worker", "[worker]\nnormal_lane_share = 0.3", "worker.normal_lane_share: no such", "one start in five"),
-        ("models", "[models.endpoints.a]\nconnect_s = 1", "models.endpoints.a.connect_s: no such", "10 s for a conn"),
     ],
 )
 def test_a_wrong_key_or_value_is_refused_with_a_hint(configs: Path, name: str, text: str, said: str, hint: str) -> None:
