@@ -15,7 +15,6 @@ from rich.console import Console
 
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import NextJob
-from alphaloop.cli.demo import final_table
 from alphaloop.cli.status import task_table
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
@@ -109,7 +108,6 @@ def test_every_table_says_faster_of_what_was_measured_faster(reason: Reason, mea
         "status": rendered(task_table([now], None)),
         "report": render_text(report).split("\nNext job,")[1].split("\n\n")[0],
         "report, page": page_cell(render_page(report)),
-        "demo": rendered(final_table([task.model_dump(mode="json") for task in report.tasks], {"code": 1})),
     }
     is_faster = measured is not None and measured.drafter == "lookup" and measured.verdict is Verdict.FASTER
     for screen, words in said.items():

@@ -162,10 +162,6 @@ def _covers(tasks: Sequence[TaskFigures], window: timedelta) -> str:
     return f"{told} {computed(now.measured for now in tasks)}".strip()
 
 
-def _waits(number: int, age_s: float | None) -> str:
-    return f"{number}\n{_age(age_s)}" if number and age_s is not None else str(number)
-
-
 def _age(seconds: float) -> str:
     """`12 s`, `5 min`, `3 h`, `2 d`."""
     for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):

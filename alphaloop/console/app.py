@@ -9,7 +9,6 @@ import hashlib
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
@@ -430,19 +429,6 @@ class _SafeHeaders:
             await send(message)
 
         await self._app(scope, receive, send_safe if scope["type"] == "http" else send)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asset:
-    """A file for the browser."""
-
-    media_type: str
-    content: bytes
-
-    @property
-    def version(self) -> str:
-        """Changes with the content."""
-        return hashlib.sha256(self.content).hexdigest()[:12]
 
 
 @cache

@@ -128,7 +128,7 @@ def test_a_table_calls_faster_only_what_was_measured_or_is_expected_beyond_doubt
 
 
 def test_no_screen_says_faster_beside_a_measured_loss(cli: Cli, cli_environment: None, twelve_jobs: Database) -> None:
-    """Status, the report's text and page, and explain; the demo's table has its own test, as has `measure`."""
+    """Status, the report's text and page, and explain; `measure` has its own test."""
     shown = shown_speedup(twelve_jobs, 12, cost=4.0)
     assert shown.verdict == "slower"
     choose(twelve_jobs)

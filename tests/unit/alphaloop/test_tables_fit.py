@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import AtLoad, Decoded, NextJob
 from alphaloop.cli.app import app
-from alphaloop.cli.demo import TrafficProgress, final_table
 from alphaloop.cli.screen import FittedTable, progress, table
 from alphaloop.cli.status import task_table
 from alphaloop.experiment.estimate import Verdict
@@ -27,7 +26,6 @@ from alphaloop.store.task_figures import TaskFigures
 from scheduler.report.text import render_text
 from tests.fixtures.reports import AT, full
 from tests.fixtures.runs import subject
-from tests.unit.alphaloop.test_demo_display import line
 
 WIDTH = 80
 LONG = "summarization_of_very_long_documents_in_the_legal_department.v2"
@@ -142,12 +140,6 @@ def test_the_status_table_fits_in_few_lines(task: str) -> None:
     lines = rendered(task_table([now(task)], {task: 292}, {task: 240.0}))
     assert_fits(lines, "123,456 succeeded waiting lookup drafted [0.71 0.75]")
     assert len(lines) <= 9
-
-
-@pytest.mark.parametrize("task", ["code", LONG])
-def test_the_tables_of_the_demo_fit(task: str) -> None:
-    assert_fits(rendered(final_table([line(task)], {task: 8})), "jobs 100 86% 3-8 [1.31 1.54] lookup")
-    assert_fits(rendered(TrafficProgress.of({task: 12_345})), "0/12345 tok/s")
 
 
 @pytest.mark.parametrize("task", ["code", LONG])
