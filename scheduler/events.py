@@ -19,11 +19,11 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from alphaloop.acceptance import Interval
+from alphaloop.as_decoded import NextJob
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.store.drafts import DraftStatus
 from alphaloop.store.drift import DriftEvent, EventChange, EventContent, EventState
 from scheduler.causes import About, Cause, DriftFinding, Judged
-from scheduler.counts import SettingInForce
 from scheduler.drift.watching import State, TrafficVerdict
 from scheduler.probe_history import (
     ProbeStep,
@@ -249,7 +249,7 @@ class TaskPace:
     """How a task is decoded now."""
 
     tokens_per_s: float  #: of its traffic, by the clock, over the last day
-    setting: SettingInForce | None
+    setting: NextJob | None
     measured_before: TaskSpeedup | None  #: as it was shown before the change
     measured_now: TaskSpeedup | None
 

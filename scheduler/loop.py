@@ -39,7 +39,7 @@ from alphaloop.store.task_figures import TaskFigures, begin_of, task_figures
 from alphaloop.store.traffic import TrafficStore
 from alphaloop.store.workers import ServerIdentityStore
 from scheduler.causes import About, DriftFinding, Judged, SeenIncident, judge
-from scheduler.counts import RunCounts, SettingInForce
+from scheduler.counts import RunCounts
 from scheduler.drift.watching import watch_traffic
 from scheduler.events import REOPENED_WITHIN, Flagged, TaskPace, event_changes, lost_tokens_per_s, status_changes
 from scheduler.housekeeping import MessageRetention, Retention
@@ -202,7 +202,7 @@ class Scheduler:
             self._drift.num_jobs(since, now),
         )
 
-    def _choices(self, counts: RunCounts, figures: Mapping[str, TaskFigures]) -> dict[str, SettingInForce]:
+    def _choices(self, counts: RunCounts, figures: Mapping[str, TaskFigures]) -> dict[str, NextJob]:
         """What the next job would do, by task; where nobody can say, the last choice logged or setting used."""
         found = {}
         for task in counts.tasks:
@@ -211,15 +211,10 @@ class Scheduler:
                 found[task] = used
             for change in self._decisions.latest(task, limit=1):
                 made = change.after
-                found[task] = SettingInForce(
-                    made.mode, made.drafter, made.num_draft_tokens, change.reason, change.explanation
-                )
+                found[task] = NextJob(made.mode, made.drafter, made.num_draft_tokens, change.reason, change.explanation)
         if self._next_jobs is not None:
             asked = [figures.get(task) or TaskFigures(task) for task in sorted({*counts.tasks, *figures})]
-            for task, job in self._next_jobs(asked, counts.now).items():
-                found[task] = SettingInForce(
-                    job.mode, job.drafter, job.num_draft_tokens, job.reason, job.explanation, job.running
-                )
+            found |= self._next_jobs(asked, counts.now)
         return found
 
     def _judge(self, counts: RunCounts) -> dict[About, Judged]:
@@ -244,7 +239,7 @@ class Scheduler:
             accepted,
         )
 
-    def _flag(self, judged: Mapping[About, Judged], choices: Mapping[str, SettingInForce], now: datetime) -> Flagged:
+    def _flag(self, judged: Mapping[About, Judged], choices: Mapping[str, NextJob], now: datetime) -> Flagged:
         """Open, confirm and close drift events; make drafts stale or active."""
         made = event_changes(
             judged,
@@ -261,9 +256,7 @@ class Scheduler:
         states = Counter(change.state for change in made)
         return Flagged(states[EventState.OPENED] + states[EventState.REOPENED], states[EventState.CLOSED], len(found))
 
-    def _cost_of_inaction(
-        self, finding: DriftFinding, choices: Mapping[str, SettingInForce], now: datetime
-    ) -> float | None:
+    def _cost_of_inaction(self, finding: DriftFinding, choices: Mapping[str, NextJob], now: datetime) -> float | None:
         task, began = finding.subject.task, finding.began_after
         pace = TaskPace(
             tokens_per_s=self._drift.num_tokens(task, now - _DAY, now) / _DAY.total_seconds(),
@@ -319,7 +312,7 @@ class Scheduler:
         self,
         counts: RunCounts,
         figures: Mapping[str, TaskFigures],
-        choices: Mapping[str, SettingInForce],
+        choices: Mapping[str, NextJob],
         sent: SentProbes,
         watched: Watched,
         flagged: Flagged,

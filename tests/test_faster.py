@@ -85,7 +85,7 @@ def of_report(reason: Reason, measured: TaskSpeedup | None) -> DriftReport:
             "explanation": "",
             "alpha_1": None,  # without a plot, which takes a tenth of a second
             "alpha": None,
-            "measured": MeasuredLine.of(measured) if measured else None,
+            "measured": MeasuredLine.model_validate(measured) if measured else None,
         }
     )
     return empty().model_copy(update={"tasks": (line,)})

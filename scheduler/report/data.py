@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal, Self
+from typing import Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import Decoded, NextJob
 from alphaloop.experiment.estimate import Verdict
-from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.probe_plan import Why
 from alphaloop.store.drift import EventState
 from alphaloop.store.incidents import IncidentKind
@@ -18,9 +17,9 @@ from scheduler.causes import Cause
 
 
 class ReportPart(BaseModel):
-    """Part of the report."""
+    """Part of the report; made of anything with attributes of the same names too."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", from_attributes=True)
 
 
 class ExpectationPoint(ReportPart):
@@ -92,27 +91,6 @@ class MeasuredLine(ReportPart):
     covers_to: AwareDatetime = Field(description="When the last slice began.")
     computed_at: AwareDatetime = Field(description="When it was computed.")
 
-    @classmethod
-    def of(cls, found: TaskSpeedup) -> Self:
-        """The figure as it is published."""
-        return cls(
-            drafter=found.subject.drafter,
-            speedup=found.speedup,
-            verdict=found.verdict,
-            min_num_draft_tokens=found.min_num_draft_tokens,
-            max_num_draft_tokens=found.max_num_draft_tokens,
-            mean_running=found.mean_running,
-            mean_context=found.mean_context,
-            num_blocks=found.num_blocks,
-            num_control_rounds=found.num_control_rounds,
-            control_share=found.control_share,
-            tokens_per_s=found.tokens_per_s,
-            vanilla_tokens_per_s=found.vanilla_tokens_per_s,
-            covers_from=found.covers_from,
-            covers_to=found.covers_to,
-            computed_at=found.computed_at,
-        )
-
 
 class LoadLine(ReportPart):
     """Rounds of traffic at a load."""
@@ -135,11 +113,6 @@ class DecodedLine(ReportPart):
     num_draft_tokens: tuple[int, int] | None = Field(description="Smallest and largest k; null where none drafted.")
     running: int = Field(description="The usual load: half of the rounds had at most so many sequences.")
     sampling_bucket: str = Field(description="Sampling settings of most of the jobs.")
-
-    @classmethod
-    def of(cls, found: Decoded) -> Self:
-        """The figures as they are published."""
-        return cls.model_validate(found.as_json())
 
     def as_decoded(self) -> Decoded:
         """For the words that every screen uses."""
@@ -203,8 +176,9 @@ class TaskLine(ReportPart):
             return None
         drafter = self.drafter if self.mode == "speculative" else None
         bucket = "" if self.decoded is None else self.decoded.sampling_bucket
-        fields = self.mode, drafter, self.num_draft_tokens, self.reason, self.explanation, self.next_running, bucket
-        return NextJob(*fields)
+        return NextJob(
+            self.mode, drafter, self.num_draft_tokens, self.reason, self.explanation, self.next_running, bucket
+        )
 
 
 class DriftLine(ReportPart):

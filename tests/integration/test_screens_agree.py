@@ -91,7 +91,7 @@ def report_of(task: str, measured: TaskSpeedup) -> DriftReport:
         num_draft_tokens=4,
         reason="faster",
         num_speculative_jobs=12,
-        measured=MeasuredLine.of(measured),
+        measured=MeasuredLine.model_validate(measured),
     )
     at = measured.computed_at
     return DriftReport(created_at=at, covers_from=at, covers_to=at, headline="", tasks=(line,))

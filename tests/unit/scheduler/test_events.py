@@ -9,13 +9,13 @@ from datetime import datetime, timedelta
 import pytest
 
 from alphaloop.acceptance import Interval
+from alphaloop.as_decoded import NextJob
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.figures import SpeedupSubject, TaskSpeedup
 from alphaloop.measurements import DriftSubject
 from alphaloop.store.drafts import DraftStatus
 from alphaloop.store.drift import DriftEvent, EventChange, EventState
 from scheduler.causes import Cause, DrafterEvidence, DriftFinding, Judged, explain
-from scheduler.counts import SettingInForce
 from scheduler.drift.watching import State, TrafficVerdict
 from scheduler.events import TaskPace, event_changes, lost_tokens_per_s, status_changes
 from scheduler.probe_history import ProbeHistory, ProbeSetup
@@ -173,8 +173,8 @@ def test_what_was_found_of_a_level_that_is_accepted_meanwhile_opens_nothing() ->
 
 
 FELL = DriftFinding(SUBJECT, Cause.FAULT, "It fell.", "Look.", day(8), day(9), jobs(), None, None)
-SPECULATIVE = SettingInForce("speculative", "small", 3, "faster", "")
-VANILLA = SettingInForce("vanilla", None, 0, "not_faster", "")
+SPECULATIVE = NextJob("speculative", "small", 3, "faster", "")
+VANILLA = NextJob("vanilla", None, 0, "not_faster", "")
 
 
 def speedup(mean: float, since: datetime, drafter: str = "small") -> TaskSpeedup:
