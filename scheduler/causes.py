@@ -22,8 +22,8 @@ from typing import Final
 
 from alphaloop.acceptance import Z95, Interval
 from alphaloop.measurements import AcceptedLevel, DriftSubject
-from scheduler.drift.watching import State, TrafficVerdict
-from scheduler.probe_history import ProbeHistory, ProbeSetup, ProbeStep, ProbeVerdict, Side, differences, state_of
+from scheduler.drift.watching import State, TrafficVerdict, state_of
+from scheduler.probe_history import ProbeHistory, ProbeSetup, ProbeStep, ProbeVerdict, Side, differences
 
 
 class Cause(StrEnum):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain
 
 from alphaloop.as_decoded import NextJob
 from alphaloop.measurements import DecodedJob, DriftSubject, ProbeResult, Stream
@@ -65,19 +64,6 @@ class RunCounts:
         _, stream = max(newest)
         job, mode = self.streams[stream][-1], Mode.SPECULATIVE if stream.drafter else Mode.VANILLA
         return NextJob(mode.value, stream.drafter or None, job.num_draft_tokens, job.reason, "")
-
-    def traffic(self, task: str, drafter: str) -> list[DecodedJob]:
-        """Traffic of a task with a drafter's current revision, oldest first; the empty drafter is vanilla.
-
-        Vanilla jobs are those of the target that decoded the task last.
-        """
-        streams: Mapping[Stream, Sequence[DecodedJob]] = self.current_streams()
-        if not drafter:
-            of_task = [(jobs[-1].decoded_at, s) for s, jobs in self.streams.items() if s.task == task]
-            target = max(of_task)[1].target_revision if of_task else ""
-            streams = {s: jobs for s, jobs in self.streams.items() if s.target_revision == target}
-        found = chain.from_iterable(jobs for s, jobs in streams.items() if (s.task, s.drafter) == (task, drafter))
-        return sorted(found, key=lambda job: job.decoded_at)
 
     def latest_probes(self, task: str, drafter: str) -> list[ProbeResult]:
         """The results of the newest run that probed a task with a drafter."""

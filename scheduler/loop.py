@@ -122,7 +122,7 @@ class Scheduler:
         self._events, self._incidents = DriftEventStore(database), IncidentStore(database)
         self._drafts, self._decisions = DraftRegistry(database), DecisionLog(database)
         self._switchback, self._expectations = SwitchbackStore(database), ExpectationStore(database)
-        self._probes, self._probe_texts = ProbeStore(database), ProbeStore(database)
+        self._probes = ProbeStore(database)
         self._planner = ProbePlanner(database, settings)
         self._servers = ServerIdentityStore(database)
 
@@ -143,7 +143,7 @@ class Scheduler:
                 counts = self._read_counts(now)
                 figures = task_figures(self._database, now)
                 choices = self._choices(counts, figures)
-                watched = compare_new(self._probe_texts, self._incidents, now)
+                watched = compare_new(self._probes, self._incidents, now)
                 judged = self._judge(counts)
                 flagged = self._flag(judged, choices, now)
                 sent = self._send_probes(due, now)
@@ -339,7 +339,7 @@ class Scheduler:
             update={
                 "device_s": round(self._probes.device_s(before_day, now), 3),
                 "probe_spent_device_s": round(self._probes.device_s(before_day, now, purposes=MEASURED), 3),
-                "tasks": self._with_savings(report.tasks, measured, before_day, now),
+                "tasks": self._with_costs(report.tasks, measured, before_day, now),
                 "device_cost_per_hour": self._settings.report.device_cost_per_hour,
                 "currency": self._settings.report.currency,
                 "expectations": expectation_lines(self._expectations.shown(now)),
@@ -352,45 +352,31 @@ class Scheduler:
         if before is None:
             return report
         since = before.created_at
-        changes = changes_between(
-            before,
-            report,
-            self._events.states_since(since),
-            self._incidents.closed_since(since),
-            self._servers.changed_since(since),
-        )
+        states, closed = self._events.states_since(since), self._incidents.closed_since(since)
+        changes = changes_between(before, report, states, closed, self._servers.changed_since(since))
         return report.model_copy(update={"changes": changes})
 
-    def _with_savings(
+    def _with_costs(
         self, tasks: Sequence[TaskLine], measured: Mapping[str, TaskSpeedup], before_day: datetime, now: datetime
     ) -> tuple[TaskLine, ...]:
-        passes = self._drift.saved_passes(before_day, now)
-        spent = self._drift.spent(before_day, now)
-        lines = []
-        for line in tasks:
-            saved, cost = saved_device_s(measured.get(line.task)), spent.get(line.task)
-            update = {
-                "saved_device_s": saved,
-                "num_saved_passes": passes.get(line.task, 0),
-                "cost": None if cost is None else cost_line(cost, saved, self._settings.report),
-            }
-            lines.append(line.model_copy(update=update))
-        return tuple(lines)
+        passes, spent = self._drift.saved_passes(before_day, now), self._drift.spent(before_day, now)
+        prices = self._settings.report
+        return tuple(
+            line.model_copy(
+                update={
+                    "saved_device_s": (saved := saved_device_s(measured.get(line.task))),
+                    "num_saved_passes": passes.get(line.task, 0),
+                    "cost": cost_line(spent[line.task], saved, prices) if line.task in spent else None,
+                }
+            )
+            for line in tasks
+        )
 
     def _publish(self, report: DriftReport) -> Path:
         """Put the report where people look: Postgres, the folder and the topic. Returns the page's path."""
         text, html = render_text(report), render_page(report)
-        self._reports.save(
-            StoredReport(
-                report.created_at,
-                report.covers_from,
-                report.covers_to,
-                report.headline,
-                report.model_dump(mode="json"),
-                text,
-                html,
-            )
-        )
+        times = report.created_at, report.covers_from, report.covers_to
+        self._reports.save(StoredReport(*times, report.headline, report.model_dump(mode="json"), text, html))
         folder = self._settings.report_folder
         page = write_report(folder, report, text, html)
         headings = self._reports.headings(MAX_ENTRIES)

@@ -130,7 +130,7 @@ def _span(length: timedelta) -> str:
 
 
 def changes_between(
-    before: DriftReport | None,
+    before: DriftReport,
     now: DriftReport,
     states: Sequence[tuple[DriftSubject, PastState]],
     closed: Sequence[KnownIncident],
@@ -141,8 +141,6 @@ def changes_between(
     Flags and incidents come from their tables and not from the two reports, because one of them may have come and gone
     in a run that failed before its report. `servers` are lives of inference servers that began since then.
     """
-    if before is None:
-        return Changes()
     lines = [
         *_incidents(before.created_at, now, closed),
         *_flags(states),
