@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 import typer
 from rich.console import Console
 
+from alphaloop.cli import interrupt
 from alphaloop.cli.children import LogFollower, await_event, child_log, scheduler_process, worker_process
 from alphaloop.cli.options import DATA_DIR, GlobalOptions, global_options, open_database
 from alphaloop.cli.screen import err, note, out, progress
@@ -79,7 +79,7 @@ def demo(
     options = global_options(context, data_dir)
     options = replace(options, profile=options.profile or "local", data_dir=options.data_dir or _FOLDER)
     settings = _embedded(options)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     _try_kafka(settings)
     run = _Demo(options, settings, err(), out(), seed, jobs)
     try:
@@ -109,10 +109,6 @@ def _try_kafka(settings: Settings) -> None:
         fetch_kafka(deadline_s=_INSTALL_S)
     except InstallFailed as error:
         note(f"not fetched: {error.message.splitlines()[0]}")
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ libraries that the other commands do not need.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import shutil
@@ -16,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -33,6 +32,7 @@ from alphaloop.cli.children import (
     child_environment,
     field_of,
     scheduler_process,
+    signals_to,
     worker_process,
 )
 from alphaloop.cli.options import AS_JSON, DATA_DIR, GlobalOptions, connected_settings, global_options
@@ -88,7 +88,13 @@ def up(
     options = replace(options, profile=options.profile or "local")
     stop = threading.Event()
     stack = EmbeddedStack(options.settings(), on_event=note)
-    with _stopped_by_signals(stop), stack as settings:
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():  # the second one ends the process at once
+            raise KeyboardInterrupt
+        stop.set()
+
+    with signals_to(handle), stack as settings:
         prepare(settings)
         children: list[ChildProcess] = []
         try:
@@ -237,23 +243,6 @@ def prepare(settings: Settings) -> None:
     assert settings.postgres.url is not None  # noqa: S101 - the embedded stack fills it in
     schema.upgrade(settings.postgres.url)
     ensure_topics(settings.kafka, settings.tasks)
-
-
-@contextlib.contextmanager
-def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """The first SIGINT or SIGTERM sets `stop`; the second one ends the process at once."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _start(
