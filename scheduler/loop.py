@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from pydantic import ValidationError
 
@@ -17,8 +17,9 @@ from alphaloop.as_decoded import NextJob
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import AlphaloopError, StoreBusy, StoreError
 from alphaloop.experiment.figures import TaskSpeedup
+from alphaloop.explaining.explanation import next_jobs
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import DRIFT_REPORTS
+from alphaloop.kafka.topics import DRIFT_REPORTS, longest_job_retention
 from alphaloop.messages import encode_job, payload_digest
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.probe_plan import DEADLINE, DECODED_SHARE, WINDOW, ProbePlanner
@@ -125,6 +126,29 @@ class Scheduler:
         self._probes = ProbeStore(database)
         self._planner = ProbePlanner(database, settings)
         self._servers = ServerIdentityStore(database)
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        database: Database,
+        producer: Producer,
+        metrics: SchedulerMetrics,
+        *,
+        owner: str,
+        schedule_id: str = SCHEDULE_ID,
+    ) -> Self:
+        """That of a process, which asks the broker and decides as a worker would."""
+        return cls(
+            database,
+            producer,
+            settings,
+            owner=owner,
+            metrics=metrics,
+            message_retention=lambda: longest_job_retention(settings.kafka),
+            schedule_id=schedule_id,
+            next_jobs=lambda figures, now: next_jobs(database, settings, figures, now),
+        )
 
     def run_once(self, now: datetime, scheduled_for: datetime | None = None) -> RunSummary:
         """Run what was due at `scheduled_for` (`now`, if left out), with everything decoded until `now`.
