@@ -20,12 +20,10 @@ from alphaloop.as_decoded import AtLoad, Decoded, NextJob
 from alphaloop.cli.app import app
 from alphaloop.cli.screen import FittedTable, progress, table
 from alphaloop.cli.status import task_table
-from alphaloop.experiment.estimate import Verdict
-from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.store.task_figures import TaskFigures
 from scheduler.report.text import render_text
 from tests.fixtures.reports import AT, full
-from tests.fixtures.runs import subject
+from tests.fixtures.runs import task_speedup
 
 WIDTH = 80
 LONG = "summarization_of_very_long_documents_in_the_legal_department.v2"
@@ -115,23 +113,7 @@ def now(task: str) -> TaskFigures:
         alpha_drafter="small-draft-of-2026-11",
         decoded=Decoded(123_456, loads, ("lookup",), (3, 12), 8, "greedy"),
         next_job=NextJob("speculative", "lookup", 12, "faster", "", 8, "greedy"),
-        measured=TaskSpeedup(
-            subject=subject(task, drafter="small-draft-of-2026-11"),
-            min_num_draft_tokens=3,
-            max_num_draft_tokens=12,
-            mean_running=6.2,
-            mean_context=100.0,
-            num_tokens=1000,
-            sequence_s=10.0,
-            num_blocks=12,
-            num_control_rounds=100,
-            control_share=0.02,
-            speedup=Interval(1.62, 1.55, 1.70),
-            verdict=Verdict.FASTER,
-            covers_from=AT,
-            covers_to=AT,
-            computed_at=AT,
-        ),
+        measured=task_speedup(Interval(1.62, 1.55, 1.70), AT, task=task, drafter="small-draft-of-2026-11"),
     )
 
 
