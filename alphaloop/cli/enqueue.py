@@ -236,7 +236,7 @@ def _send_and_wait(
         summary.by_status["missing" if end is None else status_of(end)] += 1
         if isinstance(end, Result) and end.usage:
             summary.completion_tokens += end.usage.completion_tokens
-        yield row_of(item.job, texts_of(end, contents))
+        yield row_of(item.job, end and texts_of(end, contents))
 
 
 def _named_in_line(outcome: Outcome, line: JobLine) -> Outcome:
