@@ -17,9 +17,9 @@ from markupsafe import Markup
 
 from alphaloop.errors import ConfigError
 from alphaloop.files import replace_file
-from alphaloop.pages.drawing import AlphaBar, RatioBar, alpha_by_task, alpha_of_tasks, environment, ratios_by_task
+from alphaloop.pages.drawing import RatioBar, alpha_of_tasks, environment, ratios_by_task
 from alphaloop.store.reports import ReportHeading
-from scheduler.report.data import DriftReport, ExpectationLine, TaskLine
+from scheduler.report.data import DriftReport, ExpectationLine
 from scheduler.report.wording import (
     cost_of_all,
     cost_saved,
@@ -42,7 +42,6 @@ STEM: Final = "drift-report-%Y%m%dT%H%M%SZ"
 def render_page(report: DriftReport) -> str:
     """The report as HTML."""
     plots = {
-        "alpha": alpha_by_task(_alpha_bars(report.tasks)),
         "history": alpha_of_tasks({task: one.model_dump(mode="json") for task, one in report.history.items()}),
         "expectations": _reliability_plot(report.expectations),
     }
@@ -60,21 +59,6 @@ def render_page(report: DriftReport) -> str:
         probe_spend=probe_spend,
         gap_lines=gap_lines,
     )
-
-
-def _alpha_bars(tasks: Sequence[TaskLine]) -> list[AlphaBar]:
-    """Of the tasks where acceptance was measured; filled where most rounds drafted."""
-    return [
-        AlphaBar(
-            line.task,
-            line.alpha_1.low,
-            line.alpha_1.mean,
-            line.alpha_1.high,
-            line.done is not None and (line.done.drafted_share or 0) > 0.5,
-        )
-        for line in tasks
-        if line.alpha_1
-    ]
 
 
 def _reliability_plot(lines: Sequence[ExpectationLine]) -> Markup | None:
