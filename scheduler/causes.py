@@ -22,6 +22,7 @@ from typing import Final
 
 from alphaloop.acceptance import Z95, Interval
 from alphaloop.measurements import AcceptedLevel, DriftSubject
+from alphaloop.wording import minute
 from scheduler.drift.watching import State, TrafficVerdict, state_of
 from scheduler.probe_history import ProbeHistory, ProbeSetup, ProbeStep, ProbeVerdict, Side, differences
 
@@ -406,7 +407,7 @@ def _say_too_little(move: Move, probes: ProbeVerdict | None, newest: datetime | 
     elif newest is None:
         why = "This task was never probed with this drafter."
     elif newest < move.changed_before:
-        why = f"The newest probes, of {_time(newest)}, were measured before the change, and say nothing about it."
+        why = f"The newest probes, of {minute(newest)}, were measured before the change, and say nothing about it."
     else:
         why = "The first probes were measured after the change began, so there is nothing to compare them with."
     return f"{_traffic(move)} {why} Whether the jobs or the draft changed is open."
@@ -435,8 +436,8 @@ def _probes(probes: ProbeVerdict) -> str:
     before, after = probes.accepts_before / probes.trials_before, probes.accepts_after / probes.trials_after
     return (
         f"On the same {probes.num_prompts} probe prompts of {probes.subject.task}, {probes.subject.drafter} got "
-        f"{after:.0%} of its first tokens accepted at {_time(probes.measured_after)}, instead of {before:.0%} at "
-        f"{_time(probes.measured_before)} (change {_change(probes.change)})."
+        f"{after:.0%} of its first tokens accepted at {minute(probes.measured_after)}, instead of {before:.0%} at "
+        f"{minute(probes.measured_before)} (change {_change(probes.change)})."
     )
 
 
@@ -452,7 +453,7 @@ def _traffic(move: Move) -> str:
     told = move.told
     verb = "fell" if move.state is State.FELL else "rose"
     where = f"{told.subject.drafter} on {told.subject.task}{f' ({_segments(move.segments)})' if move.segments else ''}"
-    when = f"between {_time(move.changed_after)} and {_time(move.changed_before)}"
+    when = f"between {minute(move.changed_after)} and {minute(move.changed_before)}"
     text = f"Acceptance of {where} {verb}{_from_to(told)} {when}."
     return f"{text} The mean over all segments hides it." if move.is_hidden else text
 
@@ -472,10 +473,8 @@ def _segments(moved: Sequence[TrafficVerdict]) -> str:
 def _incidents(seen: Sequence[SeenIncident]) -> str:
     if not seen:
         return ""
-    first = min(seen)
-    return (
-        f" {len(seen)} incident{'s were' if len(seen) > 1 else ' was'} recorded since {_time(first.at)} ({first.kind})."
-    )
+    first, were = min(seen), "incidents were" if len(seen) > 1 else "incident was"
+    return f" {len(seen)} {were} recorded since {minute(first.at)} ({first.kind})."
 
 
 def _change(change: Interval | None) -> str:
@@ -483,7 +482,3 @@ def _change(change: Interval | None) -> str:
         return "unknown"
     mean, low, high = (f"{round(value, 2) + 0.0:+.2f}" for value in (change.mean, change.low, change.high))
     return f"{mean} [{low}, {high}]"
-
-
-def _time(at: datetime) -> str:
-    return f"{at:%Y-%m-%d %H:%M} UTC"

@@ -19,6 +19,7 @@ from alphaloop.errors import ConfigError
 from alphaloop.files import replace_file
 from alphaloop.pages.drawing import RatioBar, alpha_of_tasks, environment, ratios_by_task
 from alphaloop.store.reports import ReportHeading
+from alphaloop.wording import minute
 from scheduler.report.data import DriftReport, ExpectationLine
 from scheduler.report.wording import (
     cost_of_all,
@@ -26,7 +27,6 @@ from scheduler.report.wording import (
     costs,
     freshness,
     gap_lines,
-    moment,
     money,
     probe_spend,
     saved,
@@ -91,7 +91,7 @@ def render_index(headings: Sequence[ReportHeading], pages: Collection[str]) -> s
     by_name = {page_name(one.created_at): one for one in reversed(headings)}
     entries = [(name, one) for name, one in reversed(by_name.items()) if name in present][:MAX_ENTRIES]
     page = environment("scheduler.report").get_template("index.html.j2")
-    return page.render(entries=entries, num_others=len(present) - len(entries), moment=moment)
+    return page.render(entries=entries, num_others=len(present) - len(entries), minute=minute)
 
 
 def page_name(created_at: datetime) -> str:

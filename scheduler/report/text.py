@@ -9,18 +9,16 @@ from typing import Final
 from alphaloop.as_decoded import at_load, drafted_by_load, percent, setting
 from alphaloop.experiment.wording import expectations, sentence, why
 from alphaloop.probe_plan import Why
-from alphaloop.wording import share, words
+from alphaloop.wording import minute, share, share_with_interval, words
 from scheduler.report.data import DraftLine, DriftReport, IncidentLine, TaskLine
 from scheduler.report.wording import (
     apart_from_traffic,
     cost_of_all,
     cost_of_jobs,
     costs,
-    estimate,
     freshness,
     gap_lines,
     measured_with,
-    moment,
     probe_spend,
     saved,
     told_changes,
@@ -41,7 +39,7 @@ RIGHT: Final = frozenset({1, 2})
 def render_text(report: DriftReport) -> str:
     """The report as plain text, ending with a newline."""
     parts = [
-        f"alphaloop report, {moment(report.created_at)}",
+        f"alphaloop report, {minute(report.created_at)}",
         *textwrap.wrap(report.headline, WIDTH),
         f"Window: {report.covers_from:%Y-%m-%d %H:%M} to {report.covers_to:%Y-%m-%d %H:%M} UTC.",
         *(line for told in freshness(report) for line in textwrap.wrap(told, WIDTH)),
@@ -80,7 +78,7 @@ def _row(line: TaskLine) -> tuple[str, ...]:
         line.task,
         str(line.num_jobs),
         percent(line.done.drafted_share) if line.done else "-",
-        estimate(line.alpha_1),
+        share_with_interval(line.alpha_1),
         f"{share(line.alpha.mean)} ({measured_with(line)})" if line.alpha else "-",
     )
 
@@ -131,14 +129,14 @@ def _drift(report: DriftReport) -> list[str]:
     for line in report.drift:
         head = (
             f"{line.id}. {line.task}, {line.drafter}: {words(line.cause)}, {line.state}, "
-            f"since {moment(line.opened_at)}; {costs(line)}"
+            f"since {minute(line.opened_at)}; {costs(line)}"
         )
         lines += [*_items([head]), *_items((line.verdict, line.action), "    ")]
     return [*lines, f"  {report.opened} opened and {report.closed} closed by this run."]
 
 
 def _incident(one: IncidentLine) -> str:
-    return f"{words(one.kind)}, since {moment(one.opened_at)}, {one.num_jobs} jobs: {one.sentence}"
+    return f"{words(one.kind)}, since {minute(one.opened_at)}, {one.num_jobs} jobs: {one.sentence}"
 
 
 def _probes(report: DriftReport) -> list[str]:
@@ -148,7 +146,7 @@ def _probes(report: DriftReport) -> list[str]:
         f"  {line.task}, {line.drafter} at k={line.num_draft_tokens}: {line.num_probes} sent"
         + (f" and {line.num_scored} scored" if line.num_scored else "")
         + f" for {_WHY[line.why]}, "
-        + (f"last measured {moment(line.last_probed)}" if line.last_probed else "never measured before")
+        + (f"last measured {minute(line.last_probed)}" if line.last_probed else "never measured before")
         for line in report.probes
     ]
     if report.probes_waiting:

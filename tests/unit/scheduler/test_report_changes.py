@@ -172,7 +172,7 @@ def test_a_draft_whose_status_changed() -> None:
     [
         (None, "No job of traffic was ever decoded."),
         (AT - timedelta(minutes=5), "The last job was decoded at 2026-11-21 05:55 UTC."),
-        (AT - 3 * HOUR, "No job was decoded for 3 hours: the last one at 2026-11-21 03:00 UTC."),
+        (AT - 3 * HOUR, "No job was decoded for 3 h: the last one at 2026-11-21 03:00 UTC."),
         (AT - 72 * HOUR, "No job was decoded for 3 days: the last one at 2026-11-18 06:00 UTC."),
     ],
 )
