@@ -100,20 +100,23 @@ def enqueue(
             raise AlphaloopError(
                 f"nothing was sent: {len(wrong)} wrong", hint="without --strict the correct lines are sent"
             )
-        summary = _Summary()
-        shown: list[dict[str, Any]] | None = [] if waits and as_json and output is None else None
+        summary, rows = _Summary(), list[dict[str, Any]]()
+        written = None if target is None else stack.enter_context(target.writing())
         if waits:
-            rows = _send_and_wait(
+            rows += _send_and_wait(
                 settings.kafka, list(items), summary, timeout, topic_of=topic_of, contents=contents, streams=stream
             )
-            _deliver(rows, target, shown, is_single=prompt is not None and not stream)
         else:
             send(settings.kafka, items, summary, show_id=prompt is not None and not as_json, topic_of=topic_of)
-    _conclude(summary, waits=waits, as_json=as_json, shown=shown)
+        if written is not None:
+            written.writelines(json_text(row) + "\n" for row in rows)
+    if target is None and prompt is not None and not (stream or as_json):
+        sys.stdout.writelines(f"{as_shown(row['text'])}\n" for row in rows if row.get("text") is not None)
+    _conclude(summary, waits=waits, as_json=as_json, shown=rows if waits and target is None else None)
     if summary.without_result:
-        written = None if output is None or not output.is_file() else output
+        results = None if output is None or not output.is_file() else output
         options = global_options(context)
-        _say_what_is_left(summary, wait_again(options, summary.without_result, batch_id=batch_id, file=written))
+        _say_what_is_left(summary, wait_again(options, summary.without_result, batch_id=batch_id, file=results))
     _exit(summary, waits=waits)
 
 
@@ -284,21 +287,6 @@ def _read(
     # Opened before anything is read, so that a misspelt second name fails before the first file is sent.
     sources = [stack.enter_context(reading(name, say=note)) for name in files]
     return (item for source in sources for item in reader.read(source.lines, source.name))
-
-
-def _deliver(
-    rows: Iterator[dict[str, Any]], target: Destination | None, shown: list[dict[str, Any]] | None, *, is_single: bool
-) -> None:
-    if target is None:
-        for row in rows:
-            if shown is not None:
-                shown.append(row)
-            elif is_single and row.get("text") is not None:
-                sys.stdout.write(f"{as_shown(row['text'])}\n")
-        return
-    with target.writing() as file:
-        for row in rows:
-            file.write(json_text(row) + "\n")
 
 
 def _conclude(summary: _Summary, *, waits: bool, as_json: bool, shown: list[dict[str, Any]] | None) -> None:

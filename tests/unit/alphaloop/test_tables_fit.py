@@ -47,34 +47,6 @@ SHAPES: dict[str, dict[str, str]] = {
         "c": "0.05",
         "trained on": "12,000 texts of 3 tasks",
     },
-    "notify list": {
-        "to": "slack://hooks/T000/B000",
-        "about": "drift event",
-        "number": "1234",
-        "attempts": "12",
-        "last attempt": "2026-11-26 00:41",
-        "outcome": "given up after 12 attempts",
-    },
-    "probes list": {
-        "task": LONG,
-        "version": "0123456789abcdef",
-        "in use": "yes",
-        "prompts": "64",
-        "k": "8",
-        "source": "traffic",
-        "registered": "2026-11-26 00:41",
-    },
-    "probes due": {
-        "task": LONG,
-        "drafter": "small-draft-of-2026-11",
-        "k": "8",
-        "why": "something new",
-        "probes": "64",
-        "scored": "64",
-        "device s": "123.4",
-        "last measured": "2026-11-26 00:41",
-        "sent": "yes",
-    },
 }
 
 
