@@ -211,23 +211,25 @@ class ProgressLines:
             self._write(f"{self._name}{done}, after {now - self._began:.0f} s")
 
 
-def worker_process(
+def child_process(
+    module: str,
+    arguments: Sequence[str],
     options: GlobalOptions,
     settings: Settings,
     *,
-    arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> ChildProcess:
-    """A worker, not started; `environment` is laid over the child's. Stopping it lets the running batch finish."""
-    grace_s = settings.worker.drain_s + _GRACE_S
-    return _process("worker", arguments, options, settings, grace_s=grace_s, environment=environment)
+    """A worker or a scheduler, not started; `environment` is laid over the child's.
 
-
-def scheduler_process(
-    options: GlobalOptions, settings: Settings, mode: str, *, environment: Mapping[str, str] | None = None
-) -> ChildProcess:
-    """A scheduler, not started; `environment` is laid over the child's."""
-    return _process("scheduler", [mode], options, settings, grace_s=_GRACE_S, environment=environment)
+    Stopping a worker lets the running batch finish.
+    """
+    return ChildProcess(
+        module,
+        child_command(module, arguments),
+        log=child_log(settings, module),
+        env={**child_environment(options, settings), **(environment or {})},
+        grace_s=_GRACE_S + (settings.worker.drain_s if module == "worker" else 0.0),
+    )
 
 
 def child_log(settings: Settings, module: str) -> Path:
@@ -304,24 +306,6 @@ def await_event(
     """
     child.wait_until(lambda: is_stopped() or log.find(action) is not None, START_TIMEOUT_S)
     return log.find(action)
-
-
-def _process(
-    module: str,
-    arguments: Sequence[str],
-    options: GlobalOptions,
-    settings: Settings,
-    *,
-    grace_s: float,
-    environment: Mapping[str, str] | None = None,
-) -> ChildProcess:
-    return ChildProcess(
-        module,
-        child_command(module, arguments),
-        log=child_log(settings, module),
-        env={**child_environment(options, settings), **(environment or {})},
-        grace_s=grace_s,
-    )
 
 
 def _has_action(line: str, action: str) -> bool:

@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 
 from alphaloop.cli import interrupt
-from alphaloop.cli.children import LogFollower, await_event, child_log, scheduler_process, worker_process
+from alphaloop.cli.children import LogFollower, await_event, child_log, child_process
 from alphaloop.cli.options import DATA_DIR, GlobalOptions, global_options, open_database
 from alphaloop.cli.screen import err, note, out, progress
 from alphaloop.cli.services import fetch_kafka, prepare, program
@@ -155,7 +155,8 @@ class _Demo:
     def _worker(self, running: Settings) -> Iterator[ChildProcess]:
         self.step = "starting the worker"
         environment = {name: value for name, value in _WORKER_ENVIRONMENT.items() if name not in os.environ}
-        worker = worker_process(self.options, running, arguments=["--seed", str(self.seed)], environment=environment)
+        seeded = ["--seed", str(self.seed)]
+        worker = child_process("worker", seeded, self.options, running, environment=environment)
         follower = LogFollower(worker.log)
         worker.start()
         try:
@@ -257,7 +258,7 @@ class _Demo:
         self._conclude(f"in Postgres: {sentence}")
 
     def _schedule_once(self, running: Settings) -> None:
-        scheduler = scheduler_process(self.options, running, "once", environment=_SCHEDULER_ENVIRONMENT)
+        scheduler = child_process("scheduler", ["once"], self.options, running, environment=_SCHEDULER_ENVIRONMENT)
         scheduler.start()
         try:
             with self.screen.status("the scheduler runs"):

@@ -30,10 +30,9 @@ from alphaloop.cli.children import (
     await_event,
     child_command,
     child_environment,
+    child_process,
     field_of,
-    scheduler_process,
     signals_to,
-    worker_process,
 )
 from alphaloop.cli.options import AS_JSON, DATA_DIR, GlobalOptions, connected_settings, global_options
 from alphaloop.cli.screen import err, note, out, print_json
@@ -257,7 +256,7 @@ def _start(
     """Start the children into `children`; returns the addresses of the console and of their metrics by name."""
     addresses: dict[str, str] = {}
     if with_worker:
-        child = worker_process(options, settings)
+        child = child_process("worker", [], options, settings)
         follower = LogFollower(child.log)
         children.append(child)
         child.start()
@@ -267,7 +266,7 @@ def _start(
         if line is not None:
             addresses["worker metrics"] = f"{field_of(line, 'metrics')}/metrics"
     if with_scheduler and not stop.is_set():
-        child = scheduler_process(options, settings, "run")
+        child = child_process("scheduler", ["run"], options, settings)
         follower = LogFollower(child.log)
         children.append(child)
         child.start()
