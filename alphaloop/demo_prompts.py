@@ -1,4 +1,4 @@
-"""Prompts of five tasks from this Python's sources: some for probe sets, others for traffic, none in both."""
+"""Prompts of four tasks from this Python's sources: some for probe sets, others for traffic, none in both."""
 
 from __future__ import annotations
 
@@ -51,15 +51,6 @@ def _test_writing(function: Function) -> str:
     )
 
 
-def _function_calling(function: Function) -> str:
-    return (
-        f"You can call this function:\n\n{function.module}.{function.name}: "
-        f"`{function.signature.removeprefix('def ').removesuffix(':')}`\n{function.docstring}\n\n"
-        f'Answer with one call as JSON, {{"name": "{function.module}.{function.name}", "arguments": {{…}}}}, '
-        "that gives every parameter a sensible value."
-    )
-
-
 def _extraction(function: Function) -> str:
     return (
         "List every parameter of this function as JSON: name, default (null if it has none), meaning.\n\n"
@@ -71,7 +62,6 @@ FROM_FUNCTIONS: Final[Mapping[str, Callable[[Function], str]]] = {
     "code": _code,
     "docstring": _docstring,
     "test_writing": _test_writing,
-    "function_calling": _function_calling,
     "extraction": _extraction,
 }
 

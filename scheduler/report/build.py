@@ -36,7 +36,6 @@ from scheduler.report.data import (
     DraftLine,
     DriftLine,
     DriftReport,
-    ExactnessLine,
     ExpectationLine,
     ExpectationPoint,
     GapLine,
@@ -108,7 +107,7 @@ def build_report(
         num_due=len(sent.plan.measurements),
         num_probe_sets=sent.plan.num_probe_sets,
         incidents=tuple(_incident_line(one) for one in incidents),
-        exactness=ExactnessLine.model_validate(watched),
+        exactness=watched,
         drafts=draft_lines,
         history=_history(counts),
     )

@@ -8,12 +8,13 @@ from typing import Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from alphaloop.acceptance import Interval
-from alphaloop.as_decoded import Decoded, NextJob
+from alphaloop.as_decoded import AtLoad, Decoded, NextJob
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.probe_plan import Why
 from alphaloop.store.drift import EventState
 from alphaloop.store.incidents import IncidentKind
 from scheduler.causes import Cause
+from scheduler.probing import Watched
 
 
 class ReportPart(BaseModel):
@@ -92,15 +93,6 @@ class MeasuredLine(ReportPart):
     computed_at: AwareDatetime = Field(description="When it was computed.")
 
 
-class LoadLine(ReportPart):
-    """Rounds of traffic at a load."""
-
-    least_running: int = Field(description="Fewest sequences that ran at this load.")
-    most_running: int = Field(description="Most sequences that ran at this load.")
-    num_rounds: int = Field(description="Rounds of single jobs, without prefills.")
-    num_drafted_rounds: int = Field(description="Of them, those in which a drafter was asked for a token.")
-
-
 class DecodedLine(ReportPart):
     """How the traffic of a task was decoded in the last day."""
 
@@ -108,7 +100,7 @@ class DecodedLine(ReportPart):
     num_rounds: int = Field(description="Rounds of single jobs, without prefills.")
     num_drafted_rounds: int = Field(description="Of them, those in which a drafter was asked for a token.")
     drafted_share: float | None = Field(description="Share of the rounds that drafted; null without a round.")
-    by_load: tuple[LoadLine, ...] = Field(description="By the most sequences that ran beside a job.")
+    by_load: tuple[AtLoad, ...] = Field(description="By the most sequences that ran beside a job.")
     drafters: tuple[str, ...] = Field(description="Drafters that were asked.")
     num_draft_tokens: tuple[int, int] | None = Field(description="Smallest and largest k; null where none drafted.")
     running: int = Field(description="The usual load: half of the rounds had at most so many sequences.")
@@ -235,16 +227,6 @@ class IncidentLine(ReportPart):
     opened_at: AwareDatetime
 
 
-class ExactnessLine(ReportPart):
-    """Probes that this run compared with their controls, token by token."""
-
-    num_pairs: int = 0
-    num_equal: int = 0
-    num_near_ties: int = Field(0, description="They part where rounding may swap the target's two best choices.")
-    num_opened: int = Field(0, description="Incidents opened.")
-    num_closed: int = Field(0, description="Incidents closed, because later probes were right.")
-
-
 class ChangeKind(StrEnum):
     """What a change is about, the most serious first."""
 
@@ -304,7 +286,7 @@ class DriftReport(ReportPart):
     num_due: int = Field(0, description="(task, drafter) pairs without fresh evidence, sent or not.")
     num_probe_sets: int = Field(0, description="Tasks that have a probe set.")
     incidents: tuple[IncidentLine, ...] = Field((), description="Not over.")
-    exactness: ExactnessLine = Field(default_factory=ExactnessLine)
+    exactness: Watched = Field(Watched(), description="Probes that this run compared with their controls.")
     drafts: tuple[DraftLine, ...] = ()
     expectations: tuple[ExpectationLine, ...] = Field((), description="Expected beside measured speed-ups.")
     history: dict[str, TaskHistory] = Field(default_factory=dict, description="By task.")
