@@ -115,8 +115,7 @@ def _lead_in_turn(
 
     `parts` makes the scheduler and the notifier of a term in which this process leads.
     """
-    ticker: Ticker | None = None
-    notifying: NotifyingThread | None = None
+    running: list[NotifyingThread | Ticker] = []
     checks = liveness.watch(Pulse("the check of the leader's lease"), MAX_CHECK_AGE_S + dials.leader_check_s)
     runs = liveness.watch(Pulse("the measurement run"), MAX_RUN_S)
     table = timetable(dials)
@@ -130,32 +129,25 @@ def _lead_in_turn(
         stop.set()
 
     def promote(term: Term) -> None:
-        nonlocal ticker, notifying
         metrics.set_leader(True)
         scheduler, notifier = parts(term)
         if notifier is not None:
             # Before the first run, so that what it finds is not older than what is told.
-            notifying = NotifyingThread(notifier, clock.measure, NOTIFY_CHECK_S)
-            notifying.start()
-        ticker = Ticker(
-            scheduler.run_once,
-            table=table,
-            clock=clock.measure,
-            metrics=metrics,
-            fatal=fatal,
-            run_pulse=runs,
-            tick_pulse=ticks,
+            running.append(NotifyingThread(notifier, clock.measure, NOTIFY_CHECK_S))
+        now = clock.measure
+        run = scheduler.run_once
+        running.append(
+            Ticker(run, table=table, clock=now, metrics=metrics, fatal=fatal, run_pulse=runs, tick_pulse=ticks)
         )
-        ticker.start()
+        for one in running:
+            one.start()
 
     def demote() -> None:
         metrics.set_leader(False)
         # A requested stop finishes the run under way first. A lost lease does not wait for it: whatever it still tries
         # to write is refused, since its term has ended.
-        if ticker is not None:
-            ticker.stop(wait=stop.is_set())
-        if notifying is not None:
-            notifying.stop(wait=stop.is_set())
+        while running:
+            running.pop().stop(wait=stop.is_set())
 
     leadership = Leadership(lease, promote=promote, demote=demote, check_s=dials.leader_check_s)
     try:

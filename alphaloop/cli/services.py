@@ -255,24 +255,24 @@ def _start(
 ) -> dict[str, str]:
     """Start the children into `children`; returns the addresses of the console and of their metrics by name."""
     addresses: dict[str, str] = {}
-    if with_worker:
-        child = child_process("worker", [], options, settings)
+
+    def start(module: str, *arguments: str) -> None:
+        child = child_process(module, arguments, options, settings)
         follower = LogFollower(child.log)
         children.append(child)
         child.start()
-        note("loading the model, and measuring what a round costs here unless that is known …")
-        with err().status("the worker is starting"):
-            line = await_event(child, follower, "worker_ready", stop.is_set)
+        with err().status(f"the {module} is starting"):
+            line = await_event(child, follower, f"{module}_ready", stop.is_set)
         if line is not None:
-            addresses["worker metrics"] = f"{field_of(line, 'metrics')}/metrics"
+            addresses[f"{module} metrics"] = f"{field_of(line, 'metrics')}/metrics"
+            if console := field_of(line, "console"):
+                addresses["console"] = console
+
+    if with_worker:
+        note("loading the model, and measuring what a round costs here unless that is known …")
+        start("worker")
     if with_scheduler and not stop.is_set():
-        child = child_process("scheduler", ["run"], options, settings)
-        follower = LogFollower(child.log)
-        children.append(child)
-        child.start()
-        if (line := await_event(child, follower, "scheduler_ready", stop.is_set)) is not None:
-            addresses["scheduler metrics"] = f"{field_of(line, 'metrics')}/metrics"
-            addresses["console"] = field_of(line, "console") or "-"
+        start("scheduler", "run")
     return addresses
 
 
