@@ -236,7 +236,7 @@ class _Demo:
             raise AlphaloopError("the scheduler made no report", hint=f"see {_log(running)}")
         self.page.print()
         sent = [one for one in tasks_now(database, running) if one.task in prompts.traffic]
-        self.page.print(task_table(sent, None))
+        self.page.print(task_table([replace(one, probes={}, controls={}) for one in sent], None))
         self.page.print(
             "\nRounds drafted: in which a drafter was asked, by the sequences that ran where that made a difference. "
             "α₁: acceptance of the first drafted token. Speed-up: over vanilla, by control rounds among the "

@@ -163,12 +163,21 @@ def _widths(texts: Sequence[Sequence[str]], room: int) -> list[int]:
     """Widths of columns with these cells, `room` together at most.
 
     No column is narrower than its longest word while the window has room for that; else names are broken that are
-    longer than need be. What is left over goes to the columns that lack most.
+    longer than need be. What is left over goes to the columns that lack most, so that the table has fewest lines.
     """
     wide = _least(texts, re.compile(r".+"), room)
-    ways = [(_WORD, room), *((_APART, most) for most in range(room, 0, -1))]
-    fitting = (its for unit, most in ways if sum(its := _least(texts, unit, most)) <= room)
-    return wide if sum(wide) <= room else _filled(texts, next(fitting, [1] * len(texts)), wide, room)
+    if sum(wide) <= room:
+        return wide
+    fitting = [its for unit in (_WORD, _APART) if sum(its := _least(texts, unit, room)) <= room]
+    broken = (its for most in range(room, 0, -1) if sum(its := _least(texts, _APART, most)) <= room)
+    filled = [_filled(texts, its, wide, room) for its in fitting or [next(broken, [1] * len(texts))]]
+    return min(filled, key=lambda widths: _height(texts, widths))
+
+
+def _height(texts: Sequence[Sequence[str]], widths: Sequence[int]) -> int:
+    """Lines of the rows together."""
+    lines = ([_num_lines(cell, w) for cell in its[:_ROWS_WEIGHED]] for its, w in zip(texts, widths, strict=True))
+    return sum(map(max, zip(*lines, strict=True)))
 
 
 def _least(texts: Sequence[Sequence[str]], unit: re.Pattern[str], most: int) -> list[int]:
