@@ -116,17 +116,18 @@ def usual_load(weighted: Iterable[tuple[int, int]]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class NextJob:
-    """What would be decided of a task's next job at a load: one like most of its traffic."""
+    """What would be decided of a task's next job at a load: one like most of its traffic.
+
+    Without a load, how the task was decoded last.
+    """
 
     mode: str
     drafter: str | None
     num_draft_tokens: int
     reason: str
     explanation: str
-    running: (
-        int | None
-    )  #: sequences in its rounds, the job itself among them; None: the last choice logged, at any load
-    sampling_bucket: str
+    running: int | None = None  #: sequences in its rounds, the job itself among them
+    sampling_bucket: str = ""
 
 
 def percent(share: float | None) -> str:

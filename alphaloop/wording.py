@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Final
 
 from alphaloop.acceptance import Interval
@@ -74,6 +75,20 @@ def acceptance_of(drafter: str | None, in_force: str | None, lengths: str) -> st
 def named(drafter: str | None, num_draft_tokens: int) -> str:
     """`lookup k=5`, or `vanilla`."""
     return f"{drafter} k={num_draft_tokens}" if drafter else "vanilla"
+
+
+def span(seconds: float) -> str:
+    """`12 s`, `4 min`, `3 h`, `5 days`: in one unit."""
+    if seconds < 120:
+        return f"{max(0, round(seconds))} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h" if seconds < 2 * 86_400 else f"{seconds / 86_400:.0f} days"
+
+
+def minute(at: datetime) -> str:
+    """`2026-11-21 06:00 UTC`."""
+    return f"{at:%Y-%m-%d %H:%M} UTC"
 
 
 def words(name: str) -> str:

@@ -39,10 +39,9 @@ from alphaloop.cli.children import (
     await_event,
     child_command,
     child_environment,
+    child_process,
     field_of,
-    scheduler_process,
 )
-from alphaloop.cli.children import worker_process as started_worker
 from alphaloop.cli.options import GlobalOptions, open_database
 from alphaloop.cli.services import prepare
 from alphaloop.embedded.process import ChildProcess
@@ -191,7 +190,7 @@ class Deployed:
     @contextmanager
     def worker(self) -> Iterator[ChildProcess]:
         """A worker that is ready; it drains at the end."""
-        child = started_worker(self.options, self.settings, arguments=["--seed", str(self.seed)])
+        child = child_process("worker", ["--seed", str(self.seed)], self.options, self.settings)
         follower = LogFollower(child.log)
         child.start()
         try:
@@ -203,7 +202,7 @@ class Deployed:
     @contextmanager
     def scheduler(self) -> Iterator[str]:
         """A scheduler that has made a report since; the address of its metrics."""
-        child = scheduler_process(self.options, self.settings, "run")
+        child = child_process("scheduler", ["run"], self.options, self.settings)
         follower = LogFollower(child.log)
         child.start()
         try:

@@ -15,16 +15,15 @@ from typing import Final
 from alphaloop import logs
 from alphaloop.embedded.stack import with_running_stack
 from alphaloop.errors import AlphaloopError, ConfigError
-from alphaloop.explaining.explanation import next_jobs
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import ensure_topics, longest_job_retention
+from alphaloop.kafka.topics import ensure_topics
 from alphaloop.liveness import ExitCode
 from alphaloop.notifying import Sink, open_sinks
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store.database import Database, DatabaseClock
-from alphaloop.store.schedule import LeaderLease, Term
+from alphaloop.store.schedule import LeaderLease
 from scheduler.leadership import stay
-from scheduler.loop import SCHEDULE_ID, Scheduler
+from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
 from scheduler.notifying import Notifier
 
@@ -70,18 +69,11 @@ def _measure(settings: Settings, *, stays: bool) -> ExitCode:
         if not stays:
             _measure_once(settings, database, sinks)
             return ExitCode.STOPPED
-
-        def lead(term: Term, producer: Producer, metrics: SchedulerMetrics) -> Scheduler:
-            return _scheduler(settings, database.guarded(term.check), producer, metrics, SCHEDULE_ID)
-
-        def notify(term: Term, metrics: SchedulerMetrics) -> Notifier:
-            return Notifier(database.guarded(term.check), sinks, settings.scheduler, metrics)
-
         # A connection of its own: a run that uses all of the pool must not cost the lease.
         with Database(settings.postgres.url, pool_size=1, limits=settings.postgres.limits()) as beside:
             lease_s = max(_SHORTEST_LEASE_S, _LEASE_CHECKS * settings.scheduler.leader_check_s)
-            lease = LeaderLease(beside, _owner(), lease_s=lease_s)
-            return stay(settings, database, lease, lead, notify if sinks else None)
+            owner = _owner()
+            return stay(settings, database, LeaderLease(beside, owner, lease_s=lease_s), owner, sinks)
 
 
 def _measure_once(settings: Settings, database: Database, sinks: Sequence[Sink]) -> None:
@@ -93,7 +85,8 @@ def _measure_once(settings: Settings, database: Database, sinks: Sequence[Sink])
         now, metrics = DatabaseClock(database).measure(), SchedulerMetrics()
         notifier = Notifier(database, sinks, settings.scheduler, metrics)
         notifier.add_sinks(now)
-        _scheduler(settings, database, producer, metrics, MANUAL_SCHEDULE_ID).run_once(now)
+        manual = Scheduler.of(settings, database, producer, metrics, owner=_owner(), schedule_id=MANUAL_SCHEDULE_ID)
+        manual.run_once(now)
         notifier.send_due(now)
     finally:
         producer.close()
@@ -101,21 +94,6 @@ def _measure_once(settings: Settings, database: Database, sinks: Sequence[Sink])
 
 def _owner() -> str:
     return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-
-
-def _scheduler(
-    settings: Settings, database: Database, producer: Producer, metrics: SchedulerMetrics, schedule_id: str
-) -> Scheduler:
-    return Scheduler(
-        database,
-        producer,
-        settings,
-        owner=_owner(),
-        metrics=metrics,
-        message_retention=lambda: longest_job_retention(settings.kafka),
-        schedule_id=schedule_id,
-        next_jobs=lambda figures, now: next_jobs(database, settings, figures, now),
-    )
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -22,8 +22,9 @@ from typing import Final
 
 from alphaloop.acceptance import Z95, Interval
 from alphaloop.measurements import AcceptedLevel, DriftSubject
-from scheduler.drift.watching import State, TrafficVerdict
-from scheduler.probe_history import ProbeHistory, ProbeSetup, ProbeStep, ProbeVerdict, Side, differences, state_of
+from alphaloop.wording import minute
+from scheduler.drift.watching import State, TrafficVerdict, state_of
+from scheduler.probe_history import ProbeHistory, ProbeSetup, ProbeStep, ProbeVerdict, Side, differences
 
 
 class Cause(StrEnum):
@@ -156,17 +157,9 @@ def explain(evidence: DrafterEvidence) -> list[DriftFinding]:
 
 
 def _from_step(step: ProbeStep, evidence: DrafterEvidence) -> DriftFinding:
-    return DriftFinding(
-        subject=step.left.subject,
-        cause=_cause_across(step.across, evidence.incidents),
-        sentence=_say_probes_fell(step.across, evidence.incidents),
-        action=_action_after(step.across, _cause_across(step.across, evidence.incidents)),
-        began_after=step.began_after,
-        began_before=step.began_before,
-        traffic=None,
-        probes=step.across,
-        left=step.left,
-    )
+    cause, sentence, action = _of_probes(step.across, evidence)
+    began = step.began_after, step.began_before
+    return DriftFinding(step.left.subject, cause, sentence, action, *began, None, step.across, step.left)
 
 
 def _explains(finding: DriftFinding, move: Move, own: ProbeVerdict | None) -> bool:
@@ -192,9 +185,7 @@ def _from_traffic(move: Move, own: ProbeVerdict | None, evidence: DrafterEvidenc
         return [_finding(move, Cause.TRAFFIC_CHANGED, _say_jobs_changed(move, own), _JOBS_ACTION, evidence, own)]
     if own.state is State.ROSE:
         return []
-    cause = _cause_across(own, evidence.incidents)
-    sentence = _say_probes_fell(own, evidence.incidents)
-    return [_finding(move, cause, sentence, _action_after(own, cause), evidence, own)]
+    return [_finding(move, *_of_probes(own, evidence), evidence, own)]
 
 
 def _with_other_tasks(move: Move, own: ProbeVerdict | None, evidence: DrafterEvidence) -> DriftFinding:
@@ -219,6 +210,14 @@ def _cause_across(verdict: ProbeVerdict, incidents: Sequence[SeenIncident]) -> C
     return _BY_DIFFERENCE.get(changed, Cause.TOO_LITTLE_EVIDENCE)
 
 
+def _of_probes(fallen: ProbeVerdict, evidence: DrafterEvidence) -> tuple[Cause, str, str]:
+    """What a fall of its own probes says: the cause, the sentence, and what may be done."""
+    cause = _cause_across(fallen, evidence.incidents)
+    seen = [i for i in evidence.incidents if i.at >= fallen.measured_before]
+    told = f"{_probes(fallen)} {_what_changed(fallen.before, fallen.after)}{_incidents(seen)}"
+    return cause, told, _action_after(fallen, cause)
+
+
 def _finding(
     move: Move, cause: Cause, sentence: str, action: str, evidence: DrafterEvidence, probes: ProbeVerdict | None = None
 ) -> DriftFinding:
@@ -239,12 +238,15 @@ class Move:
     """A change of a task's traffic."""
 
     told: TrafficVerdict  #: of all segments together; of the clearest segment where only segments moved
-    state: State  #: FELL or ROSE
     changed_after: datetime
     changed_before: datetime
-    mix: Interval | None  #: what happened inside segments, where it is the mix that moved
-    is_hidden: bool  #: all segments together do not show it
     segments: tuple[TrafficVerdict, ...]  #: that moved this way, the clearest first
+    mix: Interval | None = None  #: what happened inside segments, where it is the mix that moved
+
+    @property
+    def state(self) -> State:
+        """FELL or ROSE."""
+        return self.told.state
 
 
 def move_of(verdicts: Sequence[TrafficVerdict], margin: float) -> Move | None:
@@ -254,16 +256,17 @@ def move_of(verdicts: Sequence[TrafficVerdict], margin: float) -> Move | None:
     """
     overall = next((v for v in verdicts if not v.segment), None)
     segments = [v for v in verdicts if v.segment]
-    by_state = {state: [v for v in segments if v.state is state] for state in _MOVED}
+    clearest = sorted(segments, key=_size, reverse=True)
+    by_state = {state: [v for v in clearest if v.state is state] for state in _MOVED}
     if overall is None or overall.state not in _MOVED:
         return _hidden(by_state[State.FELL] or by_state[State.ROSE])
     against = by_state[State.ROSE if overall.state is State.FELL else State.FELL]
-    if _is_most(against, segments):
+    if 2 * sum(v.trials_after for v in against) > sum(v.trials_after for v in segments):
         return _hidden(against)
     within = within_change(segments) if len(segments) > 1 else None
-    if _is_mix(overall, within, margin):
-        return _move(overall, overall.state, mix=within)
-    return _move(overall, overall.state, by_state[overall.state])
+    is_mix = _is_mix(overall, within, margin)
+    move = _move(overall, [] if is_mix else by_state[overall.state])
+    return replace(move, mix=within) if is_mix and move is not None else move
 
 
 def within_change(segments: Sequence[TrafficVerdict]) -> Interval | None:
@@ -301,40 +304,20 @@ def _is_mix(overall: TrafficVerdict, within: Interval | None, margin: float) -> 
     return is_small and state_of(within, margin) is not overall.state
 
 
-def _is_most(moved: Sequence[TrafficVerdict], segments: Sequence[TrafficVerdict]) -> bool:
-    """Whether these segments have most of the trials after the change."""
-    return 2 * sum(v.trials_after for v in moved) > sum(v.trials_after for v in segments)
-
-
 def _hidden(moved: Sequence[TrafficVerdict]) -> Move | None:
     """A move that all segments together do not show."""
-    told = max(moved, key=_size, default=None)
-    return None if told is None else _move(told, told.state, moved, is_hidden=True)
+    return _move(moved[0], moved) if moved else None
 
 
 def _size(verdict: TrafficVerdict) -> float:
     return abs(verdict.change.mean) * verdict.trials_after if verdict.change is not None else 0.0
 
 
-def _move(
-    told: TrafficVerdict,
-    state: State,
-    segments: Sequence[TrafficVerdict] = (),
-    *,
-    mix: Interval | None = None,
-    is_hidden: bool = False,
-) -> Move | None:
+def _move(told: TrafficVerdict, segments: Sequence[TrafficVerdict]) -> Move | None:
     """The move, or None where no verdict says when it was."""
-    timed = [
-        (v.changed_after, v.changed_before)
-        for v in (told, *segments)
-        if v.changed_after is not None and v.changed_before is not None
-    ]
-    if not timed:
-        return None
-    first, last = min(after for after, _ in timed), max(before for _, before in timed)
-    clearest = tuple(sorted(segments, key=_size, reverse=True))
-    return Move(told, state, first, last, mix, is_hidden, clearest)
+    after = [v.changed_after for v in (told, *segments) if v.changed_after is not None]
+    before = [v.changed_before for v in (told, *segments) if v.changed_before is not None]
+    return Move(told, min(after), max(before), tuple(segments)) if after and before else None
 
 
 # Sentences
@@ -360,12 +343,6 @@ _CHANGES: Final = {
     "draft": "the draft changed from {0.draft_revision:.12} to {1.draft_revision:.12}",
     "engine": "the engine changed from {0.engine} to {1.engine}",
 }
-
-
-def _say_probes_fell(probes: ProbeVerdict, incidents: Sequence[SeenIncident]) -> str:
-    """`On the same 8 probe prompts … Between these two measurements the target model changed …`."""
-    seen = [i for i in incidents if i.at >= probes.measured_before]
-    return f"{_probes(probes)} {_what_changed(probes.before, probes.after)}{_incidents(seen)}"
 
 
 def _say_jobs_changed(move: Move, probes: ProbeVerdict) -> str:
@@ -406,7 +383,7 @@ def _say_too_little(move: Move, probes: ProbeVerdict | None, newest: datetime | 
     elif newest is None:
         why = "This task was never probed with this drafter."
     elif newest < move.changed_before:
-        why = f"The newest probes, of {_time(newest)}, were measured before the change, and say nothing about it."
+        why = f"The newest probes, of {minute(newest)}, were measured before the change, and say nothing about it."
     else:
         why = "The first probes were measured after the change began, so there is nothing to compare them with."
     return f"{_traffic(move)} {why} Whether the jobs or the draft changed is open."
@@ -435,8 +412,8 @@ def _probes(probes: ProbeVerdict) -> str:
     before, after = probes.accepts_before / probes.trials_before, probes.accepts_after / probes.trials_after
     return (
         f"On the same {probes.num_prompts} probe prompts of {probes.subject.task}, {probes.subject.drafter} got "
-        f"{after:.0%} of its first tokens accepted at {_time(probes.measured_after)}, instead of {before:.0%} at "
-        f"{_time(probes.measured_before)} (change {_change(probes.change)})."
+        f"{after:.0%} of its first tokens accepted at {minute(probes.measured_after)}, instead of {before:.0%} at "
+        f"{minute(probes.measured_before)} (change {_change(probes.change)})."
     )
 
 
@@ -452,9 +429,9 @@ def _traffic(move: Move) -> str:
     told = move.told
     verb = "fell" if move.state is State.FELL else "rose"
     where = f"{told.subject.drafter} on {told.subject.task}{f' ({_segments(move.segments)})' if move.segments else ''}"
-    when = f"between {_time(move.changed_after)} and {_time(move.changed_before)}"
+    when = f"between {minute(move.changed_after)} and {minute(move.changed_before)}"
     text = f"Acceptance of {where} {verb}{_from_to(told)} {when}."
-    return f"{text} The mean over all segments hides it." if move.is_hidden else text
+    return f"{text} The mean over all segments hides it." if told.segment else text
 
 
 def _from_to(told: TrafficVerdict) -> str:
@@ -472,10 +449,8 @@ def _segments(moved: Sequence[TrafficVerdict]) -> str:
 def _incidents(seen: Sequence[SeenIncident]) -> str:
     if not seen:
         return ""
-    first = min(seen)
-    return (
-        f" {len(seen)} incident{'s were' if len(seen) > 1 else ' was'} recorded since {_time(first.at)} ({first.kind})."
-    )
+    first, were = min(seen), "incidents were" if len(seen) > 1 else "incident was"
+    return f" {len(seen)} {were} recorded since {minute(first.at)} ({first.kind})."
 
 
 def _change(change: Interval | None) -> str:
@@ -483,7 +458,3 @@ def _change(change: Interval | None) -> str:
         return "unknown"
     mean, low, high = (f"{round(value, 2) + 0.0:+.2f}" for value in (change.mean, change.low, change.high))
     return f"{mean} [{low}, {high}]"
-
-
-def _time(at: datetime) -> str:
-    return f"{at:%Y-%m-%d %H:%M} UTC"

@@ -5,22 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain
 
+from alphaloop.as_decoded import NextJob
 from alphaloop.measurements import DecodedJob, DriftSubject, ProbeResult, Stream
 from alphaloop.messages import Mode
-
-
-@dataclass(frozen=True, slots=True)
-class SettingInForce:
-    """What a task's next job would do; else, with `running` None, how the task was decoded last."""
-
-    mode: str
-    drafter: str | None
-    num_draft_tokens: int
-    reason: str
-    explanation: str
-    running: int | None = None  #: the load at which the next job is decided: that of the last day
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +53,7 @@ class RunCounts:
         ]
         return {(subject.task, subject.drafter): subject for _, subject in sorted(seen)}
 
-    def last_used(self, task: str) -> SettingInForce | None:
+    def last_used(self, task: str) -> NextJob | None:
         """How the newest job of a task was decoded; None without one.
 
         It stands in for a choice where none is on record: settings or callers may leave nothing to choose.
@@ -75,20 +63,7 @@ class RunCounts:
             return None
         _, stream = max(newest)
         job, mode = self.streams[stream][-1], Mode.SPECULATIVE if stream.drafter else Mode.VANILLA
-        return SettingInForce(mode.value, stream.drafter or None, job.num_draft_tokens, job.reason, "")
-
-    def traffic(self, task: str, drafter: str) -> list[DecodedJob]:
-        """Traffic of a task with a drafter's current revision, oldest first; the empty drafter is vanilla.
-
-        Vanilla jobs are those of the target that decoded the task last.
-        """
-        streams: Mapping[Stream, Sequence[DecodedJob]] = self.current_streams()
-        if not drafter:
-            of_task = [(jobs[-1].decoded_at, s) for s, jobs in self.streams.items() if s.task == task]
-            target = max(of_task)[1].target_revision if of_task else ""
-            streams = {s: jobs for s, jobs in self.streams.items() if s.target_revision == target}
-        found = chain.from_iterable(jobs for s, jobs in streams.items() if (s.task, s.drafter) == (task, drafter))
-        return sorted(found, key=lambda job: job.decoded_at)
+        return NextJob(mode.value, stream.drafter or None, job.num_draft_tokens, job.reason, "")
 
     def latest_probes(self, task: str, drafter: str) -> list[ProbeResult]:
         """The results of the newest run that probed a task with a drafter."""

@@ -14,16 +14,16 @@ its tasks, so it is judged over the probes of all of them together.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
 from alphaloop.acceptance import Interval
+from alphaloop.as_decoded import NextJob
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.store.drafts import DraftStatus
 from alphaloop.store.drift import DriftEvent, EventChange, EventContent, EventState
 from scheduler.causes import About, Cause, DriftFinding, Judged
-from scheduler.counts import SettingInForce
 from scheduler.drift.watching import State, TrafficVerdict
 from scheduler.probe_history import (
     ProbeStep,
@@ -199,46 +199,24 @@ def _traffic_recovered(event: DriftEvent, judged: Judged) -> str | None:
 # What is stored of the evidence: counts, intervals, times. No texts.
 
 
+#: Of a verdict, as far as it has them.
+_KEPT: Final = (
+    "segment", "num_prompts", "num_jobs_before", "num_jobs_after", "measured_before", "measured_after",
+    "trials_before", "accepts_before", "trials_after", "accepts_after",
+)  # fmt: skip
+
+
 def _evidence_of(finding: DriftFinding) -> dict[str, Any]:
     """`flagged_by` says which test must show that the event is over."""
-    return {
-        "flagged_by": "probes" if finding.left is not None else "traffic",
-        "traffic": None if finding.traffic is None else _traffic(finding.traffic),
-        "probes": None if finding.probes is None else _probes(finding.probes),
-        "left": None if finding.left is None else _probes(finding.left),
-    }
+    verdicts = {"traffic": finding.traffic, "probes": finding.probes, "left": finding.left}
+    flagged_by = "probes" if finding.left is not None else "traffic"
+    return {"flagged_by": flagged_by, **{name: its and _told(its) for name, its in verdicts.items()}}
 
 
-def _traffic(verdict: TrafficVerdict) -> dict[str, Any]:
-    return {
-        "segment": verdict.segment,
-        "num_jobs_before": verdict.num_jobs_before,
-        "num_jobs_after": verdict.num_jobs_after,
-        **_counts(verdict),
-    }
-
-
-def _probes(verdict: ProbeVerdict) -> dict[str, Any]:
-    return {
-        "num_prompts": verdict.num_prompts,
-        "measured_before": verdict.measured_before.isoformat(),
-        "measured_after": verdict.measured_after.isoformat(),
-        **_counts(verdict),
-    }
-
-
-def _counts(verdict: TrafficVerdict | ProbeVerdict) -> dict[str, Any]:
-    return {
-        "trials_before": verdict.trials_before,
-        "accepts_before": verdict.accepts_before,
-        "trials_after": verdict.trials_after,
-        "accepts_after": verdict.accepts_after,
-        "change": _interval(verdict.change),
-    }
-
-
-def _interval(change: Interval | None) -> list[float] | None:
-    return None if change is None else [round(change.mean, 4), round(change.low, 4), round(change.high, 4)]
+def _told(verdict: TrafficVerdict | ProbeVerdict) -> dict[str, Any]:
+    kept = {name: getattr(verdict, name) for name in _KEPT if hasattr(verdict, name)}
+    change = verdict.change and [round(bound, 4) for bound in astuple(verdict.change)]
+    return {n: v.isoformat() if isinstance(v, datetime) else v for n, v in kept.items()} | {"change": change}
 
 
 # What a fall costs
@@ -249,7 +227,7 @@ class TaskPace:
     """How a task is decoded now."""
 
     tokens_per_s: float  #: of its traffic, by the clock, over the last day
-    setting: SettingInForce | None
+    setting: NextJob | None
     measured_before: TaskSpeedup | None  #: as it was shown before the change
     measured_now: TaskSpeedup | None
 

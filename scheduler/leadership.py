@@ -8,9 +8,8 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from types import FrameType
 from typing import Final
 
 from alphaloop.console.app import ConsoleServer
@@ -19,6 +18,7 @@ from alphaloop.kafka.backlog import unfinished
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.liveness import ExitCode, Liveness, MetricsServer, Pulse, Watchdog
+from alphaloop.notifying import Sink
 from alphaloop.settings import SchedulerSettings, Settings
 from alphaloop.start_wait import StartStopped, StartWait, await_servers
 from alphaloop.store.database import Database, DatabaseClock
@@ -37,26 +37,15 @@ MAX_RUN_S: Final = 1800.0
 NOTIFY_CHECK_S: Final = 10.0
 
 
-def stay(
-    settings: Settings,
-    database: Database,
-    lease: LeaderLease,
-    lead: Callable[[Term, Producer, SchedulerMetrics], Scheduler],
-    notify: Callable[[Term, SchedulerMetrics], Notifier] | None,
-) -> ExitCode:
-    """Measure at every interval while leading, until SIGTERM or SIGINT.
+def stay(settings: Settings, database: Database, lease: LeaderLease, owner: str, sinks: Sequence[Sink]) -> ExitCode:
+    """Measure at every interval while leading, and notify `sinks`, until SIGTERM or SIGINT.
 
-    Each time that this process becomes the leader, `lead` and `notify` make the scheduler and the notifier of that
-    term; `notify` is None where nobody is to be told. Returns FAILED when the Kafka client died, so that a supervisor
-    starts the process again. Raises the errors of await_servers.
+    Returns FAILED when the Kafka client died, so that a supervisor starts the process again. Raises the errors of
+    await_servers.
     """
-    stop = threading.Event()
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
+    stop, died = threading.Event(), threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
     start_wait = StartWait(stop, settings.startup.server_wait_s)
     metrics, liveness, dials = SchedulerMetrics(), Liveness(), settings.scheduler
     with ExitStack() as exits:
@@ -88,18 +77,15 @@ def stay(
         exits.callback(watchdog.close)
         watchdog.start()
         log.info("measuring", extra={"action": "scheduler_ready", "metrics": endpoint.url, "console": console})
-        died = _lead_in_turn(
-            dials,
-            stop,
-            liveness,
-            metrics,
-            clock,
-            lease,
-            lambda term: lead(term, producer, metrics),
-            None if notify is None else lambda term: notify(term, metrics),
-        )
+
+        def parts(term: Term) -> tuple[Scheduler, Notifier | None]:
+            its = database.guarded(term.check)
+            notifier = Notifier(its, sinks, dials, metrics) if sinks else None
+            return Scheduler.of(settings, its, producer, metrics, owner=owner), notifier
+
+        _lead_in_turn(dials, stop, died, liveness, metrics, clock, lease, parts)
     log.info("stopped", extra={"action": "scheduler_stopped"})
-    return ExitCode.FAILED if died else ExitCode.STOPPED
+    return ExitCode.FAILED if died.is_set() else ExitCode.STOPPED
 
 
 def _console(settings: Settings, exits: ExitStack) -> str:
@@ -117,17 +103,18 @@ def _console(settings: Settings, exits: ExitStack) -> str:
 def _lead_in_turn(
     dials: SchedulerSettings,
     stop: threading.Event,
+    died: threading.Event,
     liveness: Liveness,
     metrics: SchedulerMetrics,
     clock: DatabaseClock,
     lease: LeaderLease,
-    lead: Callable[[Term], Scheduler],
-    notify: Callable[[Term], Notifier] | None,
-) -> bool:
-    """Lead whenever the lease is free, until `stop`; returns whether the Kafka client died."""
-    died = threading.Event()
-    ticker: Ticker | None = None
-    notifying: NotifyingThread | None = None
+    parts: Callable[[Term], tuple[Scheduler, Notifier | None]],
+) -> None:
+    """Lead whenever the lease is free, until `stop`, or until the Kafka client has `died`.
+
+    `parts` makes the scheduler and the notifier of a term in which this process leads.
+    """
+    running: list[NotifyingThread | Ticker] = []
     checks = liveness.watch(Pulse("the check of the leader's lease"), MAX_CHECK_AGE_S + dials.leader_check_s)
     runs = liveness.watch(Pulse("the measurement run"), MAX_RUN_S)
     table = timetable(dials)
@@ -141,31 +128,25 @@ def _lead_in_turn(
         stop.set()
 
     def promote(term: Term) -> None:
-        nonlocal ticker, notifying
         metrics.set_leader(True)
-        if notify is not None:
+        scheduler, notifier = parts(term)
+        if notifier is not None:
             # Before the first run, so that what it finds is not older than what is told.
-            notifying = NotifyingThread(notify(term), clock.measure, NOTIFY_CHECK_S)
-            notifying.start()
-        ticker = Ticker(
-            lead(term).run_once,
-            table=table,
-            clock=clock.measure,
-            metrics=metrics,
-            fatal=fatal,
-            run_pulse=runs,
-            tick_pulse=ticks,
+            running.append(NotifyingThread(notifier, clock.measure, NOTIFY_CHECK_S))
+        now = clock.measure
+        run = scheduler.run_once
+        running.append(
+            Ticker(run, table=table, clock=now, metrics=metrics, fatal=fatal, run_pulse=runs, tick_pulse=ticks)
         )
-        ticker.start()
+        for one in running:
+            one.start()
 
     def demote() -> None:
         metrics.set_leader(False)
         # A requested stop finishes the run under way first. A lost lease does not wait for it: whatever it still tries
         # to write is refused, since its term has ended.
-        if ticker is not None:
-            ticker.stop(wait=stop.is_set())
-        if notifying is not None:
-            notifying.stop(wait=stop.is_set())
+        while running:
+            running.pop().stop(wait=stop.is_set())
 
     leadership = Leadership(lease, promote=promote, demote=demote, check_s=dials.leader_check_s)
     try:
@@ -177,7 +158,6 @@ def _lead_in_turn(
     finally:
         stop.set()
         leadership.resign()
-    return died.is_set()
 
 
 class Leadership:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from pydantic import ValidationError
 
@@ -17,8 +17,9 @@ from alphaloop.as_decoded import NextJob
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import AlphaloopError, StoreBusy, StoreError
 from alphaloop.experiment.figures import TaskSpeedup
+from alphaloop.explaining.explanation import next_jobs
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import DRIFT_REPORTS
+from alphaloop.kafka.topics import DRIFT_REPORTS, longest_job_retention
 from alphaloop.measurements import TaskSpend
 from alphaloop.messages import encode_job, payload_digest
 from alphaloop.messages.topics import jobs_topic
@@ -40,7 +41,7 @@ from alphaloop.store.task_figures import TaskFigures, begin_of, task_figures
 from alphaloop.store.traffic import TrafficStore
 from alphaloop.store.workers import ServerIdentityStore
 from scheduler.causes import About, DriftFinding, Judged, SeenIncident, judge
-from scheduler.counts import RunCounts, SettingInForce
+from scheduler.counts import RunCounts
 from scheduler.drift.watching import watch_traffic
 from scheduler.events import REOPENED_WITHIN, Flagged, TaskPace, event_changes, lost_tokens_per_s, status_changes
 from scheduler.housekeeping import MessageRetention, Retention
@@ -123,9 +124,32 @@ class Scheduler:
         self._events, self._incidents = DriftEventStore(database), IncidentStore(database)
         self._drafts, self._decisions = DraftRegistry(database), DecisionLog(database)
         self._switchback, self._expectations = SwitchbackStore(database), ExpectationStore(database)
-        self._probes, self._probe_texts = ProbeStore(database), ProbeStore(database)
+        self._probes = ProbeStore(database)
         self._planner = ProbePlanner(database, settings)
         self._servers = ServerIdentityStore(database)
+
+    @classmethod
+    def of(
+        cls,
+        settings: Settings,
+        database: Database,
+        producer: Producer,
+        metrics: SchedulerMetrics,
+        *,
+        owner: str,
+        schedule_id: str = SCHEDULE_ID,
+    ) -> Self:
+        """That of a process, which asks the broker and decides as a worker would."""
+        return cls(
+            database,
+            producer,
+            settings,
+            owner=owner,
+            metrics=metrics,
+            message_retention=lambda: longest_job_retention(settings.kafka),
+            schedule_id=schedule_id,
+            next_jobs=lambda figures, now: next_jobs(database, settings, figures, now),
+        )
 
     def run_once(self, now: datetime, scheduled_for: datetime | None = None) -> RunSummary:
         """Run what was due at `scheduled_for` (`now`, if left out), with everything decoded until `now`.
@@ -144,7 +168,7 @@ class Scheduler:
                 counts = self._read_counts(now)
                 figures = task_figures(self._database, now)
                 choices = self._choices(counts, figures)
-                watched = compare_new(self._probe_texts, self._incidents, now)
+                watched = compare_new(self._probes, self._incidents, now)
                 judged = self._judge(counts)
                 flagged = self._flag(judged, choices, now)
                 sent = self._send_probes(due, now)
@@ -203,7 +227,7 @@ class Scheduler:
             self._drift.num_jobs(since, now),
         )
 
-    def _choices(self, counts: RunCounts, figures: Mapping[str, TaskFigures]) -> dict[str, SettingInForce]:
+    def _choices(self, counts: RunCounts, figures: Mapping[str, TaskFigures]) -> dict[str, NextJob]:
         """What the next job would do, by task; where nobody can say, the last choice logged or setting used."""
         found = {}
         for task in counts.tasks:
@@ -212,15 +236,10 @@ class Scheduler:
                 found[task] = used
             for change in self._decisions.latest(task, limit=1):
                 made = change.after
-                found[task] = SettingInForce(
-                    made.mode, made.drafter, made.num_draft_tokens, change.reason, change.explanation
-                )
+                found[task] = NextJob(made.mode, made.drafter, made.num_draft_tokens, change.reason, change.explanation)
         if self._next_jobs is not None:
             asked = [figures.get(task) or TaskFigures(task) for task in sorted({*counts.tasks, *figures})]
-            for task, job in self._next_jobs(asked, counts.now).items():
-                found[task] = SettingInForce(
-                    job.mode, job.drafter, job.num_draft_tokens, job.reason, job.explanation, job.running
-                )
+            found |= self._next_jobs(asked, counts.now)
         return found
 
     def _judge(self, counts: RunCounts) -> dict[About, Judged]:
@@ -245,7 +264,7 @@ class Scheduler:
             accepted,
         )
 
-    def _flag(self, judged: Mapping[About, Judged], choices: Mapping[str, SettingInForce], now: datetime) -> Flagged:
+    def _flag(self, judged: Mapping[About, Judged], choices: Mapping[str, NextJob], now: datetime) -> Flagged:
         """Open, confirm and close drift events; make drafts stale or active."""
         made = event_changes(
             judged,
@@ -262,9 +281,7 @@ class Scheduler:
         states = Counter(change.state for change in made)
         return Flagged(states[EventState.OPENED] + states[EventState.REOPENED], states[EventState.CLOSED], len(found))
 
-    def _cost_of_inaction(
-        self, finding: DriftFinding, choices: Mapping[str, SettingInForce], now: datetime
-    ) -> float | None:
+    def _cost_of_inaction(self, finding: DriftFinding, choices: Mapping[str, NextJob], now: datetime) -> float | None:
         task, began = finding.subject.task, finding.began_after
         spent = self._drift.spent(now - _DAY, now).get(task, TaskSpend())
         pace = TaskPace(
@@ -321,7 +338,7 @@ class Scheduler:
         self,
         counts: RunCounts,
         figures: Mapping[str, TaskFigures],
-        choices: Mapping[str, SettingInForce],
+        choices: Mapping[str, NextJob],
         sent: SentProbes,
         watched: Watched,
         flagged: Flagged,
@@ -348,7 +365,7 @@ class Scheduler:
             update={
                 "device_s": round(self._probes.device_s(before_day, now), 3),
                 "probe_spent_device_s": round(self._probes.device_s(before_day, now, purposes=MEASURED), 3),
-                "tasks": self._with_savings(report.tasks, measured, before_day, now),
+                "tasks": self._with_costs(report.tasks, measured, before_day, now),
                 "device_cost_per_hour": self._settings.report.device_cost_per_hour,
                 "currency": self._settings.report.currency,
                 "expectations": expectation_lines(self._expectations.shown(now)),
@@ -361,16 +378,11 @@ class Scheduler:
         if before is None:
             return report
         since = before.created_at
-        changes = changes_between(
-            before,
-            report,
-            self._events.states_since(since),
-            self._incidents.closed_since(since),
-            self._servers.changed_since(since),
-        )
+        states, closed = self._events.states_since(since), self._incidents.closed_since(since)
+        changes = changes_between(before, report, states, closed, self._servers.changed_since(since))
         return report.model_copy(update={"changes": changes})
 
-    def _with_savings(
+    def _with_costs(
         self, tasks: Sequence[TaskLine], measured: Mapping[str, TaskSpeedup], before_day: datetime, now: datetime
     ) -> tuple[TaskLine, ...]:
         spent = self._drift.spent(before_day, now)
@@ -388,17 +400,8 @@ class Scheduler:
     def _publish(self, report: DriftReport) -> Path:
         """Put the report where people look: Postgres, the folder and the topic. Returns the page's path."""
         text, html = render_text(report), render_page(report)
-        self._reports.save(
-            StoredReport(
-                report.created_at,
-                report.covers_from,
-                report.covers_to,
-                report.headline,
-                report.model_dump(mode="json"),
-                text,
-                html,
-            )
-        )
+        times = report.created_at, report.covers_from, report.covers_to
+        self._reports.save(StoredReport(*times, report.headline, report.model_dump(mode="json"), text, html))
         folder = self._settings.report_folder
         page = write_report(folder, report, text, html)
         headings = self._reports.headings(MAX_ENTRIES)

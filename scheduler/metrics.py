@@ -18,7 +18,7 @@ from alphaloop.console.reading import Remembered
 from alphaloop.store.incidents import IncidentKind
 from scheduler.causes import Cause
 from scheduler.probing import SentProbes
-from scheduler.report.data import DriftReport
+from scheduler.report.data import DriftReport, MeasuredLine
 
 BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 #: Of the measured speed-up of a task; the first three are missing until there is one.
@@ -38,8 +38,6 @@ EXPECTATION: Final = {
     "held_share": "Of these, the share whose 95 % interval holds the measured speed-up",
     "ratio": "Measured over expected speed-up, geometric mean; below 1, expectations are too good",
 }
-
-
 #: Acceptance of the first drafted tokens of a task's traffic in the last day; missing without a trial.
 ALPHA_1: Final = {
     "mean": "Share of first drafted tokens that the target accepted, of the last day's traffic",
@@ -54,74 +52,47 @@ class SchedulerMetrics:
     def __init__(self) -> None:
         self.registry: Final = CollectorRegistry()
         prefix, registry = "alphaloop_scheduler", self.registry
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"{prefix}_{name}", text, labels, registry=registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"{prefix}_{name}", text, labels, registry=registry)
+
+        def figures(name: str, texts: Mapping[str, str]) -> dict[str, Gauge]:
+            return {part: gauge(f"{name}_{part}", text, "task", "drafter") for part, text in texts.items()}
+
         ProcessCollector(registry=registry)  # when the process started, its memory and its processor time
-        self._runs = Counter(f"{prefix}_runs", "Measurement runs by outcome", ["outcome"], registry=registry)
+        self._runs = counter("runs", "Measurement runs by outcome", "outcome")
         self._seconds = Histogram(
             f"{prefix}_run_seconds", "Duration of a measurement run", buckets=BUCKETS, registry=registry
         )
-        self._last = Gauge(f"{prefix}_last_success_timestamp_seconds", "When the last run succeeded", registry=registry)
-        self._pause = Gauge(f"{prefix}_longest_pause_seconds", "Longest time between two due runs", registry=registry)
-        self._leader = Gauge(f"{prefix}_is_leader", "1 while this process leads", registry=registry)
-        self._missed = Counter(f"{prefix}_missed_ticks", "Ticks that came too late to run", registry=registry)
-        self._probes = Counter(f"{prefix}_probe_jobs", "Probes and controls sent", ["task"], registry=registry)
-        self._budget = Gauge(f"{prefix}_probe_budget_seconds", "Device time a run's probes may take", registry=registry)
-        self._drift = Gauge(
-            f"{prefix}_open_drift_events", "Drift that is not over", ["cause", "acknowledged"], registry=registry
+        self._last = gauge("last_success_timestamp_seconds", "When the last run succeeded")
+        self._pause = gauge("longest_pause_seconds", "Longest time between two due runs")
+        self._leader = gauge("is_leader", "1 while this process leads")
+        self._missed = counter("missed_ticks", "Ticks that came too late to run")
+        self._probes = counter("probe_jobs", "Probes and controls sent", "task")
+        self._budget = gauge("probe_budget_seconds", "Device time a run's probes may take")
+        self._drift = gauge("open_drift_events", "Drift that is not over", "cause", "acknowledged")
+        self._opened = gauge(
+            "oldest_drift_timestamp_seconds", "When the oldest drift that is not over was opened", "task", "cause"
         )
-        self._opened = Gauge(
-            f"{prefix}_oldest_drift_timestamp_seconds",
-            "When the oldest drift that is not over was opened",
-            ["task", "cause"],
-            registry=registry,
+        self._lost = gauge(
+            "lost_tokens_per_second", "What open drift costs, by cause; without what is not known", "cause"
         )
-        self._lost = Gauge(
-            f"{prefix}_lost_tokens_per_second",
-            "What open drift costs, by cause; without what is not known",
-            ["cause"],
-            registry=registry,
-        )
-        self._stale = Gauge(f"{prefix}_stale_drafts", "Draft revisions flagged stale", registry=registry)
-        self._incidents = Gauge(f"{prefix}_open_incidents", "Incidents that are not over", ["kind"], registry=registry)
-        self._due_runs = Gauge(
-            f"{prefix}_probe_due_runs",
-            "Runs in a row in which probes of a drafter in a task were due; missing where they were not",
-            ["task", "drafter"],
-            registry=registry,
-        )
+        self._stale = gauge("stale_drafts", "Draft revisions flagged stale")
+        self._incidents = gauge("open_incidents", "Incidents that are not over", "kind")
+        due = "Runs in a row in which probes of a drafter in a task were due; missing where they were not"
+        self._due_runs = gauge("probe_due_runs", due, "task", "drafter")
         self._num_runs_due: dict[tuple[str, str], int] = {}
-        self._compared = Counter(
-            f"{prefix}_compared_probes",
-            "Probes compared with their controls, by outcome",
-            ["outcome"],
-            registry=registry,
-        )
-        self._reports = Counter(f"{prefix}_reports", "Reports made", registry=registry)
-        self._notifications = Counter(
-            f"{prefix}_notifications",
-            "Attempts to notify, by outcome: sent, failed, or given_up with the last failure",
-            ["sink", "outcome"],
-            registry=registry,
-        )
-        self._failures = Gauge(
-            f"{prefix}_notification_failures",
-            "Attempts in a row that a sink did not take",
-            ["sink"],
-            registry=registry,
-        )
-        labels = ["task", "drafter"]
-        self._speedup = {
-            name: Gauge(f"{prefix}_speedup_{name}", text, labels, registry=registry) for name, text in SPEEDUP.items()
-        }
-        self._alpha_1 = {
-            name: Gauge(f"{prefix}_alpha_1_{name}", text, labels, registry=registry) for name, text in ALPHA_1.items()
-        }
-        self._jobs = Gauge(
-            f"{prefix}_jobs", "Jobs of the last day that workers claimed", ["task", "purpose"], registry=registry
-        )
-        self._expectation = {
-            name: Gauge(f"{prefix}_expectation_{name}", text, labels, registry=registry)
-            for name, text in EXPECTATION.items()
-        }
+        self._compared = counter("compared_probes", "Probes compared with their controls, by outcome", "outcome")
+        self._reports = counter("reports", "Reports made")
+        tried = "Attempts to notify, by outcome: sent, failed, or given_up with the last failure"
+        self._notifications = counter("notifications", tried, "sink", "outcome")
+        self._failures = gauge("notification_failures", "Attempts in a row that a sink did not take", "sink")
+        self._speedup, self._alpha_1 = figures("speedup", SPEEDUP), figures("alpha_1", ALPHA_1)
+        self._jobs = gauge("jobs", "Jobs of the last day that workers claimed", "task", "purpose")
+        self._expectation = figures("expectation", EXPECTATION)
         for outcome in ("succeeded", "failed"):
             self._runs.labels(outcome)
 
@@ -168,8 +139,6 @@ class SchedulerMetrics:
             self._opened.labels(line.task, line.cause.value).set(line.opened_at.timestamp())
         self._set_due(report)
         self._set_figures(report)
-        self._set_speedups(report)
-        self._set_expectations(report)
         incidents_by_kind = collections.Counter(line.kind for line in report.incidents)
         for kind in IncidentKind:
             self._incidents.labels(kind.value).set(incidents_by_kind[kind])
@@ -183,42 +152,27 @@ class SchedulerMetrics:
 
     def _set_figures(self, report: DriftReport) -> None:
         self._jobs.clear()
-        for gauge in self._alpha_1.values():
-            gauge.clear()
         for line in report.tasks:
             by_purpose = {"traffic": line.num_jobs, "probe": line.num_probes, "control": line.num_controls}
             for purpose, number in by_purpose.items():
                 self._jobs.labels(line.task, purpose).set(number)
-            if line.alpha_1 is not None and line.acceptance_from == "traffic":
-                for name, value in asdict(line.alpha_1).items():
-                    self._alpha_1[name].labels(line.task, line.acceptance_drafter).set(value)
-
-    def _set_speedups(self, report: DriftReport) -> None:
-        for gauge in self._speedup.values():
-            gauge.clear()
-        for line in report.tasks:
-            measured = line.measured
-            if measured is None:
-                continue
-            found = {
-                "blocks": measured.num_blocks,
-                "min_draft_tokens": measured.min_num_draft_tokens,
-                "max_draft_tokens": measured.max_num_draft_tokens,
-                "mean_running": measured.mean_running,
-                "control_share": measured.control_share,
-            }
-            if measured.speedup is not None:
-                found |= {"ratio": measured.speedup.mean, "low": measured.speedup.low, "high": measured.speedup.high}
-            for name, value in found.items():
-                self._speedup[name].labels(line.task, measured.drafter).set(value)
-
-    def _set_expectations(self, report: DriftReport) -> None:
-        for gauge in self._expectation.values():
-            gauge.clear()
-        for line in report.expectations:
-            found = {"pairs": line.num_pairs, "held_share": line.num_held / line.num_pairs, "ratio": line.ratio}
-            for name, value in found.items():
-                self._expectation[name].labels(line.task, line.drafter).set(value)
+        _set(
+            self._alpha_1,
+            (
+                (line.task, line.acceptance_drafter or "", asdict(line.alpha_1))
+                for line in report.tasks
+                if line.alpha_1 is not None and line.acceptance_from == "traffic"
+            ),
+        )
+        _set(self._speedup, ((line.task, m.drafter, _of_speedup(m)) for line in report.tasks if (m := line.measured)))
+        _set(
+            self._expectation,
+            (
+                (one.task, one.drafter, {"pairs": n, "held_share": one.num_held / n, "ratio": one.ratio})
+                for one in report.expectations
+                if (n := one.num_pairs)
+            ),
+        )
 
     def know_sink(self, sink: str) -> None:
         """Show a sink from the start, so that its first failure is seen as an increase."""
@@ -255,6 +209,26 @@ class SchedulerMetrics:
     def set_longest_pause(self, seconds: float) -> None:
         """Show the longest time between two due runs, by which a missing run is told from a rare one."""
         self._pause.set(seconds)
+
+
+def _set(gauges: Mapping[str, Gauge], found: Iterable[tuple[str, str, Mapping[str, float]]]) -> None:
+    """Show these figures by task and drafter, and no older ones."""
+    for gauge in gauges.values():
+        gauge.clear()
+    for task, drafter, values in found:
+        for name, value in values.items():
+            gauges[name].labels(task, drafter).set(value)
+
+
+def _of_speedup(measured: MeasuredLine) -> dict[str, float]:
+    return {
+        "blocks": measured.num_blocks,
+        "min_draft_tokens": measured.min_num_draft_tokens,
+        "max_draft_tokens": measured.max_num_draft_tokens,
+        "mean_running": measured.mean_running,
+        "control_share": measured.control_share,
+        **({"ratio": its.mean, "low": its.low, "high": its.high} if (its := measured.speedup) else {}),
+    }
 
 
 class KafkaLag(Collector):

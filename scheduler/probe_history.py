@@ -26,7 +26,7 @@ from typing import Final, Self
 from alphaloop.acceptance import Interval
 from alphaloop.intervals import t95
 from alphaloop.measurements import AcceptedLevel, DriftSubject, ProbeResult
-from scheduler.drift.watching import State
+from scheduler.drift.watching import State, state_of
 
 #: Measurements on each side of a change of traffic that are added up.
 _ADDED_UP: Final = 3
@@ -132,10 +132,11 @@ class ProbeHistory:
             own = [m for m in self.measurements if m.setup == setup]
             earlier = [m for m in self.measurements if m.measured_at < own[0].measured_at]
             if earlier:
-                before = _newest_of(earlier, self._predecessor(setup, earlier))
+                was = self._predecessor(setup, earlier)
+                before = _each_prompt([m for m in earlier if m.setup == was])
                 found.append(self._step(before, own[0], (before.measured_at, own[0].measured_at)))
             if len(own) > 1:
-                before = _oldest_of(own[:-1])
+                before = _each_prompt(own[-2::-1])  # of every prompt the oldest result
                 found.append(self._step(before, own[-1], self._onset(before, own)))
         return found
 
@@ -213,10 +214,9 @@ def differences(before: ProbeSetup, after: ProbeSetup) -> tuple[str, ...]:
     return tuple(name for name, is_other in changed.items() if is_other)
 
 
-def _newest_of(measurements: Sequence[Side], setup: ProbeSetup) -> Side:
-    """The newest result of every prompt under a setup."""
-    own = [m for m in measurements if m.setup == setup]
-    return Side(own[-1].measured_at, setup, {key: counts for m in own for key, counts in m.counts.items()})
+def _each_prompt(own: Sequence[Side]) -> Side:
+    """The last result of every prompt in measurements of one setup."""
+    return replace(own[-1], counts={key: counts for m in own for key, counts in m.counts.items()})
 
 
 def _sum(measurements: Sequence[Side]) -> Side:
@@ -227,13 +227,6 @@ def _sum(measurements: Sequence[Side]) -> Side:
             known = counts.get(key, (0, 0))
             counts[key] = (known[0] + trials, known[1] + accepts)
     return Side(measurements[-1].measured_at, measurements[-1].setup, counts)
-
-
-def _oldest_of(own: Sequence[Side]) -> Side:
-    """The oldest result of every prompt."""
-    return Side(
-        own[0].measured_at, own[0].setup, {key: counts for m in reversed(own) for key, counts in m.counts.items()}
-    )
 
 
 def _prompt(result: ProbeResult) -> PromptKey:
@@ -249,7 +242,7 @@ def compare(task: str, drafter: str, before: Side, after: Side, margin: float) -
     change = alpha_change(pairs)
     return ProbeVerdict(
         subject=DriftSubject(task, drafter, after.setup.draft_revision, after.setup.target_revision),
-        state=State.TOO_LITTLE if change is None else state_of(change, margin),
+        state=state_of(change, margin),
         change=change,
         num_prompts=len(pairs),
         measured_before=before.measured_at,
@@ -261,17 +254,6 @@ def compare(task: str, drafter: str, before: Side, after: Side, margin: float) -
         trials_after=sum(pair.trials_after for pair in pairs),
         accepts_after=sum(pair.accepts_after for pair in pairs),
     )
-
-
-def state_of(change: Interval, margin: float) -> State:
-    """What an estimate of a change of α_1 shows."""
-    if change.is_within(margin):
-        return State.STEADY
-    if change.high < 0 and change.mean < -margin:
-        return State.FELL
-    if change.low > 0 and change.mean > margin:
-        return State.ROSE
-    return State.TOO_LITTLE
 
 
 def has_recovered(left: ProbeVerdict, margin: float) -> bool:

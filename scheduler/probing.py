@@ -118,9 +118,9 @@ class Watched:
 
     num_pairs: int = 0  #: decoded by one target and engine
     num_equal: int = 0
-    num_near_ties: int = 0
-    num_opened: int = 0
-    num_closed: int = 0
+    num_near_ties: int = 0  #: they part where rounding may swap the target's two best choices
+    num_opened: int = 0  #: incidents
+    num_closed: int = 0  #: incidents, because later probes were right
 
 
 def compare_new(texts: ProbeStore, incidents: IncidentStore, now: datetime) -> Watched:

@@ -15,11 +15,10 @@ from rich.console import Console
 
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import NextJob
-from alphaloop.cli.demo import final_table
 from alphaloop.cli.status import task_table
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
-from alphaloop.experiment.estimate import Verdict, verdict_of
+from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.experiment.wording import figure, sentence
 from alphaloop.explaining.explanation import Explanation
@@ -30,7 +29,7 @@ from scheduler.report.data import DriftReport, MeasuredLine
 from scheduler.report.pages import render_page
 from scheduler.report.text import render_text
 from tests.fixtures.reports import AT, empty, task_line
-from tests.fixtures.runs import subject
+from tests.fixtures.runs import task_speedup
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -49,23 +48,7 @@ def speedups(draw: st.DrawFn) -> TaskSpeedup | None:
         return None
     low, mean, high = sorted(draw(st.tuples(_ratios, _ratios, _ratios)))
     bounds = Interval(mean, low, high) if draw(st.booleans()) else None
-    return TaskSpeedup(
-        subject=subject("code", drafter=draw(st.sampled_from(("lookup", "small")))),
-        min_num_draft_tokens=3,
-        max_num_draft_tokens=8,
-        mean_running=4.0,
-        mean_context=100.0,
-        num_tokens=1000,
-        sequence_s=10.0,
-        num_blocks=12 if bounds else 3,
-        num_control_rounds=100,
-        control_share=0.02,
-        speedup=bounds,
-        verdict=verdict_of(bounds) if bounds else Verdict.NO_VERDICT_YET,
-        covers_from=AT,
-        covers_to=AT,
-        computed_at=AT,
-    )
+    return task_speedup(bounds, AT, drafter=draw(st.sampled_from(("lookup", "small"))))
 
 
 def says_faster(text: str) -> bool:
@@ -86,7 +69,7 @@ def of_report(reason: Reason, measured: TaskSpeedup | None) -> DriftReport:
             "explanation": "",
             "alpha_1": None,  # without a plot, which takes a tenth of a second
             "alpha": None,
-            "measured": MeasuredLine.of(measured) if measured else None,
+            "measured": MeasuredLine.model_validate(measured) if measured else None,
         }
     )
     return empty().model_copy(update={"tasks": (line,)})
@@ -109,7 +92,6 @@ def test_every_table_says_faster_of_what_was_measured_faster(reason: Reason, mea
         "status": rendered(task_table([now], None)),
         "report": render_text(report).split("\nNext job,")[1].split("\n\n")[0],
         "report, page": page_cell(render_page(report)),
-        "demo": rendered(final_table([task.model_dump(mode="json") for task in report.tasks], {"code": 1})),
     }
     is_faster = measured is not None and measured.drafter == "lookup" and measured.verdict is Verdict.FASTER
     for screen, words in said.items():

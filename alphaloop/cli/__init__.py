@@ -20,7 +20,7 @@ def main() -> None:
             stream.reconfigure(errors=_ESCAPED)
     try:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may have it ignored
-            signal.signal(signal.SIGINT, _interrupt)
+            signal.signal(signal.SIGINT, interrupt)
         from alphaloop.cli.app import app
         from alphaloop.cli.screen import show_error
         from alphaloop.errors import AlphaloopError
@@ -42,7 +42,7 @@ def _escaped(error: UnicodeError) -> tuple[str, int]:
     return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2)), error.end
 
 
-def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+def interrupt(number: int, frame: FrameType | None) -> NoReturn:
     """As Python's own handler, in Python.
 
     The own one sets an exception without an instance. The Kafka client loses such a one where the signal comes during a

@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,7 +54,6 @@ _ADDRESSES: Final = frozenset(
 INTERRUPTED: Final = 130
 Data = TypeVar("Data")
 EVERY_S: Final = 5.0
-_LOOK_EVERY_S: Final = 1.0
 
 
 def carry_out(
@@ -87,7 +85,7 @@ def carry_out(
         try:
             _send(order, child.stdin)
             stopping = _Stopping(child, on_interrupt)
-            with _passing_signals_to(stopping):
+            with signals_to(stopping.on_signal):
                 failure = _show_events(
                     child.stdout, lambda found: show(TypeAdapter(data).validate_python(found)), stopping.on_stage
                 )
@@ -118,10 +116,8 @@ def _send(order: Order, stdin: IO[bytes]) -> None:
 def _show_events(lines: IO[bytes], show: Callable[[Any], None], on_stage: Callable[[str], None]) -> FailedEvent | None:
     """Show events until the process ends; returns the error if it reported one."""
     failure = None
-    is_terminal = err().is_terminal
-    written = ProgressLines(note)
-    in_a_log = contextlib.nullcontext() if is_terminal else written.told_also_while_nothing_happens()
-    with progress() as bar, in_a_log:
+    written = None if err().is_terminal else ProgressLines(note)
+    with progress() as bar:
         task = bar.add_task("starting", total=None, note="")
         for line in lines:
             match event := EVENT.validate_json(line):
@@ -130,11 +126,11 @@ def _show_events(lines: IO[bytes], show: Callable[[Any], None], on_stage: Callab
                     # The total of a task cannot be set to unknown, so another task replaces it.
                     bar.remove_task(task)
                     task = bar.add_task(event.name, total=event.total, completed=event.done, note="")
-                    if not is_terminal:
+                    if written:
                         written.stage(event.name, event.done, event.total)
                 case AdvanceEvent():
                     bar.update(task, advance=event.num, total=event.total, note=event.note)
-                    if not is_terminal:
+                    if written:
                         written.advance(event.num, event.total)
                 case NoteEvent():
                     note(event.text)
@@ -175,84 +171,65 @@ class _Stopping:
 
 
 @contextmanager
-def _passing_signals_to(stopping: _Stopping) -> Iterator[None]:
-    """While the block runs, SIGINT and SIGTERM are the process's."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, stopping.on_signal) for number in numbers]
+def signals_to(handle: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """While the block runs, SIGINT and SIGTERM call `handle`."""
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)
 
 
 class ProgressLines:
-    """Follows the stages of a command and writes a line now and then, with `write`."""
+    """Follows the stages of a command, and writes a line every few seconds and when the models are loaded."""
 
     def __init__(self, write: Callable[[str], object], *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._write = write
-        self._clock = clock
+        self._write, self._clock = write, clock
         self._began = self._told_at = clock()
         self._name, self._done, self._total = "starting", 0, None  # type: str, int, int | None
-        self._one_at_a_time = threading.Lock()
 
     def stage(self, name: str, done: int, total: int | None) -> None:
         """A new stage begins; `done` of its `total` things were done before."""
         self._name, self._done, self._total = name, done, total
-        self.tell_when_due()
+        if name == LOADING:  # it may take a minute, in which nothing else is told
+            self._write(f"{name} …")
+        self._tell_when_due()
 
     def advance(self, num: int, total: int | None) -> None:
         """So many more things are done; `total` where it has changed."""
         self._done += num
         self._total = self._total if total is None else total
-        self.tell_when_due()
+        self._tell_when_due()
 
-    def tell_when_due(self) -> None:
-        """Write a line if the last one is old."""
-        with self._one_at_a_time:
-            now = self._clock()
-            if now - self._told_at < EVERY_S:
-                return
+    def _tell_when_due(self) -> None:
+        now = self._clock()
+        if now - self._told_at >= EVERY_S:
             self._told_at = now
             of = "" if self._total is None else f" of {self._total}"
             done = f": {self._done}{of}" if self._done or self._total is not None else ""
             self._write(f"{self._name}{done}, after {now - self._began:.0f} s")
 
-    @contextmanager
-    def told_also_while_nothing_happens(self, look_every_s: float = _LOOK_EVERY_S) -> Iterator[None]:
-        """While the block runs, a thread writes the lines that are due: a model may load for a minute."""
-        has_ended = threading.Event()
 
-        def look() -> None:
-            while not has_ended.wait(look_every_s):
-                self.tell_when_due()
-
-        looking = threading.Thread(target=look, name="progress-lines", daemon=True)
-        looking.start()
-        try:
-            yield
-        finally:
-            has_ended.set()
-            looking.join()
-
-
-def worker_process(
+def child_process(
+    module: str,
+    arguments: Sequence[str],
     options: GlobalOptions,
     settings: Settings,
     *,
-    arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> ChildProcess:
-    """A worker, not started; `environment` is laid over the child's. Stopping it lets the running batch finish."""
-    grace_s = settings.worker.drain_s + _GRACE_S
-    return _process("worker", arguments, options, settings, grace_s=grace_s, environment=environment)
+    """A worker or a scheduler, not started; `environment` is laid over the child's.
 
-
-def scheduler_process(
-    options: GlobalOptions, settings: Settings, mode: str, *, environment: Mapping[str, str] | None = None
-) -> ChildProcess:
-    """A scheduler, not started; `environment` is laid over the child's."""
-    return _process("scheduler", [mode], options, settings, grace_s=_GRACE_S, environment=environment)
+    Stopping a worker lets the running batch finish.
+    """
+    return ChildProcess(
+        module,
+        child_command(module, arguments),
+        log=child_log(settings, module),
+        env={**child_environment(options, settings), **(environment or {})},
+        grace_s=_GRACE_S + (settings.worker.drain_s if module == "worker" else 0.0),
+    )
 
 
 def child_log(settings: Settings, module: str) -> Path:
@@ -329,24 +306,6 @@ def await_event(
     """
     child.wait_until(lambda: is_stopped() or log.find(action) is not None, START_TIMEOUT_S)
     return log.find(action)
-
-
-def _process(
-    module: str,
-    arguments: Sequence[str],
-    options: GlobalOptions,
-    settings: Settings,
-    *,
-    grace_s: float,
-    environment: Mapping[str, str] | None = None,
-) -> ChildProcess:
-    return ChildProcess(
-        module,
-        child_command(module, arguments),
-        log=child_log(settings, module),
-        env={**child_environment(options, settings), **(environment or {})},
-        grace_s=grace_s,
-    )
 
 
 def _has_action(line: str, action: str) -> bool:

@@ -6,34 +6,30 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
-from typing import Any, Final
+from typing import Final
 
 import typer
-from rich.console import Console, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.console import Console
 
-from alphaloop.acceptance import Interval
-from alphaloop.as_decoded import Decoded, NextJob, at_load, drafted_by_load, percent, setting
-from alphaloop.cli.children import LogFollower, await_event, child_log, scheduler_process, worker_process
+from alphaloop.cli import interrupt
+from alphaloop.cli.children import LogFollower, await_event, child_log, child_process
 from alphaloop.cli.options import DATA_DIR, GlobalOptions, global_options, open_database
-from alphaloop.cli.screen import FittedTable, err, note, out, progress, table
+from alphaloop.cli.screen import err, note, out, progress
 from alphaloop.cli.services import fetch_kafka, prepare, program
+from alphaloop.cli.status import task_table
 from alphaloop.demo_prompts import DemoPrompts, harvest
 from alphaloop.embedded.install import find_kafka_home
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.embedded.stack import EmbeddedStack
 from alphaloop.errors import AlphaloopError, InstallFailed
-from alphaloop.experiment.estimate import Verdict
-from alphaloop.experiment.wording import NO_VERDICT, draft_lengths, reason_word
+from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.producer import Producer
-from alphaloop.messages import Job, Mode, Result, encode_job
+from alphaloop.messages import Job, encode_job
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.outcomes.reading import Outcome, OutcomeReader, is_success
 from alphaloop.probes import DEFAULT_K, DEFAULT_MAX_TOKENS, new_probe_set
@@ -43,7 +39,6 @@ from alphaloop.store.known_jobs import check
 from alphaloop.store.probes import ProbeSetStore, probe_progress
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.schedule import ScheduleStore
-from alphaloop.wording import rate, share, share_with_interval
 
 EXAMPLE: Final = """\
 alphaloop demo
@@ -84,7 +79,7 @@ def demo(
     options = global_options(context, data_dir)
     options = replace(options, profile=options.profile or "local", data_dir=options.data_dir or _FOLDER)
     settings = _embedded(options)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     _try_kafka(settings)
     run = _Demo(options, settings, err(), out(), seed, jobs)
     try:
@@ -114,10 +109,6 @@ def _try_kafka(settings: Settings) -> None:
         fetch_kafka(deadline_s=_INSTALL_S)
     except InstallFailed as error:
         note(f"not fetched: {error.message.splitlines()[0]}")
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 @dataclass(slots=True)
@@ -156,7 +147,7 @@ class _Demo:
         prompts = harvest(self.seed, num_traffic=self.jobs_per_task, num_probes=num_probes, tasks=TASKS)
         self._say(
             f"{prompts.num_traffic} prompts for {len(prompts.traffic)} tasks, and {num_probes} more each to measure "
-            "with, from the sources and the licence of this Python"
+            "with, from the sources of this Python"
         )
         return prompts
 
@@ -164,7 +155,8 @@ class _Demo:
     def _worker(self, running: Settings) -> Iterator[ChildProcess]:
         self.step = "starting the worker"
         environment = {name: value for name, value in _WORKER_ENVIRONMENT.items() if name not in os.environ}
-        worker = worker_process(self.options, running, arguments=["--seed", str(self.seed)], environment=environment)
+        seeded = ["--seed", str(self.seed)]
+        worker = child_process("worker", seeded, self.options, running, environment=environment)
         follower = LogFollower(worker.log)
         worker.start()
         try:
@@ -209,16 +201,14 @@ class _Demo:
     def _send_traffic(self, running: Settings, worker: ChildProcess, prompts: DemoPrompts) -> None:
         self.step = "decoding the jobs"
         batch_id = f"demo-{uuid.uuid4().hex[:8]}"
-        counted = TrafficProgress.of({task: len(found) for task, found in prompts.traffic.items()})
+        ended: list[Outcome] = []
         stall = _StallCheck("jobs", worker)
         producer = Producer(running.kafka, client_id="alphaloop-demo")
         try:
-            with (
-                OutcomeReader(running.kafka, prompts.traffic.keys()) as reader,
-                Live(counted, console=self.screen, refresh_per_second=4),
-            ):
+            with OutcomeReader(running.kafka, prompts.traffic.keys()) as reader, progress() as bar:
                 # A task leaves a block in the round in which it has no sequence. So tasks do not share the slots.
                 for task, found in prompts.traffic.items():
+                    shown = bar.add_task(f"jobs of {task}", total=len(found), note="")
                     jobs = {job.job_id: job for job in (_job(task, prompt, batch_id) for prompt in found)}
                     for job_id, job in jobs.items():
                         producer.send(jobs_topic(task), key=job_id.encode(), value=encode_job(job))
@@ -226,14 +216,15 @@ class _Demo:
                     for outcome in reader.outcomes(
                         jobs,
                         timeout_s=_STALLED_S * len(jobs),
-                        alive=lambda: stall.check(counted.done, prompts.num_traffic),
+                        alive=lambda: stall.check(len(ended), prompts.num_traffic),
                     ):
-                        counted.add(task, outcome)
+                        ended.append(outcome)
+                        bar.update(shown, advance=1)
         finally:
             producer.close()
-        if counted.failed:
+        if failed := sum(not is_success(outcome) for outcome in ended):
             raise AlphaloopError(
-                f"expected {prompts.num_traffic} texts, found {counted.failed} jobs that ended without one",
+                f"expected {prompts.num_traffic} texts, found {failed} jobs that ended without one",
                 hint=f"see {worker.log}",
             )
 
@@ -244,7 +235,8 @@ class _Demo:
         if report is None:
             raise AlphaloopError("the scheduler made no report", hint=f"see {_log(running)}")
         self.page.print()
-        self.page.print(final_table(report.content["tasks"], {task: len(p) for task, p in prompts.traffic.items()}))
+        sent = [one for one in tasks_now(database, running) if one.task in prompts.traffic]
+        self.page.print(task_table([replace(one, probes={}, controls={}) for one in sent], None))
         self.page.print(
             "\nRounds drafted: in which a drafter was asked, by the sequences that ran where that made a difference. "
             "α₁: acceptance of the first drafted token. Speed-up: over vanilla, by control rounds among the "
@@ -266,7 +258,7 @@ class _Demo:
         self._conclude(f"in Postgres: {sentence}")
 
     def _schedule_once(self, running: Settings) -> None:
-        scheduler = scheduler_process(self.options, running, "once", environment=_SCHEDULER_ENVIRONMENT)
+        scheduler = child_process("scheduler", ["once"], self.options, running, environment=_SCHEDULER_ENVIRONMENT)
         scheduler.start()
         try:
             with self.screen.status("the scheduler runs"):
@@ -329,122 +321,3 @@ def _shown(folder: Path) -> Path:
         return folder.relative_to(Path.cwd())
     except ValueError:
         return folder
-
-
-@dataclass(slots=True)
-class _TaskProgress:
-    total: int
-    done: int = 0
-    failed: int = 0
-    tokens: int = 0
-    device_s: float = 0.0
-
-
-@dataclass(slots=True)
-class TrafficProgress:
-    """Counts outcomes by task, and renders itself."""
-
-    by_task: dict[str, _TaskProgress]
-    started: float = field(default_factory=time.monotonic)
-
-    @classmethod
-    def of(cls, totals: Mapping[str, int]) -> TrafficProgress:
-        """Progress without any outcome."""
-        return cls({task: _TaskProgress(total) for task, total in totals.items()})
-
-    def add(self, task: str, outcome: Outcome) -> None:
-        """Count one outcome."""
-        counted = self.by_task[task]
-        counted.done += 1
-        counted.failed += not is_success(outcome)
-        if isinstance(outcome, Result) and outcome.usage and outcome.timings:
-            counted.tokens += outcome.usage.completion_tokens
-            counted.device_s += outcome.timings.device_s
-
-    @property
-    def done(self) -> int:
-        """Outcomes so far."""
-        return sum(counted.done for counted in self.by_task.values())
-
-    @property
-    def failed(self) -> int:
-        """Outcomes without a text."""
-        return sum(counted.failed for counted in self.by_task.values())
-
-    def __rich__(self) -> RenderableType:
-        shown = table("task", "done", "", "tokens", "tok/s", right=["done", "tokens", "tok/s"])
-        for task, counted in self.by_task.items():
-            shown.add_row(
-                task,
-                f"{counted.done}/{counted.total}",
-                ProgressBar(total=counted.total, completed=counted.done, width=24),
-                str(counted.tokens),
-                rate(counted.tokens / counted.device_s if counted.device_s else None),
-            )
-        total = sum(counted.total for counted in self.by_task.values())
-        tokens = sum(counted.tokens for counted in self.by_task.values())
-        seconds = time.monotonic() - self.started
-        shown.add_section()
-        shown.add_row(
-            f"{seconds:.0f} s", f"{self.done}/{total}", "", str(tokens), rate(tokens / seconds if seconds else None)
-        )
-        return shown
-
-
-def final_table(lines: Sequence[Mapping[str, Any]], num_sent: Mapping[str, int]) -> FittedTable:
-    """One row a task, from the report's own figures, for a terminal of 80 columns."""
-    shown = table(
-        "task",
-        "jobs",
-        "rounds drafted",
-        "k",
-        "α₁ [95 %]",
-        "speed-up [95 %]",
-        "next job",
-        right=["jobs"],
-    )
-    for line in lines:
-        if line["task"] in num_sent:
-            done = None if line["decoded"] is None else Decoded.of_json(line["decoded"])
-            shown.add_row(
-                line["task"],
-                str(line["num_jobs"]),
-                "\n".join([percent(done.drafted_share) if done else "-", *drafted_by_load(done)]),
-                _lengths(done),
-                _acceptance(line),
-                _speedup(line),
-                _next(line),
-            )
-    return shown
-
-
-def _lengths(done: Decoded | None) -> str:
-    return draft_lengths(done.num_draft_tokens or ()).removeprefix("k ") or "-" if done else "-"
-
-
-def _acceptance(line: Mapping[str, Any]) -> str:
-    value = line["alpha_1"]
-    found = share_with_interval(None if value is None else Interval(value["mean"], value["low"], value["high"]))
-    return f"{found}\nof probes" if value is not None and line["acceptance_from"] == "probes" else found
-
-
-def _speedup(line: Mapping[str, Any]) -> str:
-    measured = line["measured"]
-    if measured is None:
-        return "-"
-    bounds, lengths = measured["speedup"], (measured["min_num_draft_tokens"], measured["max_num_draft_tokens"])
-    if bounds is None or measured["verdict"] == Verdict.NO_VERDICT_YET:
-        return NO_VERDICT
-    found = f"{share(bounds['mean'])} [{share(bounds['low'])} {share(bounds['high'])}]"
-    return f"{found}\n{measured['drafter']}, {draft_lengths(lengths)}, {measured['mean_running']:.1f} running"
-
-
-def _next(line: Mapping[str, Any]) -> str:
-    if line["mode"] is None:
-        return "-"
-    drafter = line["drafter"] if line["mode"] == Mode.SPECULATIVE else None
-    its = drafter, line["num_draft_tokens"], line["reason"], line["explanation"], line["next_running"], ""
-    one, measured = NextJob(line["mode"], *its), line["measured"]
-    is_its_own = measured is not None and measured["drafter"] == drafter
-    reason = reason_word(line["reason"] or None, measured["verdict"] if is_its_own else None)
-    return f"{setting(one)}\n{at_load(one)}\n{reason}"

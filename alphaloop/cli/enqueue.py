@@ -100,20 +100,23 @@ def enqueue(
             raise AlphaloopError(
                 f"nothing was sent: {len(wrong)} wrong", hint="without --strict the correct lines are sent"
             )
-        summary = _Summary()
-        shown: list[dict[str, Any]] | None = [] if waits and as_json and output is None else None
+        summary, rows = _Summary(), list[dict[str, Any]]()
+        written = None if target is None else stack.enter_context(target.writing())
         if waits:
-            rows = _send_and_wait(
+            rows += _send_and_wait(
                 settings.kafka, list(items), summary, timeout, topic_of=topic_of, contents=contents, streams=stream
             )
-            _deliver(rows, target, shown, is_single=prompt is not None and not stream)
         else:
             send(settings.kafka, items, summary, show_id=prompt is not None and not as_json, topic_of=topic_of)
-    _conclude(summary, waits=waits, as_json=as_json, shown=shown)
+        if written is not None:
+            written.writelines(json_text(row) + "\n" for row in rows)
+    if target is None and prompt is not None and not (stream or as_json):
+        sys.stdout.writelines(f"{as_shown(row['text'])}\n" for row in rows if row.get("text") is not None)
+    _conclude(summary, waits=waits, as_json=as_json, shown=rows if waits and target is None else None)
     if summary.without_result:
-        written = None if output is None or not output.is_file() else output
+        results = None if output is None or not output.is_file() else output
         options = global_options(context)
-        _say_what_is_left(summary, wait_again(options, summary.without_result, batch_id=batch_id, file=written))
+        _say_what_is_left(summary, wait_again(options, summary.without_result, batch_id=batch_id, file=results))
     _exit(summary, waits=waits)
 
 
@@ -174,7 +177,7 @@ def send(
             if item.job.task not in ready:
                 ensure_topics(kafka, [item.job.task])
                 ready.add(item.job.task)
-            _produce(producer, topic_of, item)
+            producer.send(topic_of(item.job.task), key=item.job.job_id.encode(), value=encode_job(item.job))
             summary.sent += 1
             summary.job_ids.append(item.job.job_id)
             if show_id:
@@ -202,50 +205,20 @@ def _send_and_wait(
 
     With `streams`, texts are printed while they are decoded.
     """
-    lines = [item for item in items if isinstance(item, JobLine)]
-    wrong = [item for item in items if isinstance(item, BadLine)]
-    report_wrong(wrong)
-    summary.invalid, summary.sent = len(wrong), len(lines)
-    summary.job_ids = [line.job.job_id for line in lines]
+    by_id = {item.job.job_id: item for item in items if isinstance(item, JobLine)}
     outcomes: dict[str, Outcome] = {}
-    if lines:
-        outcomes = _outcomes(kafka, lines, summary, timeout_s, topic_of, streams=streams)
-    summary.without_result = [job_id for job_id in dict.fromkeys(summary.job_ids) if job_id not in outcomes]
-    _report_failed(outcomes.values())
-    for item in items:
-        if isinstance(item, BadLine):
-            yield _wrong_row(item)
-            continue
-        outcome = outcomes.get(item.job.job_id)
-        summary.by_status["missing" if outcome is None else status_of(outcome)] += 1
-        if isinstance(outcome, Result) and outcome.usage:
-            summary.completion_tokens += outcome.usage.completion_tokens
-        yield row_of(item.job, texts_of(outcome, contents))
-
-
-def _outcomes(
-    kafka: KafkaSettings,
-    lines: Sequence[JobLine],
-    summary: _Summary,
-    timeout_s: float,
-    topic_of: _TopicOf,
-    *,
-    streams: bool,
-) -> dict[str, Outcome]:
-    outcomes: dict[str, Outcome] = {}
-    by_id = {line.job.job_id: line for line in lines}
     texts = {job_id: GrowingText(job_id, is_one=len(by_id) == 1) for job_id in by_id} if streams else {}
     on_text = (lambda job_id, text: texts[job_id].show(text)) if streams else None
-    tasks = {line.job.task for line in lines}
-    producer = Producer(kafka, client_id="alphaloop-enqueue")
     try:
-        with OutcomeReader(kafka, tasks, on_text=on_text) as reader, progress(is_shown=not streams) as bar:
-            shown = bar.add_task("results", total=len(by_id), note="")
+        with contextlib.ExitStack() as stack:
+            # Before anything is sent, so that no outcome is missed.
+            tasks = {line.job.task for line in by_id.values()}
+            reader = stack.enter_context(OutcomeReader(kafka, tasks, on_text=on_text)) if by_id else None
             started = time.monotonic()
-            for line in lines:
-                _produce(producer, topic_of, line)
-            producer.flush(_FLUSH_S)
-            for outcome in reader.outcomes(by_id, timeout_s=timeout_s):
+            send(kafka, items, summary, show_id=False, topic_of=topic_of)
+            bar = stack.enter_context(progress(is_shown=not streams))
+            shown = bar.add_task("results", total=len(by_id), note="")
+            for outcome in reader.outcomes(by_id, timeout_s=timeout_s) if reader else ():
                 outcomes[outcome.job_id] = _named_in_line(outcome, by_id[outcome.job_id])
                 if text := texts.get(outcome.job_id):
                     text.end(outcome.text if isinstance(outcome, Result) else None)
@@ -254,10 +227,19 @@ def _outcomes(
     except KeyboardInterrupt:
         summary.interrupted = True  # the results so far are still written
     finally:
-        producer.close()
         for text in texts.values():
             text.end()
-    return outcomes
+    summary.without_result = [job_id for job_id in dict.fromkeys(summary.job_ids) if job_id not in outcomes]
+    _report_failed(outcomes.values())
+    for item in items:
+        if isinstance(item, BadLine):
+            yield _wrong_row(item)
+            continue
+        end = outcomes.get(item.job.job_id)
+        summary.by_status["missing" if end is None else status_of(end)] += 1
+        if isinstance(end, Result) and end.usage:
+            summary.completion_tokens += end.usage.completion_tokens
+        yield row_of(item.job, end and texts_of(end, contents))
 
 
 def _named_in_line(outcome: Outcome, line: JobLine) -> Outcome:
@@ -268,10 +250,6 @@ def _named_in_line(outcome: Outcome, line: JobLine) -> Outcome:
         return outcome
     error = outcome.error.model_copy(update={"field": line.named_in_line(outcome.error.field)})
     return outcome.model_copy(update={"error": error})
-
-
-def _produce(producer: Producer, topic_of: _TopicOf, line: JobLine) -> None:
-    producer.send(topic_of(line.job.task), key=line.job.job_id.encode(), value=encode_job(line.job))
 
 
 def _wrong_row(item: BadLine) -> dict[str, Any]:
@@ -309,21 +287,6 @@ def _read(
     # Opened before anything is read, so that a misspelt second name fails before the first file is sent.
     sources = [stack.enter_context(reading(name, say=note)) for name in files]
     return (item for source in sources for item in reader.read(source.lines, source.name))
-
-
-def _deliver(
-    rows: Iterator[dict[str, Any]], target: Destination | None, shown: list[dict[str, Any]] | None, *, is_single: bool
-) -> None:
-    if target is None:
-        for row in rows:
-            if shown is not None:
-                shown.append(row)
-            elif is_single and row.get("text") is not None:
-                sys.stdout.write(f"{as_shown(row['text'])}\n")
-        return
-    with target.writing() as file:
-        for row in rows:
-            file.write(json_text(row) + "\n")
 
 
 def _conclude(summary: _Summary, *, waits: bool, as_json: bool, shown: list[dict[str, Any]] | None) -> None:

@@ -227,10 +227,9 @@ def _listed(found: Explanation) -> list[Alternative]:
     """The best alternatives, the chosen one and vanilla."""
     decision = found.decision
     chosen = (None, 0), (decision.drafter, decision.num_draft_tokens)
-    ranked = list(enumerate(decision.alternatives))
-    must = [pair for pair in ranked if (pair[1].drafter, pair[1].num_draft_tokens) in chosen]
-    rest = [pair for pair in ranked if pair not in must][: _MAX_ALTERNATIVES - len(must)]
-    return [option for _, option in sorted(must + rest, key=lambda pair: pair[0])]
+    must = [one for one in decision.alternatives if (one.drafter, one.num_draft_tokens) in chosen]
+    rest = [one for one in decision.alternatives if one not in must][: _MAX_ALTERNATIVES - len(must)]
+    return [one for one in decision.alternatives if one in must or one in rest]
 
 
 def _tokens_per_s(found: Explanation, option: Alternative) -> str:

@@ -6,8 +6,9 @@ import json
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -107,25 +108,17 @@ def wait(
     target = None if output is None else Destination.of(output, option="--output", inputs=[file] if file else [])
     settings = connected_settings(context)
     with closing(open_database(settings)) as database, ExitStack() as stack:
-        wanted = list(dict.fromkeys([*(job_id or []), *_job_ids(file)]))
-        if batch_id is not None:
-            wanted = list(dict.fromkeys([*wanted, *_jobs_named(settings, database, batch_id)]))
+        wanted = _wanted(settings, database, [*(job_id or []), *_job_ids(file)], batch_id)
         if not wanted:
             raise AlphaloopError(f"no job of {f'batch {batch_id}' if batch_id else shown_name(file or '')} was found")
         contents = ContentStore.of(settings.claim_check)
         found: dict[str, Outcome] = {}
         stack.callback(lambda: _write(target, wanted, found))
-        try:
+        with _going_on(context, wanted, found, batch_id, file):
             for outcome in _ends(settings, database, wanted, timeout_s=timeout):
-                told = texts_of(outcome, contents)
-                assert told is not None  # noqa: S101 - None is only answered with None
-                found[outcome.job_id] = told
-                _show_outcome(told, is_single=len(wanted) == 1 and str(output) != STANDARD, as_json=as_json)
-        except KeyboardInterrupt:
-            left = [job_id for job_id in wanted if job_id not in found]
-            named = None if str(file) == STANDARD else file  # what was read from there is gone
-            say_they_go_on(len(left), wait_again(global_options(context), left, batch_id=batch_id, file=named))
-            raise typer.Exit(130) from None
+                found[outcome.job_id] = texts_of(outcome, contents)
+                is_single = len(wanted) == 1 and str(output) != STANDARD
+                _show_outcome(found[outcome.job_id], is_single=is_single, as_json=as_json)
     if missing := len(wanted) - len(found):
         raise AlphaloopError(
             f"{missing} of {len(wanted)} jobs have not ended within {timeout:g} s",
@@ -152,22 +145,24 @@ def cancel(
         raise typer.BadParameter("expected job_ids or --batch-id")
     settings = connected_settings(context)
     with closing(open_database(settings)) as database:
-        wanted = list(job_id or [])
-        if batch_id is not None:
-            wanted += _jobs_named(settings, database, batch_id)
+        wanted = _wanted(settings, database, job_id or [], batch_id)
         if not wanted:
             raise AlphaloopError(f"no job of batch {batch_id} was found")
-        found = find_jobs(settings, database, list(dict.fromkeys(wanted)))
+        found = find_jobs(settings, database, wanted)
         asked = [one.job_id for one in found if one.place not in (JobPlace.ENDED, JobPlace.REFUSED)]
         request_cancellation(settings.kafka, asked)
         if not as_json:
             _tell(found, len(asked))
         awaited = [one.job_id for one in found if one.job_id in asked and one.place is not JobPlace.UNKNOWN]
-        ended = _await(context, settings, database, awaited, timeout) if wait else {}
+        ended: dict[str, str] = {}
+        with _going_on(context, awaited, ended):
+            for end in _ends(settings, database, awaited, timeout_s=timeout) if wait else ():
+                ended[end.job_id] = status_of(end)
     if as_json:
-        print_json([_as_json(one, ended.get(one.job_id)) for one in found])
+        how = {job_id: {"ended": status} for job_id, status in ended.items()}
+        print_json([{**one.as_json(), **how.get(one.job_id, {})} for one in found])
     elif ended:
-        note(f"ended: {counts(_count(list(ended.values())))}")
+        note(f"ended: {counts(Counter(ended.values()))}")
     if wait and (missing := len(awaited) - len(ended)):
         raise AlphaloopError(
             f"{missing} {'job' if missing == 1 else 'jobs'} did not end within {timeout:g} s",
@@ -221,14 +216,19 @@ def _ends(settings: Settings, database: Database, job_ids: Sequence[str], *, tim
     yield from _recorded(database, left)  # a result that Kafka refused is recorded and never published
 
 
-def _jobs_named(settings: Settings, database: Database, batch_id: str) -> list[str]:
-    """Every job of a batch: those that wait in Kafka, then those that a worker has claimed. Raises BrokerError."""
+def _wanted(settings: Settings, database: Database, job_ids: Sequence[str], batch_id: str | None) -> list[str]:
+    """These jobs and those of a batch, each once: those that a worker has claimed, then those that wait in Kafka.
+
+    Raises BrokerError.
+    """
+    if batch_id is None:
+        return list(dict.fromkeys(job_ids))
     found = search(settings.kafka, lambda _, batch: batch == batch_id)
     if not found.is_complete:
         note("the backlog is too long to be read through: jobs of the batch that wait in Kafka may be missing here")
     waiting = [message.job_id for message in found.messages]
     claimed = (job_id for page in pages_of_batch(database, batch_id) for job_id, _ in page)
-    return list(dict.fromkeys([*claimed, *waiting]))
+    return list(dict.fromkeys([*job_ids, *claimed, *waiting]))
 
 
 def _recorded(database: Database, left: dict[str, None]) -> Iterator[Outcome]:
@@ -249,7 +249,7 @@ def row_of(job: Job | str, outcome: Outcome | None) -> dict[str, Any]:
     return {**named, **(outcome.as_json() if outcome is not None else {"status": "missing"})}
 
 
-def texts_of(outcome: Outcome | None, contents: ContentStore | None) -> Outcome | None:
+def texts_of(outcome: Outcome, contents: ContentStore | None) -> Outcome:
     """The outcome with its text. One whose text cannot be read keeps the reference."""
     if not isinstance(outcome, Result):
         return outcome
@@ -324,34 +324,29 @@ def _tell(found: Sequence[Whereabouts], num_asked: int) -> None:
     for one in found[:_MAX_SHOWN]:
         out().print(one_line(f"{one.job_id}: {one.sentence()}"), soft_wrap=True)
     if len(found) > _MAX_SHOWN:
-        out().print(f"… and {len(found) - _MAX_SHOWN} more: {counts(_count([one.place.value for one in found]))}")
+        out().print(f"… and {len(found) - _MAX_SHOWN} more: {counts(Counter(one.place.value for one in found))}")
     if num_asked:
         note(f"asked to cancel {num_asked} job{'s' if num_asked > 1 else ''}; the answer is the job's result")
     else:
         note("nothing to cancel")
 
 
-def _await(
-    context: typer.Context, settings: Settings, database: Database, job_ids: Sequence[str], timeout_s: float
-) -> dict[str, str]:
-    """How each of the jobs ended. Ctrl-C ends the command."""
-    ended: dict[str, str] = {}
+@contextmanager
+def _going_on(
+    context: typer.Context,
+    job_ids: Sequence[str],
+    ended: Container[str],
+    batch_id: str | None = None,
+    file: Path | None = None,
+) -> Iterator[None]:
+    """Ctrl-C in the block ends the command, which says how to wait for the others again."""
     try:
-        for one in _ends(settings, database, job_ids, timeout_s=timeout_s):
-            ended[one.job_id] = status_of(one)
+        yield
     except KeyboardInterrupt:
         left = [job_id for job_id in job_ids if job_id not in ended]
-        say_they_go_on(len(left), wait_again(global_options(context), left))
+        named = None if str(file) == STANDARD else file  # what was read from there is gone
+        say_they_go_on(len(left), wait_again(global_options(context), left, batch_id=batch_id, file=named))
         raise typer.Exit(130) from None
-    return ended
-
-
-def _as_json(one: Whereabouts, ended: str | None) -> dict[str, Any]:
-    return {**one.as_json(), **({"ended": ended} if ended else {})}
-
-
-def _count(names: Sequence[str]) -> dict[str, int]:
-    return {name: names.count(name) for name in dict.fromkeys(names)}
 
 
 class GrowingText:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -208,15 +209,8 @@ def _bodies_of(jobs: Iterable[Job]) -> list[dict[str, Any]]:
 
 def _version_as_json(version: ProbeSetVersion) -> dict[str, Any]:
     """One version for machines."""
-    return {
-        "task": version.task,
-        "version": version.version,
-        "in_use": version.is_active,
-        "num_prompts": version.num_prompts,
-        "num_draft_tokens": version.num_draft_tokens,
-        "source": version.source.value,
-        "created_at": version.created_at.isoformat(),
-    }
+    fields = asdict(version)
+    return {"in_use": fields.pop("is_active"), **fields, "created_at": version.created_at.isoformat()}
 
 
 def _version_cells(one: ProbeSetVersion) -> list[str]:
@@ -296,19 +290,11 @@ def _plan_sentence(plan: ProbePlan) -> str:
 
 
 def _measurement_as_json(one: Measurement) -> dict[str, Any]:
-    due = one.due
-    return {
-        "task": due.task,
-        "drafter": due.drafter,
-        "num_draft_tokens": due.num_draft_tokens,
-        "why": due.why.value,
-        "num_prompts": one.num_prompts,
-        "num_decoded": one.num_decoded,
-        "device_s": round(one.device_s, 3),
-        "at_stake_device_s": round(due.at_stake_device_s, 3),
-        "last_probed": due.last_probed.isoformat() if due.last_probed else None,
-        "is_sent": one.is_sent,
-    }
+    fields = asdict(one)
+    its = fields.pop("due") | fields
+    del its["is_scored"]
+    times = {name: round(its[name], 3) for name in ("device_s", "at_stake_device_s")}
+    return {**its, **times, "last_probed": its["last_probed"] and its["last_probed"].isoformat()}
 
 
 def _num_chars(body: Mapping[str, Any]) -> int:

@@ -299,14 +299,9 @@ def _document(found: Replayed, changed: Sequence[str]) -> dict[str, Any]:
 
 
 def _compared(its: Compared) -> dict[str, Any]:
+    sums = "num_jobs", "num_tokens", "num_same_jobs", "num_untested_tokens", "measured_s", "was_s", "would_s"
     return {
-        "num_jobs": its.num_jobs,
-        "num_tokens": its.num_tokens,
-        "num_same_jobs": its.num_same_jobs,
-        "num_untested_tokens": its.num_untested_tokens,
-        "measured_s": its.measured_s,
-        "was_s": its.was_s,
-        "would_s": its.would_s,
+        **{name: getattr(its, name) for name in sums},
         "ratio": asdict(its.ratio) if its.ratio else None,
         "ways": [
             {"was": asdict(was), "would": asdict(would), "num_tokens": tokens}

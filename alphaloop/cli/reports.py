@@ -19,7 +19,7 @@ from alphaloop.moments import moment
 from alphaloop.notifying import Gravity, NotificationText, open_sinks
 from alphaloop.store.drift import DriftEvent, DriftEventStore, NoSuchEvent, PastState
 from alphaloop.store.reports import Attempted, NotificationStore, ReportStore, StoredReport
-from alphaloop.wording import words
+from alphaloop.wording import minute, words
 
 EVENTS_EXAMPLE: Final = """\
 alphaloop drift list
@@ -70,8 +70,8 @@ def _say_if_old(found: StoredReport) -> None:
     next_due = found.content.get("next_due")
     if next_due is not None and datetime.fromisoformat(next_due) < datetime.now(UTC):
         note(
-            f"this report is old: it was made at {found.created_at:%Y-%m-%d %H:%M} UTC, and the run that was due at "
-            f"{datetime.fromisoformat(next_due):%Y-%m-%d %H:%M} UTC made none yet; does a scheduler run?"
+            f"this report is old: it was made at {minute(found.created_at)}, and the run that was due at "
+            f"{minute(datetime.fromisoformat(next_due))} made none yet; does a scheduler run?"
         )
 
 

@@ -11,7 +11,6 @@ from typing import Any, Final, TypeVar
 from rich import progress as bars
 from rich.cells import cell_len, chop_cells
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-from rich.measure import Measurement
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -24,8 +23,6 @@ Row = TypeVar("Row")
 _PIPE_WIDTH: Final = 100
 #: Between two columns of a table.
 _GAP: Final = 2
-#: Ways to break long names that are tried: more would break short words too.
-_NUM_TRIED: Final = 8
 #: Rows by which widths are chosen: the others fit too, perhaps in more lines.
 _ROWS_WEIGHED: Final = 40
 _WORD: Final = re.compile(r"(?:\S+ )?\[[^\]\n]*\]|\S+")
@@ -59,7 +56,7 @@ def print_json_line(value: Any) -> None:
 def show_rows(
     found: Sequence[Row],
     *columns: str,
-    cells: Callable[[Row], Sequence[RenderableType]],
+    cells: Callable[[Row], Sequence[str]],
     nothing: str,
     as_json: bool,
     row_as_json: Callable[[Row], Any],
@@ -131,29 +128,19 @@ class FittedTable:
     def __init__(self, columns: Sequence[str], right: Sequence[str], title: str | None) -> None:
         self._title = title
         self._columns = [(name, name in right) for name in columns]
-        self._rows: list[tuple[Sequence[RenderableType], str]] = []
-        self._sections: set[int] = set()
+        self._rows: list[tuple[list[Text], str]] = []
 
-    def add_row(self, *cells: RenderableType, style: str = "") -> None:
-        """A row; cells that are neither a string nor a Text keep their width."""
-        self._rows.append((cells, style))
-
-    def add_section(self) -> None:
-        """A gap below the last row."""
-        self._sections.add(len(self._rows))
+    def add_row(self, *cells: str | Text, style: str = "") -> None:
+        """A row."""
+        # What foreign text does to a terminal is written out first, because that takes more room.
+        self._rows.append(([_harmless(cell) for cell in cells], style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Give every column its width, then render."""
-        # What foreign text does to a terminal is written out first, because that takes more room.
-        header: list[RenderableType] = [_harmless(name) for name, _ in self._columns]
-        rows = [[_harmless(cell) for cell in cells] for cells, _ in self._rows]
-        by_column = list(zip(header, *rows, strict=True))
-        fixed = [
-            max((Measurement.get(console, options, c).maximum for c in its if not isinstance(c, Text)), default=0)
-            for its in by_column
-        ]
-        texts = [[cell.plain for cell in its if isinstance(cell, Text)] for its in by_column]
-        widths = _widths(texts, fixed, options.max_width - _GAP * (len(texts) - 1))
+        header = [_harmless(name) for name, _ in self._columns]
+        by_column = zip(header, *(cells for cells, _ in self._rows), strict=True)
+        texts = [[cell.plain for cell in its] for its in by_column]
+        widths = _widths(texts, options.max_width - _GAP * (len(texts) - 1))
         made = Table(title=self._title, title_justify="left", box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
         for (name, is_right), width in zip(self._columns, widths, strict=True):
             made.add_column(
@@ -162,11 +149,8 @@ class FittedTable:
                 width=width,
                 no_wrap=True,
             )
-        for number, (cells, (_, style)) in enumerate(zip(rows, self._rows, strict=True)):
-            if number in self._sections:
-                made.add_section()
-            shown = [_broken(c, w) if isinstance(c, Text) else c for c, w in zip(cells, widths, strict=True)]
-            made.add_row(*shown, style=style or None)
+        for cells, style in self._rows:
+            made.add_row(*map(_broken, cells, widths), style=style or None)
         yield made
 
 
@@ -175,40 +159,38 @@ def table(*columns: str, right: Sequence[str] = (), title: str | None = None) ->
     return FittedTable(columns, right, title)
 
 
-def _widths(texts: Sequence[Sequence[str]], fixed: Sequence[int], room: int) -> list[int]:
-    """Widths of columns with these cells, `room` together at most; `fixed` are their least widths.
+def _widths(texts: Sequence[Sequence[str]], room: int) -> list[int]:
+    """Widths of columns with these cells, `room` together at most.
 
-    No column is narrower than its longest word while the window has room for that; else long names are broken, so that
-    the table has fewest lines. What is left over goes to the columns that lack most.
+    No column is narrower than its longest word while the window has room for that; else names are broken that are
+    longer than need be. What is left over goes to the columns that lack most, so that the table has fewest lines.
     """
-    wide = _least(texts, fixed, re.compile(r".+"), room)
+    wide = _least(texts, re.compile(r".+"), room)
     if sum(wide) <= room:
         return wide
-    whole = [_least(texts, fixed, unit, room) for unit in (_WORD, _APART)]
-    fitting = [its for its in whole if sum(its) <= room]
-    if not fitting:
-        # Names are broken at their marks; words without any only where they would fill half of the window.
-        words = (part for its in texts for t in its for found in _APART.findall(t) for part in _atoms(found))
-        longest = max((n for word in words if (n := cell_len(word)) <= room // 2), default=1)
-        broken = [_least(texts, fixed, _APART, most) for most in (*range(room // 2, longest, -2), longest)]
-        last = [_least(texts, fixed, _APART, most) for most in range(longest, 0, -1)]
-        fitting = [its for its in broken if sum(its) <= room][:_NUM_TRIED]
-        fitting = fitting or [its for its in last if sum(its) <= room][:1] or last[-1:]
-    filled = [_filled(texts, widths, wide, room) for widths in fitting]
+    fitting = [its for unit in (_WORD, _APART) if sum(its := _least(texts, unit, room)) <= room]
+    broken = (its for most in range(room, 0, -1) if sum(its := _least(texts, _APART, most)) <= room)
+    filled = [_filled(texts, its, wide, room) for its in fitting or [next(broken, [1] * len(texts))]]
     return min(filled, key=lambda widths: _height(texts, widths))
 
 
-def _least(texts: Sequence[Sequence[str]], fixed: Sequence[int], unit: re.Pattern[str], most: int) -> list[int]:
+def _height(texts: Sequence[Sequence[str]], widths: Sequence[int]) -> int:
+    """Lines of the rows together."""
+    lines = ([_num_lines(cell, w) for cell in its[:_ROWS_WEIGHED]] for its, w in zip(texts, widths, strict=True))
+    return sum(map(max, zip(*lines, strict=True)))
+
+
+def _least(texts: Sequence[Sequence[str]], unit: re.Pattern[str], most: int) -> list[int]:
     """Width of each column's longest unit, where units longer than `most` are broken."""
     return [
-        max([n, *(cell_len(part) for t in its for found in unit.findall(t) for part in _parts(found, most))])
-        for its, n in zip(texts, fixed, strict=True)
+        max((cell_len(part) for t in its for found in unit.findall(t) for part in _parts(found, most)), default=0)
+        for its in texts
     ]
 
 
 def _filled(texts: Sequence[Sequence[str]], widths: Sequence[int], wide: Sequence[int], room: int) -> list[int]:
     """The widths with what is left of the room: each step widens the column that makes most rows tall."""
-    filled, rows = list(widths), _rows(texts)
+    filled, rows = list(widths), [its[:_ROWS_WEIGHED] for its in texts]
     heights = [[_num_lines(cell, width) for cell in its] for its, width in zip(rows, filled, strict=True)]
     while sum(filled) < min(room, sum(wide)):
         tallest = [max(its) for its in zip(*heights, strict=True)]
@@ -220,18 +202,6 @@ def _filled(texts: Sequence[Sequence[str]], widths: Sequence[int], wide: Sequenc
         filled[chosen] += 1
         heights[chosen] = [_num_lines(cell, filled[chosen]) for cell in rows[chosen]]
     return filled
-
-
-def _rows(texts: Sequence[Sequence[str]]) -> list[Sequence[str]]:
-    """By column, the cells that widths are chosen by; a column that holds something else has empty ones."""
-    most = min(_ROWS_WEIGHED, max(map(len, texts)))
-    return [its[:most] if len(its) >= most else [""] * most for its in texts]
-
-
-def _height(texts: Sequence[Sequence[str]], widths: Sequence[int]) -> int:
-    """Lines of the rows together."""
-    lines = [[_num_lines(cell, w) for cell in its] for its, w in zip(_rows(texts), widths, strict=True)]
-    return sum(map(max, zip(*lines, strict=True)))
 
 
 def _num_lines(text: str, width: int) -> int:
@@ -298,10 +268,8 @@ class _HarmlessConsole(Console):
         return super().render(_harmless(renderable) if isinstance(renderable, Text) else renderable, options)
 
 
-def _harmless(cell: RenderableType) -> RenderableType:
+def _harmless(cell: str | Text) -> Text:
     """A string as a Text, without markup; of a Text only what acts upon a terminal is written out."""
     if isinstance(cell, str):
         return Text(harmless(cell))
-    if isinstance(cell, Text) and (shown := harmless(cell.plain)) != cell.plain:
-        return cell.blank_copy(shown)
-    return cell
+    return cell if (shown := harmless(cell.plain)) == cell.plain else cell.blank_copy(shown)

@@ -7,7 +7,6 @@ libraries that the other commands do not need.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import shutil
@@ -16,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
@@ -31,9 +30,9 @@ from alphaloop.cli.children import (
     await_event,
     child_command,
     child_environment,
+    child_process,
     field_of,
-    scheduler_process,
-    worker_process,
+    signals_to,
 )
 from alphaloop.cli.options import AS_JSON, DATA_DIR, GlobalOptions, connected_settings, global_options
 from alphaloop.cli.screen import err, note, out, print_json
@@ -88,7 +87,13 @@ def up(
     options = replace(options, profile=options.profile or "local")
     stop = threading.Event()
     stack = EmbeddedStack(options.settings(), on_event=note)
-    with _stopped_by_signals(stop), stack as settings:
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():  # the second one ends the process at once
+            raise KeyboardInterrupt
+        stop.set()
+
+    with signals_to(handle), stack as settings:
         prepare(settings)
         children: list[ChildProcess] = []
         try:
@@ -239,23 +244,6 @@ def prepare(settings: Settings) -> None:
     ensure_topics(settings.kafka, settings.tasks)
 
 
-@contextlib.contextmanager
-def _stopped_by_signals(stop: threading.Event) -> Iterator[None]:
-    """The first SIGINT or SIGTERM sets `stop`; the second one ends the process at once."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _start(
     options: GlobalOptions,
     settings: Settings,
@@ -267,24 +255,24 @@ def _start(
 ) -> dict[str, str]:
     """Start the children into `children`; returns the addresses of the console and of their metrics by name."""
     addresses: dict[str, str] = {}
-    if with_worker:
-        child = worker_process(options, settings)
+
+    def start(module: str, *arguments: str) -> None:
+        child = child_process(module, arguments, options, settings)
         follower = LogFollower(child.log)
         children.append(child)
         child.start()
-        note("loading the model, and measuring what a round costs here unless that is known …")
-        with err().status("the worker is starting"):
-            line = await_event(child, follower, "worker_ready", stop.is_set)
+        with err().status(f"the {module} is starting"):
+            line = await_event(child, follower, f"{module}_ready", stop.is_set)
         if line is not None:
-            addresses["worker metrics"] = f"{field_of(line, 'metrics')}/metrics"
+            addresses[f"{module} metrics"] = f"{field_of(line, 'metrics')}/metrics"
+            if console := field_of(line, "console"):
+                addresses["console"] = console
+
+    if with_worker:
+        note("loading the model, and measuring what a round costs here unless that is known …")
+        start("worker")
     if with_scheduler and not stop.is_set():
-        child = scheduler_process(options, settings, "run")
-        follower = LogFollower(child.log)
-        children.append(child)
-        child.start()
-        if (line := await_event(child, follower, "scheduler_ready", stop.is_set)) is not None:
-            addresses["scheduler metrics"] = f"{field_of(line, 'metrics')}/metrics"
-            addresses["console"] = field_of(line, "console") or "-"
+        start("scheduler", "run")
     return addresses
 
 

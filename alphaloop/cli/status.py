@@ -29,7 +29,7 @@ from alphaloop.store.jobs import RUNNING
 from alphaloop.store.switchback import ExpectationStore
 from alphaloop.store.task_figures import TaskFigures, begin_of, waits, with_waiting
 from alphaloop.store.workers import SeenWorker, WorkerStore
-from alphaloop.wording import counted_apart, rate, share_with_interval
+from alphaloop.wording import counted_apart, minute, rate, share_with_interval, span, words
 
 #: A worker says every two seconds what it does; one that is silent for so long may be in a long step, or dead.
 _SILENT_S: Final = 15.0
@@ -92,8 +92,8 @@ def status(
     for sentence in told_of(workers):
         note(sentence)
     for incident in incidents:
-        kind = incident.found.kind.replace("_", " ")
-        note(f"incident since {incident.opened_at:%Y-%m-%d %H:%M} UTC, {kind}: {incident.found.sentence}")
+        its = incident.found
+        note(f"incident since {minute(incident.opened_at)}, {words(its.kind)}: {its.sentence}")
     out().print()
     for name, address in addresses.items():
         out().print(f"{name:<13}{address}", markup=False, soft_wrap=True)
@@ -124,7 +124,7 @@ def _jobs(now: TaskFigures, num_waiting: int | None, age_s: float | None) -> str
         lines.append(f"{now.num_held:,} held")
     if num_waiting:
         lines.append(f"{num_waiting:,} waiting")
-        lines += [] if age_s is None else [f"oldest {_age(age_s)}"]
+        lines += [] if age_s is None else [f"oldest {span(age_s)}"]
     apart = counted_apart(now.num_probes, now.num_controls)
     return "\n".join([*lines, *([f"apart: {apart}"] if apart else [])])
 
@@ -154,7 +154,7 @@ def _next(now: TaskFigures) -> str:
 
 
 def _covers(tasks: Sequence[TaskFigures], window: timedelta) -> str:
-    begin = f"{begin_of(datetime.now(UTC), window):%Y-%m-%d %H:%M} UTC"
+    begin = minute(begin_of(datetime.now(UTC), window))
     told = (
         f"Jobs, rounds and acceptance: traffic since {begin}; by the sequences that ran where that made a difference. "
         "Next job: what would be decided now at the usual load of the last day."
@@ -162,23 +162,11 @@ def _covers(tasks: Sequence[TaskFigures], window: timedelta) -> str:
     return f"{told} {computed(now.measured for now in tasks)}".strip()
 
 
-def _waits(number: int, age_s: float | None) -> str:
-    return f"{number}\n{_age(age_s)}" if number and age_s is not None else str(number)
-
-
-def _age(seconds: float) -> str:
-    """`12 s`, `5 min`, `3 h`, `2 d`."""
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
 def _worker_line(one: SeenWorker) -> str:
     load = one.load
     speed = "" if load.tokens_per_s is None else f", {rate(load.tokens_per_s)} tokens/s"
     silence_s = one.silence.total_seconds()
-    silent = "" if silence_s < _SILENT_S else f"; silent for {_age(silence_s)}"
+    silent = "" if silence_s < _SILENT_S else f"; silent for {span(silence_s)}"
     sampling = f"\n  its generation_config.json: {load.sampling_defaults}" if load.sampling_defaults else ""
     return (
         f"worker {load.owner}: decodes in {len(load.tokens)} of {load.num_slots} slots{speed}, "

@@ -9,7 +9,6 @@ import hashlib
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
@@ -359,9 +358,7 @@ def _acknowledge_incident(sources: Sources, session: Session, request: Request, 
 
 def cancel(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
     """Ask the workers to cancel a job, as `alphaloop cancel` does. Raises BrokerError."""
-    job_id = fields.get("id", "")
-    if not 0 < len(job_id) <= 200:
-        raise WrongRequest("expected the id of a job")
+    job_id = _id_of(fields)
     request_cancellation(sources.settings.kafka, [job_id])
     _log(session, "job_cancelled", f"job {job_id}")
     return f"/job?id={quote(job_id, safe='')}&asked=cancel"
@@ -372,9 +369,7 @@ def _cancel_batch(sources: Sources, session: Session, request: Request, fields: 
 
     Raises BrokerError, StoreError.
     """
-    batch_id = fields.get("id", "")
-    if not 0 < len(batch_id) <= 200:
-        raise WrongRequest("expected the id of a batch")
+    batch_id = _id_of(fields)
     found = batches.open_jobs_of(sources, batch_id)
     request_cancellation(sources.settings.kafka, found)
     _log(session, "batch_cancelled", f"batch {batch_id}, {len(found)} jobs")
@@ -390,6 +385,13 @@ def redrive(sources: Sources, session: Session, request: Request, fields: Fields
         return f"/dead-letter?{urlencode({'at': asked['at']})}"
     shown = {name: found for name, found in asked.items() if name != "until"}
     return f"/dead-letters?{urlencode({**shown, 'sent': done.num_sent})}"
+
+
+def _id_of(fields: Fields) -> str:
+    """Of a job or a batch. Raises WrongRequest."""
+    if not 0 < len(found := fields.get("id", "")) <= 200:
+        raise WrongRequest("expected an id")
+    return found
 
 
 def _acknowledgement(fields: Fields) -> tuple[str, str]:
@@ -430,19 +432,6 @@ class _SafeHeaders:
             await send(message)
 
         await self._app(scope, receive, send_safe if scope["type"] == "http" else send)
-
-
-@dataclass(frozen=True, slots=True)
-class _Asset:
-    """A file for the browser."""
-
-    media_type: str
-    content: bytes
-
-    @property
-    def version(self) -> str:
-        """Changes with the content."""
-        return hashlib.sha256(self.content).hexdigest()[:12]
 
 
 @cache

@@ -164,16 +164,14 @@ class Streams:
         if not self._free.acquire(blocking=False):
             yield _sent("refused", {"reason": "too many streams are open"})
             return
-        watched, told = _Watched(read), ""
+        watched, told, is_over = _Watched(read), "", False
         try:
-            watched.start()
-            is_over = False
             while not is_over:
                 is_over, event = await watched.news(_ALIVE_EVERY_S)
                 said, told = _of(event, told)
                 yield said
         finally:
-            watched.stop()
+            watched.is_stopped.set()
             self._free.release()
 
 
@@ -186,13 +184,8 @@ class _Watched:
         self._news = asyncio.Event()
         self._newest: Event | str | None = None
         self._is_over = False
-        self._is_stopped = threading.Event()
-
-    def start(self) -> None:
+        self.is_stopped: Final = threading.Event()
         threading.Thread(target=self._run, name="console-stream", daemon=True).start()
-
-    def stop(self) -> None:
-        self._is_stopped.set()
 
     async def news(self, timeout_s: float) -> tuple[bool, Event | str | None]:
         """Whether nothing follows, and the newest event since the last call: a text is why the reading failed."""
@@ -205,7 +198,7 @@ class _Watched:
     def _run(self) -> None:
         failed: str | None = None
         try:
-            for event in self._read(lambda: not self._is_stopped.is_set()):
+            for event in self._read(lambda: not self.is_stopped.is_set()):
                 self._tell(event, is_over=isinstance(event, Ended))
         except AlphaloopError as error:
             failed = error.message

@@ -20,9 +20,8 @@ from starlette.responses import HTMLResponse, Response
 from alphaloop import moments
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.pages.drawing import environment
-from alphaloop.wording import harmless, json_text
+from alphaloop.wording import harmless, json_text, span
 
-_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 _MAX_CHARS = 300
 
 
@@ -84,15 +83,6 @@ def templates() -> Environment:
     made = environment("alphaloop.console", "templates")
     made.globals.update(ago=ago, breaks=breaks, span=span, stamp=stamp)
     return made
-
-
-def span(seconds: float) -> str:
-    """`12 s`, `4 min`, `3 h`, `5 days`: in one unit."""
-    if seconds < 2 * _MINUTE:
-        return f"{max(0, round(seconds))} s"
-    if seconds < 2 * _HOUR:
-        return f"{seconds / _MINUTE:.0f} min"
-    return f"{seconds / _HOUR:.0f} h" if seconds < 2 * _DAY else f"{seconds / _DAY:.0f} days"
 
 
 def ago(at: datetime | None, now: datetime | None = None) -> Markup:

@@ -14,6 +14,7 @@ from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.reports import ReportStore, StoredReport
+from alphaloop.wording import minute
 
 #: Ended events and incidents that are still shown.
 _SHOWN_FOR: Final = timedelta(days=30)
@@ -45,7 +46,7 @@ def _measured(report: StoredReport | None) -> dict[str, str]:
     if report is None:
         nothing = "Nothing was tested yet: no run of the scheduler has ended."
         return {"compared": nothing, "tested": nothing}
-    at, content = f"{report.created_at:%Y-%m-%d %H:%M} UTC", report.content
+    at, content = minute(report.created_at), report.content
     num_sets, num_tasks = content.get("num_probe_sets", 0), len(content.get("tasks", ()))
     num_pairs = content.get("exactness", {}).get("num_pairs", 0)
     pairs = f"{num_pairs:,} new pair{'' if num_pairs == 1 else 's'} of probe and control compared"

@@ -61,16 +61,6 @@ class Box(NamedTuple):
 _PLOT: Final = Box(34.0, 8.0, 632.0, 178.0)
 
 
-class AlphaBar(NamedTuple):
-    """Acceptance of a task with its interval."""
-
-    name: str
-    low: float
-    mean: float
-    high: float
-    is_filled: bool
-
-
 class RatioBar(NamedTuple):
     """Ratios of one task to what was expected: what the intervals allowed on average, and each ratio."""
 
@@ -128,22 +118,6 @@ def alpha_of_tasks(histories: Mapping[str, Mapping[str, Any]]) -> Markup | None:
     told = "; ".join(f"{task}: {_course_told(histories[task])}" for task in shown)
     rows = -(-len(shown) // columns)
     return _svg("plot", _WIDTH, height * rows, f"Acceptance of the first drafted token over time: {told}", parts)
-
-
-def alpha_by_task(bars: Sequence[AlphaBar]) -> Markup | None:
-    """α_1 by task with its interval, the best on top; None where nothing was measured."""
-    if not bars:
-        return None
-    ordered = sorted(bars, key=lambda bar: (-bar.mean, bar.name))
-    ticks = [(value, "1" if value == 1 else share(value)) for value in (0.0, 0.25, 0.5, 0.75, 1.0)]
-    box, parts = _rows([bar.name for bar in ordered], ticks, "first drafted tokens accepted, 95 %")
-    for number, bar in enumerate(ordered):
-        y = _middle(box, number)
-        low, mean, high = (_within(box, value, 0.0, 1.0) for value in (bar.low, bar.mean, bar.high))
-        off = "" if bar.is_filled else " off"
-        parts += [_line([(low, y), (high, y)], f"whisker{off}"), _dot((mean, y), 4.2, f"dot{off}")]
-    told = "; ".join(f"{bar.name} {bar.mean:.2f}" for bar in ordered)
-    return _svg("plot", _WIDTH, box.bottom + _AXIS, f"Acceptance of the first drafted token by task: {told}", parts)
 
 
 def ratios_by_task(bars: Sequence[RatioBar], axis: str, told: str) -> Markup | None:

@@ -11,8 +11,6 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from alphaloop.errors import StoreError
-
 #: Stored memories of another version are not read: the stream is learned anew.
 VERSION: Final = 2
 
@@ -138,26 +136,17 @@ def to_document(memory: Memory | JobTally) -> dict[str, Any]:
 
 
 def from_document(document: Any) -> Memory:
-    """The inverse of `to_document`. Raises StoreError for anything else."""
+    """The inverse of `to_document`. Raises KeyError, TypeError or ValueError for anything else."""
     return Memory._make(
-        JobTally._make(_array(_part(document, name), field, like) for field, like in part._asdict().items())
+        JobTally._make(_array(document[name][field], like) for field, like in part._asdict().items())
         if isinstance(part, JobTally)
-        else _array(document, name, part)
+        else _array(document[name], part)
         for name, part in empty_memory()._asdict().items()
     )
 
 
-def _part(document: Any, name: str) -> Any:
-    if not isinstance(document, dict) or name not in document:
-        raise StoreError(f"memory of a drift test: expected `{name}`, found none")
-    return document[name]
-
-
-def _array(document: Any, name: str, like: NDArray[Any]) -> NDArray[Any]:
-    try:
-        found = np.array(_part(document, name), dtype=like.dtype)
-    except (TypeError, ValueError) as error:
-        raise StoreError(f"memory of a drift test, `{name}`: expected numbers, found others") from error
-    if found.shape != like.shape or not np.isfinite(found).all():
-        raise StoreError(f"memory of a drift test, `{name}`: expected {like.shape} finite numbers, found {found.shape}")
-    return found
+def _array(found: Any, like: NDArray[Any]) -> NDArray[Any]:
+    made = np.array(found, dtype=like.dtype)
+    if made.shape != like.shape or not np.isfinite(made).all():
+        raise ValueError(f"expected {like.shape} finite numbers, found {made.shape}")
+    return made

@@ -84,6 +84,18 @@ class State(StrEnum):
 _MOVED: Final = (State.FELL, State.ROSE)
 
 
+def state_of(change: Interval | None, margin: float) -> State:
+    """What an estimate of a change of α_1 shows."""
+    if change is not None:
+        if change.is_within(margin):
+            return State.STEADY
+        if change.high < 0 and change.mean < -margin:
+            return State.FELL
+        if change.low > 0 and change.mean > margin:
+            return State.ROSE
+    return State.TOO_LITTLE
+
+
 @dataclass(frozen=True, slots=True)
 class TrafficVerdict:
     """What the jobs of a subject show. `segment` is empty for all of a task's segments together."""
@@ -198,7 +210,7 @@ def _of_current(streams: dict[Stream, tuple[SegmentedStream, datetime]], margin:
         if newest[stream.drafter][1] != subject:
             continue
         found = watched.verdicts(subject, margin)
-        has_moved = any(verdict.state in (State.FELL, State.ROSE) for verdict in found)
+        has_moved = any(verdict.state in _MOVED for verdict in found)
         rank = (has_moved, found[0].state is State.STEADY, watched.num_jobs)
         if subject not in clearest or rank > clearest[subject][0]:
             clearest[subject] = rank, found
@@ -237,7 +249,7 @@ class WatchedStream:
             lengths, segments = document["draft_lengths"], document["segments"]
             found = cls(from_document(document["memory"]), [int(k) for k in lengths], [str(name) for name in segments])
         except (KeyError, TypeError, ValueError) as error:
-            raise StoreError("memory of a drift test: expected draft_lengths, segments and memory") from error
+            raise StoreError(f"memory of a drift test: expected draft_lengths, segments and memory: {error}") from error
         if len(found.draft_lengths) > ROWS or len(found.segments) > SEGMENTS:
             raise StoreError(f"memory of a drift test: expected at most {ROWS} draft lengths and {SEGMENTS} segments")
         return found
@@ -331,10 +343,8 @@ class SegmentedStream:
     @classmethod
     def of(cls, document: Any) -> Self:
         """The inverse of `document`. Raises StoreError for anything else."""
-        parts = document.get("parts", {}) if isinstance(document, Mapping) else None
-        if not isinstance(parts, Mapping):
-            raise StoreError("memory of a drift test: expected parts by segment")
-        return cls(WatchedStream.of(document), {str(name): WatchedStream.of(part) for name, part in parts.items()})
+        whole = WatchedStream.of(document)
+        return cls(whole, {name: WatchedStream.of(part) for name, part in document.get("parts", {}).items()})
 
     def _num_alone(self, jobs: Sequence[WatchedJob]) -> int:
         """How many of the first jobs come before the stream has two segments."""
@@ -384,27 +394,18 @@ def _overall(subject: DriftSubject, memory: Memory, before: JobTally, later: Job
     difference = None
     if later.first[JOBS] >= LEAST_JOBS:
         error = math.hypot(standard_error(memory, later), reference_error(memory, before, later))
-        difference = Difference(float(later.first[RESIDUALS] / later.first[TRIALS]), error)
+        difference = _bounded(float(later.first[RESIDUALS] / later.first[TRIALS]), error)
     state = State.TOO_LITTLE
     if is_open(memory):
         state = State.FELL if memory.alarm[DIRECTION] < 0 else State.ROSE
-    elif difference is not None and difference.interval.is_within(margin):
+    elif difference is not None and difference.is_within(margin):
         state = State.STEADY
     counts = _of_first(before.first), _of_first(later.first)
     return _verdict(subject, "", state, difference, memory, counts)
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """The later jobs beside the reference, in α_1."""
-
-    change: float
-    error: float  #: standard error
-
-    @property
-    def interval(self) -> Interval:
-        """With 95 % bounds."""
-        return Interval(self.change, self.change - Z95 * self.error, self.change + Z95 * self.error)
+def _bounded(change: float, error: float) -> Interval:
+    return Interval(change, change - Z95 * error, change + Z95 * error)
 
 
 def _segment(
@@ -413,18 +414,13 @@ def _segment(
     before, after = reference.segments[row], later.segments[row]
     difference = None
     if min(before[0], after[0]) >= LEAST_OF_SEGMENT and later.first[JOBS] >= LEAST_JOBS and later.first[SQUARES]:
-        difference = Difference(
+        difference = _bounded(
             float(after[2] / after[1] - before[2] / before[1]),
             math.hypot(*(_mean_error(memory, reference, later, side) for side in (after, before))),
         )
-    state = State.TOO_LITTLE
-    if difference is not None:
-        if difference.interval.is_within(margin):
-            state = State.STEADY
-        elif is_open(memory) and difference.interval.high < 0 and difference.change < -margin:
-            state = State.FELL
-        elif is_open(memory) and difference.interval.low > 0 and difference.change > margin:
-            state = State.ROSE
+    state = state_of(difference, margin)
+    if state in _MOVED and not is_open(memory):
+        state = State.TOO_LITTLE
     return _verdict(subject, name, state, difference, memory, (_counts(reference, before), _counts(reference, after)))
 
 
@@ -473,17 +469,17 @@ def _verdict(
     subject: DriftSubject,
     segment: str,
     state: State,
-    difference: Difference | None,
+    difference: Interval | None,
     memory: Memory,
     counts: tuple[Sequence[float], Sequence[float]],
 ) -> TrafficVerdict:
-    moved = state in (State.FELL, State.ROSE)
+    moved = state in _MOVED
     before, after = ([round(number) for number in side] for side in counts)
     return TrafficVerdict(
         subject=subject,
         segment=segment,
         state=state,
-        change=difference.interval if difference is not None else None,
+        change=difference,
         changed_after=_moment(memory.alarm[CHANGED_AFTER]) if moved else None,
         changed_before=_moment(memory.alarm[CHANGED_BEFORE]) if moved else None,
         num_jobs_before=before[0],

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from itertools import chain, groupby, pairwise
 from typing import Final
 
 from alphaloop.acceptance import Interval
-from alphaloop.as_decoded import percent
+from alphaloop.as_decoded import NextJob, percent
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.figures import ExpectationPair, TaskSpeedup, by_drafter, reliability
 from alphaloop.intervals import consecutive_runs, share_interval
@@ -26,7 +26,7 @@ from alphaloop.store.drift import DriftEvent
 from alphaloop.store.incidents import KnownIncident
 from alphaloop.store.task_figures import TaskFigures
 from scheduler.causes import Cause
-from scheduler.counts import RunCounts, SettingInForce
+from scheduler.counts import RunCounts
 from scheduler.events import Flagged
 from scheduler.probe_history import ProbeSetup, differences
 from scheduler.probing import SentProbes, Watched
@@ -36,7 +36,6 @@ from scheduler.report.data import (
     DraftLine,
     DriftLine,
     DriftReport,
-    ExactnessLine,
     ExpectationLine,
     ExpectationPoint,
     GapLine,
@@ -57,7 +56,7 @@ _HOUR_S: Final = 3600.0
 def build_report(
     counts: RunCounts,
     figures: Mapping[str, TaskFigures],
-    choices: Mapping[str, SettingInForce],
+    choices: Mapping[str, NextJob],
     drafts: Sequence[DraftRevision],
     events: Sequence[DriftEvent],
     sent: SentProbes,
@@ -92,17 +91,7 @@ def build_report(
         )
         for e in events
     )
-    draft_lines = tuple(
-        DraftLine(
-            drafter=d.drafter,
-            draft_revision=d.draft_revision,
-            target_revision=d.target_revision,
-            status=d.status,
-            status_reason=d.status_reason,
-            status_changed_at=d.status_changed_at,
-        )
-        for d in drafts
-    )
+    draft_lines = tuple(map(DraftLine.model_validate, drafts))
     return DriftReport(
         created_at=counts.now,
         covers_from=counts.since,
@@ -118,7 +107,7 @@ def build_report(
         num_due=len(sent.plan.measurements),
         num_probe_sets=sent.plan.num_probe_sets,
         incidents=tuple(_incident_line(one) for one in incidents),
-        exactness=ExactnessLine(**asdict(watched)),
+        exactness=watched,
         drafts=draft_lines,
         history=_history(counts),
     )
@@ -152,7 +141,7 @@ def _probe_line(one: Measurement) -> ProbeLine:
 
 
 def _task_line(
-    counts: RunCounts, figures: TaskFigures, choice: SettingInForce | None, measured: TaskSpeedup | None
+    counts: RunCounts, figures: TaskFigures, choice: NextJob | None, measured: TaskSpeedup | None
 ) -> TaskLine:
     task = figures.task
     drafter = choice.drafter if choice and choice.drafter else _most_tried(counts, task)
@@ -161,7 +150,7 @@ def _task_line(
         num_jobs=figures.num_jobs,
         num_probes=figures.num_probes,
         num_controls=figures.num_controls,
-        decoded=DecodedLine.of(figures.decoded) if figures.decoded else None,
+        decoded=DecodedLine.model_validate(figures.decoded) if figures.decoded else None,
         mode=choice.mode if choice else None,
         next_running=choice.running if choice else None,
         drafter=drafter,
@@ -169,7 +158,7 @@ def _task_line(
         reason=choice.reason if choice else "",
         explanation=choice.explanation if choice else "",
         num_speculative_jobs=0,
-        measured=MeasuredLine.of(measured) if measured else None,
+        measured=MeasuredLine.model_validate(measured) if measured else None,
     )
     if figures.alpha_1 is not None:
         return line.model_copy(update=_of_traffic(figures))
@@ -191,16 +180,15 @@ def _of_traffic(figures: TaskFigures) -> dict[str, object]:
 def _of_probes(counts: RunCounts, task: str, drafter: str) -> dict[str, object]:
     """Without traffic, what the last probes showed."""
     probes = counts.latest_probes(task, drafter)
-    found = acceptance(probes)
-    if found.alpha_1 is None:
+    if (found := alpha_1(probes)) is None:
         return {}
     return {
-        "num_speculative_jobs": found.num_jobs,
+        "num_speculative_jobs": len(probes),
         "acceptance_from": "probes",
         "acceptance_drafter": drafter,
         "sampling_buckets": ("greedy",),
-        "alpha_1": found.alpha_1,
-        "alpha": found.alpha,
+        "alpha_1": found,
+        "alpha": pooled_alpha(probes),
         "alpha_num_draft_tokens": tuple(sorted({probe.num_draft_tokens for probe in probes})),
     }
 
@@ -261,9 +249,7 @@ def task_history(counts: RunCounts, task: str, drafter: str) -> TaskHistory | No
         key=lambda probe: probe.scheduled_for,
     )
     step = _step(jobs)
-    traffic = tuple(
-        HistoryPoint(start=p.start, num_jobs=p.num_jobs, alpha_1=p.alpha) for p in alpha_over_time(jobs, step)
-    )
+    traffic = tuple(alpha_over_time(jobs, step))
     probed = tuple(_probe_points(probes))
     if not traffic and not probed:
         return None
@@ -289,8 +275,7 @@ def _probe_points(probes: Sequence[ProbeResult]) -> Iterable[HistoryPoint]:
     """A point for every run whose probes were decoded."""
     for scheduled_for, group in groupby(probes, key=lambda probe: probe.scheduled_for):
         results = list(group)
-        found = acceptance(results).alpha_1
-        if found is not None:
+        if found := alpha_1(results):
             yield HistoryPoint(start=scheduled_for, num_jobs=len(results), alpha_1=found)
 
 
@@ -305,45 +290,28 @@ def _marks(seen: Iterable[tuple[datetime, ProbeSetup]]) -> Iterable[RevisionMark
         known.append(setup)
 
 
-def alpha_over_time(jobs: Sequence[DecodedJob], step: timedelta) -> list[AlphaAt]:
+def alpha_over_time(jobs: Sequence[DecodedJob], step: timedelta) -> Iterable[HistoryPoint]:
     """α of position 1 by stretches of `step`, oldest first; stretches without a trial are left out."""
     by_start: dict[int, list[DecodedJob]] = {}
     for job in jobs:
         by_start.setdefault(int(job.decoded_at.timestamp() // step.total_seconds()), []).append(job)
-    found = []
     for index, group in sorted(by_start.items()):
-        alpha = acceptance(group).alpha_1
-        if alpha is not None:
+        if found := alpha_1(group):
             start = datetime.fromtimestamp(index * step.total_seconds(), UTC)
-            found.append(AlphaAt(start, len(group), alpha))
-    return found
+            yield HistoryPoint(start=start, num_jobs=len(group), alpha_1=found)
 
 
-@dataclass(frozen=True, slots=True)
-class AlphaAt:
-    """α of one stretch of time."""
+def alpha_1(jobs: Sequence[DecodedJob] | Sequence[ProbeResult]) -> Interval | None:
+    """Acceptance of first drafted tokens of `jobs`, in the order of their decoding; None where nothing was tested.
 
-    start: datetime
-    num_jobs: int
-    alpha: Interval
-
-
-def acceptance(jobs: Sequence[DecodedJob] | Sequence[ProbeResult]) -> PooledAcceptance:
-    """Pooled over `jobs`, which are in the order of their decoding; runs of consecutive jobs are the clusters."""
-    return PooledAcceptance(
-        num_jobs=len(jobs),
-        alpha_1=share_interval(consecutive_runs([(job.accepts[0], job.trials[0]) for job in jobs if job.trials])),
-        alpha=share_interval(consecutive_runs([(sum(job.accepts), sum(job.trials)) for job in jobs])),
-    )
+    Runs of consecutive jobs are the clusters.
+    """
+    return share_interval(consecutive_runs([(job.accepts[0], job.trials[0]) for job in jobs if job.trials]))
 
 
-@dataclass(frozen=True, slots=True)
-class PooledAcceptance:
-    """Acceptance of a set of jobs; None where nothing was tested."""
-
-    num_jobs: int
-    alpha_1: Interval | None
-    alpha: Interval | None
+def pooled_alpha(jobs: Sequence[DecodedJob] | Sequence[ProbeResult]) -> Interval | None:
+    """The same over all positions."""
+    return share_interval(consecutive_runs([(sum(job.accepts), sum(job.trials)) for job in jobs]))
 
 
 # Expectations, savings, costs, gaps
@@ -355,16 +323,7 @@ def expectation_lines(pairs: Iterable[ExpectationPair]) -> tuple[ExpectationLine
 
 
 def _line(pairs: Sequence[ExpectationPair]) -> ExpectationLine:
-    points = tuple(
-        ExpectationPoint(
-            expected=pair.expected,
-            measured=pair.measured,
-            is_held=pair.is_held,
-            covers_from=pair.covers_from,
-            covers_to=pair.covers_to,
-        )
-        for pair in pairs
-    )
+    points = tuple(map(ExpectationPoint.model_validate, pairs))
     return ExpectationLine(**asdict(reliability(pairs)), points=points)
 
 
@@ -376,10 +335,8 @@ def saved_device_s(measured: TaskSpeedup | None) -> Interval | None:
     """
     if measured is None or measured.speedup is None or measured.verdict is Verdict.NO_VERDICT_YET:
         return None
-    if measured.mean_running <= 0:
-        return None
     spent_s, found = measured.sequence_s / measured.mean_running, measured.speedup
-    return Interval(mean=spent_s * (found.mean - 1), low=spent_s * (found.low - 1), high=spent_s * (found.high - 1))
+    return Interval(spent_s * (found.mean - 1), spent_s * (found.low - 1), spent_s * (found.high - 1))
 
 
 def cost_line(spent: TaskSpend, saved_device_s: Interval | None, prices: ReportSettings) -> CostLine:
@@ -387,12 +344,8 @@ def cost_line(spent: TaskSpend, saved_device_s: Interval | None, prices: ReportS
     price_per_s = None if prices.device_cost_per_hour is None else prices.device_cost_per_hour / _HOUR_S
     cost = None if price_per_s is None else spent.device_s * price_per_s
     saved = None
-    if price_per_s is not None and saved_device_s is not None:
-        saved = Interval(
-            mean=saved_device_s.mean * price_per_s,
-            low=saved_device_s.low * price_per_s,
-            high=saved_device_s.high * price_per_s,
-        )
+    if price_per_s is not None and (its := saved_device_s) is not None:
+        saved = Interval(its.mean * price_per_s, its.low * price_per_s, its.high * price_per_s)
     return CostLine(
         num_jobs=spent.num_jobs,
         num_tokens=spent.num_tokens,
@@ -409,10 +362,6 @@ def _per(cost: float | None, num: int, of: int) -> float | None:
 
 def gaps(runs: Sequence[datetime], now: datetime, longest_pause: timedelta) -> tuple[GapLine, ...]:
     """Times without a run that are longer than `longest_pause`, oldest first. `runs` are starts, oldest first."""
-    return tuple(_longer(pairwise((*runs, now)), longest_pause))
-
-
-def _longer(pairs: Iterable[tuple[datetime, datetime]], longest_pause: timedelta) -> Iterable[GapLine]:
-    for before, after in pairs:
-        if after - before > longest_pause:
-            yield GapLine(begins=before, ends=after)
+    return tuple(
+        GapLine(begins=before, ends=after) for before, after in pairwise((*runs, now)) if after - before > longest_pause
+    )

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal, Self
+from typing import Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from alphaloop.acceptance import Interval
-from alphaloop.as_decoded import Decoded, NextJob
+from alphaloop.as_decoded import AtLoad, Decoded, NextJob
 from alphaloop.experiment.estimate import Verdict
-from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.probe_plan import Why
 from alphaloop.store.drift import EventState
 from alphaloop.store.incidents import IncidentKind
 from scheduler.causes import Cause
+from scheduler.probing import Watched
 
 
 class ReportPart(BaseModel):
-    """Part of the report."""
+    """Part of the report; made of anything with attributes of the same names too."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", from_attributes=True)
 
 
 class ExpectationPoint(ReportPart):
@@ -92,36 +92,6 @@ class MeasuredLine(ReportPart):
     covers_to: AwareDatetime = Field(description="When the last slice began.")
     computed_at: AwareDatetime = Field(description="When it was computed.")
 
-    @classmethod
-    def of(cls, found: TaskSpeedup) -> Self:
-        """The figure as it is published."""
-        return cls(
-            drafter=found.subject.drafter,
-            speedup=found.speedup,
-            verdict=found.verdict,
-            min_num_draft_tokens=found.min_num_draft_tokens,
-            max_num_draft_tokens=found.max_num_draft_tokens,
-            mean_running=found.mean_running,
-            mean_context=found.mean_context,
-            num_blocks=found.num_blocks,
-            num_control_rounds=found.num_control_rounds,
-            control_share=found.control_share,
-            tokens_per_s=found.tokens_per_s,
-            vanilla_tokens_per_s=found.vanilla_tokens_per_s,
-            covers_from=found.covers_from,
-            covers_to=found.covers_to,
-            computed_at=found.computed_at,
-        )
-
-
-class LoadLine(ReportPart):
-    """Rounds of traffic at a load."""
-
-    least_running: int = Field(description="Fewest sequences that ran at this load.")
-    most_running: int = Field(description="Most sequences that ran at this load.")
-    num_rounds: int = Field(description="Rounds of single jobs, without prefills.")
-    num_drafted_rounds: int = Field(description="Of them, those in which a drafter was asked for a token.")
-
 
 class DecodedLine(ReportPart):
     """How the traffic of a task was decoded in the last day."""
@@ -130,16 +100,11 @@ class DecodedLine(ReportPart):
     num_rounds: int = Field(description="Rounds of single jobs, without prefills.")
     num_drafted_rounds: int = Field(description="Of them, those in which a drafter was asked for a token.")
     drafted_share: float | None = Field(description="Share of the rounds that drafted; null without a round.")
-    by_load: tuple[LoadLine, ...] = Field(description="By the most sequences that ran beside a job.")
+    by_load: tuple[AtLoad, ...] = Field(description="By the most sequences that ran beside a job.")
     drafters: tuple[str, ...] = Field(description="Drafters that were asked.")
     num_draft_tokens: tuple[int, int] | None = Field(description="Smallest and largest k; null where none drafted.")
     running: int = Field(description="The usual load: half of the rounds had at most so many sequences.")
     sampling_bucket: str = Field(description="Sampling settings of most of the jobs.")
-
-    @classmethod
-    def of(cls, found: Decoded) -> Self:
-        """The figures as they are published."""
-        return cls.model_validate(found.as_json())
 
     def as_decoded(self) -> Decoded:
         """For the words that every screen uses."""
@@ -203,8 +168,9 @@ class TaskLine(ReportPart):
             return None
         drafter = self.drafter if self.mode == "speculative" else None
         bucket = "" if self.decoded is None else self.decoded.sampling_bucket
-        fields = self.mode, drafter, self.num_draft_tokens, self.reason, self.explanation, self.next_running, bucket
-        return NextJob(*fields)
+        return NextJob(
+            self.mode, drafter, self.num_draft_tokens, self.reason, self.explanation, self.next_running, bucket
+        )
 
 
 class DriftLine(ReportPart):
@@ -259,16 +225,6 @@ class IncidentLine(ReportPart):
     sentence: str
     num_jobs: int = Field(description="Probes and controls that show it.")
     opened_at: AwareDatetime
-
-
-class ExactnessLine(ReportPart):
-    """Probes that this run compared with their controls, token by token."""
-
-    num_pairs: int = 0
-    num_equal: int = 0
-    num_near_ties: int = Field(0, description="They part where rounding may swap the target's two best choices.")
-    num_opened: int = Field(0, description="Incidents opened.")
-    num_closed: int = Field(0, description="Incidents closed, because later probes were right.")
 
 
 class ChangeKind(StrEnum):
@@ -330,7 +286,7 @@ class DriftReport(ReportPart):
     num_due: int = Field(0, description="(task, drafter) pairs without fresh evidence, sent or not.")
     num_probe_sets: int = Field(0, description="Tasks that have a probe set.")
     incidents: tuple[IncidentLine, ...] = Field((), description="Not over.")
-    exactness: ExactnessLine = Field(default_factory=ExactnessLine)
+    exactness: Watched = Field(Watched(), description="Probes that this run compared with their controls.")
     drafts: tuple[DraftLine, ...] = ()
     expectations: tuple[ExpectationLine, ...] = Field((), description="Expected beside measured speed-ups.")
     history: dict[str, TaskHistory] = Field(default_factory=dict, description="By task.")

@@ -6,8 +6,8 @@ A page has no script and fetches nothing; everything from outside is escaped.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import geometric_mean
@@ -17,16 +17,16 @@ from markupsafe import Markup
 
 from alphaloop.errors import ConfigError
 from alphaloop.files import replace_file
-from alphaloop.pages.drawing import AlphaBar, RatioBar, alpha_by_task, alpha_of_tasks, environment, ratios_by_task
+from alphaloop.pages.drawing import RatioBar, alpha_of_tasks, environment, ratios_by_task
 from alphaloop.store.reports import ReportHeading
-from scheduler.report.data import DriftReport, ExpectationLine, TaskLine
+from alphaloop.wording import minute
+from scheduler.report.data import DriftReport, ExpectationLine
 from scheduler.report.wording import (
     cost_of_all,
     cost_saved,
     costs,
     freshness,
     gap_lines,
-    moment,
     money,
     probe_spend,
     saved,
@@ -42,7 +42,6 @@ STEM: Final = "drift-report-%Y%m%dT%H%M%SZ"
 def render_page(report: DriftReport) -> str:
     """The report as HTML."""
     plots = {
-        "alpha": alpha_by_task(_alpha_bars(report.tasks)),
         "history": alpha_of_tasks({task: one.model_dump(mode="json") for task, one in report.history.items()}),
         "expectations": _reliability_plot(report.expectations),
     }
@@ -60,21 +59,6 @@ def render_page(report: DriftReport) -> str:
         probe_spend=probe_spend,
         gap_lines=gap_lines,
     )
-
-
-def _alpha_bars(tasks: Sequence[TaskLine]) -> list[AlphaBar]:
-    """Of the tasks where acceptance was measured; filled where most rounds drafted."""
-    return [
-        AlphaBar(
-            line.task,
-            line.alpha_1.low,
-            line.alpha_1.mean,
-            line.alpha_1.high,
-            line.done is not None and (line.done.drafted_share or 0) > 0.5,
-        )
-        for line in tasks
-        if line.alpha_1
-    ]
 
 
 def _reliability_plot(lines: Sequence[ExpectationLine]) -> Markup | None:
@@ -98,12 +82,6 @@ def _reliability_plot(lines: Sequence[ExpectationLine]) -> Markup | None:
     return ratios_by_task(bars, axis, f"Measured over expected speed-up by task: {told}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    heading: ReportHeading
-    name: str  #: of the page's file
-
-
 def render_index(headings: Sequence[ReportHeading], pages: Collection[str]) -> str:
     """The index as HTML: of `headings`, the newest first, those whose page is among the file names `pages`.
 
@@ -111,9 +89,9 @@ def render_index(headings: Sequence[ReportHeading], pages: Collection[str]) -> s
     """
     present = frozenset(pages)
     by_name = {page_name(one.created_at): one for one in reversed(headings)}
-    entries = [_Entry(one, name) for name, one in reversed(by_name.items()) if name in present][:MAX_ENTRIES]
+    entries = [(name, one) for name, one in reversed(by_name.items()) if name in present][:MAX_ENTRIES]
     page = environment("scheduler.report").get_template("index.html.j2")
-    return page.render(entries=entries, num_others=len(present) - len(entries), moment=moment)
+    return page.render(entries=entries, num_others=len(present) - len(entries), minute=minute)
 
 
 def page_name(created_at: datetime) -> str:
@@ -128,14 +106,12 @@ def write_report(folder: Path, report: DriftReport, text: str, html: str) -> Pat
     """
     page = folder / page_name(report.created_at)
     stem = page.stem
-    try:
+    with _written(folder):
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / f"{stem}.json", report.model_dump_json(indent=2) + "\n")
         replace_file(folder / f"{stem}.txt", text)
         replace_file(page, html)
         replace_file(folder / "latest.html", html)
-    except OSError as error:
-        raise _unwritable(folder, error) from None
     return page
 
 
@@ -144,11 +120,9 @@ def write_index(folder: Path, render: Callable[[Collection[str]], str]) -> None:
 
     Raises ConfigError when the folder cannot be written.
     """
-    try:
+    with _written(folder):
         pages = [path.name for path in folder.glob("drift-report-*.html") if _made_at(path) is not None]
         replace_file(folder / "index.html", render(pages))
-    except OSError as error:
-        raise _unwritable(folder, error) from None
 
 
 def drop_reports(folder: Path, before: datetime) -> int:
@@ -157,13 +131,11 @@ def drop_reports(folder: Path, before: datetime) -> int:
     `latest.html` and `index.html` stay. Raises ConfigError when the folder cannot be written.
     """
     num_files = 0
-    try:
+    with _written(folder):
         for path in sorted(folder.glob("drift-report-*")):
             if (made := _made_at(path)) is not None and made < before:
                 path.unlink(missing_ok=True)
                 num_files += 1
-    except OSError as error:
-        raise _unwritable(folder, error) from None
     return num_files
 
 
@@ -175,8 +147,12 @@ def _made_at(path: Path) -> datetime | None:
         return None
 
 
-def _unwritable(folder: Path, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"expected a folder to write reports to, found {folder}: {error.strerror or error}",
-        hint="set scheduler.report_folder to a writable folder",
-    )
+@contextmanager
+def _written(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"expected a folder to write reports to, found {folder}: {error.strerror or error}",
+            hint="set scheduler.report_folder to a writable folder",
+        ) from None

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import at_load
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.wording import draft_lengths, figure
@@ -14,20 +13,13 @@ from alphaloop.measurements import DriftSubject
 from alphaloop.store.drift import EventState, PastState
 from alphaloop.store.incidents import KnownIncident
 from alphaloop.store.workers import ServerLife
-from alphaloop.wording import acceptance_of, counted_apart, share, words
+from alphaloop.wording import acceptance_of, counted_apart, minute, span, words
 from scheduler.report.data import ChangeKind, ChangeLine, Changes, DraftLine, DriftLine, DriftReport, TaskLine
 
 #: A system without a job for so long is called idle.
 IDLE: Final = timedelta(hours=1)
 #: Gaps that the report names.
 MAX_GAPS: Final = 10
-
-
-def estimate(value: Interval | None) -> str:
-    """`.72 [.65 .78]`, or a dash."""
-    if value is None:
-        return "-"
-    return f"{share(value.mean)} [{share(value.low)} {share(value.high)}]"
 
 
 def measured_with(line: TaskLine) -> str:
@@ -47,11 +39,6 @@ def costs(line: DriftLine) -> str:
     if line.lost_tokens_per_s is None:
         return "cost not known"
     return f"costs {line.lost_tokens_per_s:.3g} tokens/s" if line.lost_tokens_per_s else "costs nothing"
-
-
-def moment(at: datetime) -> str:
-    """`2026-11-21 06:00 UTC`."""
-    return f"{at:%Y-%m-%d %H:%M} UTC"
 
 
 def saved(line: TaskLine) -> str:
@@ -107,7 +94,7 @@ def probe_spend(report: DriftReport) -> str:
 
 def gap_lines(report: DriftReport) -> tuple[str, ...]:
     """When nobody measured: the newest gaps, the newest first."""
-    return tuple(f"{moment(gap.begins)} to {moment(gap.ends)}" for gap in report.gaps[: -MAX_GAPS - 1 : -1])
+    return tuple(f"{minute(gap.begins)} to {minute(gap.ends)}" for gap in report.gaps[: -MAX_GAPS - 1 : -1])
 
 
 def freshness(report: DriftReport) -> tuple[str, ...]:
@@ -116,21 +103,17 @@ def freshness(report: DriftReport) -> tuple[str, ...]:
     if last is None:
         told = ["No job of traffic was ever decoded."]
     elif report.created_at - last > IDLE:
-        told = [f"No job was decoded for {_span(report.created_at - last)}: the last one at {moment(last)}."]
+        silence = span((report.created_at - last).total_seconds())
+        told = [f"No job was decoded for {silence}: the last one at {minute(last)}."]
     else:
-        told = [f"The last job was decoded at {moment(last)}."]
+        told = [f"The last job was decoded at {minute(last)}."]
     if report.next_due is not None:
-        told.append(f"The next run is due at {moment(report.next_due)}: from then on this report is old.")
+        told.append(f"The next run is due at {minute(report.next_due)}: from then on this report is old.")
     return tuple(told)
 
 
-def _span(length: timedelta) -> str:
-    hours = int(length.total_seconds() // 3600)
-    return f"{hours // 24} days" if hours >= 48 else f"{hours} hour{'' if hours == 1 else 's'}"
-
-
 def changes_between(
-    before: DriftReport | None,
+    before: DriftReport,
     now: DriftReport,
     states: Sequence[tuple[DriftSubject, PastState]],
     closed: Sequence[KnownIncident],
@@ -141,8 +124,6 @@ def changes_between(
     Flags and incidents come from their tables and not from the two reports, because one of them may have come and gone
     in a run that failed before its report. `servers` are lives of inference servers that began since then.
     """
-    if before is None:
-        return Changes()
     lines = [
         *_incidents(before.created_at, now, closed),
         *_flags(states),
@@ -240,8 +221,8 @@ def _draft(line: DraftLine) -> tuple[str, str, str]:
     return line.drafter, line.draft_revision, line.target_revision
 
 
-def _ended(sentence: str) -> str:
-    return sentence if sentence.endswith(".") else f"{sentence}."
+def _ended(told: str) -> str:
+    return told if told.endswith(".") else f"{told}."
 
 
 def told_changes(changes: Changes) -> str:
@@ -249,5 +230,5 @@ def told_changes(changes: Changes) -> str:
     if changes.since is None:
         return "This is the first report, or the first of this version: there is none to compare with."
     if not changes.lines:
-        return f"Nothing changed since the report of {moment(changes.since)}."
-    return f"Since the report of {moment(changes.since)}:"
+        return f"Nothing changed since the report of {minute(changes.since)}."
+    return f"Since the report of {minute(changes.since)}:"

@@ -90,7 +90,7 @@ def report_of(task: str, measured: TaskSpeedup) -> DriftReport:
         num_draft_tokens=4,
         reason="faster",
         num_speculative_jobs=12,
-        measured=MeasuredLine.of(measured),
+        measured=MeasuredLine.model_validate(measured),
     )
     at = measured.computed_at
     return DriftReport(created_at=at, covers_from=at, covers_to=at, headline="", tasks=(line,))
@@ -127,7 +127,7 @@ def test_a_table_calls_faster_only_what_was_measured_or_is_expected_beyond_doubt
 
 
 def test_no_screen_says_faster_beside_a_measured_loss(cli: Cli, cli_environment: None, twelve_jobs: Database) -> None:
-    """Status, the report's text and page, and explain; the demo's table has its own test, as has `measure`."""
+    """Status, the report's text and page, and explain; `measure` has its own test."""
     shown = shown_speedup(twelve_jobs, 12, cost=4.0)
     assert shown.verdict == "slower"
     choose(twelve_jobs)

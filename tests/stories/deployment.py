@@ -15,7 +15,7 @@ from alphaloop.cli.children import (
     child_command,
     child_environment,
     child_log,
-    scheduler_process,
+    child_process,
 )
 from alphaloop.cli.options import GlobalOptions
 from alphaloop.embedded.process import ChildProcess
@@ -83,7 +83,7 @@ class Deployment:
     def run_scheduler(self, configs: Path) -> None:
         """One run; what it sends is not waited for."""
         options = GlobalOptions(configs, PROFILE, self.data_dir)
-        scheduler = scheduler_process(options, self.settings, "once")
+        scheduler = child_process("scheduler", ["once"], options, self.settings)
         scheduler.start()
         try:
             code = scheduler.wait(_RUN_S)

@@ -154,7 +154,7 @@ def test_ctrl_c_while_the_models_are_loaded_ends_the_measurement_at_once(tmp_pat
     command = [sys.executable, "-c", _COMMAND, "measure", "--prompts", "mine.jsonl", told]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as parent:
         assert parent.stderr is not None
-        assert parent.stderr.readline() == "loads\n"
+        assert [parent.stderr.readline() for _ in range(2)] == ["loading the models …\n", "loads\n"]
         parent.send_signal(signal.SIGINT)
         assert parent.wait(30) == 130
         assert parent.stderr.read() == "interrupted before anything was measured\n"

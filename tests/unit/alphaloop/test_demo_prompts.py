@@ -8,16 +8,7 @@ from random import Random
 
 import pytest
 
-from alphaloop.demo_prompts import (
-    MAX_CHARS,
-    MIN_CHARS,
-    TASKS,
-    DemoPrompts,
-    harvest,
-    licence_clauses,
-    modules,
-    stdlib_folder,
-)
+from alphaloop.demo_prompts import FROM_FUNCTIONS, MAX_CHARS, MIN_CHARS, DemoPrompts, harvest, modules
 from alphaloop.errors import ConfigError
 from alphaloop.settings import load_settings
 
@@ -28,23 +19,19 @@ def prompts() -> DemoPrompts:
 
 
 def test_enough_tasks_and_prompts(prompts: DemoPrompts) -> None:
-    assert set(prompts.traffic) == set(prompts.probes) == set(TASKS)
-    assert len(TASKS) >= 7
-    assert prompts.num_traffic == 8 * len(TASKS) >= 60
+    assert set(prompts.traffic) == set(prompts.probes) == set(FROM_FUNCTIONS)
+    assert prompts.num_traffic == 8 * len(FROM_FUNCTIONS)
     assert {len(found) for found in prompts.probes.values()} == {4}
 
 
 def test_every_task_is_configured() -> None:
-    assert set(TASKS) <= set(load_settings().tasks)
+    assert set(FROM_FUNCTIONS) <= set(load_settings().tasks)
 
 
-def test_prompts_have_the_right_size_and_hold_library_text(prompts: DemoPrompts) -> None:
+def test_prompts_have_the_right_size(prompts: DemoPrompts) -> None:
     for prompt in chain(*prompts.traffic.values(), *prompts.probes.values()):
         assert MIN_CHARS <= len(prompt) <= MAX_CHARS
         prompt.encode("utf-8")
-    library = {path.stem for path in stdlib_folder().glob("*.py")}
-    named = [prompt.split("module ")[1].split(":")[0].split(".")[0] for prompt in prompts.traffic["question_answering"]]
-    assert set(named) <= library
 
 
 def test_the_same_seed_gives_the_same_prompts_and_another_seed_others(prompts: DemoPrompts) -> None:
@@ -77,12 +64,3 @@ def test_sources_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\nx = '\xe9'\n")
     (tmp_path / "good.py").write_text('"""A module."""\n')
     assert [name for name, _, _ in modules(tmp_path, Random(1))] == ["good"]
-
-
-def test_without_a_python_licence_the_packages_licences_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lib = tmp_path / "lib" / "python3.11"
-    lib.mkdir(parents=True)
-    monkeypatch.setattr("alphaloop.demo_prompts.sys.base_prefix", str(tmp_path))
-    clauses = licence_clauses(lib)
-    assert sum(MIN_CHARS <= len(clause) <= MAX_CHARS for clause in clauses) >= 12
-    assert len(set(clauses)) == len(clauses)

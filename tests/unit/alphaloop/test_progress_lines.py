@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
-
 from alphaloop.cli.children import EVERY_S, ProgressLines
 
 
@@ -13,6 +10,7 @@ def test_a_line_is_written_now_and_then_and_says_how_far_it_is() -> None:
     now = [100.0]
     lines = ProgressLines(written.append, clock=lambda: now[0])
     lines.stage("loading the models", 0, None)
+    assert written.pop() == "loading the models …"
     now[0] += EVERY_S
     lines.stage("measuring", 0, 84)
     for _ in range(60):
@@ -41,23 +39,3 @@ def test_a_stage_of_unknown_length_is_named_alone() -> None:
     now[0] = 7.0
     lines.stage("comparing texts", 0, None)
     assert written == ["comparing texts, after 7 s"]
-
-
-def test_a_stage_in_which_nothing_happens_is_told_again() -> None:
-    written: list[str] = []
-    is_told = threading.Event()
-    times = itertools.count(0, 4)
-
-    def write(line: str) -> None:
-        written.append(line)
-        is_told.set()
-
-    lines = ProgressLines(write, clock=lambda: float(next(times)))
-    with lines.told_also_while_nothing_happens(look_every_s=0.001):
-        lines.stage("loading the models", 0, None)
-        for _ in range(3):
-            assert is_told.wait(30)
-            is_told.clear()
-    assert {line.split(",")[0] for line in written} <= {"starting", "loading the models"}
-    assert written[-1].startswith("loading the models, after ")
-    assert not any(thread.name == "progress-lines" for thread in threading.enumerate())

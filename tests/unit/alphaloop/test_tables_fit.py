@@ -18,16 +18,12 @@ from typer.testing import CliRunner
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import AtLoad, Decoded, NextJob
 from alphaloop.cli.app import app
-from alphaloop.cli.demo import TrafficProgress, final_table
 from alphaloop.cli.screen import FittedTable, progress, table
 from alphaloop.cli.status import task_table
-from alphaloop.experiment.estimate import Verdict
-from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.store.task_figures import TaskFigures
 from scheduler.report.text import render_text
 from tests.fixtures.reports import AT, full
-from tests.fixtures.runs import subject
-from tests.unit.alphaloop.test_demo_display import line
+from tests.fixtures.runs import task_speedup
 
 WIDTH = 80
 LONG = "summarization_of_very_long_documents_in_the_legal_department.v2"
@@ -50,34 +46,6 @@ SHAPES: dict[str, dict[str, str]] = {
         "α_1": "0.71",
         "c": "0.05",
         "trained on": "12,000 texts of 3 tasks",
-    },
-    "notify list": {
-        "to": "slack://hooks/T000/B000",
-        "about": "drift event",
-        "number": "1234",
-        "attempts": "12",
-        "last attempt": "2026-11-26 00:41",
-        "outcome": "given up after 12 attempts",
-    },
-    "probes list": {
-        "task": LONG,
-        "version": "0123456789abcdef",
-        "in use": "yes",
-        "prompts": "64",
-        "k": "8",
-        "source": "traffic",
-        "registered": "2026-11-26 00:41",
-    },
-    "probes due": {
-        "task": LONG,
-        "drafter": "small-draft-of-2026-11",
-        "k": "8",
-        "why": "something new",
-        "probes": "64",
-        "scored": "64",
-        "device s": "123.4",
-        "last measured": "2026-11-26 00:41",
-        "sent": "yes",
     },
 }
 
@@ -117,23 +85,7 @@ def now(task: str) -> TaskFigures:
         alpha_drafter="small-draft-of-2026-11",
         decoded=Decoded(123_456, loads, ("lookup",), (3, 12), 8, "greedy"),
         next_job=NextJob("speculative", "lookup", 12, "faster", "", 8, "greedy"),
-        measured=TaskSpeedup(
-            subject=subject(task, drafter="small-draft-of-2026-11"),
-            min_num_draft_tokens=3,
-            max_num_draft_tokens=12,
-            mean_running=6.2,
-            mean_context=100.0,
-            num_tokens=1000,
-            sequence_s=10.0,
-            num_blocks=12,
-            num_control_rounds=100,
-            control_share=0.02,
-            speedup=Interval(1.62, 1.55, 1.70),
-            verdict=Verdict.FASTER,
-            covers_from=AT,
-            covers_to=AT,
-            computed_at=AT,
-        ),
+        measured=task_speedup(Interval(1.62, 1.55, 1.70), AT, task=task, drafter="small-draft-of-2026-11"),
     )
 
 
@@ -142,12 +94,6 @@ def test_the_status_table_fits_in_few_lines(task: str) -> None:
     lines = rendered(task_table([now(task)], {task: 292}, {task: 240.0}))
     assert_fits(lines, "123,456 succeeded waiting lookup drafted [0.71 0.75]")
     assert len(lines) <= 9
-
-
-@pytest.mark.parametrize("task", ["code", LONG])
-def test_the_tables_of_the_demo_fit(task: str) -> None:
-    assert_fits(rendered(final_table([line(task)], {task: 8})), "jobs 100 86% 3-8 [1.31 1.54] lookup")
-    assert_fits(rendered(TrafficProgress.of({task: 12_345})), "0/12345 tok/s")
 
 
 @pytest.mark.parametrize("task", ["code", LONG])

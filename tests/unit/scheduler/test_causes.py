@@ -148,7 +148,7 @@ def test_a_mean_that_falls_while_each_segment_is_steady_is_a_shift_of_the_mix() 
     move = move_of([FELL, steady("a"), steady("b")], MARGIN)
     assert move is not None
     assert move.mix is not None
-    assert (move.mix.mean, move.is_hidden, move.state) == (0.0, False, State.FELL)
+    assert (move.mix.mean, move.told.segment, move.state) == (0.0, "", State.FELL)
 
 
 def test_thin_segments_are_steady_together() -> None:
@@ -172,7 +172,7 @@ def test_every_segment_falls_while_the_mean_does_not(overall: TrafficVerdict) ->
     parts = [jobs(segment="a"), jobs(segment="b", when=(8.0, 8.4))]
     move = move_of([overall, *parts], MARGIN)
     assert move is not None
-    assert (move.state, move.is_hidden, len(move.segments)) == (State.FELL, True, 2)
+    assert (move.state, bool(move.told.segment), len(move.segments)) == (State.FELL, True, 2)
     assert (move.changed_after, move.changed_before) == (day(8.0), day(8.6))
 
 

@@ -8,10 +8,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from alphaloop.as_decoded import NextJob
 from alphaloop.intervals import wilson
 from alphaloop.measurements import DecodedJob, Stream
-from scheduler.counts import RunCounts, SettingInForce
-from scheduler.report.build import acceptance, alpha_over_time
+from scheduler.counts import RunCounts
+from scheduler.report.build import alpha_1, alpha_over_time, pooled_alpha
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -21,22 +22,18 @@ def job(trials: tuple[int, ...], accepts: tuple[int, ...], *, minute: int = 0, d
 
 
 def test_pooled_and_first_position() -> None:
-    found = acceptance([job((10, 8), (8, 4)), job((10, 6), (6, 3)), job((), ())])
-    assert found.num_jobs == 3
-    assert found.alpha_1 is not None
-    assert found.alpha_1.mean == pytest.approx(14 / 20)
-    assert found.alpha is not None
-    assert found.alpha.mean == pytest.approx(21 / 34)
-
-
-def test_nothing_tested_is_nothing_known() -> None:
-    found = acceptance([job((), ()), job((0, 0), (0, 0))])
-    assert found.alpha_1 is None
-    assert found.alpha is None
+    jobs = [job((10, 8), (8, 4)), job((10, 6), (6, 3)), job((), ())]
+    first, pooled = alpha_1(jobs), pooled_alpha(jobs)
+    assert first is not None
+    assert first.mean == pytest.approx(14 / 20)
+    assert pooled is not None
+    assert pooled.mean == pytest.approx(21 / 34)
+    untested = [job((), ()), job((0, 0), (0, 0))]
+    assert alpha_1(untested) is pooled_alpha(untested) is None
 
 
 def test_correlated_jobs_widen_the_interval() -> None:
-    split = acceptance([job((20,), (20,)) if i % 2 else job((20,), (0,)) for i in range(20)]).alpha_1
+    split = alpha_1([job((20,), (20,)) if i % 2 else job((20,), (0,)) for i in range(20)])
     independent = wilson(0.5, 400)
     assert split is not None
     assert split.high - split.low > 3 * (independent.high - independent.low)
@@ -49,7 +46,7 @@ def test_the_interval_covers_the_true_rate_over_jobs(rng: random.Random, seed: i
         for _ in range(25):
             alpha = rng.betavariate(7, 3)
             jobs.append(job((20,), (sum(rng.random() < alpha for _ in range(20)),)))
-        interval = acceptance(jobs).alpha_1
+        interval = alpha_1(jobs)
         assert interval is not None
         covered += interval.low <= 0.7 <= interval.high
     print(f"seed {seed}: {covered / repeats:.1%} of 95 % intervals hold the true rate")
@@ -59,7 +56,7 @@ def test_the_interval_covers_the_true_rate_over_jobs(rng: random.Random, seed: i
 def test_stretches_of_time() -> None:
     jobs = [job((10,), (9,), minute=1), job((10,), (7,), minute=4), job((10,), (2,), minute=12), job((), (), minute=22)]
     points = alpha_over_time(jobs, timedelta(minutes=5))
-    assert [(p.start.minute, p.num_jobs, p.alpha.mean) for p in points] == [
+    assert [(p.start.minute, p.num_jobs, p.alpha_1.mean) for p in points] == [
         (0, 2, pytest.approx(0.8)),
         (10, 1, pytest.approx(0.2)),
     ]
@@ -84,12 +81,12 @@ def counts(streams: dict[Stream, Sequence[DecodedJob]]) -> RunCounts:
 
 def test_a_task_that_is_forced_to_speculate_is_told_by_its_newest_job() -> None:
     found = counts({FORCED: jobs(5, 2, "forced"), VANILLA: jobs(9, 0, "control")})
-    assert found.last_used("code") == SettingInForce("speculative", "lookup", 2, "forced", "")
+    assert found.last_used("code") == NextJob("speculative", "lookup", 2, "forced", "")
 
 
 def test_a_newer_vanilla_job_counts_more_than_an_older_draft() -> None:
     found = counts({FORCED: jobs(5, 2, "forced"), VANILLA: jobs(1, 0, "forced")})
-    assert found.last_used("code") == SettingInForce("vanilla", None, 0, "forced", "")
+    assert found.last_used("code") == NextJob("vanilla", None, 0, "forced", "")
 
 
 def test_nothing_is_said_of_a_task_without_jobs() -> None:

@@ -9,17 +9,17 @@ from datetime import datetime, timedelta
 import pytest
 
 from alphaloop.acceptance import Interval
-from alphaloop.experiment.estimate import Verdict
-from alphaloop.experiment.figures import SpeedupSubject, TaskSpeedup
+from alphaloop.as_decoded import NextJob
+from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.measurements import DriftSubject
 from alphaloop.store.drafts import DraftStatus
 from alphaloop.store.drift import DriftEvent, EventChange, EventState
 from scheduler.causes import Cause, DrafterEvidence, DriftFinding, Judged, explain
-from scheduler.counts import SettingInForce
 from scheduler.drift.watching import State, TrafficVerdict
 from scheduler.events import TaskPace, event_changes, lost_tokens_per_s, status_changes
 from scheduler.probe_history import ProbeHistory, ProbeSetup
 from tests.fixtures.drift import FIRST, SUBJECT, day, evidence, history, jobs, measured
+from tests.fixtures.runs import task_speedup
 
 HIGH, LOW = [16, 15, 17, 16, 15, 16], [8, 7, 9, 8, 7, 8]
 TARGET_2 = replace(FIRST, target_revision="target-2")
@@ -173,38 +173,18 @@ def test_what_was_found_of_a_level_that_is_accepted_meanwhile_opens_nothing() ->
 
 
 FELL = DriftFinding(SUBJECT, Cause.FAULT, "It fell.", "Look.", day(8), day(9), jobs(), None, None)
-SPECULATIVE = SettingInForce("speculative", "small", 3, "faster", "")
-VANILLA = SettingInForce("vanilla", None, 0, "not_faster", "")
+SPECULATIVE = NextJob("speculative", "small", 3, "faster", "")
+VANILLA = NextJob("vanilla", None, 0, "not_faster", "")
 
 
 def speedup(mean: float, since: datetime, drafter: str = "small") -> TaskSpeedup:
-    subject = SpeedupSubject("code", "greedy", "target-1", "engine-1", "host", "cpu", drafter, "draft-1")
-    bounds = Interval(mean, mean - 0.1, mean + 0.1)
-    return TaskSpeedup(
-        subject,
-        min_num_draft_tokens=3,
-        max_num_draft_tokens=3,
-        mean_running=4.0,
-        mean_context=200.0,
-        num_tokens=1000,
-        sequence_s=10.0,
-        num_blocks=12,
-        num_control_rounds=100,
-        control_share=0.05,
-        speedup=bounds,
-        verdict=Verdict.FASTER,
-        covers_from=since,
-        covers_to=since,
-        computed_at=since,
-    )
+    return task_speedup(Interval(mean, mean - 0.1, mean + 0.1), since, drafter=drafter)
 
 
 def test_measured_speed_ups_are_taken_where_both_are_known() -> None:
     pace = TaskPace(100.0, SPECULATIVE, speedup(1.8, day(7)), speedup(1.2, day(9.5)))
     assert lost_tokens_per_s(FELL, pace) == pytest.approx(50.0)
-
-
-def test_a_task_that_is_vanilla_now_loses_the_whole_speed_up() -> None:
+    # A task that is vanilla now loses the whole speed-up.
     assert lost_tokens_per_s(FELL, TaskPace(100.0, VANILLA, speedup(1.8, day(7)), None)) == pytest.approx(80.0)
 
 
@@ -284,10 +264,3 @@ def test_a_status_is_judged_over_all_tasks() -> None:
     many = [task("code", [12] * 6), *(task(name, HIGH) for name in ("sql", "rag", "math", "chat"))]
     assert status_changes(many, statuses) == []
     assert len(status_changes(many[:1], statuses)) == 1
-
-
-def test_nothing_is_known_of_a_draft_that_was_measured_once() -> None:
-    assert (
-        status_changes([judged(history(measured(0, LOW)))], {("small", "draft-1", "target-1"): DraftStatus.ACTIVE})
-        == []
-    )

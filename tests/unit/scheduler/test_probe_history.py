@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.acceptance import Interval
-from scheduler.drift.watching import State
-from scheduler.probe_history import ProbeSetup, PromptPair, alpha_change, compare, differences, state_of
+from scheduler.drift.watching import State, state_of
+from scheduler.probe_history import ProbeSetup, PromptPair, alpha_change, compare, differences
 from tests.fixtures.drift import FIRST, MARGIN, day, history, measured
 
 TARGET_2 = replace(FIRST, target_revision="target-2")

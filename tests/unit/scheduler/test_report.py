@@ -86,13 +86,9 @@ def test_what_comes_from_outside_is_escaped() -> None:
 
 def test_plots_have_a_text_for_those_who_cannot_see_them() -> None:
     labels = [attrs.get("aria-label") for tag, attrs in Page(render_page(full())).tags if tag == "svg"]
-    assert len(labels) == 3
-    assert labels[0] is not None
-    assert "code 0.72" in labels[0]
-    assert labels[1] is not None
-    assert "code: traffic 0.50 to 0.50, probes 0.50 to 0.50, target, draft changed 2026-11-21 11:00 UTC" in labels[1]
-    assert labels[2] is not None
-    assert "code 0.90, 1 of 2 held" in labels[2]
+    course, reliability = map(str, labels)
+    assert "code: traffic 0.50 to 0.50, probes 0.50 to 0.50, target, draft changed 2026-11-21 11:00 UTC" in course
+    assert "code 0.90, 1 of 2 held" in reliability
 
 
 @pytest.mark.parametrize("report", [full(), empty()], ids=["full", "empty"])

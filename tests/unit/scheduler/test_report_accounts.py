@@ -9,7 +9,6 @@ import pytest
 
 from alphaloop.acceptance import Interval
 from alphaloop.experiment.estimate import Verdict
-from alphaloop.experiment.figures import SpeedupSubject, TaskSpeedup
 from alphaloop.measurements import TaskSpend
 from alphaloop.settings import ReportSettings
 from scheduler.report.build import cost_line, gaps, saved_device_s
@@ -17,38 +16,20 @@ from scheduler.report.pages import render_page
 from scheduler.report.text import render_text
 from scheduler.report.wording import MAX_GAPS, cost_of_all, cost_of_jobs, gap_lines, money, probe_spend, saved
 from tests.fixtures.reports import empty, full, task_line
+from tests.fixtures.runs import task_speedup
 
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-SPEEDUP = TaskSpeedup(
-    subject=SpeedupSubject("code", "greedy", "t", "e", "h", "cpu", "lookup", "r"),
-    min_num_draft_tokens=3,
-    max_num_draft_tokens=3,
-    mean_running=4.0,
-    mean_context=100.0,
-    num_tokens=1000,
-    sequence_s=400.0,
-    num_blocks=12,
-    num_control_rounds=50,
-    control_share=0.02,
-    speedup=Interval(1.5, 1.2, 1.8),
-    verdict=Verdict.FASTER,
-    covers_from=NOW - HOUR,
-    covers_to=NOW,
-    computed_at=NOW,
-)
+SPEEDUP = task_speedup(Interval(1.5, 1.2, 1.8), NOW - HOUR)
 
 
 def test_a_hundred_device_seconds_at_half_as_fast_again_saved_fifty() -> None:
     found = saved_device_s(SPEEDUP)
     assert found is not None
     assert (found.mean, found.low, found.high) == pytest.approx((50.0, 20.0, 80.0))
-
-
-def test_a_slower_drafter_lost_time() -> None:
-    found = saved_device_s(replace(SPEEDUP, speedup=Interval(0.8, 0.7, 0.9), verdict=Verdict.SLOWER))
-    assert found is not None
-    assert (found.mean, found.low, found.high) == pytest.approx((-20.0, -30.0, -10.0))
+    lost = saved_device_s(replace(SPEEDUP, speedup=Interval(0.8, 0.7, 0.9), verdict=Verdict.SLOWER))
+    assert lost is not None
+    assert (lost.mean, lost.low, lost.high) == pytest.approx((-20.0, -30.0, -10.0))
 
 
 def test_without_a_verdict_nothing_is_known() -> None:
@@ -80,14 +61,6 @@ def test_the_spend_of_probes() -> None:
     assert probe_spend(empty()) == "In the last day probes took 0 of 0 device seconds."
 
 
-def test_page_and_text_tell_the_same() -> None:
-    report = full()
-    text, html = " ".join(render_text(report).split()), render_page(report)
-    for told in (saved(report.tasks[0]), probe_spend(report), *gap_lines(report)):
-        assert told in text
-        assert told in html
-
-
 def test_the_cost_of_jobs_is_their_device_time_at_the_price_of_a_device() -> None:
     prices = ReportSettings(device_cost_per_hour=3.6, currency="EUR")
     found = cost_line(TaskSpend(200, 50_000, 1000.0), Interval(mean=500.0, low=-100.0, high=900.0), prices)
@@ -115,12 +88,15 @@ def test_amounts_are_readable_and_carry_their_currency() -> None:
     assert money(1.0, "") == "1.00"
 
 
-def test_text_and_page_tell_the_same_cost() -> None:
+def test_text_and_page_tell_the_same() -> None:
     report = full(tasks=("code",))
     told = "0.93 EUR per 1,000 jobs, 3.62 EUR per million tokens; saved 1.60 EUR [0.069 3.82] in the last day"
     assert cost_of_jobs(report.tasks[0], "EUR") == told
-    assert told in " ".join(render_text(report).split())
-    page = render_page(report)
+    text, page = " ".join(render_text(report).split()), render_page(report)
+    assert told in text
+    for its in (saved(report.tasks[0]), probe_spend(report), *gap_lines(report)):
+        assert its in text
+        assert its in page
     for part in ("0.93 EUR", "3.62 EUR", "saved 1.60 EUR [0.069 3.82] in the last day", cost_of_all(report)):
         assert part in page
     assert "5,000 device seconds, at 2.50 EUR an hour 3.47 EUR, of which probes 0.028 EUR." in cost_of_all(report)

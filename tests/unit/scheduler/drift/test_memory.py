@@ -48,11 +48,6 @@ def test_a_damaged_memory_is_refused(document: dict[str, Any], path: tuple[str, 
         WatchedStream.of(document)
 
 
-def test_what_is_no_memory_is_refused() -> None:
-    with pytest.raises(StoreError, match="expected draft_lengths"):
-        WatchedStream.of([])
-
-
 MARGIN = 0.05
 
 
