@@ -101,8 +101,8 @@ class Engine(Protocol):
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         """Median milliseconds of one target pass of that shape, or of that drafter's proposal for it.
 
-        Every sequence has `context` tokens before. Scratch sequences: whatever runs is not touched. A server's drafter
-        is measured with its pass: see CostKind.SERVED.
+        Every sequence has `context` tokens before. Scratch sequences: whatever runs is not touched. Both measurements
+        are of an engine that owns a device.
         """
 
     def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:

@@ -39,7 +39,7 @@ from alphaloop.errors import StoreError
 from alphaloop.settings import WorkerSettings
 from alphaloop.store.costs import CostStore
 from worker.background import Write
-from worker.costs.calibration import FAR_CONTEXT, calibrate, calibrate_servers, plan, timed_by
+from worker.costs.calibration import FAR_CONTEXT, calibrate, plan, timed_by
 from worker.costs.correction import Correction, Moment
 from worker.costs.laws import FITTED_EVERY_S, Route, RouteLaws, Time, UsualShape, loads_up_to
 from worker.engine import Engine, Generation, Served, Step
@@ -92,52 +92,39 @@ def open_costs(
 ) -> KnownCosts:
     """Costs stored for this host, device, engine, target and drafters; what they lack is measured and stored first.
 
-    What is learned is stored through `write`, which may do it later. Servers are asked only where nothing is stored of
-    them, and not at all with `calibration_budget_s` = 0.
+    What is learned is stored through `write`, which may do it later. Of servers only requests tell.
     """
-    identity, timed = engine.identity, timed_by(engine.drafters)
-    revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
+    identity, drafters, save_every_s = engine.identity, engine.drafters, _SAVE_EVERY_S
+    revisions = {drafter.name: drafter.revision for drafter in drafters}
     key = (identity.host, identity.device, identity.engine, identity.target_revision, revisions)
     known = store.load(*key).points
-    half_life, save_every_s = _HALF_LIFE_ROUNDS, _SAVE_EVERY_S
-    told = {"action": "calibration_started", "device": identity.device}
-    measured: list[CostPoint] = []
-    if engine.can_redraft:
-        lacking = plan(engine, settings, known).missing(known)
-        if lacking.needed:
-            log.info("measuring what a round costs here", extra=told)
-            found = calibrate(
-                engine, lacking, num_samples=settings.calibration_samples, budget_s=settings.calibration_budget_s
-            )
-            measured = [*with_shared_weights(found, timed)]
-    elif not known and settings.calibration_budget_s > 0:
-        log.info("asking servers what a round costs", extra=told)
-        measured = calibrate_servers(engine, budget_s=settings.calibration_budget_s)
-    if measured:
-        store.save(*key, measured)
-    points = store.load(*key).points
-    log.info(
-        "costs: %d points, %d of them measured now",
-        len(points),
-        len(points) - len(known),
-        extra={"action": "calibration_done"},
-    )
-    if engine.can_redraft:
-        return LiveCosts(
-            points,
-            half_life=half_life,
-            save=lambda corrected: write("corrected costs", lambda: store.save_corrections(*key, corrected)),
+    if not engine.can_redraft:
+        return RequestCosts(
+            drafters,
+            known,
+            most_in_flight=engine.load().num_slots,
+            half_life=_HALF_LIFE_ROUNDS,
+            save=lambda learned: write("costs of servers", lambda: store.save(*key, learned)),
             save_every_s=save_every_s,
-            timed=timed,
             clock=clock,
         )
-    return RequestCosts(
-        engine.drafters,
+    timed, points = timed_by(drafters), known
+    if (lacking := plan(engine, settings, known).missing(known)).needed:
+        told = {"action": "calibration_started", "device": identity.device}
+        log.info("measuring what a round costs here", extra=told)
+        found = calibrate(
+            engine, lacking, num_samples=settings.calibration_samples, budget_s=settings.calibration_budget_s
+        )
+        store.save(*key, with_shared_weights(found, timed))
+        points = store.load(*key).points
+    num_new = len(points) - len(known)
+    log.info("costs: %d points, %d of them measured now", len(points), num_new, extra={"action": "calibration_done"})
+    return LiveCosts(
         points,
-        most_in_flight=engine.load().num_slots,
-        half_life=half_life,
-        save=lambda learned: write("costs of servers", lambda: store.save(*key, learned)),
+        half_life=_HALF_LIFE_ROUNDS,
+        save=lambda corrected: write("corrected costs", lambda: store.save_corrections(*key, corrected)),
         save_every_s=save_every_s,
+        timed=timed,
         clock=clock,
     )
 

@@ -55,7 +55,7 @@ from worker.servers.http import Endpoint
 from worker.servers.identity import NamedServers, ask_identity, name_servers, name_unstored
 from worker.servers.load_watch import LoadWatch
 from worker.servers.sending import Arrival, InLine, Sending, ServerRequest, TokenEstimate, prepare, refusal_of
-from worker.servers.testing import Tests, Timing, why_not
+from worker.servers.testing import Tests, why_not
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,6 @@ class ServerEngine:
             clock=clock,
         )
         self._loads = LoadWatch(self._servers, self._clients, fleet, clock=clock)
-        self._timing = Timing(self._servers, self._clients)
         self._thread.wait_for(self._open())
 
     async def _open(self) -> None:
@@ -309,12 +308,12 @@ class ServerEngine:
         return found
 
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
-        """Median milliseconds of a round of `batch` requests at one endpoint; a drafter's round has its pass in it."""
-        return self._thread.wait_for(self._timing.round_ms(drafter, batch, width, context, num_samples))
+        """Only requests tell what a server takes."""
+        raise NotImplementedError
 
     def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
-        """Median milliseconds to the first token of a prompt that the server has never seen."""
-        return self._thread.wait_for(self._timing.prefill_ms(drafter, num_tokens, num_samples))
+        """Only requests tell what a server takes."""
+        raise NotImplementedError
 
     def unavailable(self) -> str | None:
         """Why no job can be sent, in words; None where one can."""
