@@ -1,4 +1,4 @@
-"""One inference server as the engine sees it, and the client that asks it.
+"""The client that asks one inference server.
 
 Requests go out concurrently, on one event loop. Cancelling the task that waits for a reply closes its connection, and
 servers abort a request whose connection closes.
@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
 
@@ -19,7 +19,7 @@ from alphaloop.errors import ConfigError, RequestRefused
 from alphaloop.messages import Job
 from alphaloop.server_identity import ServerKind
 from worker.engine import Sampling
-from worker.servers.fleet_member import FleetEndpoint
+from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import Content, Endpoint, HttpSession, events, of_piece
 from worker.servers.replies import ModelCard, ModelList, Piece, Reply, ReplyReader, Tokenized, Version, read_form
 from worker.servers.request_body import body_of, path_of, tokenize_body_of
@@ -178,38 +178,6 @@ def _taken(content: bytes) -> Piece:
     if piece.error is not None:
         raise of_piece(piece.error)
     return piece
-
-
-@dataclass(frozen=True, slots=True)
-class InferenceServer:
-    """An endpoint of the fleet."""
-
-    name: str
-    endpoint: Endpoint
-    drafter: DrafterState | None  #: what drafts there
-    max_requests: int  #: at once
-    context_length: int
-    switches_drafts: bool = False  #: whether a request can set the length of its drafts, 0 included
-
-    @property
-    def kind(self) -> ServerKind:
-        """The endpoint's."""
-        return self.endpoint.kind
-
-    @property
-    def drafter_name(self) -> str | None:
-        """The route: replicas of one have the same."""
-        return self.drafter.name if self.drafter else None
-
-    @property
-    def routes(self) -> tuple[str | None, ...]:
-        """Drafters that a request may have here; None: vanilla."""
-        return (self.drafter_name, None) if self.switches_drafts else (self.drafter_name,)
-
-    def as_fleet_endpoint(self) -> FleetEndpoint:
-        """As the fleet routes to it."""
-        k = self.drafter.max_draft_tokens if self.drafter else 0
-        return FleetEndpoint(self.name, self.drafter_name, k, self.max_requests, self.switches_drafts)
 
 
 def drafters_of(servers: Sequence[InferenceServer], obeys: Callable[[str], bool]) -> tuple[DrafterState, ...]:

@@ -48,9 +48,9 @@ from worker.engine import (
     Step,
     TokenDelta,
 )
-from worker.servers.client import InferenceServer, ServerClient, drafters_of
+from worker.servers.client import ServerClient, drafters_of
 from worker.servers.fleet import Fleet
-from worker.servers.fleet_member import EndpointStatus, SuspectCounts
+from worker.servers.fleet_member import EndpointStatus, InferenceServer, SuspectCounts
 from worker.servers.http import Endpoint
 from worker.servers.identity import NamedServers, ask_identity, name_servers, name_unstored
 from worker.servers.load_watch import LoadWatch
@@ -100,7 +100,7 @@ def open_server_engine(
             for name, settings in models.endpoints.items()
             if name in found or settings.model is not None
         ]
-        fleet = Fleet([server.as_fleet_endpoint() for server in servers], clock=time.monotonic, rng=random.Random())
+        fleet = Fleet(servers, clock=time.monotonic, rng=random.Random())
         for name, error in missing.items():
             log.warning("%s: %s", name, error.message, extra={"action": "endpoint_away", "endpoint": name})
             if name in {server.name for server in servers}:
@@ -401,8 +401,8 @@ def _server(
     models: ModelSettings, name: str, endpoint: Endpoint, found: ServerIdentity | None, identity: EngineIdentity
 ) -> InferenceServer:
     settings = models.endpoints[name]
-    if found is not None:
-        endpoint = replace(endpoint, model=found.model)
+    model = found.model if found is not None else endpoint.model
+    endpoint = replace(endpoint, model=model, switches_drafts=settings.switches_drafts)
     length = (found.context_length if found else None) or identity.context_length
     server = found.server if found else settings.kind
     # What is counted in another way is evidence of another kind, and has another name.
@@ -410,7 +410,7 @@ def _server(
     drafter = settings.drafter and models.drafter_state(
         settings.drafter, f"{server}-counters" if is_counted else server
     )
-    return InferenceServer(name, endpoint, drafter or None, settings.max_requests, length, settings.switches_drafts)
+    return InferenceServer(name, endpoint, drafter or None, settings.max_requests, length)
 
 
 def _identity(models: ModelSettings, named: NamedServers, endpoints: Mapping[str, Endpoint]) -> EngineIdentity:

@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from alphaloop.errors import AlphaloopError, ReplyInvalid, ServerSilent, ServerUnavailable, ServerUnreachable
-from worker.servers.client import InferenceServer, ServerClient
+from worker.servers.client import ServerClient
 from worker.servers.counters import values
 from worker.servers.fleet import Fleet
+from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import Endpoint
 from worker.servers.replies import Count, Form, read_form
 

@@ -18,10 +18,11 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import AlphaloopError, InvalidField, PromptTooLong, RequestRefused, ServerFailed, reason_of
 from alphaloop.messages import Job
 from worker.engine import FailedRequest, Generation, PreparedJob, Sampling, TokenDelta
-from worker.servers.client import InferenceServer, ServerClient
+from worker.servers.client import ServerClient
 from worker.servers.counters import Counting
 from worker.servers.draft_counts import NOTHING
 from worker.servers.fleet import Fleet
+from worker.servers.fleet_member import InferenceServer
 from worker.servers.load import Flight
 from worker.servers.replies import Reply, SentRequest, generation_of
 from worker.servers.request_body import refuse_settings
@@ -364,7 +365,7 @@ def prepare(
 def refusal_of(server: InferenceServer, sampling: Sampling) -> InvalidField | None:
     """Why the server cannot follow the settings; None where it can."""
     try:
-        refuse_settings(server.kind, sampling, drafts=server.drafter is not None)
+        refuse_settings(server.endpoint.kind, sampling, drafts=server.drafter is not None)
     except InvalidField as error:
         return error
     return None

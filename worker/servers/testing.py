@@ -20,9 +20,10 @@ from alphaloop.errors import AlphaloopError, ServerError, ServerFailed, ServerSi
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.server_identity import ServerIdentity, ServerKind, differs, told_apart
 from worker.engine import Sampling
-from worker.servers.client import InferenceServer, ServerClient
+from worker.servers.client import ServerClient
 from worker.servers.counters import ask_counters
 from worker.servers.fleet import Fleet
+from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import Endpoint
 from worker.servers.identity import ask_identity, card_of
 from worker.servers.load_watch import ask_num_present
@@ -105,7 +106,7 @@ class Tests:
             # A request may have found it gone meanwhile, and another server may have answered.
             was_down = was_down or self._is_down(name)
             told = await self._changed(name) if was_down else None
-            if was_down and self._servers[name].switches_drafts:
+            if was_down and self._servers[name].endpoint.switches_drafts:
                 await self._look_again(name)
         except AlphaloopError as error:
             self._fleet.tested(name, error)

@@ -23,9 +23,8 @@ from alphaloop.errors import (
     ServerUnavailable,
     ServerUnreachable,
 )
-from tests.fixtures.simulated import Clock
+from tests.fixtures.simulated import Clock, server_of
 from worker.servers.fleet import Fleet
-from worker.servers.fleet_member import FleetEndpoint
 from worker.servers.health import FailureVerdict
 from worker.servers.load import Flight
 
@@ -40,7 +39,7 @@ class Three:
     def __init__(self, num: int = 3) -> None:
         self.clock = Clock()
         self.names = [f"s{number}" for number in range(num)]
-        endpoints = [FleetEndpoint(name, None, 0, 8) for name in self.names]
+        endpoints = [server_of(name, None, 0, 8) for name in self.names]
         self.fleet = Fleet(endpoints, clock=self.clock, rng=Random(0))
         self.verdict: FailureVerdict | None = None
 
@@ -113,10 +112,10 @@ def test_what_is_lost_though_servers_are_well_is_tried_alone_and_blamed_the_thir
     three = Three()
     assert three.fail("s0", error) == FailureVerdict("again", error, avoid=frozenset({"s0"}))
     assert three.fail("s1", error) == FailureVerdict("alone", error, avoid=frozenset({"s0", "s1"}))
-    assert three.fleet.num_alone == 1
+    assert three.fleet.suspects().num_alone == 1
     assert three.fail("s2", error, alone=True) == FailureVerdict("blame", error)
     three.fleet.forget("job")
-    assert three.fleet.num_alone == 0
+    assert three.fleet.suspects().num_alone == 0
 
 
 def test_a_server_too_busy_for_its_test_is_well() -> None:
@@ -216,8 +215,8 @@ def clock() -> Clock:
 
 
 def fleet_of(clock: Clock, *, plain: int = 0, ngram: int = 0) -> Fleet:
-    endpoints = [FleetEndpoint(f"plain-{number}", None, 0, 4) for number in range(plain)]
-    endpoints += [FleetEndpoint(f"ngram-{number}", "ngram", 4, 4) for number in range(ngram)]
+    endpoints = [server_of(f"plain-{number}", None, 0, 4) for number in range(plain)]
+    endpoints += [server_of(f"ngram-{number}", "ngram", 4, 4) for number in range(ngram)]
     return Fleet(endpoints, clock=clock, rng=Random(0))
 
 

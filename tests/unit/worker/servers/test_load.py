@@ -16,11 +16,11 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import AlphaloopError, ReplyInvalid, RequestRefused, ServerSilent
 from alphaloop.server_identity import ServerKind
 from tests.fixtures.inference_server import MetricsPage
-from tests.fixtures.simulated import Clock
+from tests.fixtures.simulated import Clock, server_of
 from worker.engine import ServerLoad
-from worker.servers.client import InferenceServer, ServerClient
+from worker.servers.client import ServerClient
 from worker.servers.fleet import Fleet
-from worker.servers.fleet_member import FleetEndpoint
+from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import Endpoint
 from worker.servers.load import FRESH_S, Flight
 from worker.servers.load_watch import LoadWatch, load_url, num_present_on
@@ -34,7 +34,7 @@ class Servers:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        endpoints = [FleetEndpoint("plain", None, 0, 100), FleetEndpoint("ngram", "ngram", 4, 100)]
+        endpoints = [server_of("plain", None, 0, 100), server_of("ngram", "ngram", 4, 100)]
         self.fleet = Fleet(endpoints, clock=self.clock, rng=Random(0))
 
     def told(self, name: str, num_present: int) -> None:
@@ -150,7 +150,7 @@ class World:
             InferenceServer("ngram", endpoint, drafter, 8, 4096),
         ]
         self.clients = {one.name: Telling(endpoint) for one in servers}
-        self.fleet = Fleet([one.as_fleet_endpoint() for one in servers], clock=self.clock, rng=Random(0))
+        self.fleet = Fleet(servers, clock=self.clock, rng=Random(0))
         self.watch = LoadWatch(servers, self.clients, self.fleet, clock=self.clock, every_s=0.0)
 
     @property

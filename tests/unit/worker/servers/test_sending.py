@@ -16,11 +16,10 @@ from alphaloop.errors import AlphaloopError, InvalidField, ReplyCut, ServerUnrea
 from alphaloop.messages import Body, Job
 from alphaloop.server_identity import ServerKind
 from tests.fixtures.models import make_job
-from tests.fixtures.simulated import Clock
+from tests.fixtures.simulated import Clock, server_of
 from worker.engine import PreparedJob, Sampling
-from worker.servers.client import InferenceServer
 from worker.servers.fleet import Fleet
-from worker.servers.fleet_member import FleetEndpoint
+from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import Endpoint
 from worker.servers.sending import Arrival, InLine, Sending, ServerRequest, TokenEstimate, prepare
 
@@ -34,7 +33,7 @@ class Servers:
 
     def __init__(self, num_requests: int) -> None:
         self.clock = Clock()
-        endpoints = [FleetEndpoint(name, None, 0, num_requests) for name in ("s0", "s1")]
+        endpoints = [server_of(name, None, 0, num_requests) for name in ("s0", "s1")]
         self.fleet = Fleet(endpoints, clock=self.clock, rng=Random(0))
         self.events: list[Arrival] = []
         self.lines: list[InLine] = []
