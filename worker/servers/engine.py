@@ -52,7 +52,7 @@ from worker.servers.client import ServerClient, drafters_of
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import EndpointStatus, InferenceServer, SuspectCounts
 from worker.servers.http import Endpoint
-from worker.servers.identity import NamedServers, ask_identity, name_servers, name_unstored
+from worker.servers.identity import NamedServers, ask_identity, name_servers
 from worker.servers.load_watch import LoadWatch
 from worker.servers.sending import Arrival, InLine, Sending, ServerRequest, TokenEstimate, prepare, refusal_of
 from worker.servers.testing import Tests, why_not
@@ -92,7 +92,7 @@ def open_server_engine(
         found, missing = thread.wait_for(_ask_all(endpoints, most))
         if not found:
             raise next(iter(missing.values()))
-        named = name_unstored(found) if identities is None else name_servers(found, identities)
+        named = name_servers(found, identities)
         models = _without_disobedient(models, thread.wait_for(_why_not_switching(models, found)))
         identity = _identity(models, named, endpoints)
         servers = [

@@ -31,19 +31,13 @@ from worker.servers.replies import ModelCard, Reply
 
 log = logging.getLogger(__name__)
 
-_JOB: Final = Job(job_id="self-test", task="self-test", body=Body(prompt="one two one two"), purpose=Purpose.CONTROL)
-#: Enough rounds that a drafter drafts too.
-_SAMPLING: Final = Sampling(max_tokens=8, temperature=0.0)
-_MOST_S: Final = 60.0  #: a busy server has others to serve first
+#: It repeats itself, so that a drafter that looks texts up has something to draft.
 REPETITIVE_PROMPT: Final = "one two three four one two three four one two three four one two"
-_REPETITIVE: Final = Job(
-    job_id="switching-drafts", task="self-test", body=Body(prompt=REPETITIVE_PROMPT), purpose=Purpose.CONTROL
-)
-_REPEATED: Final = Sampling(max_tokens=24, temperature=0.0)
-
-_CHECK_NAME: Final = "check-server"
-_CHECK: Final = Job(job_id=_CHECK_NAME, task=_CHECK_NAME, body=Body(prompt=REPETITIVE_PROMPT), purpose=Purpose.CONTROL)
+_JOB: Final = Job(job_id="self-test", task="self-test", body=Body(prompt=REPETITIVE_PROMPT), purpose=Purpose.CONTROL)
 _GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
+#: Enough rounds that a drafter drafts too.
+_SHORT: Final = Sampling(max_tokens=8, temperature=0.0)
+_MOST_S: Final = 60.0  #: a busy server has others to serve first
 #: How a server is made to tell more.
 _HINTS: Final[dict[ServerKind, str]] = {
     "vllm": "if it speculates, start it with --enable-per-request-metrics --per-request-spec-decode-metrics detailed",
@@ -163,15 +157,14 @@ async def _is_well(client: ServerClient) -> None:
     """Return when the server has decoded the text. Raises ServerError."""
     try:
         async with asyncio.timeout(_MOST_S):
-            await client.complete(_JOB, _SAMPLING)
+            await client.complete(_JOB, _SHORT)
     except TimeoutError:
         raise ServerSilent(f"the server did not finish a short text within {_MOST_S:g} s") from None
 
 
-#: It repeats itself, so that a drafter that looks texts up has something to draft.
 async def why_not(client: ServerClient) -> str | None:
     """Why the server cannot be asked for a text without drafts, in words; None: it can. Raises what a request does."""
-    drafting = await client.complete(_REPETITIVE, _REPEATED)
+    drafting = await client.complete(_JOB, _GREEDY)
     if drafting.drafts.granularity == "nothing":
         return (
             "it tells nothing of drafts, so nobody can see whether it leaves them out; "
@@ -179,7 +172,7 @@ async def why_not(client: ServerClient) -> str | None:
         )
     if not drafting.drafts.num_proposed:
         return "it drafted nothing of a text that repeats itself, so nobody can see whether it would leave drafts out"
-    return why_not_obeyed(await client.complete(_REPETITIVE, _REPEATED, num_draft_tokens=0), 0)
+    return why_not_obeyed(await client.complete(_JOB, _GREEDY, num_draft_tokens=0), 0)
 
 
 def why_not_obeyed(reply: Reply, num_draft_tokens: int) -> str | None:
@@ -207,10 +200,10 @@ async def check_server(endpoint: Endpoint) -> ServerCheck:
     asked = replace(endpoint, model=card.id)
     pieces: list[str] = []
     async with ServerClient(asked, context_length=card.context_length) as client:
-        whole = await client.complete(_CHECK, _GREEDY)
-        streamed = await client.complete(_CHECK, _GREEDY, on_text=pieces.append)
+        whole = await client.complete(_JOB, _GREEDY)
+        streamed = await client.complete(_JOB, _GREEDY, on_text=pieces.append)
         ending = _ending(whole)
-        stopped = await client.complete(_CHECK, replace(_GREEDY, stop=(ending,))) if ending else None
+        stopped = await client.complete(_JOB, replace(_GREEDY, stop=(ending,))) if ending else None
         may_switch = endpoint.switches_drafts or (endpoint.kind == "vllm" and whole.drafts.num_proposed > 0)
         load = await _load(client)
         switching = [_switching(await why_not(client), is_set=endpoint.switches_drafts)] if may_switch else []
