@@ -64,9 +64,7 @@ def costs_of(scenario: Scenario, points: Iterable[CostPoint]) -> Costs:
     """The worker's own live costs where the scenario's calibration is wrong; left out elsewhere, to save time."""
     if not scenario.inferred:
         return CalibratedCosts(points)
-    return LiveCosts(
-        tuple(points), half_life=CORRECTION_HALF_LIFE, save=lambda _: None, save_every_s=1e9, clock=lambda: 0.0
-    )
+    return LiveCosts(tuple(points), half_life=CORRECTION_HALF_LIFE, save=lambda _: None, clock=lambda: 0.0)
 
 
 class Evidence:

@@ -184,7 +184,6 @@ class OursOnSlots:
             tuple(points),
             half_life=CORRECTION_HALF_LIFE,
             save=lambda _: None,
-            save_every_s=math.inf,
             clock=lambda: self._now_ms / 1000,
         )
         self._errors = ExpectationErrors(HALF_LIFE)

@@ -21,6 +21,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from typing import Final
 
@@ -94,7 +95,7 @@ def open_costs(
 
     What is learned is stored through `write`, which may do it later. Of servers only requests tell.
     """
-    identity, drafters, save_every_s = engine.identity, engine.drafters, _SAVE_EVERY_S
+    identity, drafters = engine.identity, engine.drafters
     revisions = {drafter.name: drafter.revision for drafter in drafters}
     key = (identity.host, identity.device, identity.engine, identity.target_revision, revisions)
     known = store.load(*key).points
@@ -105,7 +106,6 @@ def open_costs(
             most_in_flight=engine.load().num_slots,
             half_life=_HALF_LIFE_ROUNDS,
             save=lambda learned: write("costs of servers", lambda: store.save(*key, learned)),
-            save_every_s=save_every_s,
             clock=clock,
         )
     timed, points = timed_by(drafters), known
@@ -123,7 +123,6 @@ def open_costs(
         points,
         half_life=_HALF_LIFE_ROUNDS,
         save=lambda corrected: write("corrected costs", lambda: store.save_corrections(*key, corrected)),
-        save_every_s=save_every_s,
         timed=timed,
         clock=clock,
     )
@@ -132,15 +131,19 @@ def open_costs(
 class KnownCosts(ABC):
     """Costs that follow what steps take. One thread owns them; others may ask `level` and `read_s`.
 
-    `save` is given points whenever there is news, at most every `save_every_s`. `clock` tells seconds from any
-    beginning.
+    `points` are those stored. `save` is given points whenever there is news, at most every minute. `clock` tells
+    seconds from any beginning.
     """
 
     def __init__(
-        self, save: Callable[[Sequence[CostPoint]], object], save_every_s: float, clock: Callable[[], float]
+        self,
+        points: Sequence[CostPoint],
+        save: Callable[[Sequence[CostPoint]], object],
+        clock: Callable[[], float],
     ) -> None:
-        self._save, self._save_every_s, self._clock = save, save_every_s, clock
-        self._due = clock() + save_every_s
+        self._save, self._clock = save, clock
+        self._remember(points)
+        self._due = clock() + _SAVE_EVERY_S
         self._has_learned = False  # since the last save
         self._made: tuple[float, CostTable] | None = None
 
@@ -152,9 +155,9 @@ class KnownCosts(ABC):
     @property
     def table(self) -> CostTable:
         """The costs as they are now."""
-        self._take_in()
+        self._take_in(math.inf)
         if self._made is None or self._clock() - self._made[0] >= _TABLE_LASTS_S:
-            self._made = self._clock(), self._table_now()
+            self._made = self._clock(), CostTable(self._points_now())
         return self._made[1]
 
     @abstractmethod
@@ -176,13 +179,15 @@ class KnownCosts(ABC):
         """
         if self._clock() < self._due:
             return False
-        self._due = self._clock() + self._save_every_s
+        self._due = self._clock() + _SAVE_EVERY_S
         return self.save()
 
     def save(self) -> bool:
         """Store what was learned if there is news; a database that is away is tried again later."""
-        points = self._news()
-        if not points:
+        self._take_in(0.0)
+        points = [point for point in self._points_now() if point.num_samples]  # what is assumed is not stored
+        is_old = self._clock() - self._saved_at >= _STORED_EVERY_S
+        if not (self._has_learned and (is_old or any(map(self._is_news, points)))):
             return False
         try:
             self._save(points)
@@ -194,20 +199,25 @@ class KnownCosts(ABC):
         return True
 
     @abstractmethod
-    def _take_in(self) -> None:
-        """Learn what the next decision has to know of what was observed, and forget the table where it is old."""
+    def _take_in(self, pause_s: float) -> None:
+        """Learn from what was observed, and forget the table where that moves it.
+
+        Where learning takes long, what is known to be enough for now is left alone for `pause_s`.
+        """
 
     @abstractmethod
-    def _table_now(self) -> CostTable:
-        """The table of this moment."""
+    def _points_now(self) -> Sequence[CostPoint]:
+        """The costs of this moment."""
 
-    @abstractmethod
-    def _news(self) -> Sequence[CostPoint]:
-        """The points to store; none where nothing has moved."""
-
-    @abstractmethod
     def _remember(self, saved: Sequence[CostPoint]) -> None:
-        """What was stored, to tell what is news then."""
+        self._saved, self._saved_at = {_name(point): point for point in saved}, self._clock()
+
+    def _is_news(self, now: CostPoint) -> bool:
+        """Whether it has moved since it was stored; fading alone is no news."""
+        if (then := self._saved.get(_name(now))) is None:
+            return True
+        more_doubt = math.sqrt(now.correction_variance) - math.sqrt(then.correction_variance)
+        return abs(math.log(now.ms / then.ms)) >= _NEWS or abs(more_doubt) >= _DOUBT_NEWS
 
 
 class LiveCosts(KnownCosts):
@@ -223,20 +233,17 @@ class LiveCosts(KnownCosts):
         *,
         half_life: int,
         save: Callable[[Sequence[CostPoint]], object],
-        save_every_s: float,
         timed: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(save, save_every_s, clock)
         self._timed = dict(timed or {})
         points = [point for point in points if point.drafter not in self._timed]
+        super().__init__(with_shared_weights(points, self._timed), save, clock)
         self._calibrated = CostTable(replace(point, correction=1.0) for point in points)
         self._points = tuple(points)
-        self._saved: Sequence[CostPoint] = with_shared_weights(points, self._timed)
-        self._saved_at = clock()
         self._num_rounds = 0  # of the target
         self._by_part = {part: [p for p in points if p.drafter == part] for part in {p.drafter for p in points}}
-        self._known: dict[tuple[CostKind, str | None, int, float, int], tuple[CostPoint, float] | None] = {}
+        self._known = lru_cache(_MOST_KNOWN)(self._calibrated_for)
         self._corrections = {
             part: Correction(
                 half_life,
@@ -270,9 +277,9 @@ class LiveCosts(KnownCosts):
             return
         self._waiting.append((self._clock(), step))
         if len(self._waiting) >= _MOST_WAITING:
-            self._take_in()
+            self._take_in(0.0)
 
-    def _take_in(self) -> None:
+    def _take_in(self, pause_s: float) -> None:
         if self._waiting:
             self._made = None
         for at_s, step in self._waiting:
@@ -311,12 +318,7 @@ class LiveCosts(KnownCosts):
         self, at: Moment, kind: CostKind, part: str | None, batch: int, width: float, context: int, seconds: float
     ) -> None:
         self._has_learned = True
-        shape = (kind, part, batch, width, context)
-        if shape not in self._known:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            self._known[shape] = self._calibrated_for(*shape)
-        if (known := self._known[shape]) is not None:
+        if (known := self._known(kind, part, batch, width, context)) is not None:
             nearest, ms = known
             self._corrections[part].observe(nearest, 1000 * seconds / ms, at, self._towards(part))
 
@@ -340,20 +342,7 @@ class LiveCosts(KnownCosts):
 
         return min((point for point in self._by_part[part] if point.kind is kind), key=distance), ms
 
-    def _table_now(self) -> CostTable:
-        return CostTable(self._corrected())
-
-    def _news(self) -> Sequence[CostPoint]:
-        """Of corrections that rounds have moved since the last time; fading alone is no news."""
-        self._take_in()
-        points = self._corrected()
-        is_old = self._clock() - self._saved_at >= _STORED_EVERY_S
-        return points if self._has_learned and (is_old or any(map(_is_news, points, self._saved))) else ()
-
-    def _remember(self, saved: Sequence[CostPoint]) -> None:
-        self._saved, self._saved_at = saved, self._clock()
-
-    def _corrected(self) -> tuple[CostPoint, ...]:
+    def _points_now(self) -> Sequence[CostPoint]:
         """Every point as it is now: a decision asks for them, so points are not made by `replace`, twice as slow."""
         now, found = self._now(), []
         levels = {part: its.level(now, self._towards(part)) for part, its in self._corrections.items()}
@@ -385,11 +374,6 @@ class LiveCosts(KnownCosts):
         return self._corrections[None].log_level if None in self._corrections else 0.0
 
 
-def _is_news(now: CostPoint, then: CostPoint) -> bool:
-    has_moved = abs(math.log(now.correction / then.correction)) >= _NEWS
-    return has_moved or abs(math.sqrt(now.correction_variance) - math.sqrt(then.correction_variance)) >= _DOUBT_NEWS
-
-
 class RequestCosts(KnownCosts):
     """The costs of the routes to servers.
 
@@ -405,10 +389,9 @@ class RequestCosts(KnownCosts):
         most_in_flight: int,
         half_life: int,
         save: Callable[[Sequence[CostPoint]], object],
-        save_every_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(save, save_every_s, clock)
+        super().__init__(points, save, clock)
         self._drafters: dict[Route, DrafterState | None] = {None: None} | {d.name: d for d in drafters}
         loads = tuple(map(float, loads_up_to(most_in_flight)))
         slopes = UsualShape(loads, tuple(1 + _LOAD_SLOPE * (load - 1) for load in loads), _LOAD_SLOPE_SD)
@@ -417,7 +400,6 @@ class RequestCosts(KnownCosts):
         self._rounds = RouteLaws(assumed, slopes, half_life=half_life, now=now)
         self._prompts = RouteLaws(dict.fromkeys(self._drafters, 1.0), _PROMPTS, half_life=half_life, now=now)
         self._first_ms: dict[Route, float] = {}  # of a round with one request in flight, when it was first known
-        self._saved: dict[Hashable, float] = {}  # ln(ms)
         for point in points:
             self._take_stored(point)
 
@@ -466,14 +448,11 @@ class RequestCosts(KnownCosts):
 
     def save_when_due(self) -> bool:
         """Fit the laws to the times that came, at most once a second: that takes some milliseconds. Then store them."""
-        self._fit(FITTED_EVERY_S)
+        self._take_in(FITTED_EVERY_S)
         return super().save_when_due()
 
-    def _take_in(self) -> None:
-        self._fit(math.inf)
-
-    def _fit(self, pause_s: float) -> None:
-        """Where times came and the pause is over; a route's first times count at once."""
+    def _take_in(self, pause_s: float) -> None:
+        """Fit where times came and the pause is over; a route's first times count at once."""
         has_moved = [laws.fit(self._clock(), pause_s=pause_s) for laws in (self._rounds, self._prompts)]
         if any(has_moved):
             self._made = None
@@ -481,22 +460,7 @@ class RequestCosts(KnownCosts):
                 if route not in self._first_ms and (law := self._rounds.law(route)) is not None:
                     self._first_ms[route] = math.exp(law.at(1).mean)
 
-    def _table_now(self) -> CostTable:
-        return CostTable(self._points())
-
-    def _news(self) -> Sequence[CostPoint]:
-        """The points of routes that were timed."""
-        if not self._has_learned:
-            return ()
-        self._fit(0.0)
-        points = [point for point in self._points() if point.num_samples]
-        has_news = any(abs(math.log(one.ms) - self._saved.get(_name(one), math.inf)) >= _NEWS for one in points)
-        return points if has_news else ()
-
-    def _remember(self, saved: Sequence[CostPoint]) -> None:
-        self._saved = {_name(point): math.log(point.ms) for point in saved}
-
-    def _points(self) -> list[CostPoint]:
+    def _points_now(self) -> Sequence[CostPoint]:
         """What the laws say now; the doubt about a route grows while it gets no requests."""
         found, now = [], self._clock()
         for route, drafter in self._drafters.items():

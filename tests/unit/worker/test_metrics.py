@@ -69,7 +69,7 @@ def test_a_step_shows_where_its_time_went() -> None:
 def test_the_level_of_costs_is_that_of_the_last_decision() -> None:
     metrics = WorkerMetrics()
     points = [CostPoint(None, 1, 1, 10.0, 3), CostPoint("lookup", 1, 9, 0.1, 3)]
-    costs = LiveCosts(points, half_life=4, save=lambda points: None, save_every_s=60.0)
+    costs = LiveCosts(points, half_life=4, save=lambda points: None)
     metrics.watch_costs(costs)
     assert value(metrics, "alphaloop_cost_level", part="target") == 1.0
     for _ in range(5):

@@ -37,7 +37,7 @@ def store() -> Store:
 
 
 def made(store: Store, clock: Clock, points: Sequence[CostPoint] = ()) -> RequestCosts:
-    return RequestCosts([NGRAM], points, most_in_flight=32, half_life=32, save=store, save_every_s=60.0, clock=clock)
+    return RequestCosts([NGRAM], points, most_in_flight=32, half_life=32, save=store, clock=clock)
 
 
 def serve(

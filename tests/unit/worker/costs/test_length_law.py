@@ -53,7 +53,6 @@ def made(drafter: DrafterState = FREE, points: Sequence[CostPoint] = (), store: 
         most_in_flight=8,
         half_life=32,
         save=store if store is not None else Store(),
-        save_every_s=60.0,
         clock=clock,
     )
 

@@ -34,7 +34,7 @@ def clock() -> Clock:
 
 
 def live(store: Store, clock: Clock, points: Sequence[CostPoint] = POINTS) -> LiveCosts:
-    return LiveCosts(points, half_life=HALF_LIFE, save=store, save_every_s=60.0, clock=clock)
+    return LiveCosts(points, half_life=HALF_LIFE, save=store, clock=clock)
 
 
 def step(costs_ms: float, *, draft_ms: float = 0.0, batch: int = 1, width: int = 1, **changes: Any) -> Step:
@@ -56,9 +56,7 @@ def step(costs_ms: float, *, draft_ms: float = 0.0, batch: int = 1, width: int =
 
 def test_kin_have_one_drafters_times_and_its_corrections(store: Store, clock: Clock) -> None:
     stale = [replace(point, drafter="gated", median_ms=77.0) for point in POINTS if point.drafter == "model"]
-    costs = LiveCosts(
-        [*POINTS, *stale], half_life=HALF_LIFE, save=store, save_every_s=60.0, timed={"gated": "model"}, clock=clock
-    )
+    costs = LiveCosts([*POINTS, *stale], half_life=HALF_LIFE, save=store, timed={"gated": "model"}, clock=clock)
     calibrated, vanilla = costs.table.part_ms("model", 1, 3), costs.table.part_ms(None, 1, 3)
     assert calibrated is not None
     assert vanilla is not None

@@ -58,9 +58,7 @@ class Worker:
             *(CostPoint(None, 1, width, target_ms(width), 9) for width in (1, LONGEST + 1)),
             *(CostPoint("draft", 1, width, DRAFT_MS * (width - 1), 9) for width in (2, LONGEST + 1)),
         ]
-        self.costs = LiveCosts(
-            points, half_life=32, save=lambda points: None, save_every_s=1e9, clock=lambda: self.now_s
-        )
+        self.costs = LiveCosts(points, half_life=32, save=lambda points: None, clock=lambda: self.now_s)
 
     def decode_job(self) -> Decision:
         """Decide and decode one job."""
