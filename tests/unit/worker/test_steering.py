@@ -23,7 +23,6 @@ from tests.fakes import FakeEngine
 from tests.fixtures.costs import ServingEngine
 from tests.fixtures.publishing import NOW, claimed_job
 from tests.fixtures.runs import block_rows, subject
-from worker.engine import Generation
 from worker.running import RunningJob, RunningJobs, Stepped
 from worker.steering import REFRESH_EVERY_S, RequestSteering, RoundSteering, SliceRecorder
 
@@ -304,25 +303,6 @@ def test_a_request_that_another_endpoint_took_is_not_counted() -> None:
     assert sum(one.num_prompt_rounds for one in slices) == sum(bool(one.drafted) for one in ended) < len(ended)
 
 
-def test_a_request_that_had_another_draft_length_than_its_arm_is_not_counted() -> None:
-    """An endpoint that does not follow requests drafts as it was started."""
-    world = RequestWorld(("code", LOOKUP), share=0.0)
-    told = world.engine._served
-    asked: list[int] = []
-
-    def served(generation: Generation) -> Generation:
-        found = told(generation)
-        assert found.served is not None
-        asked.append(2 + len(asked) % 2)
-        return replace(found, served=replace(found.served, num_draft_tokens=asked[-1]))
-
-    world.engine._served = served  # type: ignore[method-assign]
-    world.turn(200)
-    slices = [*world.slices, *world.steering.close()]
-    assert sum(one.num_prompt_rounds for one in slices) == asked.count(3) > 0
-    assert {one.treatment.num_draft_tokens for one in slices} == {3}
-
-
 def test_requests_that_are_dropped_or_fail_to_start_are_forgotten() -> None:
     world = RequestWorld(("code", LOOKUP))
     world.turn(30)
@@ -330,13 +310,6 @@ def test_requests_that_are_dropped_or_fail_to_start_are_forgotten() -> None:
     world.steering.begin("never admitted", world.started[0].lane, LOOKUP, world.running)
     world.turn(700)
     assert {one.phase for one in world.slices} >= {Phase.BEFORE, Phase.CONTROL, Phase.AFTER}
-
-
-def test_without_a_control_share_nothing_is_admitted_vanilla() -> None:
-    world = RequestWorld(("code", LOOKUP), share=0.0)
-    world.turn(200)
-    assert all(job.setting == LOOKUP.setting for job in world.started)
-    assert {one.phase for one in world.steering.close()} == {Phase.BETWEEN}
 
 
 def test_rounds_that_a_server_does_not_tell_are_its_tokens() -> None:

@@ -191,14 +191,6 @@ def test_servers_are_asked_while_there_are_requests_of_ours_and_a_little_longer(
     assert (world.plain.num_asked, world.others()) == (num_asked, [None, None])
 
 
-def test_servers_are_asked_though_each_request_ends_before_the_next_look() -> None:
-    world = World()
-    world.fleet.ended(world.fleet.began("plain"))
-    world.clock.pass_s(1.0)
-    world.turn()
-    assert world.others() == [5, 5]
-
-
 def test_servers_of_one_route_are_not_asked() -> None:
     world = World(drafts=False)
     world.fleet.began("plain")
@@ -236,14 +228,6 @@ def test_a_server_that_does_not_tell_is_asked_seldom_and_holds_up_no_other(
     assert "plain does not tell its load" in caplog.text
 
 
-def test_a_server_that_is_silent_holds_up_no_other() -> None:
-    world = World()
-    world.fleet.began("plain")
-    world.plain.meanwhile = asyncio.Event().wait
-    world.turn()
-    assert world.others() == [None, 5]
-
-
 def test_a_server_that_was_silent_is_asked_again_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     world = World()
@@ -256,15 +240,6 @@ def test_a_server_that_was_silent_is_asked_again_and_that_is_said_once(caplog: p
     assert world.others()[0] == 1
     said = [record.getMessage() for record in caplog.records]
     assert said == ["plain does not tell its load: nothing came", "plain tells its load"]
-
-
-def test_a_mistake_in_asking_ends_with_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
-    world.fleet.began("plain")
-    world.plain.says = RuntimeError("a mistake")
-    world.turn()
-    assert (world.plain.num_asked, world.others()) == (1, [None, 5])
-    assert [record.getMessage() for record in caplog.records] == ["asking plain for its load failed"]
 
 
 VLLM = """\
