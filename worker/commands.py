@@ -51,7 +51,7 @@ from alphaloop.files import readable_again
 from alphaloop.job_lines import JobLine
 from alphaloop.payoff.figures import VANILLA
 from alphaloop.payoff.report import Footprint
-from alphaloop.settings import EndpointSettings, ModelSettings, Settings, load_settings
+from alphaloop.settings import ModelSettings, Settings, load_settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from worker.assembly import open_engine
@@ -329,13 +329,7 @@ def _endpoint(order: CheckServerOrder, settings: Settings) -> Endpoint:
             f"found {order.server!r}",
             hint="endpoints are tables of configs/models.toml: [models.endpoints.NAME]",
         )
-    settings_of_it = endpoints[order.server]
-    if not isinstance(settings_of_it, EndpointSettings):
-        raise ConfigError(
-            f"expected an endpoint with an address, found vLLM inside a worker: {order.server}",
-            hint="`alphaloop calibrate` starts it, and the worker's log says what came up",
-        )
-    return Endpoint.of(settings_of_it, model=order.model)
+    return Endpoint.of(endpoints[order.server], model=order.model)
 
 
 def _key(name: str | None) -> SecretStr | None:

@@ -13,7 +13,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -93,7 +93,7 @@ def open_server_engine(
         if not found:
             raise next(iter(missing.values()))
         named = name_servers(found, identities)
-        models = _without_disobedient(models, thread.wait_for(_why_not_switching(models, found)))
+        models = thread.wait_for(_obeyed(models, found))
         identity = _identity(models, named, endpoints)
         servers = [
             _server(models, name, endpoints[name], found.get(name), identity)
@@ -157,8 +157,7 @@ class ServerEngine:
     async def _open(self) -> None:
         for client in self._clients.values():
             await client.__aenter__()
-        self._thread.keep(self._sending.watch())
-        self._thread.keep(self._loads.run())
+        self._watching = asyncio.gather(self._sending.watch(), self._loads.run())
 
     @property
     def identity(self) -> EngineIdentity:
@@ -280,7 +279,8 @@ class ServerEngine:
         self._thread.close()
 
     async def _close(self) -> None:
-        await self._thread.end_kept()  # it asks the clients
+        self._watching.cancel()  # it asks the clients
+        await asyncio.gather(self._watching, return_exceptions=True)
         await self._sending.end()
         for client in self._clients.values():
             await client.__aexit__(None, None, None)
@@ -364,37 +364,25 @@ async def _ask_all(
     return found, missing
 
 
-async def _why_not_switching(models: ModelSettings, found: Mapping[str, ServerIdentity]) -> dict[str, str]:
-    """Of the endpoints that shall switch drafts and answer: why one cannot, in words."""
-    asked = {
-        name: settings for name, settings in models.endpoints.items() if settings.switches_drafts and name in found
-    }
-    answers = await asyncio.gather(*(_why_not(settings, found[name].model) for name, settings in asked.items()))
-    return {name: told for name, told in zip(asked, answers, strict=True) if told is not None}
+async def _obeyed(models: ModelSettings, found: Mapping[str, ServerIdentity]) -> ModelSettings:
+    """The settings, with endpoints that answer and cannot switch drafts as servers that draft for every request."""
 
+    async def seen(name: str, settings: EndpointSettings) -> EndpointSettings:
+        if not settings.switches_drafts or name not in found:
+            return settings
+        try:
+            async with ServerClient(Endpoint.of(settings, model=found[name].model)) as client:
+                why = await why_not(client)
+        except AlphaloopError as error:
+            why = f"it could not be asked: {error.message}"
+        if why is None:
+            return settings
+        told = "endpoint %s cannot switch drafts: %s; all its requests are drafted for, until the worker starts again"
+        log.error(told, name, why, extra={"action": "drafts_not_switched", "endpoint": name})
+        return settings.model_copy(update={"switches_drafts": False})
 
-async def _why_not(settings: EndpointSettings, model: str) -> str | None:
-    try:
-        async with ServerClient(Endpoint.of(settings, model=model)) as client:
-            return await why_not(client)
-    except AlphaloopError as error:
-        return f"it could not be asked: {error.message}"
-
-
-def _without_disobedient(models: ModelSettings, told: Mapping[str, str]) -> ModelSettings:
-    """The settings with these endpoints as servers that draft for every request."""
-    for name, why in told.items():
-        hint = "all its requests are drafted for; start the worker again when this is mended"
-        log.error("endpoint %s cannot switch drafts: %s; %s", name, why, hint, extra=_extra(name))
-    endpoints = {
-        name: settings.model_copy(update={"switches_drafts": False}) if name in told else settings
-        for name, settings in models.endpoints.items()
-    }
-    return models.model_copy(update={"endpoints": endpoints})
-
-
-def _extra(name: str) -> dict[str, str]:
-    return {"action": "drafts_not_switched", "endpoint": name}
+    all_seen = await asyncio.gather(*(seen(name, settings) for name, settings in models.endpoints.items()))
+    return models.model_copy(update={"endpoints": dict(zip(models.endpoints, all_seen, strict=True))})
 
 
 def _server(
@@ -434,7 +422,6 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        self._kept: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -450,16 +437,6 @@ class LoopThread:
         """The result of a coroutine that the loop runs, or what it raised."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
-    def keep(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine until the end or `end_kept`; called from within the loop."""
-        self._kept.add(self._loop.create_task(work))
-
-    async def end_kept(self) -> None:
-        """Cancel what is kept and wait for its end, so that what it uses can be closed."""
-        kept = tuple(self._kept)
-        self._kept.clear()
-        await _ended(kept)
-
     def close(self) -> None:
         """Cancel all that runs and end the thread."""
         self.call(self._loop.stop)
@@ -469,15 +446,10 @@ class LoopThread:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
-            self._cancel_all()
+            running = asyncio.all_tasks(self._loop)
+            for task in running:
+                task.cancel()
+            if running:
+                self._loop.run_until_complete(asyncio.wait(running))
         finally:
             self._loop.close()
-
-    def _cancel_all(self) -> None:
-        self._loop.run_until_complete(_ended(asyncio.all_tasks(self._loop)))
-
-
-async def _ended(tasks: Collection[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
