@@ -58,7 +58,7 @@ from worker.assembly import open_engine
 from worker.costs.calibration import calibrate, plan, timed_by
 from worker.engine import Engine
 from worker.measuring.observing import choose_candidates, choose_drafters
-from worker.measuring.report import DrafterRecords, busy_note, load_average, peak_process_bytes
+from worker.measuring.report import DrafterRecords, busy_note, peak_process_bytes
 from worker.measuring.session import MeasuringPlan, MeasuringSession, draw, prepare, read_lines, refuse_few
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def _measure_loaded(
         session = MeasuringSession(engine, plan, should_stop=should_stop, tell=on_event)
         session.run()
         if session.measured.turns:
-            busy = busy_note(session.measured.of(VANILLA), load_average(), os.cpu_count() or 1)
+            busy = busy_note(session.measured.of(VANILLA))
             notes = [*notes, *found.notes, *([busy] if busy else [])]
             report = session.report(found.records, found.footprint, notes)
             tell(ReportEvent(data=report))

@@ -147,7 +147,7 @@ def refuse_different_models(found: Mapping[str, ServerIdentity]) -> None:
     (first, identity), *others = found.items()
     for name, other in others:
         told = told_apart(identity, other)
-        if told is not None and told.nature == "weights":
+        if told is not None and told.is_of_weights:
             raise ConfigError(
                 f"models.endpoints.{name}: expected the model of {first}, because a task may be sent to either; "
                 f"found another: {told.sentence}",
@@ -184,7 +184,7 @@ def engine_of(identity: ServerIdentity, revision: str, known: Sequence[ServerLif
 def _is_same_model(before: ServerIdentity, after: ServerIdentity) -> bool:
     """Whether nothing says that the weights are others. A moved folder holds the same ones if it answers the same."""
     told = told_apart(before, after)
-    return before.model == after.model and (told is None or told.nature != "weights")
+    return before.model == after.model and (told is None or not told.is_of_weights)
 
 
 class _AskingClient(ServerClient):

@@ -146,7 +146,7 @@ class Tests:
         first = next(iter(self._known.values()), found)
         self._known[name] = found
         told = told_apart(first, found)
-        return told.sentence if told is not None and told.nature == "weights" else None
+        return told.sentence if told is not None and told.is_of_weights else None
 
 
 def _extra(name: str, action: str = "server_changed") -> dict[str, str]:
