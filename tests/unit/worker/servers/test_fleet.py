@@ -81,18 +81,6 @@ def test_an_endpoint_that_cannot_follow_a_jobs_settings_never_gets_it(clock: Clo
     assert fleet.choose(None, is_bound=False, barred={"plain", "ngram"}) is None
 
 
-def test_the_mean_in_flight_is_over_a_requests_life(clock: Clock) -> None:
-    fleet = fleet_of(clock, PLAIN)
-    first = fleet.began("plain")
-    clock.pass_s(2.0)
-    second = fleet.began("plain")
-    clock.pass_s(1.0)
-    assert fleet.ended(second).num_beside == pytest.approx(2.0)
-    clock.pass_s(1.0)
-    assert fleet.ended(first).num_beside == pytest.approx((2 * 1 + 1 * 2 + 1 * 1) / 4)
-    assert fleet.ended(fleet.began("plain")).num_beside == 1.0, "a request that took no time"
-
-
 @pytest.mark.parametrize("error", [ServerUnavailable("away"), ServerLoginRefused("no key")])
 def test_a_server_that_is_away_is_tested_with_longer_and_longer_waits(clock: Clock, error: AlphaloopError) -> None:
     fleet = fleet_of(clock, PLAIN)
@@ -163,13 +151,6 @@ def test_replies_that_are_invalid_in_a_row_open_the_circuit_whatever_tests_say(c
     assert state_of(fleet) == "up"
     fleet.failed("plain", ReplyInvalid("usage: missing"))
     assert state_of(fleet) == "down"
-
-
-def test_a_job_at_fault_says_that_the_server_answers(clock: Clock) -> None:
-    fleet = fleet_of(clock, PLAIN)
-    for error in (PromptTooLong(), RequestRefused()) * 10:
-        fleet.failed("plain", error)
-    assert state_of(fleet) == "up"
 
 
 def test_a_busy_server_is_sent_half_as_many_and_nothing_for_as_long_as_it_asks(clock: Clock) -> None:

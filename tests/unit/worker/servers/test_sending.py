@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaloop.deciding.goodput import DrafterState
@@ -168,6 +168,7 @@ def test_no_more_tokens_are_asked_for_than_a_context_holds() -> None:
     assert job.sampling.max_tokens == 511
 
 
+@settings(max_examples=15)
 @given(st.floats(1.0, 12.0), st.integers(20, 2000))
 def test_the_estimate_comes_to_what_the_server_counts(bytes_per_token: float, num_bytes: int) -> None:
     tokens, job = TokenEstimate(), make_job("x" * num_bytes)
