@@ -186,7 +186,7 @@ class RequestSteering:
 
     def begin(self, job_id: str, lane: LaneKey, decision: Decision, running: RunningJobs) -> DraftSetting:
         """Vanilla in a control slice of its subject, otherwise as decided."""
-        self._look(running)
+        self.steer(running)
         drafter, num_draft_tokens = decision.setting.drafter, decision.setting.num_draft_tokens
         if not (drafter and num_draft_tokens and _is_free(lane, decision)) or self._lacks_load():
             return decision.setting
@@ -197,8 +197,11 @@ class RequestSteering:
         return setting
 
     def steer(self, running: RunningJobs) -> None:
-        """See what runs; nothing that runs can change."""
-        self._look(running)
+        """Nothing that runs can change; what was cancelled, or not taken by the engine, is gone since the last look."""
+        jobs = running.by_id()
+        for job_id in [job_id for job_id in self._assigned if job_id not in jobs]:
+            self._leave(job_id)
+        self._pass_time()
 
     def observe(self, step: Step) -> Sequence[Slice]:
         """Count the requests that ended."""
@@ -214,13 +217,6 @@ class RequestSteering:
         """What was counted of requests that ended; those that run are not counted."""
         self._assigned.clear()
         return self._schedule.close()
-
-    def _look(self, running: RunningJobs) -> None:
-        """Requests that were cancelled, or that the engine did not take, are gone since the last look."""
-        jobs = running.by_id()
-        for job_id in [job_id for job_id in self._assigned if job_id not in jobs]:
-            self._leave(job_id)
-        self._pass_time()
 
     def _pass_time(self) -> None:
         self._seen_at = max(self._now(), self._seen_at)

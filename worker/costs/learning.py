@@ -461,28 +461,39 @@ class RequestCosts(KnownCosts):
                     self._first_ms[route] = math.exp(law.at(1).mean)
 
     def _points_now(self) -> Sequence[CostPoint]:
-        """What the laws say now; the doubt about a route grows while it gets no requests."""
-        found, now = [], self._clock()
+        """What the laws say now; the doubt about a route grows while it gets no requests.
+
+        Another's load, or a restart, may have changed its speed.
+        """
+        found, now = list[CostPoint](), self._clock()
         for route, drafter in self._drafters.items():
-            doubt = self._doubt(route, now)
+            unused = num_half_lives(self._rounds.seconds_unused(route, now))
+            doubt = faded(LogEstimate(0.0, 0.0), 0.0, unused).variance
             # Of requests that choose it, the shortest draft and the longest.
             widths = {1} if drafter is None else {drafter.least_draft_tokens + 1, drafter.max_draft_tokens + 1}
             kind = CostKind.ROUND if drafter is None else CostKind.SERVED
+            said: list[tuple[CostKind, float, int, int, int, LogEstimate]] = []
             if (law := self._rounds.law(route)) is not None:
                 for context, load, width in product((BASE_CONTEXT, FAR_CONTEXT), law.nodes, sorted(widths)):
                     length = self._length(route, width)
                     number, its = self._rounds.num_times(route, length=length), law.at(load, context, length=length)
-                    ms, variance = math.exp(its.mean), its.variance + doubt
-                    point = CostPoint(route, int(load), width, ms, number, context, kind, correction_variance=variance)
-                    found.append(point)
+                    said.append((kind, load, width, context, number, its))
             if (law := self._prompts.law(route)) is not None:
-                for size in law.nodes:
-                    number, its = self._prompts.num_times(route), law.at(size)
-                    ms, variance = math.exp(its.mean), its.variance + doubt
-                    point = CostPoint(
-                        route, 1, int(size), ms, number, 0, CostKind.PREFILL, correction_variance=variance
-                    )
-                    found.append(point)
+                number = self._prompts.num_times(route)
+                said += [(CostKind.PREFILL, 1, int(size), 0, number, law.at(size)) for size in law.nodes]
+            found += [
+                CostPoint(
+                    route,
+                    int(load),
+                    width,
+                    math.exp(its.mean),
+                    number,
+                    context,
+                    kind,
+                    correction_variance=its.variance + doubt,
+                )
+                for kind, load, width, context, number, its in said
+            ]
         return found
 
     def _take_stored(self, point: CostPoint) -> None:
@@ -504,11 +515,6 @@ class RequestCosts(KnownCosts):
         if drafter is None or drafter.least_draft_tokens == drafter.max_draft_tokens:
             return 1.0
         return drafter.within(width - 1) / drafter.max_draft_tokens
-
-    def _doubt(self, route: Route, now: float) -> float:
-        """What grows while a route gets no requests: another's load, or a restart, may have changed its speed."""
-        unused_s = self._rounds.seconds_unused(route, now)
-        return faded(LogEstimate(0.0, 0.0), 0.0, num_half_lives(unused_s)).variance
 
 
 def _name(point: CostPoint) -> Hashable:

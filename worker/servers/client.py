@@ -6,6 +6,7 @@ servers abort a request whose connection closes.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.errors import ConfigError, RequestRefused
+from alphaloop.errors import ConfigError, RequestRefused, ServerSilent
 from alphaloop.messages import Job
 from alphaloop.server_identity import ServerKind
 from worker.engine import Sampling
@@ -30,6 +31,7 @@ _VERSION_PATHS: Final[Mapping[ServerKind, str]] = {
     "tensorrt_llm": "/version",
     "llama_cpp": "/props",
 }
+_PAGE_S: Final = 2.0  #: for one page: a result may wait for it
 _MOST_PAGE_BYTES: Final = 8 << 20
 _VERSION: Final = re.compile(r"[\w.+-]{1,64}")
 _NUMBERS: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
@@ -119,8 +121,11 @@ class ServerClient:
         RequestRefused says that the server has no such page, or that it was not turned on.
         """
         session = self._metrics if url == self._endpoint.metrics_url else self._http
-        async with session.asked("GET", url) as content:
-            return await content.at_most(_MOST_PAGE_BYTES)
+        try:
+            async with asyncio.timeout(_PAGE_S), session.asked("GET", url) as content:
+                return await content.at_most(_MOST_PAGE_BYTES)
+        except TimeoutError:
+            raise ServerSilent(f"no page within {_PAGE_S:g} s") from None
 
     async def models(self) -> tuple[ModelCard, ...]:
         """What the server lists at /models."""

@@ -116,7 +116,15 @@ class Sending:
         refused: set[_Asked] = set()
         for request in self._line:
             asked = (request.drafter, request.is_bound, request.avoid, request.barred, request.must_be_alone)
-            name = None if asked in refused else self._choose(request)
+            name = None
+            if asked not in refused:
+                name = self._fleet.choose(
+                    request.drafter,
+                    is_bound=request.is_bound,
+                    avoid=request.avoid,
+                    barred=request.barred,
+                    alone=request.must_be_alone,
+                )
             if name is None:
                 refused.add(asked)
                 waiting.append(request)
@@ -136,25 +144,17 @@ class Sending:
             self._tell_line(in_line)
 
     def _in_line(self) -> InLine:
-        choosy = [request for request in self._line if request.is_choosy]
-        away: dict[tuple[str | None, bool, frozenset[str]], bool] = {}
-        for request in choosy:
-            route = (request.drafter, request.is_bound, request.barred)
-            if route not in away:
-                away[route] = self._fleet.is_away(request.drafter, is_bound=request.is_bound, barred=request.barred)
-        return InLine(
-            frozenset(request.job_id for request in choosy),
-            frozenset(one.job_id for one in choosy if away[one.drafter, one.is_bound, one.barred]),
-        )
-
-    def _choose(self, request: ServerRequest) -> str | None:
-        return self._fleet.choose(
-            request.drafter,
-            is_bound=request.is_bound,
-            avoid=request.avoid,
-            barred=request.barred,
-            alone=request.must_be_alone,
-        )
+        """Of those that wait, which endpoints may not take all: the fleet is asked once for each route."""
+        by_route: dict[tuple[str | None, bool, frozenset[str]], set[str]] = {}
+        for request in self._line:
+            if request.is_bound or request.barred:
+                by_route.setdefault((request.drafter, request.is_bound, request.barred), set()).add(request.job_id)
+        absent = [
+            job_ids
+            for (drafter, is_bound, barred), job_ids in by_route.items()
+            if self._fleet.is_away(drafter, is_bound=is_bound, barred=barred)
+        ]
+        return InLine(frozenset().union(*by_route.values()), frozenset().union(*absent))
 
     async def _send(self, request: ServerRequest, flight: Flight) -> None:
         name, sent_at = flight.endpoint, self._clock()
@@ -283,11 +283,6 @@ class ServerRequest:
     task: asyncio.Task[None] | None = None
     is_begun: bool = False  #: whether `task` has taken its first step
     is_dropped: bool = False
-
-    @property
-    def is_choosy(self) -> bool:
-        """Whether there are endpoints that may not take it, however much room they have."""
-        return self.is_bound or bool(self.barred)
 
     @property
     def job_id(self) -> str:
