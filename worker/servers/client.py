@@ -9,18 +9,15 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
 
-from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import ConfigError, RequestRefused, ServerSilent
 from alphaloop.messages import Job
 from alphaloop.server_identity import ServerKind
 from worker.engine import Sampling
-from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import Content, Endpoint, HttpSession, events, of_piece
 from worker.servers.replies import ModelCard, ModelList, Piece, Reply, ReplyReader, Tokenized, Version, read_form
 from worker.servers.request_body import body_of, path_of, tokenize_body_of
@@ -183,14 +180,3 @@ def _taken(content: bytes) -> Piece:
     if piece.error is not None:
         raise of_piece(piece.error)
     return piece
-
-
-def drafters_of(servers: Sequence[InferenceServer], obeys: Callable[[str], bool]) -> tuple[DrafterState, ...]:
-    """What drafts at the servers, each once; of one length where any of its servers does not draft as requests ask."""
-    found: dict[str, DrafterState] = {}
-    for server in servers:
-        if (drafter := server.drafter) is not None:
-            found.setdefault(drafter.name, drafter)
-            if not obeys(server.name):
-                found[drafter.name] = replace(drafter, least_draft_tokens=drafter.max_draft_tokens)
-    return tuple(found.values())

@@ -48,7 +48,7 @@ from worker.engine import (
     Step,
     TokenDelta,
 )
-from worker.servers.client import ServerClient, drafters_of
+from worker.servers.client import ServerClient
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import EndpointStatus, InferenceServer, SuspectCounts
 from worker.servers.http import Endpoint
@@ -105,7 +105,7 @@ def open_server_engine(
             log.warning("%s: %s", name, error.message, extra={"action": "endpoint_away", "endpoint": name})
             if name in {server.name for server in servers}:
                 fleet.failed(name, error)
-        return ServerEngine(identity, servers, fleet, known=found, num_slots=num_slots, thread=thread)
+        return ServerEngine(identity, fleet, known=found, num_slots=num_slots, thread=thread)
     except BaseException:
         thread.close()
         raise
@@ -117,41 +117,38 @@ class ServerEngine:
     def __init__(
         self,
         identity: EngineIdentity,
-        servers: Sequence[InferenceServer],
         fleet: Fleet,
         *,
-        known: Mapping[str, ServerIdentity] | None = None,
-        num_slots: int | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-        thread: LoopThread | None = None,
+        known: Mapping[str, ServerIdentity],
+        num_slots: int | None,
+        thread: LoopThread,
     ) -> None:
         """`known`: what each endpoint is; one that comes back as another server is out.
 
         `num_slots`: most jobs at once; all that the endpoints take unless given. `thread`: runs the event loop; the
         engine ends it.
         """
-        self._identity, self._servers, self._fleet, self._clock = identity, tuple(servers), fleet, clock
+        self._identity, self._servers, self._fleet = identity, tuple(fleet.servers.values()), fleet
         self._tokens = TokenEstimate()
         self._running: dict[str, ServerRequest] = {}
         self._arrivals = SimpleQueue[Arrival | None]()  #: None ends the wait of `step`
         self._in_line = InLine()
-        most = sum(server.max_requests for server in servers)
+        most = sum(server.max_requests for server in self._servers)
         self._num_slots = most if num_slots is None else min(num_slots, most)
-        self._thread = thread or LoopThread("servers")
+        self._thread = thread
         self._clients = {
-            server.name: ServerClient(server.endpoint, context_length=server.context_length) for server in servers
+            server.name: ServerClient(server.endpoint, context_length=server.context_length) for server in self._servers
         }
         self._sending = Sending(
             self._clients,
-            {server.name: server.drafter for server in servers},
             fleet,
-            Tests(self._clients, {server.name: server for server in servers}, fleet, known or {}),
+            Tests(self._clients, fleet, known),
             self._tokens,
             tell=self._arrivals.put,
             tell_line=self._take_line,
-            clock=clock,
+            clock=time.perf_counter,
         )
-        self._loads = LoadWatch(self._servers, self._clients, fleet, clock=clock)
+        self._loads = LoadWatch(self._clients, fleet, clock=time.perf_counter)
         self._thread.wait_for(self._open())
 
     async def _open(self) -> None:
@@ -167,7 +164,7 @@ class ServerEngine:
     @property
     def drafters(self) -> tuple[DrafterState, ...]:
         """What drafts at the endpoints, each once."""
-        return drafters_of(self._servers, self._fleet.obeys)
+        return self._fleet.drafters()
 
     @property
     def sampling_defaults(self) -> SamplingDefaults:
@@ -204,7 +201,7 @@ class ServerEngine:
             prepared,
             decision.drafter,
             decision.reason in _BOUND and not of_route <= barred,
-            self._clock(),
+            time.perf_counter(),
             decision.num_draft_tokens if decision.drafter is not None else None,
             frozenset(barred),
             sampling.max_tokens,
@@ -222,7 +219,7 @@ class ServerEngine:
         """
         if (told := self._fleet.all_retired()) is not None:
             raise EngineSick(f"no inference server is left: {told}", hint="the worker's next start takes them in anew")
-        began = self._clock()
+        began = time.perf_counter()
         num_decoding = self.load().num_decoding
         deltas: list[TokenDelta] = []
         finished: list[Generation] = []
@@ -248,7 +245,7 @@ class ServerEngine:
             tuple(deltas),
             num_decoding,
             1,
-            self._clock() - began,
+            time.perf_counter() - began,
             tokens_by_job={one.job_id: one.counts.num_tokens for one in finished},
             proposed_by_job={one.job_id: one.served.num_proposed for one in finished if one.served},
             failed=tuple(failed),

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Final
 
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import AlphaloopError, ModelNotServed, RequestKillsServer
 from worker.servers.fleet_member import EndpointStatus, InferenceServer, Member, SuspectCounts
 from worker.servers.health import (
@@ -41,6 +43,7 @@ class Fleet:
         rng: Random,
         deaths_alone_to_blame: int = DEATHS_ALONE_TO_BLAME,
     ) -> None:
+        self.servers: Final = {server.name: server for server in servers}
         self._members = {server.name: Member(server, clock=clock, rng=rng) for server in servers}
         self._clock, self._rng = clock, rng
         self._last_began_s = -math.inf
@@ -95,9 +98,15 @@ class Fleet:
         member = self._members[name]
         member.switches = obeys and member.server.endpoint.switches_drafts
 
-    def obeys(self, name: str) -> bool:
-        """Whether the endpoint drafts as each request asks, as far as is known."""
-        return self._members[name].switches
+    def drafters(self) -> tuple[DrafterState, ...]:
+        """What drafts, each once; of one length where any of its endpoints does not draft as requests ask."""
+        found: dict[str, DrafterState] = {}
+        for member in self._members.values():
+            if (drafter := member.server.drafter) is not None:
+                found.setdefault(drafter.name, drafter)
+                if not member.switches:
+                    found[drafter.name] = replace(drafter, least_draft_tokens=drafter.max_draft_tokens)
+        return tuple(found.values())
 
     def has_route(self, name: str, drafter: str | None) -> bool:
         """Whether requests of that route go to the endpoint."""

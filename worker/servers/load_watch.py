@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from alphaloop.errors import AlphaloopError, ReplyInvalid, ServerUnavailable, ServerUnreachable
 from worker.servers.client import ServerClient
 from worker.servers.counters import values
 from worker.servers.fleet import Fleet
-from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import Endpoint
 from worker.servers.replies import Count, Form, read_form
 
@@ -37,14 +36,13 @@ class LoadWatch:
 
     def __init__(
         self,
-        servers: Sequence[InferenceServer],
         clients: Mapping[str, ServerClient],
         fleet: Fleet,
         *,
         clock: Callable[[], float],
         every_s: float = EVERY_S,
     ) -> None:
-        has_choice = len({route for server in servers for route in server.routes}) > 1
+        has_choice = len({route for server in fleet.servers.values() for route in server.routes}) > 1
         self._clients = dict(clients) if has_choice else {}
         self._fleet, self._clock, self._every_s = fleet, clock, every_s
         self._failing: set[str] = set()

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias
 
-from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import AlphaloopError, InvalidField, PromptTooLong, RequestRefused, ServerFailed, reason_of
 from alphaloop.messages import Job
 from worker.engine import FailedRequest, Generation, PreparedJob, Sampling, TokenDelta
@@ -50,7 +49,6 @@ class Sending:
     def __init__(
         self,
         clients: Mapping[str, ServerClient],
-        drafters: Mapping[str, DrafterState | None],
         fleet: Fleet,
         tests: Tests,
         tokens: TokenEstimate,
@@ -59,9 +57,8 @@ class Sending:
         tell_line: Callable[[InLine], None],
         clock: Callable[[], float],
     ) -> None:
-        """`drafters` are by endpoint. `tell` and `tell_line` take what is new from the loop's thread."""
+        """`tell` and `tell_line` take what is new from the loop's thread."""
         self._clients = clients
-        self._drafters = drafters
         self._fleet = fleet
         self._tokens = tokens
         self._tell = tell
@@ -181,7 +178,7 @@ class Sending:
                 self._fleet.forget(request.job_id)
                 self._tokens.learn(request.prepared.job, outcome.num_prompt_tokens)
                 length = self._length_of(flight, outcome)
-                drafter = None if length == 0 else self._drafters[name]
+                drafter = None if length == 0 else self._fleet.servers[name].drafter
                 found = await self._counting.read(name, due) if due is not None else None
                 if self._counting.counts(name):
                     outcome = replace(outcome, drafts=NOTHING)  # counts of two kinds are never added up
@@ -256,9 +253,9 @@ class Sending:
 
         A server that drafts may refuse settings that the same server without drafts takes.
         """
-        drafter = self._drafters[name]
-        request.barred |= {other for other, drafts in self._drafters.items() if drafts == drafter}
-        left = [other for other in self._drafters if other not in request.barred]
+        servers = self._fleet.servers
+        request.barred |= {other for other, server in servers.items() if server.drafter == servers[name].drafter}
+        left = [other for other in servers if other not in request.barred]
         return any(not request.is_bound or self._fleet.has_route(other, request.drafter) for other in left)
 
     def _say(self, request: ServerRequest, what: TokenDelta | Generation | FailedRequest | None) -> None:

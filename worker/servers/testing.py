@@ -23,7 +23,6 @@ from worker.engine import Sampling
 from worker.servers.client import ServerClient
 from worker.servers.counters import ask_counters
 from worker.servers.fleet import Fleet
-from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import Endpoint
 from worker.servers.identity import ask_identity, card_of
 from worker.servers.load_watch import ask_num_present
@@ -62,12 +61,11 @@ class Tests:
     def __init__(
         self,
         clients: Mapping[str, ServerClient],
-        servers: Mapping[str, InferenceServer],
         fleet: Fleet,
         known: Mapping[str, ServerIdentity],
     ) -> None:
         """All by endpoint. `known` is what each was when the worker began."""
-        self._clients, self._servers, self._fleet = clients, servers, fleet
+        self._clients, self._fleet = clients, fleet
         self._known = dict(known)
         self._running: dict[str, asyncio.Task[AlphaloopError | None]] = {}
         self._ended = asyncio.Event()
@@ -100,7 +98,7 @@ class Tests:
             # A request may have found it gone meanwhile, and another server may have answered.
             was_down = was_down or self._is_down(name)
             told = await self._changed(name) if was_down else None
-            if was_down and self._servers[name].endpoint.switches_drafts:
+            if was_down and self._fleet.servers[name].endpoint.switches_drafts:
                 await self._look_again(name)
         except AlphaloopError as error:
             self._fleet.tested(name, error)
@@ -139,7 +137,7 @@ class Tests:
         A server that was away at the worker's start must have the weights of the others, because a task may be sent to
         either.
         """
-        server = self._servers[name]
+        server = self._fleet.servers[name]
         found = await ask_identity(server.endpoint, max_requests=server.max_requests)
         if (before := self._known.get(name)) is not None:
             return differs(before, found)

@@ -216,10 +216,10 @@ def test_a_request_asks_an_endpoint_that_switches_drafts_for_the_k_of_its_decisi
     clock: Clock, drafter: str | None, k: int | None, asked: int | None
 ) -> None:
     fleet = fleet_of(clock, BOTH)
-    assert fleet.obeys("both")
+    assert fleet.statuses()[0].is_obeying
     assert fleet.began("both", drafter=drafter, num_draft_tokens=k).num_draft_tokens == asked
     fleet.switches("both", obeys=False)
-    assert not fleet.obeys("both")
+    assert not fleet.statuses()[0].is_obeying
     assert fleet.began("both", drafter=drafter, num_draft_tokens=k).num_draft_tokens is None
 
 

@@ -151,7 +151,7 @@ class World:
         ]
         self.clients = {one.name: Telling(endpoint) for one in servers}
         self.fleet = Fleet(servers, clock=self.clock, rng=Random(0))
-        self.watch = LoadWatch(servers, self.clients, self.fleet, clock=self.clock, every_s=0.0)
+        self.watch = LoadWatch(self.clients, self.fleet, clock=self.clock, every_s=0.0)
 
     @property
     def plain(self) -> Telling:

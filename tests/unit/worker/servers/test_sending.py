@@ -39,7 +39,6 @@ class Servers:
         self.lines: list[InLine] = []
         self.sending = Sending(
             cast(Any, {"s0": self, "s1": self}),
-            {"s0": None, "s1": None},
             self.fleet,
             cast(Any, self),
             TokenEstimate(),

@@ -53,7 +53,7 @@ def test_a_server_that_was_away_while_it_was_tested_has_to_be_the_same(
 
     async def run() -> None:
         client = Answering()
-        tests = testing.Tests(cast(Any, {"plain": client}), {"plain": server}, fleet, {"plain": KNOWN})
+        tests = testing.Tests(cast(Any, {"plain": client}), fleet, {"plain": KNOWN})
         test = tests.begin("plain")
         await client.has_asked.wait()
         if goes_away:
@@ -77,7 +77,7 @@ def test_a_test_that_fails_in_an_unknown_way_is_a_verdict_too() -> None:
     fleet = Fleet([server], clock=clock, rng=Random(0))
 
     async def found() -> object:
-        return await testing.Tests(cast(Any, {"plain": Broken()}), {"plain": server}, fleet, {}).begin("plain")
+        return await testing.Tests(cast(Any, {"plain": Broken()}), fleet, {}).begin("plain")
 
     assert isinstance(asyncio.run(found()), ServerFailed)
     assert [status.state for status in fleet.statuses()] == ["down"]
@@ -105,7 +105,7 @@ def test_a_server_that_was_away_at_the_start_has_to_have_the_model_of_the_others
 
     async def run() -> None:
         known = {"other": identity("red")}
-        await testing.Tests(cast(Any, {"late": Well()}), {"late": server}, fleet, known).begin("late")
+        await testing.Tests(cast(Any, {"late": Well()}), fleet, known).begin("late")
 
     asyncio.run(run())
     (found,) = fleet.statuses()
