@@ -139,14 +139,16 @@ class Places:
 
         `everywhere`: of all endpoints, up to now.
         """
-        flight = Flight(endpoint, self._clock(), self.load_sums, everywhere, is_alone, num_draft_tokens)
+        here = self.load_sums
+        flight = Flight(endpoint, self._counted_s, here, everywhere, is_alone, num_draft_tokens)
         self.num_in_flight += 1
         self.num_undrafted += flight.is_undrafted
         return flight
 
     def remove(self, flight: Flight, everywhere: LoadSums) -> Landing:
         """One request less. `everywhere`: of all endpoints, up to now."""
-        here, life_s, num_own = self.load_sums - flight.here, self._clock() - flight.began_s, float(self.num_in_flight)
+        here, num_own = self.load_sums - flight.here, float(self.num_in_flight)
+        life_s = self._counted_s - flight.began_s
         self.num_in_flight -= 1
         self.num_undrafted -= flight.is_undrafted
         if life_s <= 0:
