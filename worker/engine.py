@@ -30,7 +30,10 @@ MOST_WAITING: Final = 256
 
 
 class Engine(Protocol):
-    """Decodes sequences, each with its own decision."""
+    """Decodes sequences, each with its own decision.
+
+    What only an engine that owns a device can do has a default: an engine of servers inherits it.
+    """
 
     @property
     def identity(self) -> EngineIdentity:
@@ -42,11 +45,13 @@ class Engine(Protocol):
 
     @property
     def sampling_defaults(self) -> SamplingDefaults:
-        """What the model says of sampling; nothing where a server has the model."""
+        """What the model says of sampling; nothing where a server has the model: every request has every setting."""
+        return SamplingDefaults()
 
     @property
     def can_redraft(self) -> bool:
         """Whether a running sequence can change how it drafts. If not, a job is decoded as it was admitted."""
+        return False
 
     def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
         """Tokenize; raises PromptTooLong, JobTooLarge or InvalidField when the job can never be decoded here."""
@@ -67,6 +72,7 @@ class Engine(Protocol):
 
         Raises DecodeFailed for a drafter that is not loaded.
         """
+        return
 
     def step(self) -> Step:
         """One round for every admitted sequence, or what servers sent since the last step.
@@ -97,16 +103,18 @@ class Engine(Protocol):
 
     def memory(self) -> CacheMemory | None:
         """Memory for keys and values, as it is now; None where servers have the memory."""
+        return None
 
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         """Median milliseconds of one target pass of that shape, or of that drafter's proposal for it.
 
-        Every sequence has `context` tokens before. Scratch sequences: whatever runs is not touched. Both measurements
-        are of an engine that owns a device.
+        Every sequence has `context` tokens before. Scratch sequences: whatever runs is not touched.
         """
+        raise RuntimeError("what a server takes is learned from jobs")
 
     def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
         """Median milliseconds in which the target, or that drafter, reads a prompt it has never seen."""
+        raise RuntimeError("what a server takes is learned from jobs")
 
 
 @runtime_checkable

@@ -37,14 +37,13 @@ from alphaloop.server_identity import SERVERS, ServerIdentity
 from alphaloop.settings.models import EndpointSettings, ModelSettings
 from alphaloop.store.workers import ServerIdentityStore
 from worker.engine import (
-    CacheMemory,
+    Engine,
     EngineIdentity,
     FailedRequest,
     Generation,
     Load,
     PreparedJob,
     Sampling,
-    SamplingDefaults,
     Step,
     TokenDelta,
 )
@@ -111,8 +110,8 @@ def open_server_engine(
         raise
 
 
-class ServerEngine:
-    """`worker.engine.Engine` over inference servers. One thread owns it; any may call `prepare` and `wake`."""
+class ServerEngine(Engine):
+    """An engine over inference servers. One thread owns it; any may call `prepare` and `wake`."""
 
     def __init__(
         self,
@@ -166,16 +165,6 @@ class ServerEngine:
         """What drafts at the endpoints, each once."""
         return self._fleet.drafters()
 
-    @property
-    def sampling_defaults(self) -> SamplingDefaults:
-        """Every request has every setting, so what a server's model suggests changes nothing."""
-        return SamplingDefaults()
-
-    @property
-    def can_redraft(self) -> bool:
-        """A request stays where it began."""
-        return False
-
     def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
         """Check what can be checked here. Raises InvalidField where no server can follow the job's settings."""
         if job.body.model not in (None, self._identity.target):
@@ -208,9 +197,6 @@ class ServerEngine:
         )
         self._running[request.job_id] = request
         self._thread.call(partial(self._sending.put, request))
-
-    def redraft(self, job_id: str, drafter: str | None, num_draft_tokens: int) -> None:
-        """A request stays where it began."""
 
     def step(self) -> Step:
         """What came from the servers since the last step; waits a little if nothing did.
@@ -290,10 +276,6 @@ class ServerEngine:
         )
         return Load(len(running), self._num_slots, waiting, absent)
 
-    def memory(self) -> CacheMemory | None:
-        """The servers have it."""
-        return None
-
     def unserved(self, jobs: Sequence[PreparedJob]) -> Mapping[str, str]:
         """Drafters none of whose endpoints can follow the settings of any of the jobs."""
         found: dict[str, str] = {}
@@ -303,14 +285,6 @@ class ServerEngine:
             if refusals and all(refusals):
                 found[drafter.name] = next(refusal.message for refusal in refusals if refusal)
         return found
-
-    def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
-        """Only requests tell what a server takes."""
-        raise NotImplementedError
-
-    def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
-        """Only requests tell what a server takes."""
-        raise NotImplementedError
 
     def unavailable(self) -> str | None:
         """Why no job can be sent, in words; None where one can."""
