@@ -83,13 +83,13 @@ class Counting:
     async def read(self, name: str, due: SliceEnd) -> SliceCounts | None:
         """What the slice says; None where it says nothing."""
         slices = self._slices[name]
-        for number in range(_NUM_READINGS):
-            if (found := await self._counters(name)) is None:
-                return None
-            if number + 1 == _NUM_READINGS or not slices.is_early(due, found):
-                return slices.read(due, found)
+        found = await self._counters(name)
+        for _ in range(_NUM_READINGS - 1):
+            if found is None or not slices.is_early(due, found):
+                break
             await asyncio.sleep(_BETWEEN_READINGS_S)
-        return None
+            found = await self._counters(name)
+        return None if found is None else slices.read(due, found)
 
     async def _counters(self, name: str) -> Counters | None:
         try:

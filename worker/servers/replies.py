@@ -184,6 +184,9 @@ def generation_of(job_id: str, reply: Reply, sent: SentRequest) -> Generation:
     if num_rounds is None and sent.slice_counts is not None:
         num_rounds = sent.slice_counts.num_passes(reply.num_tokens)
     waited_s, wall_s = sent.sent_at - sent.admitted_at, sent.ended_at - sent.admitted_at
+    decode_s = reply.times.decode_s
+    if decode_s is None and reply.first_text_s is not None:
+        decode_s = reply.wall_s - reply.first_text_s
     return Generation(
         job_id=job_id,
         text=reply.text,
@@ -205,7 +208,7 @@ def generation_of(job_id: str, reply: Reply, sent: SentRequest) -> Generation:
             num_beside=sent.num_beside,
             num_rounds=num_rounds,
             prefill_s=reply.times.prefill_s,
-            decode_s=reply.times.decode_s if reply.times.decode_s is not None else _decode_s(reply),
+            decode_s=decode_s,
             queue_s=reply.times.queue_s,
             granularity="counters" if sent.slice_counts is not None else known.granularity,
             num_proposed=known.num_proposed,
@@ -219,13 +222,9 @@ def generation_of(job_id: str, reply: Reply, sent: SentRequest) -> Generation:
 
 def _known(reply: Reply, drafter: DrafterState | None) -> DraftCounts:
     """What is believed: where nothing drafts each round has one token, unless the server says that it drafted."""
-    if drafter is None:
-        return (
-            draft_counts.of_vanilla("rounds", reply.num_tokens)
-            if not reply.drafts.num_proposed
-            else draft_counts.NOTHING
-        )
-    return reply.drafts
+    if drafter is not None:
+        return reply.drafts
+    return draft_counts.NOTHING if reply.drafts.num_proposed else draft_counts.of_vanilla("rounds", reply.num_tokens)
 
 
 def _drafted(counts: AcceptanceCounts, drafter: DrafterState, num_draft_tokens: int) -> tuple[DrafterCounts, ...]:
@@ -246,10 +245,6 @@ def _first_token_s(reply: Reply) -> float:
     if reply.times.prefill_s is not None:
         return (reply.times.queue_s or 0.0) + reply.times.prefill_s
     return reply.wall_s if reply.first_text_s is None else reply.first_text_s
-
-
-def _decode_s(reply: Reply) -> float | None:
-    return None if reply.first_text_s is None else reply.wall_s - reply.first_text_s
 
 
 @dataclass(frozen=True, slots=True)
