@@ -40,7 +40,7 @@ class ServerClient:
     """Asks one endpoint. An asynchronous context manager; every method raises errors of alphaloop's tree only."""
 
     def __init__(self, endpoint: Endpoint, *, context_length: int | None = None) -> None:
-        self._endpoint, self._context_length = endpoint, context_length
+        self.endpoint, self._context_length = endpoint, context_length
         self._http = HttpSession(endpoint.api_key, endpoint.limits)
         # A page of metrics elsewhere does not see the server's key.
         self._metrics = self._http if endpoint.has_own_metrics else HttpSession(None, endpoint.limits)
@@ -71,7 +71,7 @@ class ServerClient:
 
         Raises PromptTooLong, InvalidField, or a ServerError.
         """
-        endpoint = self._endpoint
+        endpoint = self.endpoint
         url = f"{endpoint.api}{path_of(job)}"
         stream = on_text is not None
         body = body_of(endpoint.kind, endpoint.model, job, sampling, stream=stream, num_draft_tokens=num_draft_tokens)
@@ -91,24 +91,19 @@ class ServerClient:
         return reader.reply(time.perf_counter() - began)
 
     @property
-    def endpoint(self) -> Endpoint:
-        """The server's address, kind and limits."""
-        return self._endpoint
-
-    @property
     def must_stream(self) -> bool:
         """Whether only a stream tells when the first token came, and loses nothing that a whole reply tells."""
-        return self._endpoint.kind in ("openai", "tensorrt_llm", "sglang")
+        return self.endpoint.kind in ("openai", "tensorrt_llm", "sglang")
 
     async def room_behind(self, job: Job) -> int | None:
         """Tokens that the context leaves after the job's prompt; None where the server cannot count them.
 
         Raises what `complete` raises.
         """
-        if self._endpoint.kind != "vllm":
+        if self.endpoint.kind != "vllm":
             return None
-        body = tokenize_body_of(self._endpoint.model, job)
-        async with self._http.asked("POST", f"{self._endpoint.root}/tokenize", body) as content:
+        body = tokenize_body_of(self.endpoint.model, job)
+        async with self._http.asked("POST", f"{self.endpoint.root}/tokenize", body) as content:
             found = read_form(Tokenized, await content.whole())
         return found.max_model_len - found.count
 
@@ -117,7 +112,7 @@ class ServerClient:
 
         RequestRefused says that the server has no such page, or that it was not turned on.
         """
-        session = self._metrics if url == self._endpoint.metrics_url else self._http
+        session = self._metrics if url == self.endpoint.metrics_url else self._http
         try:
             async with asyncio.timeout(_PAGE_S), session.asked("GET", url) as content:
                 return await content.at_most(_MOST_PAGE_BYTES)
@@ -126,7 +121,7 @@ class ServerClient:
 
     async def models(self) -> tuple[ModelCard, ...]:
         """What the server lists at /models."""
-        async with self._http.asked("GET", f"{self._endpoint.api}/models") as content:
+        async with self._http.asked("GET", f"{self.endpoint.api}/models") as content:
             return read_form(ModelList, await content.whole()).data
 
     async def version(self) -> str | None:
@@ -134,16 +129,16 @@ class ServerClient:
 
         Raises ConfigError for an SGLang that is too old, and errors as of a server that is away.
         """
-        path = _VERSION_PATHS.get(self._endpoint.kind)
+        path = _VERSION_PATHS.get(self.endpoint.kind)
         if path is None:
             return None
         try:
-            async with self._http.asked("GET", f"{self._endpoint.root}{path}") as content:
+            async with self._http.asked("GET", f"{self.endpoint.root}{path}") as content:
                 found = read_form(Version, await content.whole())
         except RequestRefused:  # a proxy lets only OpenAI's paths through
             return None
         name = found.version or found.build_info or ""
-        if self._endpoint.kind == "sglang":
+        if self.endpoint.kind == "sglang":
             _refuse_old_sglang(name)
         return name if _VERSION.fullmatch(name) else None
 
@@ -154,7 +149,7 @@ class ServerClient:
         on_text: Callable[[str], None],
         began: float,
     ) -> None:
-        found = events(content.chunks(), max_event_bytes=self._endpoint.limits.max_event_bytes)
+        found = events(content.chunks(), max_event_bytes=self.endpoint.limits.max_event_bytes)
         async with aclosing(found):
             async for data in found:
                 if text := reader.add(_taken(data)):
