@@ -44,7 +44,7 @@ from alphaloop.commands import (
     Tell,
     TrainOrder,
 )
-from alphaloop.costs import with_shared_weights
+from alphaloop.costs import CostPoint, with_shared_weights
 from alphaloop.embedded.stack import with_running_stack
 from alphaloop.errors import AlphaloopError, ConfigError, MessageError, StoreError
 from alphaloop.files import readable_again
@@ -55,7 +55,7 @@ from alphaloop.settings import ModelSettings, Settings, load_settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from worker.assembly import open_engine
-from worker.costs.calibration import calibrate, plan, timed_by
+from worker.costs.calibration import calibrate, calibrate_servers, plan, timed_by
 from worker.engine import Engine
 from worker.measuring.observing import choose_candidates, choose_drafters
 from worker.measuring.report import DrafterRecords, busy_note, peak_process_bytes
@@ -227,21 +227,11 @@ def _measure_loaded(
 
 def _calibrate(order: CalibrateOrder, settings: Settings, tell: Tell) -> int:
     """`alphaloop calibrate`: measure what rounds cost here, and store it for every worker of this device."""
-    if settings.models.target.engine == "server":
-        raise ConfigError("nothing to measure: what inference servers take is learned from the requests of jobs")
     began = time.perf_counter()
     database = None if order.no_store else _database(with_running_stack(settings))
     tell(StageEvent(name="loading the model"))
     with closing(open_engine(settings.models, num_slots=settings.worker.batch_size, database=database)) as engine:
-        tell(StageEvent(name="measuring"))
-        measured = calibrate(
-            engine,
-            plan(engine, settings.worker),
-            num_samples=settings.worker.calibration_samples,
-            budget_s=order.budget,
-            on_measured=lambda done, total: tell(AdvanceEvent(total=total)),
-        )
-        points = tuple(with_shared_weights(measured, timed_by(engine.drafters)))
+        points = _points(engine, settings, order.budget, tell)
     identity = engine.identity
     if database is not None:
         revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
@@ -252,6 +242,20 @@ def _calibrate(order: CalibrateOrder, settings: Settings, tell: Tell) -> int:
     seconds = time.perf_counter() - began
     tell(ReportEvent(data=Calibration(identity, points, seconds, is_stored=database is not None)))
     return 0
+
+
+def _points(engine: Engine, settings: Settings, budget_s: float, tell: Tell) -> tuple[CostPoint, ...]:
+    tell(StageEvent(name="measuring"))
+    if not engine.can_redraft:
+        return tuple(calibrate_servers(engine, budget_s=budget_s, on_measured=lambda: tell(AdvanceEvent())))
+    points = calibrate(
+        engine,
+        plan(engine, settings.worker),
+        num_samples=settings.worker.calibration_samples,
+        budget_s=budget_s,
+        on_measured=lambda done, total: tell(AdvanceEvent(total=total)),
+    )
+    return tuple(with_shared_weights(points, timed_by(engine.drafters)))
 
 
 def _database(settings: Settings) -> Database:

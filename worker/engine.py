@@ -108,13 +108,14 @@ class Engine(Protocol):
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         """Median milliseconds of one target pass of that shape, or of that drafter's proposal for it.
 
-        Every sequence has `context` tokens before. Scratch sequences: whatever runs is not touched.
+        Every sequence has `context` tokens before. Scratch sequences: whatever runs is not touched. A server's drafter
+        is measured with its pass: see CostKind.SERVED.
         """
-        raise RuntimeError("what a server takes is learned from jobs")
+        raise RuntimeError("this engine measures nothing")
 
     def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
         """Median milliseconds in which the target, or that drafter, reads a prompt it has never seen."""
-        raise RuntimeError("what a server takes is learned from jobs")
+        raise RuntimeError("this engine measures nothing")
 
 
 @runtime_checkable

@@ -154,7 +154,9 @@ class WorkerSettings(Section):
     http_port: Port = 9464  #: /metrics, /healthz, /readyz; 0 picks a free one
     metrics_password: SecretStr | None = None  #: unset: /metrics is open to whoever reaches the port
     calibration_samples: int = Field(3, ge=1)  #: timings of a shape in each of three passes
-    calibration_budget_s: float = Field(15.0, ge=0)  #: at a start on an unknown device; required shapes may take longer
+    calibration_budget_s: float = Field(
+        15.0, ge=0
+    )  #: at a start on an unknown device; required shapes may take longer; 0: inference servers are not asked
     history_half_life_days: float = Field(3.0, gt=0)  #: age at which a job counts half
 
 

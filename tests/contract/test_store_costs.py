@@ -109,23 +109,42 @@ def test_calibrating_anew_ends_the_doubt(database: Database) -> None:
     assert set(store.load(*WHERE).points) == set(CALIBRATED)
 
 
-class _Servers(FakeEngine):
-    """Two routes; a request tells what its rounds took."""
+class _Asked(FakeEngine):
+    """Servers whose rounds take 20 ms, and 30 where they draft."""
+
+    def __init__(self) -> None:
+        drafters = (DrafterState("lookup", "r1", 4, least_draft_tokens=4),)
+        super().__init__(num_slots=8, drafters=drafters, context_length=8192)
+        self.num_asked = 0
 
     @property
     def can_redraft(self) -> bool:
         return False
 
+    def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
+        self.num_asked += 1
+        return 30.0 if drafter else 20.0
 
-def test_what_requests_to_servers_tell_is_kept(database: Database) -> None:
-    drafters = (DrafterState("lookup", "r1", 4, least_draft_tokens=4),)
-    engine, store = _Servers(num_slots=8, drafters=drafters), CostStore(database)
-    costs = open_costs(WorkerSettings(), engine, store)
-    assert costs.table.is_empty, "servers are not asked"
+
+def test_servers_are_asked_once_and_what_requests_tell_is_kept(database: Database) -> None:
+    engine, settings, store = _Asked(), WorkerSettings(calibration_budget_s=60.0), CostStore(database)
+    costs = open_costs(settings, engine, store)
+    asked = engine.num_asked
+    assert asked > 0
+    assert costs.table.rounds(1).round_ms("lookup", 4) == pytest.approx(30.0, rel=0.05)
+    assert costs.table.is_served("lookup")
     rng = random.Random(1)
     for _ in range(300):
         costs.observe(step_of([answered(rng, ServerLaw(60.0), 1, drafter="lookup", k=4, tokens_per_round=2.0)]))
     assert costs.save()
-    again = open_costs(WorkerSettings(), engine, store)
+    again = open_costs(settings, engine, store)
+    assert engine.num_asked == asked
     assert again.table.rounds(1).round_ms("lookup", 4) == pytest.approx(60.0, rel=0.1)
-    assert again.table.is_served("lookup")
+    assert again.table.rounds(1).round_ms(None, 0) == pytest.approx(20.0, rel=0.1)
+
+
+def test_servers_are_not_asked_without_a_budget(database: Database) -> None:
+    engine = _Asked()
+    costs = open_costs(WorkerSettings(calibration_budget_s=0.0), engine, CostStore(database))
+    assert engine.num_asked == 0
+    assert costs.table.is_empty

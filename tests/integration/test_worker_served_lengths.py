@@ -38,7 +38,9 @@ def jobs(task: str, first: int, **fields: str) -> list[bytes]:
 def test_two_tasks_get_different_draft_lengths_at_one_endpoint(worker_settings: Settings, database: Database) -> None:
     server = ServedEngine(_OfTwoTasks(), "lookup", 4, 0.004, draft_s=0.0012, tells_exactly=True, switches_drafts=True)
     client = Client(worker_settings)
-    with engine_over({"both": server}) as engine, running_worker(worker_settings, engine):
+    with engine_over({"both": server}) as engine, running_worker(worker_settings, engine) as running:
+        costs = running.worker.costs.table.rounds(1)
+        assert (costs.round_ms("lookup", 1) or 0.0) < (costs.round_ms("lookup", 4) or 0.0), "both were asked for"
         for number, task in enumerate(("code", "chat")):
             client.send(task, jobs(task, 0, decoding="speculative"))
             client.results((2 * number + 1) * NUM_JOBS)

@@ -40,7 +40,7 @@ from alphaloop.errors import StoreError
 from alphaloop.settings import WorkerSettings
 from alphaloop.store.costs import CostStore
 from worker.background import Write
-from worker.costs.calibration import FAR_CONTEXT, calibrate, plan, timed_by
+from worker.costs.calibration import FAR_CONTEXT, calibrate, calibrate_servers, plan, timed_by
 from worker.costs.correction import Correction, Moment
 from worker.costs.laws import FITTED_EVERY_S, Route, RouteLaws, Time, UsualShape, loads_up_to
 from worker.engine import Engine, Generation, Served, Step
@@ -93,13 +93,19 @@ def open_costs(
 ) -> KnownCosts:
     """Costs stored for this host, device, engine, target and drafters; what they lack is measured and stored first.
 
-    What is learned is stored through `write`, which may do it later. Of servers only requests tell.
+    What is learned is stored through `write`, which may do it later. Servers are asked only where nothing is stored of
+    them, and not at all with `calibration_budget_s` = 0.
     """
     identity, drafters = engine.identity, engine.drafters
     revisions = {drafter.name: drafter.revision for drafter in drafters}
     key = (identity.host, identity.device, identity.engine, identity.target_revision, revisions)
     known = store.load(*key).points
+    told = {"action": "calibration_started", "device": identity.device}
     if not engine.can_redraft:
+        if not known and settings.calibration_budget_s > 0:
+            log.info("asking servers what a round costs", extra=told)
+            store.save(*key, calibrate_servers(engine, budget_s=settings.calibration_budget_s))
+            known = store.load(*key).points
         return RequestCosts(
             drafters,
             known,
@@ -110,7 +116,6 @@ def open_costs(
         )
     timed, points = timed_by(drafters), known
     if (lacking := plan(engine, settings, known).missing(known)).needed:
-        told = {"action": "calibration_started", "device": identity.device}
         log.info("measuring what a round costs here", extra=told)
         found = calibrate(
             engine, lacking, num_samples=settings.calibration_samples, budget_s=settings.calibration_budget_s

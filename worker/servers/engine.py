@@ -54,7 +54,7 @@ from worker.servers.http import Endpoint
 from worker.servers.identity import NamedServers, ask_identity, name_servers
 from worker.servers.load_watch import LoadWatch
 from worker.servers.sending import Arrival, InLine, Sending, ServerRequest, TokenEstimate, prepare, refusal_of
-from worker.servers.testing import Tests, why_not
+from worker.servers.testing import Tests, Timing, why_not
 
 log = logging.getLogger(__name__)
 
@@ -148,6 +148,7 @@ class ServerEngine(Engine):
             clock=time.perf_counter,
         )
         self._loads = LoadWatch(self._clients, fleet, clock=time.perf_counter)
+        self._timing = Timing(self._servers, self._clients)
         self._thread.wait_for(self._open())
 
     async def _open(self) -> None:
@@ -285,6 +286,14 @@ class ServerEngine(Engine):
             if refusals and all(refusals):
                 found[drafter.name] = next(refusal.message for refusal in refusals if refusal)
         return found
+
+    def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
+        """Median milliseconds of a round of `batch` requests at one endpoint; a drafter's round has its pass in it."""
+        return self._thread.wait_for(self._timing.round_ms(drafter, batch, width, context, num_samples))
+
+    def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
+        """Median milliseconds to the first token of a prompt that the server has never seen."""
+        return self._thread.wait_for(self._timing.prefill_ms(drafter, num_tokens, num_samples))
 
     def unavailable(self) -> str | None:
         """Why no job can be sent, in words; None where one can."""
