@@ -56,8 +56,6 @@ _OTHER_TEXTS: Final = 1 / 3
 #: Beside a token that only one of the two servers named among its likeliest.
 _UNNAMED: Final = 1.0
 
-Nature = Literal["server", "model", "context", "weights", "arithmetic"]
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -96,32 +94,27 @@ class ServerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One thing in which two identities differ."""
+    """How the answers of two identities differ."""
 
-    nature: Nature
+    is_of_weights: bool  #: if not, of the arithmetic
     sentence: str
 
 
 def differs(before: ServerIdentity, after: ServerIdentity) -> str | None:
     """What changed from one life of a server to the next, in words; None where nothing did."""
-    found = changes(before, after)
-    return "; ".join(change.sentence for change in found) if found else None
-
-
-def changes(before: ServerIdentity, after: ServerIdentity) -> tuple[Change, ...]:
-    """Everything in which they differ."""
-    named: list[Change] = []
+    named: list[str] = []
     if before.server != after.server:
-        named.append(Change("server", f"the server changed from {before.server} to {after.server}"))
+        named.append(f"the server changed from {before.server} to {after.server}")
     if before.model != after.model:
-        named.append(Change("model", f"it serves {after.model} in place of {before.model}"))
+        named.append(f"it serves {after.model} in place of {before.model}")
     if before.root != after.root and before.root is not None and after.root is not None:
-        named.append(Change("model", f"its model comes from {after.root} in place of {before.root}"))
+        named.append(f"its model comes from {after.root} in place of {before.root}")
     if before.context_length != after.context_length:
         was, is_now = (one or "an unknown number of" for one in (before.context_length, after.context_length))
-        named.append(Change("context", f"its context changed from {was} to {is_now} tokens"))
-    told = told_apart(before, after)
-    return (*named, told) if told is not None else tuple(named)
+        named.append(f"its context changed from {was} to {is_now} tokens")
+    if (told := told_apart(before, after)) is not None:
+        named.append(told.sentence)
+    return "; ".join(named) or None
 
 
 def told_apart(before: ServerIdentity, after: ServerIdentity) -> Change | None:
@@ -133,10 +126,8 @@ def told_apart(before: ServerIdentity, after: ServerIdentity) -> Change | None:
         return None
     how = f"the probabilities of first tokens moved by {moved:.2f} on average"
     if moved > OTHER_WEIGHTS:
-        return Change("weights", f"it answers as another model does: {how}")
-    return Change(
-        "arithmetic", f"it calculates otherwise (dtype, quantization, kernels, or slightly other weights): {how}"
-    )
+        return Change(True, f"it answers as another model does: {how}")
+    return Change(False, f"it calculates otherwise (dtype, quantization, kernels, or slightly other weights): {how}")
 
 
 def distance(before: Sequence[Answer], after: Sequence[Answer]) -> float | None:
@@ -166,4 +157,4 @@ def _by_texts(before: ServerIdentity, after: ServerIdentity) -> Change | None:
     num_other = sum(one.text != other.text for one, other in pairs)
     if num_other <= len(pairs) * _OTHER_TEXTS:
         return None
-    return Change("weights", f"it answers as another model does: {num_other} of {len(pairs)} short texts are others")
+    return Change(True, f"it answers as another model does: {num_other} of {len(pairs)} short texts are others")

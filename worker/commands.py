@@ -51,14 +51,14 @@ from alphaloop.files import readable_again
 from alphaloop.job_lines import JobLine
 from alphaloop.payoff.figures import VANILLA
 from alphaloop.payoff.report import Footprint
-from alphaloop.settings import EndpointSettings, ModelSettings, Settings, load_settings
+from alphaloop.settings import ModelSettings, Settings, load_settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from worker.assembly import open_engine
 from worker.costs.calibration import calibrate, calibrate_servers, plan, timed_by
 from worker.engine import Engine
 from worker.measuring.observing import choose_candidates, choose_drafters
-from worker.measuring.report import DrafterRecords, busy_note, load_average, peak_process_bytes
+from worker.measuring.report import DrafterRecords, busy_note, peak_process_bytes
 from worker.measuring.session import MeasuringPlan, MeasuringSession, draw, prepare, read_lines, refuse_few
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def _measure_loaded(
         session = MeasuringSession(engine, plan, should_stop=should_stop, tell=on_event)
         session.run()
         if session.measured.turns:
-            busy = busy_note(session.measured.of(VANILLA), load_average(), os.cpu_count() or 1)
+            busy = busy_note(session.measured.of(VANILLA))
             notes = [*notes, *found.notes, *([busy] if busy else [])]
             report = session.report(found.records, found.footprint, notes)
             tell(ReportEvent(data=report))
@@ -332,13 +332,7 @@ def _endpoint(order: CheckServerOrder, settings: Settings) -> Endpoint:
             f"found {order.server!r}",
             hint="endpoints are tables of configs/models.toml: [models.endpoints.NAME]",
         )
-    settings_of_it = endpoints[order.server]
-    if not isinstance(settings_of_it, EndpointSettings):
-        raise ConfigError(
-            f"expected an endpoint with an address, found vLLM inside a worker: {order.server}",
-            hint="`alphaloop calibrate` starts it, and the worker's log says what came up",
-        )
-    return Endpoint.of(settings_of_it, model=order.model)
+    return Endpoint.of(endpoints[order.server], model=order.model)
 
 
 def _key(name: str | None) -> SecretStr | None:

@@ -30,7 +30,10 @@ MOST_WAITING: Final = 256
 
 
 class Engine(Protocol):
-    """Decodes sequences, each with its own decision."""
+    """Decodes sequences, each with its own decision.
+
+    What only an engine that owns a device can do has a default: an engine of servers inherits it.
+    """
 
     @property
     def identity(self) -> EngineIdentity:
@@ -42,11 +45,13 @@ class Engine(Protocol):
 
     @property
     def sampling_defaults(self) -> SamplingDefaults:
-        """What the model says of sampling; nothing where a server has the model."""
+        """What the model says of sampling; nothing where a server has the model: every request has every setting."""
+        return SamplingDefaults()
 
     @property
     def can_redraft(self) -> bool:
         """Whether a running sequence can change how it drafts. If not, a job is decoded as it was admitted."""
+        return False
 
     def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
         """Tokenize; raises PromptTooLong, JobTooLarge or InvalidField when the job can never be decoded here."""
@@ -67,6 +72,7 @@ class Engine(Protocol):
 
         Raises DecodeFailed for a drafter that is not loaded.
         """
+        return
 
     def step(self) -> Step:
         """One round for every admitted sequence, or what servers sent since the last step.
@@ -97,6 +103,7 @@ class Engine(Protocol):
 
     def memory(self) -> CacheMemory | None:
         """Memory for keys and values, as it is now; None where servers have the memory."""
+        return None
 
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         """Median milliseconds of one target pass of that shape, or of that drafter's proposal for it.
@@ -104,9 +111,11 @@ class Engine(Protocol):
         Every sequence has `context` tokens before. Scratch sequences: whatever runs is not touched. A server's drafter
         is measured with its pass: see CostKind.SERVED.
         """
+        raise RuntimeError("this engine measures nothing")
 
     def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
         """Median milliseconds in which the target, or that drafter, reads a prompt it has never seen."""
+        raise RuntimeError("this engine measures nothing")
 
 
 @runtime_checkable

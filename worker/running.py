@@ -383,7 +383,7 @@ class Blame:
         """
         blamed = []
         for job, error in failed:
-            if not self.is_job_to_blame(job.job_id, job.setting):
+            if not self._is_job_to_blame(job.job_id, job.setting):
                 self._running.run_alone_later([job.claimed])
             elif not self._is_tried_again(job, failure := recording.failure_of(error)):
                 blamed.append((job, failure))
@@ -398,7 +398,7 @@ class Blame:
                 blamed.append((job, failure))
         return blamed
 
-    def is_job_to_blame(self, job_id: str, setting: DraftSetting) -> bool:
+    def _is_job_to_blame(self, job_id: str, setting: DraftSetting) -> bool:
         """Test the engine, which is empty, because this job failed alone while it drafted as `setting` says.
 
         True: the failure is the job's. False: the engine failed the test too, so the job is to be tried again.

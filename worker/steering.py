@@ -125,34 +125,28 @@ class RoundSteering:
         """Find every sequence's setting outside control slices, and the subjects' treatments."""
         settings = self._lengths.settings([RunningSequence(job.lane, job.decision) for job in jobs], self._now())
         self._wanted = {job.job_id: setting for job, setting in zip(jobs, settings, strict=True)}
+        free = [
+            (job, _subject_of(job.lane), self._wanted[job.job_id]) for job in jobs if _is_free(job.lane, job.decision)
+        ]
         votes: dict[str, Counter[Treatment]] = {}
-        for job in jobs:
-            setting = self._wanted[job.job_id]
-            if setting.drafter and setting.num_draft_tokens and _is_free(job.lane, job.decision):
+        for _, subject, setting in free:
+            if setting.drafter and setting.num_draft_tokens:
                 treatment = Treatment(setting.drafter, setting.num_draft_tokens)
-                votes.setdefault(_subject_of(job.lane), Counter())[treatment] += 1
-        if not votes:
-            self._treatments, self._on_trial, self._expected = {}, {}, {}
-            return
-        self._treatments = {subject: max(counts, key=lambda t: counts[t]) for subject, counts in votes.items()}
-        self._on_trial = {job.job_id: _subject_of(job.lane) for job in jobs if self._may_be_on_trial(job)}
+                votes.setdefault(subject, Counter())[treatment] += 1
+        self._treatments = {subject: counts.most_common(1)[0][0] for subject, counts in votes.items()}
+        self._on_trial = {
+            job.job_id: subject
+            for job, subject, setting in free
+            if subject in votes and setting.drafter == self._treatments[subject].drafter
+        }
         # Jobs that were decided together share a decision.
-        decisions = {id(job.decision): job.decision for job in jobs}
-        promised = {name: decision.expected for name, decision in decisions.items()}
+        promised = {name: one.expected for name, one in {id(job.decision): job.decision for job, *_ in free}.items()}
         found: dict[str, list[Expected]] = {subject: [] for subject in votes}
-        for job in jobs:
-            subject, expected = self._on_trial.get(job.job_id), promised[id(job.decision)]
-            if subject and expected and job.decision.drafter == self._treatments[subject].drafter:
+        for job, subject, _ in free:
+            expected = promised[id(job.decision)]
+            if job.job_id in self._on_trial and expected and job.decision.drafter == self._treatments[subject].drafter:
                 found[subject].append(expected)
         self._expected = {subject: mean_expected(one) for subject, one in found.items()}
-
-    def _may_be_on_trial(self, job: RunningJob) -> bool:
-        treatment = self._treatments.get(_subject_of(job.lane))
-        return (
-            treatment is not None
-            and _is_free(job.lane, job.decision)
-            and self._wanted[job.job_id].drafter == treatment.drafter
-        )
 
     def _setting_of(self, job: RunningJob) -> DraftSetting:
         wanted = self._wanted[job.job_id]
@@ -192,7 +186,7 @@ class RequestSteering:
 
     def begin(self, job_id: str, lane: LaneKey, decision: Decision, running: RunningJobs) -> DraftSetting:
         """Vanilla in a control slice of its subject, otherwise as decided."""
-        self._look(running)
+        self.steer(running)
         drafter, num_draft_tokens = decision.setting.drafter, decision.setting.num_draft_tokens
         if not (drafter and num_draft_tokens and _is_free(lane, decision)) or self._lacks_load():
             return decision.setting
@@ -203,8 +197,11 @@ class RequestSteering:
         return setting
 
     def steer(self, running: RunningJobs) -> None:
-        """See what runs; nothing that runs can change."""
-        self._look(running)
+        """Nothing that runs can change; what was cancelled, or not taken by the engine, is gone since the last look."""
+        jobs = running.by_id()
+        for job_id in [job_id for job_id in self._assigned if job_id not in jobs]:
+            self._leave(job_id)
+        self._pass_time()
 
     def observe(self, step: Step) -> Sequence[Slice]:
         """Count the requests that ended."""
@@ -220,13 +217,6 @@ class RequestSteering:
         """What was counted of requests that ended; those that run are not counted."""
         self._assigned.clear()
         return self._schedule.close()
-
-    def _look(self, running: RunningJobs) -> None:
-        """Requests that were cancelled, or that the engine did not take, are gone since the last look."""
-        jobs = running.by_id()
-        for job_id in [job_id for job_id in self._assigned if job_id not in jobs]:
-            self._leave(job_id)
-        self._pass_time()
 
     def _pass_time(self) -> None:
         self._seen_at = max(self._now(), self._seen_at)

@@ -122,9 +122,7 @@ class Ours:
         self._table = CostTable(calibrated)
         self._live: LiveCosts | None = None
         if scenario.inferred:  # left out where the calibration is right, to save time
-            self._live = LiveCosts(
-                calibrated, half_life=CORRECTION_HALF_LIFE, save=lambda _: None, save_every_s=1e9, clock=lambda: 0.0
-            )
+            self._live = LiveCosts(calibrated, half_life=CORRECTION_HALF_LIFE, save=lambda _: None, clock=lambda: 0.0)
         self._choices = ChoicesInMemory()
         self._budgets = BudgetsInMemory(self._evidence.snapshot, lambda: self._evidence.drafters)
         self._max_tokens = {name: task.longest * task.tokens for name, task in scenario.tasks.items()}

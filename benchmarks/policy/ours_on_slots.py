@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -191,7 +190,6 @@ class OursOnSlots:
             tuple(points),
             half_life=CORRECTION_HALF_LIFE,
             save=lambda _: None,
-            save_every_s=math.inf,
             clock=lambda: self._now_ms / 1000,
         )
         self._errors = ExpectationErrors(HALF_LIFE)

@@ -16,7 +16,8 @@ from alphaloop.experiment.observe import RequestFacts, Treatment, TrialGroup
 from benchmarks.switchback.world import Truth
 from worker.engine import ServerLoad
 from worker.servers.fleet import Fleet
-from worker.servers.fleet_member import FleetEndpoint
+from worker.servers.fleet_member import InferenceServer
+from worker.servers.http import Endpoint
 from worker.servers.load import Flight
 
 _NAMES: Final = ("vanilla", "speculative")  #: by whether a server speculates
@@ -61,8 +62,10 @@ class SeenLoad:
     """
 
     def __init__(self, clock: Callable[[], float], rng: random.Random, every_s: float, delay_s: float) -> None:
-        endpoints = [FleetEndpoint(name, None, 0, _MOST) for name in _NAMES]
-        self._fleet = Fleet(endpoints, clock=clock, rng=random.Random(0))
+        endpoint = Endpoint("http://simulated", "vllm", "m")
+        self._fleet = Fleet(
+            [InferenceServer(name, endpoint, None, _MOST, 4096) for name in _NAMES], clock=clock, rng=random.Random(0)
+        )
         self._clock, self._rng, self._every_s, self._delay_s = clock, rng, every_s, delay_s
         self._asks_at_s = math.inf if math.isinf(every_s) else rng.uniform(0.0, every_s)
         self._answered_at_s = math.inf

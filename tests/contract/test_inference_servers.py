@@ -388,11 +388,9 @@ def test_a_connection_that_breaks_inside_a_stream_is_a_reply_cut() -> None:
     ("headers", "seconds"),
     [
         ({"Retry_After": "7"}, 7.0),
-        ({"Retry_After": "Mon, 23 Nov 2026 12:00:30 GMT", "Date": "Mon, 23 Nov 2026 12:00:00 GMT"}, 30.0),
-        ({"Retry_After": "Mon, 23 Nov 2026 11:00:00 GMT", "Date": "Mon, 23 Nov 2026 12:00:00 GMT"}, 0.0),
+        ({"Retry_After": "Mon, 23 Nov 2026 12:00:30 GMT"}, None),
         ({"Retry_After": "soon"}, None),
         ({"Retry_After": "-3"}, None),
-        ({"Retry_After": "Mon, 23 Nov 2026 12:00:00 +99999999999", "Date": "Mon, 23 Nov 2026 12:00:00 GMT"}, None),
         ({}, None),
     ],
 )

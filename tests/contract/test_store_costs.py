@@ -81,7 +81,6 @@ def test_a_worker_begins_with_the_corrections_as_they_stand(database: Database) 
         loaded.points,
         half_life=32,
         save=lambda points: store.save_corrections(*WHERE, points),
-        save_every_s=60.0,
         clock=lambda: 0.0,
     )
     for drafter in (None, "model", "lookup"):

@@ -208,20 +208,5 @@ def test_both_routes_have_the_places_of_one_server() -> None:
     assert (min(beside) > 1.0, max(beside) > 1.5) == (True, True), "each had the other one beside it"
 
 
-def test_what_a_round_takes_is_asked_of_both_routes() -> None:
-    server = switching(round_s=0.004)
-    with engine_over({"both": server}) as engine:
-        server.bodies.clear()
-        vanilla_ms = engine.measure_round_ms(None, 1, 1, 64, 1)
-        assert set(asked(server)) == {0}
-        server.bodies.clear()
-        speculative_ms = engine.measure_round_ms("lookup", 1, 5, 64, 1)
-        assert set(asked(server)) == {None}
-        server.bodies.clear()
-        shorter_ms = engine.measure_round_ms("lookup", 1, 3, 64, 1)
-        assert set(asked(server)) == {2}
-    assert min(vanilla_ms, speculative_ms, shorter_ms) >= 3.0
-
-
 async def _gone(connection: object) -> None:
     raise ConnectionError

@@ -298,12 +298,10 @@ def timed_by(drafters: Sequence[DrafterState]) -> dict[str, str]:
 
     Measured apart, drafters that share weights would differ by noise, and rounds would correct only the one in use.
     """
-    longest: dict[str, DrafterState] = {}
-    for drafter in drafters:
-        known = longest.get(drafter.shared_weights)
-        if drafter.shared_weights and (known is None or drafter.max_draft_tokens > known.max_draft_tokens):
-            longest[drafter.shared_weights] = drafter
-    whose = {drafter.name: longest[drafter.shared_weights].name for drafter in drafters if drafter.shared_weights}
+    sharing, longest = [drafter for drafter in drafters if drafter.shared_weights], dict[str, str]()
+    for drafter in sorted(sharing, key=lambda one: -one.max_draft_tokens):
+        longest.setdefault(drafter.shared_weights, drafter.name)
+    whose = {drafter.name: longest[drafter.shared_weights] for drafter in sharing}
     return {name: other for name, other in whose.items() if name != other}
 
 

@@ -83,7 +83,6 @@ class TimeLaw:
     coefficients: tuple[float, ...]
     covariance: npt.NDArray[np.floating]
     least_ms: float  #: shorter times are not believed
-    error_sd: float  #: relative, of one time
 
     def at(self, size: float, context: float = BASE_CONTEXT) -> LogEstimate:
         """ln(milliseconds) and its variance."""
@@ -115,7 +114,7 @@ def fitted(nodes: Sequence[float], times: Sequence[Time], prior: Prior, half_lif
     precision = precision_of(nodes, prior)
     least_ms = LEAST_SHARE * min([time.ms for time in times] or [min(prior.values)])
     if not times:
-        return TimeLaw(nodes, tuple(mean.tolist()), np.linalg.inv(precision), least_ms, _USUAL_SD)
+        return TimeLaw(nodes, tuple(mean.tolist()), np.linalg.inv(precision), least_ms)
     rows = rows_of(nodes, [time.size for time in times], [time.context for time in times])
     ms = np.array([time.ms for time in times])
     weighing = Weighing(times, half_life)
@@ -127,7 +126,7 @@ def fitted(nodes: Sequence[float], times: Sequence[Time], prior: Prior, half_lif
         coefficients = covariance @ (precision @ mean + rows.T @ (weights * ms))
         expected = np.maximum(rows @ coefficients, least_ms)
         weighing.learn((ms - expected) / expected)
-    return TimeLaw(nodes, tuple(coefficients.tolist()), covariance, least_ms, weighing.error_sd)
+    return TimeLaw(nodes, tuple(coefficients.tolist()), covariance, least_ms)
 
 
 class Weighing:
@@ -241,12 +240,9 @@ class LengthLaw:
     coefficients: Array  #: of L, one row for each θ
     covariances: npt.NDArray[np.floating]  #: of the coefficients, one matrix for each θ
     least_ms: float  #: a shorter L is not believed
-    longest: TimeLaw | None = None  #: L, where no time was of a shorter draft
 
     def at(self, size: float, context: float = BASE_CONTEXT, *, length: float = 1.0) -> LogEstimate:
         """ln(milliseconds) and its variance, at that share of the longest draft."""
-        if length >= 1.0 and self.longest is not None:
-            return self.longest.at(size, context)
         (row,) = rows_of(self.nodes, [size], [context])
         vanilla = self.vanilla.at(size, context)
         vanilla_ms = math.exp(vanilla.mean)
@@ -265,7 +261,7 @@ def assumed_lengths(longest: TimeLaw, vanilla: TimeLaw) -> LengthLaw:
     count = len(_SLOPES)
     coefficients = np.tile(np.asarray(longest.coefficients), (count, 1))
     covariances = np.tile(longest.covariance, (count, 1, 1))
-    return LengthLaw(longest.nodes, vanilla, _PRIOR, coefficients, covariances, longest.least_ms, longest)
+    return LengthLaw(longest.nodes, vanilla, _PRIOR, coefficients, covariances, longest.least_ms)
 
 
 def fitted_lengths(

@@ -21,6 +21,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from typing import Final
 
@@ -95,49 +96,39 @@ def open_costs(
     What is learned is stored through `write`, which may do it later. Servers are asked only where nothing is stored of
     them, and not at all with `calibration_budget_s` = 0.
     """
-    identity, timed = engine.identity, timed_by(engine.drafters)
-    revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
+    identity, drafters = engine.identity, engine.drafters
+    revisions = {drafter.name: drafter.revision for drafter in drafters}
     key = (identity.host, identity.device, identity.engine, identity.target_revision, revisions)
     known = store.load(*key).points
-    half_life, save_every_s = _HALF_LIFE_ROUNDS, _SAVE_EVERY_S
     told = {"action": "calibration_started", "device": identity.device}
-    measured: list[CostPoint] = []
-    if engine.can_redraft:
-        lacking = plan(engine, settings, known).missing(known)
-        if lacking.needed:
-            log.info("measuring what a round costs here", extra=told)
-            found = calibrate(
-                engine, lacking, num_samples=settings.calibration_samples, budget_s=settings.calibration_budget_s
-            )
-            measured = [*with_shared_weights(found, timed)]
-    elif not known and settings.calibration_budget_s > 0:
-        log.info("asking servers what a round costs", extra=told)
-        measured = calibrate_servers(engine, budget_s=settings.calibration_budget_s)
-    if measured:
-        store.save(*key, measured)
-    points = store.load(*key).points
-    log.info(
-        "costs: %d points, %d of them measured now",
-        len(points),
-        len(points) - len(known),
-        extra={"action": "calibration_done"},
-    )
-    if engine.can_redraft:
-        return LiveCosts(
-            points,
-            half_life=half_life,
-            save=lambda corrected: write("corrected costs", lambda: store.save_corrections(*key, corrected)),
-            save_every_s=save_every_s,
-            timed=timed,
+    if not engine.can_redraft:
+        if not known and settings.calibration_budget_s > 0:
+            log.info("asking servers what a round costs", extra=told)
+            store.save(*key, calibrate_servers(engine, budget_s=settings.calibration_budget_s))
+            known = store.load(*key).points
+        return RequestCosts(
+            drafters,
+            known,
+            most_in_flight=engine.load().num_slots,
+            half_life=_HALF_LIFE_ROUNDS,
+            save=lambda learned: write("costs of servers", lambda: store.save(*key, learned)),
             clock=clock,
         )
-    return RequestCosts(
-        engine.drafters,
+    timed, points = timed_by(drafters), known
+    if (lacking := plan(engine, settings, known).missing(known)).needed:
+        log.info("measuring what a round costs here", extra=told)
+        found = calibrate(
+            engine, lacking, num_samples=settings.calibration_samples, budget_s=settings.calibration_budget_s
+        )
+        store.save(*key, with_shared_weights(found, timed))
+        points = store.load(*key).points
+    num_new = len(points) - len(known)
+    log.info("costs: %d points, %d of them measured now", len(points), num_new, extra={"action": "calibration_done"})
+    return LiveCosts(
         points,
-        most_in_flight=engine.load().num_slots,
-        half_life=half_life,
-        save=lambda learned: write("costs of servers", lambda: store.save(*key, learned)),
-        save_every_s=save_every_s,
+        half_life=_HALF_LIFE_ROUNDS,
+        save=lambda corrected: write("corrected costs", lambda: store.save_corrections(*key, corrected)),
+        timed=timed,
         clock=clock,
     )
 
@@ -145,15 +136,19 @@ def open_costs(
 class KnownCosts(ABC):
     """Costs that follow what steps take. One thread owns them; others may ask `level` and `read_s`.
 
-    `save` is given points whenever there is news, at most every `save_every_s`. `clock` tells seconds from any
-    beginning.
+    `points` are those stored. `save` is given points whenever there is news, at most every minute. `clock` tells
+    seconds from any beginning.
     """
 
     def __init__(
-        self, save: Callable[[Sequence[CostPoint]], object], save_every_s: float, clock: Callable[[], float]
+        self,
+        points: Sequence[CostPoint],
+        save: Callable[[Sequence[CostPoint]], object],
+        clock: Callable[[], float],
     ) -> None:
-        self._save, self._save_every_s, self._clock = save, save_every_s, clock
-        self._due = clock() + save_every_s
+        self._save, self._clock = save, clock
+        self._remember(points)
+        self._due = clock() + _SAVE_EVERY_S
         self._has_learned = False  # since the last save
         self._made: tuple[float, CostTable] | None = None
 
@@ -165,9 +160,9 @@ class KnownCosts(ABC):
     @property
     def table(self) -> CostTable:
         """The costs as they are now."""
-        self._take_in()
+        self._take_in(math.inf)
         if self._made is None or self._clock() - self._made[0] >= _TABLE_LASTS_S:
-            self._made = self._clock(), self._table_now()
+            self._made = self._clock(), CostTable(self._points_now())
         return self._made[1]
 
     @abstractmethod
@@ -189,13 +184,15 @@ class KnownCosts(ABC):
         """
         if self._clock() < self._due:
             return False
-        self._due = self._clock() + self._save_every_s
+        self._due = self._clock() + _SAVE_EVERY_S
         return self.save()
 
     def save(self) -> bool:
         """Store what was learned if there is news; a database that is away is tried again later."""
-        points = self._news()
-        if not points:
+        self._take_in(0.0)
+        points = [point for point in self._points_now() if point.num_samples]  # what is assumed is not stored
+        is_old = self._clock() - self._saved_at >= _STORED_EVERY_S
+        if not (self._has_learned and (is_old or any(map(self._is_news, points)))):
             return False
         try:
             self._save(points)
@@ -207,20 +204,25 @@ class KnownCosts(ABC):
         return True
 
     @abstractmethod
-    def _take_in(self) -> None:
-        """Learn what the next decision has to know of what was observed, and forget the table where it is old."""
+    def _take_in(self, pause_s: float) -> None:
+        """Learn from what was observed, and forget the table where that moves it.
+
+        Where learning takes long, what is known to be enough for now is left alone for `pause_s`.
+        """
 
     @abstractmethod
-    def _table_now(self) -> CostTable:
-        """The table of this moment."""
+    def _points_now(self) -> Sequence[CostPoint]:
+        """The costs of this moment."""
 
-    @abstractmethod
-    def _news(self) -> Sequence[CostPoint]:
-        """The points to store; none where nothing has moved."""
-
-    @abstractmethod
     def _remember(self, saved: Sequence[CostPoint]) -> None:
-        """What was stored, to tell what is news then."""
+        self._saved, self._saved_at = {_name(point): point for point in saved}, self._clock()
+
+    def _is_news(self, now: CostPoint) -> bool:
+        """Whether it has moved since it was stored; fading alone is no news."""
+        if (then := self._saved.get(_name(now))) is None:
+            return True
+        more_doubt = math.sqrt(now.correction_variance) - math.sqrt(then.correction_variance)
+        return abs(math.log(now.ms / then.ms)) >= _NEWS or abs(more_doubt) >= _DOUBT_NEWS
 
 
 class LiveCosts(KnownCosts):
@@ -236,20 +238,17 @@ class LiveCosts(KnownCosts):
         *,
         half_life: int,
         save: Callable[[Sequence[CostPoint]], object],
-        save_every_s: float,
         timed: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(save, save_every_s, clock)
         self._timed = dict(timed or {})
         points = [point for point in points if point.drafter not in self._timed]
+        super().__init__(with_shared_weights(points, self._timed), save, clock)
         self._calibrated = CostTable(replace(point, correction=1.0) for point in points)
         self._points = tuple(points)
-        self._saved: Sequence[CostPoint] = with_shared_weights(points, self._timed)
-        self._saved_at = clock()
         self._num_rounds = 0  # of the target
         self._by_part = {part: [p for p in points if p.drafter == part] for part in {p.drafter for p in points}}
-        self._known: dict[tuple[CostKind, str | None, int, float, int], tuple[CostPoint, float] | None] = {}
+        self._known = lru_cache(_MOST_KNOWN)(self._calibrated_for)
         self._corrections = {
             part: Correction(
                 half_life,
@@ -283,9 +282,9 @@ class LiveCosts(KnownCosts):
             return
         self._waiting.append((self._clock(), step))
         if len(self._waiting) >= _MOST_WAITING:
-            self._take_in()
+            self._take_in(0.0)
 
-    def _take_in(self) -> None:
+    def _take_in(self, pause_s: float) -> None:
         if self._waiting:
             self._made = None
         for at_s, step in self._waiting:
@@ -324,12 +323,7 @@ class LiveCosts(KnownCosts):
         self, at: Moment, kind: CostKind, part: str | None, batch: int, width: float, context: int, seconds: float
     ) -> None:
         self._has_learned = True
-        shape = (kind, part, batch, width, context)
-        if shape not in self._known:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            self._known[shape] = self._calibrated_for(*shape)
-        if (known := self._known[shape]) is not None:
+        if (known := self._known(kind, part, batch, width, context)) is not None:
             nearest, ms = known
             self._corrections[part].observe(nearest, 1000 * seconds / ms, at, self._towards(part))
 
@@ -353,20 +347,7 @@ class LiveCosts(KnownCosts):
 
         return min((point for point in self._by_part[part] if point.kind is kind), key=distance), ms
 
-    def _table_now(self) -> CostTable:
-        return CostTable(self._corrected())
-
-    def _news(self) -> Sequence[CostPoint]:
-        """Of corrections that rounds have moved since the last time; fading alone is no news."""
-        self._take_in()
-        points = self._corrected()
-        is_old = self._clock() - self._saved_at >= _STORED_EVERY_S
-        return points if self._has_learned and (is_old or any(map(_is_news, points, self._saved))) else ()
-
-    def _remember(self, saved: Sequence[CostPoint]) -> None:
-        self._saved, self._saved_at = saved, self._clock()
-
-    def _corrected(self) -> tuple[CostPoint, ...]:
+    def _points_now(self) -> Sequence[CostPoint]:
         """Every point as it is now: a decision asks for them, so points are not made by `replace`, twice as slow."""
         now, found = self._now(), []
         levels = {part: its.level(now, self._towards(part)) for part, its in self._corrections.items()}
@@ -398,11 +379,6 @@ class LiveCosts(KnownCosts):
         return self._corrections[None].log_level if None in self._corrections else 0.0
 
 
-def _is_news(now: CostPoint, then: CostPoint) -> bool:
-    has_moved = abs(math.log(now.correction / then.correction)) >= _NEWS
-    return has_moved or abs(math.sqrt(now.correction_variance) - math.sqrt(then.correction_variance)) >= _DOUBT_NEWS
-
-
 class RequestCosts(KnownCosts):
     """The costs of the routes to servers.
 
@@ -418,10 +394,9 @@ class RequestCosts(KnownCosts):
         most_in_flight: int,
         half_life: int,
         save: Callable[[Sequence[CostPoint]], object],
-        save_every_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(save, save_every_s, clock)
+        super().__init__(points, save, clock)
         self._drafters: dict[Route, DrafterState | None] = {None: None} | {d.name: d for d in drafters}
         loads = tuple(map(float, loads_up_to(most_in_flight)))
         slopes = UsualShape(loads, tuple(1 + _LOAD_SLOPE * (load - 1) for load in loads), _LOAD_SLOPE_SD)
@@ -430,7 +405,6 @@ class RequestCosts(KnownCosts):
         self._rounds = RouteLaws(assumed, slopes, half_life=half_life, now=now)
         self._prompts = RouteLaws(dict.fromkeys(self._drafters, 1.0), _PROMPTS, half_life=half_life, now=now)
         self._first_ms: dict[Route, float] = {}  # of a round with one request in flight, when it was first known
-        self._saved: dict[Hashable, float] = {}  # ln(ms)
         for point in points:
             self._take_stored(point)
 
@@ -479,14 +453,11 @@ class RequestCosts(KnownCosts):
 
     def save_when_due(self) -> bool:
         """Fit the laws to the times that came, at most once a second: that takes some milliseconds. Then store them."""
-        self._fit(FITTED_EVERY_S)
+        self._take_in(FITTED_EVERY_S)
         return super().save_when_due()
 
-    def _take_in(self) -> None:
-        self._fit(math.inf)
-
-    def _fit(self, pause_s: float) -> None:
-        """Where times came and the pause is over; a route's first times count at once."""
+    def _take_in(self, pause_s: float) -> None:
+        """Fit where times came and the pause is over; a route's first times count at once."""
         has_moved = [laws.fit(self._clock(), pause_s=pause_s) for laws in (self._rounds, self._prompts)]
         if any(has_moved):
             self._made = None
@@ -494,44 +465,40 @@ class RequestCosts(KnownCosts):
                 if route not in self._first_ms and (law := self._rounds.law(route)) is not None:
                     self._first_ms[route] = math.exp(law.at(1).mean)
 
-    def _table_now(self) -> CostTable:
-        return CostTable(self._points())
+    def _points_now(self) -> Sequence[CostPoint]:
+        """What the laws say now; the doubt about a route grows while it gets no requests.
 
-    def _news(self) -> Sequence[CostPoint]:
-        """The points of routes that were timed."""
-        if not self._has_learned:
-            return ()
-        self._fit(0.0)
-        points = [point for point in self._points() if point.num_samples]
-        has_news = any(abs(math.log(one.ms) - self._saved.get(_name(one), math.inf)) >= _NEWS for one in points)
-        return points if has_news else ()
-
-    def _remember(self, saved: Sequence[CostPoint]) -> None:
-        self._saved = {_name(point): math.log(point.ms) for point in saved}
-
-    def _points(self) -> list[CostPoint]:
-        """What the laws say now; the doubt about a route grows while it gets no requests."""
-        found, now = [], self._clock()
+        Another's load, or a restart, may have changed its speed.
+        """
+        found, now = list[CostPoint](), self._clock()
         for route, drafter in self._drafters.items():
-            doubt = self._doubt(route, now)
+            unused = num_half_lives(self._rounds.seconds_unused(route, now))
+            doubt = faded(LogEstimate(0.0, 0.0), 0.0, unused).variance
             # Of requests that choose it, the shortest draft and the longest.
             widths = {1} if drafter is None else {drafter.least_draft_tokens + 1, drafter.max_draft_tokens + 1}
             kind = CostKind.ROUND if drafter is None else CostKind.SERVED
+            said: list[tuple[CostKind, float, int, int, int, LogEstimate]] = []
             if (law := self._rounds.law(route)) is not None:
                 for context, load, width in product((BASE_CONTEXT, FAR_CONTEXT), law.nodes, sorted(widths)):
                     length = self._length(route, width)
                     number, its = self._rounds.num_times(route, length=length), law.at(load, context, length=length)
-                    ms, variance = math.exp(its.mean), its.variance + doubt
-                    point = CostPoint(route, int(load), width, ms, number, context, kind, correction_variance=variance)
-                    found.append(point)
+                    said.append((kind, load, width, context, number, its))
             if (law := self._prompts.law(route)) is not None:
-                for size in law.nodes:
-                    number, its = self._prompts.num_times(route), law.at(size)
-                    ms, variance = math.exp(its.mean), its.variance + doubt
-                    point = CostPoint(
-                        route, 1, int(size), ms, number, 0, CostKind.PREFILL, correction_variance=variance
-                    )
-                    found.append(point)
+                number = self._prompts.num_times(route)
+                said += [(CostKind.PREFILL, 1, int(size), 0, number, law.at(size)) for size in law.nodes]
+            found += [
+                CostPoint(
+                    route,
+                    int(load),
+                    width,
+                    math.exp(its.mean),
+                    number,
+                    context,
+                    kind,
+                    correction_variance=its.variance + doubt,
+                )
+                for kind, load, width, context, number, its in said
+            ]
         return found
 
     def _take_stored(self, point: CostPoint) -> None:
@@ -553,11 +520,6 @@ class RequestCosts(KnownCosts):
         if drafter is None or drafter.least_draft_tokens == drafter.max_draft_tokens:
             return 1.0
         return drafter.within(width - 1) / drafter.max_draft_tokens
-
-    def _doubt(self, route: Route, now: float) -> float:
-        """What grows while a route gets no requests: another's load, or a restart, may have changed its speed."""
-        unused_s = self._rounds.seconds_unused(route, now)
-        return faded(LogEstimate(0.0, 0.0), 0.0, num_half_lives(unused_s)).variance
 
 
 def _name(point: CostPoint) -> Hashable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from alphaloop.payoff.report import Footprint, Part
 from alphaloop.settings import Settings
 from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings
 from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.drafts import DraftRegistry, DraftRevision
 from worker.decoding.device import Placement, available_bytes
 from worker.decoding.pairing import DeviceRoom, ModelFacts, check_pair, facts_of
 from worker.engine import Engine
@@ -72,7 +72,7 @@ def records_of(settings: Settings, engine: Engine) -> tuple[tuple[Part, ...], Dr
         findings[name] = [(one.check, one.sentence) for one in found if one.verdict == "warning"]
         revision = next(state.revision for state in engine.drafters if state.name == name)
         judged = _from_folder(Path(drafter.source), revision)
-        record = _held_out(judged or registered(engine.identity.target_revision, revision))
+        record = _held_out(judged or _judged(registered, engine.identity.target_revision, revision))
         if record is not None:
             held_out[name] = record
         elif trouble:
@@ -94,25 +94,21 @@ def _from_folder(folder: Path, revision: str) -> DraftJudgement | None:
     return card.judgement if revision.startswith(card.draft_revision) else None
 
 
-def _registered(settings: Settings) -> tuple[Callable[[str, str], DraftJudgement | None], str]:
-    """Finds the judgement of a (target revision, draft revision) in the database, if one is configured and answers.
-
-    The second is why the database did not answer, empty where it did.
-    """
+def _registered(settings: Settings) -> tuple[list[DraftRevision], str]:
+    """What the database has of drafts, if one is configured, and why it did not answer; empty where it did."""
     if settings.postgres.url is None:
-        return lambda target, draft: None, ""
+        return [], ""
     try:
         with Database(settings.postgres.url, limits=settings.postgres.long_limits()) as database:
-            known = DraftRegistry(database).all()
+            return DraftRegistry(database).all(), ""
     except AlphaloopError as error:
-        return lambda target, draft: None, error.message
+        return [], error.message
 
-    def find(target: str, draft: str) -> DraftJudgement | None:
-        # The same weights with a gate or in another dtype have a revision that begins with theirs.
-        same = (d for d in known if d.target_revision == target and draft.startswith(d.draft_revision))
-        return next((DraftJudgement.model_validate(d.figures) for d in same if d.figures), None)
 
-    return find, ""
+def _judged(known: Sequence[DraftRevision], target_revision: str, revision: str) -> DraftJudgement | None:
+    """The same weights with a gate or in another dtype have a revision that begins with theirs."""
+    same = (d for d in known if d.target_revision == target_revision and revision.startswith(d.draft_revision))
+    return next((DraftJudgement.model_validate(d.figures) for d in same if d.figures), None)
 
 
 def _held_out(judgement: DraftJudgement | None) -> HeldOut | None:

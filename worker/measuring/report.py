@@ -7,12 +7,11 @@ the other value, or without that cost the bar would be reached.
 
 from __future__ import annotations
 
-import os
 import resource
 import statistics
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -107,7 +106,7 @@ def report_of(
             records.findings.get(name, ()),
             records.held_out.get(name),
         )
-        why = hidden(evidence) if judgement.verdict is ShipVerdict.SHIP else reasons(evidence)
+        why = reasons(evidence, ships=judgement.verdict is ShipVerdict.SHIP)
         rows.append(Row(own, judgement, costs, tuple(why)))
     shipped = max(
         (row for row in rows if row.judgement.verdict is ShipVerdict.SHIP),
@@ -209,20 +208,12 @@ class CandidateEvidence:
         return self.own.candidate.drafter or ""
 
 
-def reasons(evidence: CandidateEvidence) -> Iterator[tuple[str, str]]:
-    """The name and sentence of every reason that the figures support."""
-    return _supported(REASONS, evidence)
+def reasons(evidence: CandidateEvidence, *, ships: bool = False) -> Iterator[tuple[str, str]]:
+    """The name and sentence of every reason that the figures support.
 
-
-def hidden(evidence: CandidateEvidence) -> Iterator[tuple[str, str]]:
-    """What the total of a candidate that ships does not show."""
-    return _supported(HIDDEN, evidence)
-
-
-def _supported(
-    candidates: Iterable[Callable[[CandidateEvidence], str | None]], evidence: CandidateEvidence
-) -> Iterator[tuple[str, str]]:
-    for reason in candidates:
+    Of a candidate that ships, what its total does not show.
+    """
+    for reason in HIDDEN if ships else REASONS:
         if (sentence := reason(evidence)) is not None:
             yield reason.__name__, sentence
 
@@ -438,27 +429,19 @@ def _percent(value: float) -> str:
     return f"{100 * value:.0f} %"
 
 
-def busy_note(vanilla: Sequence[Observation], load: float | None, num_cores: int) -> str | None:
-    """A remark for the report, or None where vanilla's rounds took alike. `load` is the system's load average."""
+def busy_note(vanilla: Sequence[Observation]) -> str | None:
+    """A remark for the report, or None where vanilla's rounds took alike."""
     ms = sorted(1000 * o.times.round_s / o.times.num_steps for o in vanilla if o.times.num_steps)
     if len(ms) < _LEAST:
         return None
     low, _, high = statistics.quantiles(ms, n=4)
     if high <= _USUAL_SPREAD * low:
         return None
-    why = "the machine seems to have been busy with other work"
-    if load is not None and load > num_cores:
-        why = f"the machine was busy with other work (load {load:.1f} on {num_cores} cores)"
     return (
-        f"vanilla's own rounds took {low:.1f} to {high:.1f} ms in the middle half of the prompts: {why}. "
-        "Ratios suffer less than times, because a prompt is compared with itself at almost the same time; "
-        "on a quiet machine all bounds are narrower"
+        f"vanilla's own rounds took {low:.1f} to {high:.1f} ms in the middle half of the prompts: the machine seems to "
+        "have been busy with other work. Ratios suffer less than times, because a prompt is compared with itself at "
+        "almost the same time; on a quiet machine all bounds are narrower"
     )
-
-
-def load_average() -> float | None:
-    """Of the last five minutes; None where the system does not tell."""
-    return os.getloadavg()[1] if hasattr(os, "getloadavg") else None
 
 
 def peak_process_bytes() -> int:

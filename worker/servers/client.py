@@ -1,4 +1,4 @@
-"""One inference server as the engine sees it, and the client that asks it.
+"""The client that asks one inference server.
 
 Requests go out concurrently, on one event loop. Cancelling the task that waits for a reply closes its connection, and
 servers abort a request whose connection closes.
@@ -6,20 +6,18 @@ servers abort a request whose connection closes.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
-from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final, Self
 
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.errors import ConfigError, RequestRefused
+from alphaloop.errors import ConfigError, RequestRefused, ServerSilent
 from alphaloop.messages import Job
 from alphaloop.server_identity import ServerKind
 from worker.engine import Sampling
-from worker.servers.fleet_member import FleetEndpoint
 from worker.servers.http import Content, Endpoint, HttpSession, events, of_piece
 from worker.servers.replies import ModelCard, ModelList, Piece, Reply, ReplyReader, Tokenized, Version, read_form
 from worker.servers.request_body import body_of, path_of, tokenize_body_of
@@ -30,6 +28,7 @@ _VERSION_PATHS: Final[Mapping[ServerKind, str]] = {
     "tensorrt_llm": "/version",
     "llama_cpp": "/props",
 }
+_PAGE_S: Final = 2.0  #: for one page: a result may wait for it
 _MOST_PAGE_BYTES: Final = 8 << 20
 _VERSION: Final = re.compile(r"[\w.+-]{1,64}")
 _NUMBERS: Final = re.compile(r"(\d+)\.(\d+)\.(\d+)")
@@ -41,7 +40,7 @@ class ServerClient:
     """Asks one endpoint. An asynchronous context manager; every method raises errors of alphaloop's tree only."""
 
     def __init__(self, endpoint: Endpoint, *, context_length: int | None = None) -> None:
-        self._endpoint, self._context_length = endpoint, context_length
+        self.endpoint, self._context_length = endpoint, context_length
         self._http = HttpSession(endpoint.api_key, endpoint.limits)
         # A page of metrics elsewhere does not see the server's key.
         self._metrics = self._http if endpoint.has_own_metrics else HttpSession(None, endpoint.limits)
@@ -72,7 +71,7 @@ class ServerClient:
 
         Raises PromptTooLong, InvalidField, or a ServerError.
         """
-        endpoint = self._endpoint
+        endpoint = self.endpoint
         url = f"{endpoint.api}{path_of(job)}"
         stream = on_text is not None
         body = body_of(endpoint.kind, endpoint.model, job, sampling, stream=stream, num_draft_tokens=num_draft_tokens)
@@ -92,24 +91,19 @@ class ServerClient:
         return reader.reply(time.perf_counter() - began)
 
     @property
-    def endpoint(self) -> Endpoint:
-        """The server's address, kind and limits."""
-        return self._endpoint
-
-    @property
     def must_stream(self) -> bool:
         """Whether only a stream tells when the first token came, and loses nothing that a whole reply tells."""
-        return self._endpoint.kind in ("openai", "tensorrt_llm", "sglang")
+        return self.endpoint.kind in ("openai", "tensorrt_llm", "sglang")
 
     async def room_behind(self, job: Job) -> int | None:
         """Tokens that the context leaves after the job's prompt; None where the server cannot count them.
 
         Raises what `complete` raises.
         """
-        if self._endpoint.kind != "vllm":
+        if self.endpoint.kind != "vllm":
             return None
-        body = tokenize_body_of(self._endpoint.model, job)
-        async with self._http.asked("POST", f"{self._endpoint.root}/tokenize", body) as content:
+        body = tokenize_body_of(self.endpoint.model, job)
+        async with self._http.asked("POST", f"{self.endpoint.root}/tokenize", body) as content:
             found = read_form(Tokenized, await content.whole())
         return found.max_model_len - found.count
 
@@ -118,13 +112,16 @@ class ServerClient:
 
         RequestRefused says that the server has no such page, or that it was not turned on.
         """
-        session = self._metrics if url == self._endpoint.metrics_url else self._http
-        async with session.asked("GET", url) as content:
-            return await content.at_most(_MOST_PAGE_BYTES)
+        session = self._metrics if url == self.endpoint.metrics_url else self._http
+        try:
+            async with asyncio.timeout(_PAGE_S), session.asked("GET", url) as content:
+                return await content.at_most(_MOST_PAGE_BYTES)
+        except TimeoutError:
+            raise ServerSilent(f"no page within {_PAGE_S:g} s") from None
 
     async def models(self) -> tuple[ModelCard, ...]:
         """What the server lists at /models."""
-        async with self._http.asked("GET", f"{self._endpoint.api}/models") as content:
+        async with self._http.asked("GET", f"{self.endpoint.api}/models") as content:
             return read_form(ModelList, await content.whole()).data
 
     async def version(self) -> str | None:
@@ -132,16 +129,16 @@ class ServerClient:
 
         Raises ConfigError for an SGLang that is too old, and errors as of a server that is away.
         """
-        path = _VERSION_PATHS.get(self._endpoint.kind)
+        path = _VERSION_PATHS.get(self.endpoint.kind)
         if path is None:
             return None
         try:
-            async with self._http.asked("GET", f"{self._endpoint.root}{path}") as content:
+            async with self._http.asked("GET", f"{self.endpoint.root}{path}") as content:
                 found = read_form(Version, await content.whole())
         except RequestRefused:  # a proxy lets only OpenAI's paths through
             return None
         name = found.version or found.build_info or ""
-        if self._endpoint.kind == "sglang":
+        if self.endpoint.kind == "sglang":
             _refuse_old_sglang(name)
         return name if _VERSION.fullmatch(name) else None
 
@@ -152,7 +149,7 @@ class ServerClient:
         on_text: Callable[[str], None],
         began: float,
     ) -> None:
-        found = events(content.chunks(), max_event_bytes=self._endpoint.limits.max_event_bytes)
+        found = events(content.chunks(), max_event_bytes=self.endpoint.limits.max_event_bytes)
         async with aclosing(found):
             async for data in found:
                 if text := reader.add(_taken(data)):
@@ -178,46 +175,3 @@ def _taken(content: bytes) -> Piece:
     if piece.error is not None:
         raise of_piece(piece.error)
     return piece
-
-
-@dataclass(frozen=True, slots=True)
-class InferenceServer:
-    """An endpoint of the fleet."""
-
-    name: str
-    endpoint: Endpoint
-    drafter: DrafterState | None  #: what drafts there
-    max_requests: int  #: at once
-    context_length: int
-    switches_drafts: bool = False  #: whether a request can set the length of its drafts, 0 included
-
-    @property
-    def kind(self) -> ServerKind:
-        """The endpoint's."""
-        return self.endpoint.kind
-
-    @property
-    def drafter_name(self) -> str | None:
-        """The route: replicas of one have the same."""
-        return self.drafter.name if self.drafter else None
-
-    @property
-    def routes(self) -> tuple[str | None, ...]:
-        """Drafters that a request may have here; None: vanilla."""
-        return (self.drafter_name, None) if self.switches_drafts else (self.drafter_name,)
-
-    def as_fleet_endpoint(self) -> FleetEndpoint:
-        """As the fleet routes to it."""
-        k = self.drafter.max_draft_tokens if self.drafter else 0
-        return FleetEndpoint(self.name, self.drafter_name, k, self.max_requests, self.switches_drafts)
-
-
-def drafters_of(servers: Sequence[InferenceServer], obeys: Callable[[str], bool]) -> tuple[DrafterState, ...]:
-    """What drafts at the servers, each once; of one length where any of its servers does not draft as requests ask."""
-    found: dict[str, DrafterState] = {}
-    for server in servers:
-        if (drafter := server.drafter) is not None:
-            found.setdefault(drafter.name, drafter)
-            if not obeys(server.name):
-                found[drafter.name] = replace(drafter, least_draft_tokens=drafter.max_draft_tokens)
-    return tuple(found.values())

@@ -19,14 +19,13 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 
 from alphaloop.acceptance import AcceptanceCounts, InconsistentCounts, prompt_bucket
-from alphaloop.errors import AlphaloopError, ReplyInvalid, ServerSilent
+from alphaloop.errors import AlphaloopError, ReplyInvalid
 from worker.engine import PreparedJob, SliceCounts
 from worker.servers.client import ServerClient
 from worker.servers.replies import Reply
 
 log = logging.getLogger(__name__)
 
-_READING_S: Final = 2.0  #: for one reading: a result waits for it
 #: A server may answer a moment before it counts.
 _NUM_READINGS: Final = 6
 _BETWEEN_READINGS_S: Final = 0.05
@@ -84,21 +83,17 @@ class Counting:
     async def read(self, name: str, due: SliceEnd) -> SliceCounts | None:
         """What the slice says; None where it says nothing."""
         slices = self._slices[name]
-        for number in range(_NUM_READINGS):
-            if (found := await self._counters(name)) is None:
-                return None
-            if number + 1 == _NUM_READINGS or not slices.is_early(due, found):
-                return slices.read(due, found)
+        found = await self._counters(name)
+        for _ in range(_NUM_READINGS - 1):
+            if found is None or not slices.is_early(due, found):
+                break
             await asyncio.sleep(_BETWEEN_READINGS_S)
-        return None
+            found = await self._counters(name)
+        return None if found is None else slices.read(due, found)
 
     async def _counters(self, name: str) -> Counters | None:
         try:
-            try:
-                async with asyncio.timeout(_READING_S):
-                    found = await ask_counters(self._clients[name])
-            except TimeoutError:
-                raise ServerSilent(f"no page of metrics within {_READING_S:g} s") from None
+            found = await ask_counters(self._clients[name])
         except AlphaloopError as error:
             if name not in self._failing:
                 self._failing.add(name)

@@ -13,7 +13,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -37,22 +37,21 @@ from alphaloop.server_identity import SERVERS, ServerIdentity
 from alphaloop.settings.models import EndpointSettings, ModelSettings
 from alphaloop.store.workers import ServerIdentityStore
 from worker.engine import (
-    CacheMemory,
+    Engine,
     EngineIdentity,
     FailedRequest,
     Generation,
     Load,
     PreparedJob,
     Sampling,
-    SamplingDefaults,
     Step,
     TokenDelta,
 )
-from worker.servers.client import InferenceServer, ServerClient, drafters_of
+from worker.servers.client import ServerClient
 from worker.servers.fleet import Fleet
-from worker.servers.fleet_member import EndpointStatus, SuspectCounts
+from worker.servers.fleet_member import EndpointStatus, InferenceServer, SuspectCounts
 from worker.servers.http import Endpoint
-from worker.servers.identity import NamedServers, ask_identity, name_servers, name_unstored
+from worker.servers.identity import NamedServers, ask_identity, name_servers
 from worker.servers.load_watch import LoadWatch
 from worker.servers.sending import Arrival, InLine, Sending, ServerRequest, TokenEstimate, prepare, refusal_of
 from worker.servers.testing import Tests, Timing, why_not
@@ -92,74 +91,70 @@ def open_server_engine(
         found, missing = thread.wait_for(_ask_all(endpoints, most))
         if not found:
             raise next(iter(missing.values()))
-        named = name_unstored(found) if identities is None else name_servers(found, identities)
-        models = _without_disobedient(models, thread.wait_for(_why_not_switching(models, found)))
+        named = name_servers(found, identities)
+        models = thread.wait_for(_obeyed(models, found))
         identity = _identity(models, named, endpoints)
         servers = [
             _server(models, name, endpoints[name], found.get(name), identity)
             for name, settings in models.endpoints.items()
             if name in found or settings.model is not None
         ]
-        fleet = Fleet([server.as_fleet_endpoint() for server in servers], clock=time.monotonic, rng=random.Random())
+        fleet = Fleet(servers, clock=time.monotonic, rng=random.Random())
         for name, error in missing.items():
             log.warning("%s: %s", name, error.message, extra={"action": "endpoint_away", "endpoint": name})
             if name in {server.name for server in servers}:
                 fleet.failed(name, error)
-        return ServerEngine(identity, servers, fleet, known=found, num_slots=num_slots, thread=thread)
+        return ServerEngine(identity, fleet, known=found, num_slots=num_slots, thread=thread)
     except BaseException:
         thread.close()
         raise
 
 
-class ServerEngine:
-    """`worker.engine.Engine` over inference servers. One thread owns it; any may call `prepare` and `wake`."""
+class ServerEngine(Engine):
+    """An engine over inference servers. One thread owns it; any may call `prepare` and `wake`."""
 
     def __init__(
         self,
         identity: EngineIdentity,
-        servers: Sequence[InferenceServer],
         fleet: Fleet,
         *,
-        known: Mapping[str, ServerIdentity] | None = None,
-        num_slots: int | None = None,
-        clock: Callable[[], float] = time.perf_counter,
-        thread: LoopThread | None = None,
+        known: Mapping[str, ServerIdentity],
+        num_slots: int | None,
+        thread: LoopThread,
     ) -> None:
         """`known`: what each endpoint is; one that comes back as another server is out.
 
         `num_slots`: most jobs at once; all that the endpoints take unless given. `thread`: runs the event loop; the
         engine ends it.
         """
-        self._identity, self._servers, self._fleet, self._clock = identity, tuple(servers), fleet, clock
+        self._identity, self._servers, self._fleet = identity, tuple(fleet.servers.values()), fleet
         self._tokens = TokenEstimate()
         self._running: dict[str, ServerRequest] = {}
         self._arrivals = SimpleQueue[Arrival | None]()  #: None ends the wait of `step`
         self._in_line = InLine()
-        most = sum(server.max_requests for server in servers)
+        most = sum(server.max_requests for server in self._servers)
         self._num_slots = most if num_slots is None else min(num_slots, most)
-        self._thread = thread or LoopThread("servers")
+        self._thread = thread
         self._clients = {
-            server.name: ServerClient(server.endpoint, context_length=server.context_length) for server in servers
+            server.name: ServerClient(server.endpoint, context_length=server.context_length) for server in self._servers
         }
         self._sending = Sending(
             self._clients,
-            {server.name: server.drafter for server in servers},
             fleet,
-            Tests(self._clients, {server.name: server for server in servers}, fleet, known or {}),
+            Tests(self._clients, fleet, known),
             self._tokens,
             tell=self._arrivals.put,
             tell_line=self._take_line,
-            clock=clock,
+            clock=time.perf_counter,
         )
-        self._loads = LoadWatch(self._servers, self._clients, fleet, clock=clock)
+        self._loads = LoadWatch(self._clients, fleet, clock=time.perf_counter)
         self._timing = Timing(self._servers, self._clients)
         self._thread.wait_for(self._open())
 
     async def _open(self) -> None:
         for client in self._clients.values():
             await client.__aenter__()
-        self._thread.keep(self._sending.watch())
-        self._thread.keep(self._loads.run())
+        self._watching = asyncio.gather(self._sending.watch(), self._loads.run())
 
     @property
     def identity(self) -> EngineIdentity:
@@ -169,17 +164,7 @@ class ServerEngine:
     @property
     def drafters(self) -> tuple[DrafterState, ...]:
         """What drafts at the endpoints, each once."""
-        return drafters_of(self._servers, self._fleet.obeys)
-
-    @property
-    def sampling_defaults(self) -> SamplingDefaults:
-        """Every request has every setting, so what a server's model suggests changes nothing."""
-        return SamplingDefaults()
-
-    @property
-    def can_redraft(self) -> bool:
-        """A request stays where it began."""
-        return False
+        return self._fleet.drafters()
 
     def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
         """Check what can be checked here. Raises InvalidField where no server can follow the job's settings."""
@@ -206,16 +191,13 @@ class ServerEngine:
             prepared,
             decision.drafter,
             decision.reason in _BOUND and not of_route <= barred,
-            self._clock(),
+            time.perf_counter(),
             decision.num_draft_tokens if decision.drafter is not None else None,
             frozenset(barred),
             sampling.max_tokens,
         )
         self._running[request.job_id] = request
         self._thread.call(partial(self._sending.put, request))
-
-    def redraft(self, job_id: str, drafter: str | None, num_draft_tokens: int) -> None:
-        """A request stays where it began."""
 
     def step(self) -> Step:
         """What came from the servers since the last step; waits a little if nothing did.
@@ -224,7 +206,7 @@ class ServerEngine:
         """
         if (told := self._fleet.all_retired()) is not None:
             raise EngineSick(f"no inference server is left: {told}", hint="the worker's next start takes them in anew")
-        began = self._clock()
+        began = time.perf_counter()
         num_decoding = self.load().num_decoding
         deltas: list[TokenDelta] = []
         finished: list[Generation] = []
@@ -250,7 +232,7 @@ class ServerEngine:
             tuple(deltas),
             num_decoding,
             1,
-            self._clock() - began,
+            time.perf_counter() - began,
             tokens_by_job={one.job_id: one.counts.num_tokens for one in finished},
             proposed_by_job={one.job_id: one.served.num_proposed for one in finished if one.served},
             failed=tuple(failed),
@@ -281,7 +263,8 @@ class ServerEngine:
         self._thread.close()
 
     async def _close(self) -> None:
-        await self._thread.end_kept()  # it asks the clients
+        self._watching.cancel()  # it asks the clients
+        await asyncio.gather(self._watching, return_exceptions=True)
         await self._sending.end()
         for client in self._clients.values():
             await client.__aexit__(None, None, None)
@@ -293,10 +276,6 @@ class ServerEngine:
             frozenset(job_id for job_id in one if job_id in running) for one in (in_line.waiting, in_line.absent)
         )
         return Load(len(running), self._num_slots, waiting, absent)
-
-    def memory(self) -> CacheMemory | None:
-        """The servers have it."""
-        return None
 
     def unserved(self, jobs: Sequence[PreparedJob]) -> Mapping[str, str]:
         """Drafters none of whose endpoints can follow the settings of any of the jobs."""
@@ -365,45 +344,33 @@ async def _ask_all(
     return found, missing
 
 
-async def _why_not_switching(models: ModelSettings, found: Mapping[str, ServerIdentity]) -> dict[str, str]:
-    """Of the endpoints that shall switch drafts and answer: why one cannot, in words."""
-    asked = {
-        name: settings for name, settings in models.endpoints.items() if settings.switches_drafts and name in found
-    }
-    answers = await asyncio.gather(*(_why_not(settings, found[name].model) for name, settings in asked.items()))
-    return {name: told for name, told in zip(asked, answers, strict=True) if told is not None}
+async def _obeyed(models: ModelSettings, found: Mapping[str, ServerIdentity]) -> ModelSettings:
+    """The settings, with endpoints that answer and cannot switch drafts as servers that draft for every request."""
 
+    async def seen(name: str, settings: EndpointSettings) -> EndpointSettings:
+        if not settings.switches_drafts or name not in found:
+            return settings
+        try:
+            async with ServerClient(Endpoint.of(settings, model=found[name].model)) as client:
+                why = await why_not(client)
+        except AlphaloopError as error:
+            why = f"it could not be asked: {error.message}"
+        if why is None:
+            return settings
+        told = "endpoint %s cannot switch drafts: %s; all its requests are drafted for, until the worker starts again"
+        log.error(told, name, why, extra={"action": "drafts_not_switched", "endpoint": name})
+        return settings.model_copy(update={"switches_drafts": False})
 
-async def _why_not(settings: EndpointSettings, model: str) -> str | None:
-    try:
-        async with ServerClient(Endpoint.of(settings, model=model)) as client:
-            return await why_not(client)
-    except AlphaloopError as error:
-        return f"it could not be asked: {error.message}"
-
-
-def _without_disobedient(models: ModelSettings, told: Mapping[str, str]) -> ModelSettings:
-    """The settings with these endpoints as servers that draft for every request."""
-    for name, why in told.items():
-        hint = "all its requests are drafted for; start the worker again when this is mended"
-        log.error("endpoint %s cannot switch drafts: %s; %s", name, why, hint, extra=_extra(name))
-    endpoints = {
-        name: settings.model_copy(update={"switches_drafts": False}) if name in told else settings
-        for name, settings in models.endpoints.items()
-    }
-    return models.model_copy(update={"endpoints": endpoints})
-
-
-def _extra(name: str) -> dict[str, str]:
-    return {"action": "drafts_not_switched", "endpoint": name}
+    all_seen = await asyncio.gather(*(seen(name, settings) for name, settings in models.endpoints.items()))
+    return models.model_copy(update={"endpoints": dict(zip(models.endpoints, all_seen, strict=True))})
 
 
 def _server(
     models: ModelSettings, name: str, endpoint: Endpoint, found: ServerIdentity | None, identity: EngineIdentity
 ) -> InferenceServer:
     settings = models.endpoints[name]
-    if found is not None:
-        endpoint = replace(endpoint, model=found.model)
+    model = found.model if found is not None else endpoint.model
+    endpoint = replace(endpoint, model=model, switches_drafts=settings.switches_drafts)
     length = (found.context_length if found else None) or identity.context_length
     server = found.server if found else settings.kind
     # What is counted in another way is evidence of another kind, and has another name.
@@ -411,7 +378,7 @@ def _server(
     drafter = settings.drafter and models.drafter_state(
         settings.drafter, f"{server}-counters" if is_counted else server
     )
-    return InferenceServer(name, endpoint, drafter or None, settings.max_requests, length, settings.switches_drafts)
+    return InferenceServer(name, endpoint, drafter or None, settings.max_requests, length)
 
 
 def _identity(models: ModelSettings, named: NamedServers, endpoints: Mapping[str, Endpoint]) -> EngineIdentity:
@@ -435,7 +402,6 @@ class LoopThread:
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
-        self._kept: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -451,16 +417,6 @@ class LoopThread:
         """The result of a coroutine that the loop runs, or what it raised."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
-    def keep(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine until the end or `end_kept`; called from within the loop."""
-        self._kept.add(self._loop.create_task(work))
-
-    async def end_kept(self) -> None:
-        """Cancel what is kept and wait for its end, so that what it uses can be closed."""
-        kept = tuple(self._kept)
-        self._kept.clear()
-        await _ended(kept)
-
     def close(self) -> None:
         """Cancel all that runs and end the thread."""
         self.call(self._loop.stop)
@@ -470,15 +426,10 @@ class LoopThread:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_forever()
-            self._cancel_all()
+            running = asyncio.all_tasks(self._loop)
+            for task in running:
+                task.cancel()
+            if running:
+                self._loop.run_until_complete(asyncio.wait(running))
         finally:
             self._loop.close()
-
-    def _cancel_all(self) -> None:
-        self._loop.run_until_complete(_ended(asyncio.all_tasks(self._loop)))
-
-
-async def _ended(tasks: Collection[asyncio.Task[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Final
 
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import AlphaloopError, ModelNotServed, RequestKillsServer
-from worker.servers.fleet_member import EndpointStatus, FleetEndpoint, Member, SuspectCounts
+from worker.servers.fleet_member import EndpointStatus, InferenceServer, Member, SuspectCounts
 from worker.servers.health import (
     ASKS_AGAIN_S,
     DEATHS_ALONE_TO_BLAME,
@@ -35,15 +37,14 @@ class Fleet:
 
     def __init__(
         self,
-        endpoints: Sequence[FleetEndpoint],
+        servers: Sequence[InferenceServer],
         *,
         clock: Callable[[], float],
         rng: Random,
         deaths_alone_to_blame: int = DEATHS_ALONE_TO_BLAME,
     ) -> None:
-        self._members = {endpoint.name: Member(endpoint, clock=clock, rng=rng) for endpoint in endpoints}
-        if not endpoints or len(self._members) != len(endpoints):
-            raise ValueError(f"expected endpoints of different names, found {[found.name for found in endpoints]}")
+        self.servers: Final = {server.name: server for server in servers}
+        self._members = {server.name: Member(server, clock=clock, rng=rng) for server in servers}
         self._clock, self._rng = clock, rng
         self._last_began_s = -math.inf
         self._alone = Alone(self._members, clock=clock, rng=rng)
@@ -74,7 +75,7 @@ class Fleet:
         of_route = [member for member in members if drafter in member.routes]
         is_bound = is_bound and bool(of_route)
         usable = [member for member in (of_route if is_bound else members) if member.is_open]
-        usable = [member for member in usable if member.endpoint.name not in avoid] or usable
+        usable = [member for member in usable if member.server.name not in avoid] or usable
         if alone:
             return self._alone.choose(usable)
         for member in usable:
@@ -95,11 +96,17 @@ class Fleet:
     def switches(self, name: str, obeys: bool) -> None:
         """Whether the endpoint drafts as each request asks. If not, it is no vanilla route, and drafts as started."""
         member = self._members[name]
-        member.switches = obeys and member.endpoint.switches_drafts
+        member.switches = obeys and member.server.endpoint.switches_drafts
 
-    def obeys(self, name: str) -> bool:
-        """Whether the endpoint drafts as each request asks, as far as is known."""
-        return self._members[name].switches
+    def drafters(self) -> tuple[DrafterState, ...]:
+        """What drafts, each once; of one length where any of its endpoints does not draft as requests ask."""
+        found: dict[str, DrafterState] = {}
+        for member in self._members.values():
+            if (drafter := member.server.drafter) is not None:
+                found.setdefault(drafter.name, drafter)
+                if not member.switches:
+                    found[drafter.name] = replace(drafter, least_draft_tokens=drafter.max_draft_tokens)
+        return tuple(found.values())
 
     def has_route(self, name: str, drafter: str | None) -> bool:
         """Whether requests of that route go to the endpoint."""
@@ -228,23 +235,9 @@ class Fleet:
         """Requests that began and have not ended."""
         return sum(member.places.num_in_flight for member in self._members.values())
 
-    @property
-    def num_places(self) -> int:
-        """Requests that may be in flight now: those that are, and as many as find room."""
-        return self.num_in_flight + sum(
-            max(0, member.places.limit - member.places.num_in_flight)
-            for member in self._members.values()
-            if member.is_open and not member.is_kept
-        )
-
-    @property
-    def num_alone(self) -> int:
-        """Jobs that failed and have to run alone, or do."""
-        return self._suspicion.num_alone
-
     def suspects(self) -> SuspectCounts:
         """Jobs that failed and have to run alone, and those that killed servers."""
-        return SuspectCounts(self.num_alone, self._num_killers)
+        return SuspectCounts(self._suspicion.num_alone, self._num_killers)
 
     def unavailable(self) -> str | None:
         """Why no job can be sent at all, in words; None where an endpoint is up, if only busy."""
@@ -280,4 +273,4 @@ class Fleet:
         if not free:
             return None
         least = min(member.load for member in free)
-        return self._rng.choice([member for member in free if member.load == least]).endpoint.name
+        return self._rng.choice([member for member in free if member.load == least]).server.name

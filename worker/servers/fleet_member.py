@@ -17,8 +17,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import (
     AlphaloopError,
     MessageError,
@@ -34,6 +35,9 @@ from alphaloop.errors import (
     reason_of,
 )
 from worker.servers.load import Places
+
+if TYPE_CHECKING:
+    from worker.servers.http import Endpoint
 
 EndpointState = Literal["up", "starting", "busy", "doubted", "down", "retired"]
 
@@ -57,16 +61,24 @@ def is_gone(error: AlphaloopError) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetEndpoint:
-    """An endpoint as requests are routed to it. Those with the same drafter are replicas of one route."""
+class InferenceServer:
+    """An endpoint of the fleet. Those with the same drafter are replicas of one route."""
 
     name: str
-    drafter: str | None  #: what drafts there; None: nothing does
-    num_draft_tokens: int  #: 0 without a drafter
+    endpoint: Endpoint
+    drafter: DrafterState | None  #: what drafts there
     max_requests: int  #: at once, at least 1
-    switches_drafts: bool = (
-        False  #: whether each request may ask for its k; with none, so that it is a vanilla route too
-    )
+    context_length: int
+
+    @property
+    def drafter_name(self) -> str | None:
+        """The route."""
+        return self.drafter.name if self.drafter else None
+
+    @property
+    def routes(self) -> tuple[str | None, ...]:
+        """Drafters that a request may have there; None: vanilla. Where each may ask for its k, it may ask for none."""
+        return (self.drafter_name, None) if self.endpoint.switches_drafts else (self.drafter_name,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +115,10 @@ class SuspectCounts:
 class Member:
     """An endpoint's health and load. One thread uses it."""
 
-    def __init__(self, endpoint: FleetEndpoint, *, clock: Callable[[], float], rng: Random) -> None:
-        self.endpoint = endpoint
+    def __init__(self, server: InferenceServer, *, clock: Callable[[], float], rng: Random) -> None:
+        self.server = server
         self.circuit = Circuit(clock=clock, rng=rng)
-        self.places = Places(endpoint.max_requests, clock=clock, rng=rng)
+        self.places = Places(server.max_requests, clock=clock, rng=rng)
         self.reserved_until_s = -math.inf  #: until then it is kept for a request that has to run alone
         self.reserved_since_s = -math.inf
         self.rests_until_s = -math.inf  #: until then it is not kept for another one
@@ -117,22 +129,22 @@ class Member:
         self._num_invalid = 0
         self._num_failed: Counter[str] = Counter()
         #: Whether it drafts as each request asks, as far as is known.
-        self.switches = endpoint.switches_drafts
+        self.switches = server.endpoint.switches_drafts
 
     @property
     def routes(self) -> tuple[str | None, ...]:
         """Drafters that a request may have here now; None: vanilla."""
-        return (self.endpoint.drafter, None) if self.switches else (self.endpoint.drafter,)
+        return self.server.routes if self.switches else (self.server.drafter_name,)
 
     def asked_for(self, drafter: str | None, num_draft_tokens: int | None) -> int | None:
         """Draft tokens that a request of this route has to ask for here; None: for nothing, it drafts as it started."""
-        if not self.switches:
+        own = self.server.drafter
+        if not self.switches or own is None:
             return None
         if drafter is None:
             return 0
-        if num_draft_tokens is None or drafter != self.endpoint.drafter:
-            return None
-        return num_draft_tokens if num_draft_tokens < self.endpoint.num_draft_tokens else None
+        is_shorter = num_draft_tokens is not None and num_draft_tokens < own.max_draft_tokens
+        return num_draft_tokens if drafter == own.name and is_shorter else None
 
     @property
     def is_open(self) -> bool:
@@ -204,8 +216,8 @@ class Member:
         elif state == "up" and not places.is_full_size:
             shown = "starting"
         return EndpointStatus(
-            self.endpoint.name,
-            self.endpoint.drafter,
+            self.server.name,
+            self.server.drafter_name,
             shown,
             places.num_in_flight,
             places.limit if self.is_open else 0,
@@ -213,8 +225,8 @@ class Member:
             self.circuit.reason,
             self.is_kept,
             dict(self._num_failed),
-            places.num_undrafted if self.endpoint.switches_drafts else None,
-            self.switches or not self.endpoint.switches_drafts,
+            places.num_undrafted if self.server.endpoint.switches_drafts else None,
+            self.switches or not self.server.endpoint.switches_drafts,
             places.num_others,
         )
 

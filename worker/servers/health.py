@@ -291,7 +291,7 @@ class Alone:
             if member.places.num_in_flight:
                 continue
             if member.circuit.well_s is not None and now - member.circuit.well_s <= _WELL_S:
-                return member.endpoint.name
+                return member.server.name
             member.circuit.ask_for_test()
         return None
 

@@ -15,7 +15,6 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from types import SimpleNamespace, TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
@@ -78,11 +77,6 @@ class Limits:
     max_event_bytes: int = 8 << 20  #: of one event of a stream
     max_connections: int = 1024
 
-    def __post_init__(self) -> None:
-        for name in Limits.__slots__:
-            if not (found := getattr(self, name)) > 0:
-                raise ConfigError(f"{name}: expected a number above 0, found {found}")
-
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -143,13 +137,6 @@ def _origin(url: str) -> tuple[str, str]:
     return parts.scheme, parts.netloc
 
 
-@dataclass(slots=True)
-class _Sending:
-    """What becomes of one request."""
-
-    is_on_kept_connection: bool = False
-
-
 class HttpSession:
     """Sends requests and hands over replies. An asynchronous context manager; raises errors of alphaloop's tree."""
 
@@ -198,33 +185,27 @@ class HttpSession:
         that finds it closed is sent again: a text that was begun twice costs time and changes nothing. The server may
         also have died of the request; then no other connection can be made, and the first loss is what is told.
         """
-        first: AlphaloopError | None = None
-        while True:
-            sending, began = _Sending(), time.perf_counter()
-            try:
-                return await self._sent(method, url, body, sending)
-            except aiohttp.ClientConnectorError as error:
-                raise first or _lost(error) from None
-            except ServerUnreachable as error:
-                raise first or error from None
-            except (aiohttp.ClientConnectionError, ConnectionError) as error:
-                if not sending.is_on_kept_connection or time.perf_counter() - began > _STALE_S:
-                    raise
-                first = first or _lost(error)
-
-    async def _sent(self, method: str, url: str, body: Body | None, sending: _Sending) -> aiohttp.ClientResponse:
         if self._session is None:
             raise RuntimeError("an HttpSession is used as an asynchronous context manager")
-        limits = self._limits
-        try:
-            async with asyncio.timeout(limits.answer_s):
-                return await self._session.request(
-                    method, url, json=body, allow_redirects=False, trace_request_ctx=sending
-                )
-        except aiohttp.ConnectionTimeoutError:
-            raise ServerUnreachable(f"no connection to the server within {limits.connect_s:g} s") from None
-        except TimeoutError:
-            raise ServerSilent(f"the server did not answer within {limits.answer_s:g} s") from None
+        first: AlphaloopError | None = None
+        while True:
+            on_kept_connection, began = asyncio.Event(), time.perf_counter()
+            try:
+                async with asyncio.timeout(self._limits.answer_s):
+                    return await self._session.request(
+                        method, url, json=body, allow_redirects=False, trace_request_ctx=on_kept_connection
+                    )
+            except aiohttp.ConnectionTimeoutError:
+                told = f"no connection to the server within {self._limits.connect_s:g} s"
+                raise first or ServerUnreachable(told) from None
+            except TimeoutError:
+                raise ServerSilent(f"the server did not answer within {self._limits.answer_s:g} s") from None
+            except aiohttp.ClientConnectorError as error:
+                raise first or _lost(error) from None
+            except (aiohttp.ClientConnectionError, ConnectionError) as error:
+                if not on_kept_connection.is_set() or time.perf_counter() - began > _STALE_S:
+                    raise
+                first = first or _lost(error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +256,7 @@ class Content:
 async def _on_kept_connection(
     session: aiohttp.ClientSession, context: SimpleNamespace, told: aiohttp.TraceConnectionReuseconnParams
 ) -> None:
-    context.trace_request_ctx.is_on_kept_connection = True
+    context.trace_request_ctx.set()
 
 
 def _lost(error: aiohttp.ClientError | OSError) -> AlphaloopError:
@@ -369,18 +350,9 @@ def of_piece(failure: ServerFailure | str) -> AlphaloopError:
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the server asks to wait; None where it does not say.
-
-    A date is read against the server's own `Date`, since the clocks of two machines may differ.
-    """
+    """Seconds that the server asks to wait; None where it does not say. Dates are not read."""
     asked = headers.get("Retry-After", "").strip()
-    if asked.isascii() and asked.isdigit() and len(asked) < 8:
-        return float(asked)
-    try:
-        until, now = parsedate_to_datetime(asked), parsedate_to_datetime(headers.get("Date", ""))
-        return max(0.0, (until - now).total_seconds())
-    except (ValueError, TypeError, OverflowError):
-        return None
+    return float(asked) if re.fullmatch(r"[0-9]{1,7}", asked) else None
 
 
 def _failure(content: bytes) -> ServerFailure:

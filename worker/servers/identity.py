@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,11 +19,11 @@ from pydantic import Field
 
 from alphaloop.errors import ConfigError, ModelNotServed, RequestRefused
 from alphaloop.messages import Body, Job, Purpose
-from alphaloop.server_identity import Answer, ServerIdentity, changes, differs, distance, told_apart
+from alphaloop.server_identity import Answer, ServerIdentity, differs, distance, told_apart
 from alphaloop.store.workers import ServerIdentityStore, ServerLife
 from worker.engine import Sampling
 from worker.servers.client import ServerClient
-from worker.servers.http import Endpoint, Limits
+from worker.servers.http import Endpoint
 from worker.servers.replies import Form, ModelCard, read_form
 from worker.servers.request_body import Body as RequestBody
 from worker.servers.request_body import body_of, path_of
@@ -64,13 +65,21 @@ async def ask_identity(endpoint: Endpoint, *, max_requests: int) -> ServerIdenti
     Takes 32 short requests, at most `max_requests` at once, beside what others ask of the server. Raises ConfigError
     where the endpoint names no model and the server lists several, and errors as `ServerClient` does.
     """
-    endpoint = replace(endpoint, limits=_patient(endpoint.limits))
+    # A busy server has others to serve first, however soon their requests are given up.
+    limits = replace(endpoint.limits, answer_s=max(endpoint.limits.answer_s, _LEAST_ANSWER_S))
+    endpoint = replace(endpoint, limits=limits)
     async with _AskingClient(endpoint) as client:
         card = card_of(await client.models(), endpoint.model)
         version = await client.version()
     async with _AskingClient(replace(endpoint, model=card.id)) as client:
         answers = [await client.answer(prompt) for prompt in PROMPTS]
-        together = await _together(client, max_requests)
+        places = asyncio.Semaphore(max_requests)
+
+        async def beside_others(prompt: str) -> Answer:
+            async with places:
+                return await client.answer(prompt)
+
+        together = await asyncio.gather(*map(beside_others, PROMPTS))
     return ServerIdentity(
         server=f"{endpoint.kind}-{version}" if version else endpoint.kind,
         model=card.id,
@@ -108,16 +117,16 @@ class NamedServers:
     changed: Mapping[str, str]  #: by endpoint, what is other than in its last life, in words
 
 
-def name_servers(found: Mapping[str, ServerIdentity], store: ServerIdentityStore) -> NamedServers:
-    """Name the servers of a worker, by endpoint, and remember what they were.
+def name_servers(found: Mapping[str, ServerIdentity], store: ServerIdentityStore | None) -> NamedServers:
+    """Name the servers of a worker, by endpoint, and remember what they were; without a store every life is the first.
 
     Raises ConfigError where two of them serve different models: their texts would be two, and their evidence one.
     """
     refuse_different_models(found)
     engines: dict[str, str] = {}
     changed: dict[str, str] = {}
-    with store.naming() as naming:
-        known = naming.known()
+    with store.naming() if store is not None else nullcontext() as naming:
+        known = naming.known() if naming is not None else ()
         revision = revision_of(found, known)
         for endpoint, identity in found.items():
             engines[endpoint] = engine_of(identity, revision, known)
@@ -125,19 +134,12 @@ def name_servers(found: Mapping[str, ServerIdentity], store: ServerIdentityStore
             told = differs(last.identity, identity) if last is not None else None
             if told is not None:
                 changed[endpoint] = told
-            naming.saw(endpoint, identity, target_revision=revision, engine=engines[endpoint], changed=told)
+            if naming is not None:
+                naming.saw(endpoint, identity, target_revision=revision, engine=engines[endpoint], changed=told)
     for endpoint, told in changed.items():
         log.warning("endpoint %s: %s", endpoint, told, extra={"action": "server_changed", "endpoint": endpoint})
     lengths = [one.context_length for one in found.values() if one.context_length is not None]
     return NamedServers(revision, "+".join(sorted(set(engines.values()))), min(lengths, default=None), changed)
-
-
-def name_unstored(found: Mapping[str, ServerIdentity]) -> NamedServers:
-    """The same without a memory of earlier lives, for a measurement that needs no database. Raises ConfigError."""
-    refuse_different_models(found)
-    lengths = [one.context_length for one in found.values() if one.context_length is not None]
-    engine = "+".join(sorted({one.server for one in found.values()}))
-    return NamedServers(revision_of(found, ()), engine, min(lengths, default=None), {})
 
 
 def refuse_different_models(found: Mapping[str, ServerIdentity]) -> None:
@@ -145,7 +147,7 @@ def refuse_different_models(found: Mapping[str, ServerIdentity]) -> None:
     (first, identity), *others = found.items()
     for name, other in others:
         told = told_apart(identity, other)
-        if told is not None and told.nature == "weights":
+        if told is not None and told.is_of_weights:
             raise ConfigError(
                 f"models.endpoints.{name}: expected the model of {first}, because a task may be sent to either; "
                 f"found another: {told.sentence}",
@@ -181,24 +183,8 @@ def engine_of(identity: ServerIdentity, revision: str, known: Sequence[ServerLif
 
 def _is_same_model(before: ServerIdentity, after: ServerIdentity) -> bool:
     """Whether nothing says that the weights are others. A moved folder holds the same ones if it answers the same."""
-    natures = {change.nature for change in changes(before, after)}
-    has_other_name = before.model != after.model
-    return "weights" not in natures and not has_other_name
-
-
-def _patient(limits: Limits) -> Limits:
-    """A busy server has others to serve first, however soon their requests are given up."""
-    return replace(limits, answer_s=max(limits.answer_s, _LEAST_ANSWER_S))
-
-
-async def _together(client: _AskingClient, max_requests: int) -> list[Answer]:
-    places = asyncio.Semaphore(max_requests)
-
-    async def answer(prompt: str) -> Answer:
-        async with places:
-            return await client.answer(prompt)
-
-    return await asyncio.gather(*(answer(prompt) for prompt in PROMPTS))
+    told = told_apart(before, after)
+    return before.model == after.model and (told is None or not told.is_of_weights)
 
 
 class _AskingClient(ServerClient):
@@ -206,7 +192,6 @@ class _AskingClient(ServerClient):
 
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint)
-        self._asked_of = endpoint
         self._num_likeliest = NUM_LIKELIEST
 
     async def answer(self, prompt: str) -> Answer:
@@ -220,7 +205,7 @@ class _AskingClient(ServerClient):
             return await self._answer(prompt)
 
     async def _answer(self, prompt: str) -> Answer:
-        endpoint = self._asked_of
+        endpoint = self.endpoint
         job = Job(job_id=NAME, task=NAME, body=Body(prompt=prompt), purpose=Purpose.CONTROL)
         body: RequestBody = body_of(endpoint.kind, endpoint.model, job, GREEDY, stream=False)
         if self._num_likeliest:

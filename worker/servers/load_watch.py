@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Final
 
-from alphaloop.errors import AlphaloopError, ReplyInvalid, ServerSilent, ServerUnavailable, ServerUnreachable
-from worker.servers.client import InferenceServer, ServerClient
+from alphaloop.errors import AlphaloopError, ReplyInvalid, ServerUnavailable, ServerUnreachable
+from worker.servers.client import ServerClient
 from worker.servers.counters import values
 from worker.servers.fleet import Fleet
 from worker.servers.http import Endpoint
@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 EVERY_S: Final = 0.5
 #: A server that does not tell is asked so seldom: it may be started again with another option.
 SELDOM_S: Final = 60.0
-_MOST_S: Final = 2.0  #: for one answer
 _VLLM: Final = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 _LLAMA: Final = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
 
@@ -37,14 +36,13 @@ class LoadWatch:
 
     def __init__(
         self,
-        servers: Sequence[InferenceServer],
         clients: Mapping[str, ServerClient],
         fleet: Fleet,
         *,
         clock: Callable[[], float],
         every_s: float = EVERY_S,
     ) -> None:
-        has_choice = len({route for server in servers for route in server.routes}) > 1
+        has_choice = len({route for server in fleet.servers.values() for route in server.routes}) > 1
         self._clients = dict(clients) if has_choice else {}
         self._fleet, self._clock, self._every_s = fleet, clock, every_s
         self._failing: set[str] = set()
@@ -64,11 +62,7 @@ class LoadWatch:
         """Ask once; seconds from its beginning until it is asked again."""
         client, before = self._clients[name], self._fleet.num_own(name)
         try:
-            try:
-                async with asyncio.timeout(_MOST_S):
-                    num_present = await ask_num_present(client)
-            except TimeoutError:
-                raise ServerSilent(f"no page of its load within {_MOST_S:g} s") from None
+            num_present = await ask_num_present(client)
         except AlphaloopError as error:
             return self._failed(name, error)
         except Exception as error:

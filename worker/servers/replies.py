@@ -10,9 +10,8 @@ and an event of a stream are read alike: an event has `delta` in place of `messa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Final, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -54,7 +53,10 @@ class ReplyReader:
     _texts: list[str] = field(default_factory=list)
     _token_ids: list[int] = field(default_factory=list)
     _usage: TokenUsage | None = None
-    _added: Added = field(default_factory=lambda: Added())
+    _metrics: VllmMetrics | None = None
+    _timings: LlamaTimings | None = None
+    _sglang: SglangDrafts | None = None
+    _tensorrt: TensorrtSpeculation | None = None
 
     def add(self, piece: Piece) -> str:
         """Take a piece in, and return its text. Raises ReplyInvalid, or ModelNotServed where another model answers."""
@@ -67,7 +69,9 @@ class ReplyReader:
         self._usage = piece.usage or self._usage
         if len(piece.choices) > 1 or any(choice.index for choice in piece.choices):
             raise ReplyInvalid(f"expected one text, found {len(piece.choices)}")
-        self._added.take(piece)
+        self._metrics = piece.metrics or self._metrics
+        self._timings = piece.timings or self._timings
+        self._sglang = (piece.sglext.spec_tokens_details if piece.sglext else None) or self._sglang
         return self._choose(piece.choices[0]) if piece.choices else ""
 
     def _choose(self, choice: ReplyChoice) -> str:
@@ -76,6 +80,7 @@ class ReplyReader:
                 "expected the whole text, found a part of it set apart as reasoning",
                 hint="start the server without a reasoning parser",
             )
+        self._tensorrt = choice.speculative_decoding or self._tensorrt
         self._texts.append(choice.words)
         self._token_ids += choice.token_ids or ()
         self.finish_reason = choice.finish_reason or self.finish_reason
@@ -99,8 +104,8 @@ class ReplyReader:
             usage.prompt_tokens,
             usage.completion_tokens,
             tuple(self._token_ids),
-            drafts_of_kind(self.kind, self._added, usage.completion_tokens, self.num_draft_tokens),
-            times_of(self._added),
+            self._drafts(usage.completion_tokens),
+            self._times(),
             self.first_text_s,
             wall_s,
         )
@@ -119,6 +124,30 @@ class ReplyReader:
         if num < self.max_tokens and not at_context:
             raise ReplyInvalid(f"expected {self.max_tokens} tokens of a text cut at its limit, found {num}")
         return "length"
+
+    def _drafts(self, num_tokens: int) -> DraftCounts:
+        """What that kind of server reported about the drafts of a text of `num_tokens`."""
+        if self.kind == "vllm" and self._metrics and self._metrics.speculative_decoding:
+            return drafts_of_vllm(self._metrics.speculative_decoding, num_tokens, self.num_draft_tokens)
+        if self.kind == "sglang" and self._sglang:
+            return _drafts_of_sglang(self._sglang, num_tokens, self.num_draft_tokens)
+        if self.kind == "llama_cpp" and (found := self._timings):
+            return draft_counts.from_sums(found.draft_n or 0, found.draft_n_accepted or 0, num_tokens)
+        if self.kind == "tensorrt_llm" and (told := self._tensorrt):
+            if told.acceptance_histogram is None:
+                return draft_counts.from_sums(told.total_draft_tokens, told.total_accepted_draft_tokens, num_tokens)
+            histogram, num_rounds = told.acceptance_histogram, told.num_spec_steps
+            return draft_counts.from_lengths(histogram, told.total_draft_tokens, num_tokens, num_rounds)
+        return draft_counts.NOTHING
+
+    def _times(self) -> ServerTimes:
+        if (found := self._metrics) is not None:
+            told = found.queue_time_ms, found.time_to_first_token_ms, found.generation_time_ms
+        elif self._timings is not None:
+            told = None, self._timings.prompt_ms, self._timings.predicted_ms
+        else:
+            return ServerTimes()
+        return ServerTimes(*(None if ms is None else ms / 1000 for ms in told))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +184,9 @@ def generation_of(job_id: str, reply: Reply, sent: SentRequest) -> Generation:
     if num_rounds is None and sent.slice_counts is not None:
         num_rounds = sent.slice_counts.num_passes(reply.num_tokens)
     waited_s, wall_s = sent.sent_at - sent.admitted_at, sent.ended_at - sent.admitted_at
+    decode_s = reply.times.decode_s
+    if decode_s is None and reply.first_text_s is not None:
+        decode_s = reply.wall_s - reply.first_text_s
     return Generation(
         job_id=job_id,
         text=reply.text,
@@ -176,7 +208,7 @@ def generation_of(job_id: str, reply: Reply, sent: SentRequest) -> Generation:
             num_beside=sent.num_beside,
             num_rounds=num_rounds,
             prefill_s=reply.times.prefill_s,
-            decode_s=reply.times.decode_s if reply.times.decode_s is not None else _decode_s(reply),
+            decode_s=decode_s,
             queue_s=reply.times.queue_s,
             granularity="counters" if sent.slice_counts is not None else known.granularity,
             num_proposed=known.num_proposed,
@@ -190,13 +222,9 @@ def generation_of(job_id: str, reply: Reply, sent: SentRequest) -> Generation:
 
 def _known(reply: Reply, drafter: DrafterState | None) -> DraftCounts:
     """What is believed: where nothing drafts each round has one token, unless the server says that it drafted."""
-    if drafter is None:
-        return (
-            draft_counts.of_vanilla("rounds", reply.num_tokens)
-            if not reply.drafts.num_proposed
-            else draft_counts.NOTHING
-        )
-    return reply.drafts
+    if drafter is not None:
+        return reply.drafts
+    return draft_counts.NOTHING if reply.drafts.num_proposed else draft_counts.of_vanilla("rounds", reply.num_tokens)
 
 
 def _drafted(counts: AcceptanceCounts, drafter: DrafterState, num_draft_tokens: int) -> tuple[DrafterCounts, ...]:
@@ -219,10 +247,6 @@ def _first_token_s(reply: Reply) -> float:
     return reply.wall_s if reply.first_text_s is None else reply.first_text_s
 
 
-def _decode_s(reply: Reply) -> float | None:
-    return None if reply.first_text_s is None else reply.wall_s - reply.first_text_s
-
-
 @dataclass(frozen=True, slots=True)
 class ServerTimes:
     """Times that the server measured itself, in seconds; None where it does not tell."""
@@ -232,41 +256,8 @@ class ServerTimes:
     decode_s: float | None = None  #: from the first token to the last
 
 
-@dataclass(slots=True)
-class Added:
-    """What servers add to text and usage: the last value of each in the pieces of one reply."""
-
-    metrics: VllmMetrics | None = None
-    timings: LlamaTimings | None = None
-    sglang: SglangDrafts | None = None
-    speculative_decoding: TensorrtSpeculation | None = None
-
-    def take(self, piece: Piece) -> None:
-        """Keep what a piece has."""
-        self.metrics = piece.metrics or self.metrics
-        self.timings = piece.timings or self.timings
-        self.sglang = (piece.sglext.spec_tokens_details if piece.sglext else None) or self.sglang
-        for choice in piece.choices:
-            self.speculative_decoding = choice.speculative_decoding or self.speculative_decoding
-
-
-def drafts_of_kind(kind: ServerKind, added: Added, num_tokens: int, num_draft_tokens: int | None = None) -> DraftCounts:
-    """What that kind of server reported about the drafts of a text of `num_tokens`.
-
-    `num_draft_tokens`: k that was asked for or that of its start, where known. SGLang does not tell the depth of its
-    trees, and vLLM's list of lengths is as long as that of its start.
-    """
-    if kind == "sglang":
-        return _sglang(added, num_tokens, num_draft_tokens)
-    if kind == "vllm":
-        return _vllm(added, num_tokens, num_draft_tokens)
-    return _BY_KIND[kind](added, num_tokens)
-
-
-def _vllm(added: Added, num_tokens: int, num_draft_tokens: int | None) -> DraftCounts:
-    found = added.metrics.speculative_decoding if added.metrics else None
-    if found is None:
-        return draft_counts.NOTHING
+def drafts_of_vllm(found: VllmSpeculation, num_tokens: int, num_draft_tokens: int | None) -> DraftCounts:
+    """`num_draft_tokens`: k that was asked for. vLLM's list of lengths is as long as the k of its start."""
     if not found.num_spec_steps:  # then there are no arrays, whether they were asked for or not
         return draft_counts.of_vanilla("rounds", num_tokens)
     if found.per_step_drafted is not None and found.per_step_accepted is not None:
@@ -283,13 +274,13 @@ def _vllm(added: Added, num_tokens: int, num_draft_tokens: int | None) -> DraftC
     return draft_counts.from_sums(found.num_draft_tokens, found.num_accepted_draft_tokens, num_tokens)
 
 
-def _sglang(added: Added, num_tokens: int, num_draft_tokens: int | None) -> DraftCounts:
+def _drafts_of_sglang(found: SglangDrafts, num_tokens: int, num_draft_tokens: int | None) -> DraftCounts:
     """Every round drafts as much, so what came is counts by position, or by level where drafts are trees.
 
-    A tree of more tokens than k levels offers k tokens in a row, and its accepted ones are a path in it.
+    A tree of more tokens than k levels offers k tokens in a row, and its accepted ones are a path in it. SGLang does
+    not tell the depth of its trees, so k is that of its start, where it is known.
     """
-    found = added.sglang
-    if found is None or not found.spec_verify_ct:  # told of no round: nothing drafts, or it does not tell
+    if not found.spec_verify_ct:  # told of no round: nothing drafts, or it does not tell
         return draft_counts.NOTHING
     num_rounds, num_proposed = found.spec_verify_ct, found.spec_num_proposed_drafts or 0
     histogram = found.spec_correct_drafts_histogram
@@ -306,45 +297,6 @@ def _sglang(added: Added, num_tokens: int, num_draft_tokens: int | None) -> Draf
     # The server's list ends at the longest that was accepted.
     padded = (*histogram, *(0,) * (k + 1 - len(histogram)))
     return draft_counts.from_lengths(padded, num_rounds * k, num_tokens, num_rounds)
-
-
-def _llama_cpp(added: Added, num_tokens: int) -> DraftCounts:
-    if added.timings is None:
-        return draft_counts.NOTHING
-    return draft_counts.from_sums(added.timings.draft_n or 0, added.timings.draft_n_accepted or 0, num_tokens)
-
-
-def _tensorrt_llm(added: Added, num_tokens: int) -> DraftCounts:
-    found = added.speculative_decoding
-    if found is None:
-        return draft_counts.NOTHING
-    if found.acceptance_histogram is not None:
-        return draft_counts.from_lengths(
-            found.acceptance_histogram, found.total_draft_tokens, num_tokens, found.num_spec_steps
-        )
-    return draft_counts.from_sums(found.total_draft_tokens, found.total_accepted_draft_tokens, num_tokens)
-
-
-_BY_KIND: Final[Mapping[ServerKind, Callable[[Added, int], DraftCounts]]] = {
-    "llama_cpp": _llama_cpp,
-    "tensorrt_llm": _tensorrt_llm,
-    "openai": lambda added, num_tokens: draft_counts.NOTHING,
-}
-
-
-def times_of(added: Added) -> ServerTimes:
-    if added.metrics is not None:
-        found = added.metrics
-        return ServerTimes(
-            *map(_seconds, (found.queue_time_ms, found.time_to_first_token_ms, found.generation_time_ms))
-        )
-    if added.timings is not None:
-        return ServerTimes(None, _seconds(added.timings.prompt_ms), _seconds(added.timings.predicted_ms))
-    return ServerTimes()
-
-
-def _seconds(milliseconds: float | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000
 
 
 Count = Annotated[int, Field(ge=0, le=1 << 40)]

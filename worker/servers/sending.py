@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias
 
-from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import AlphaloopError, InvalidField, PromptTooLong, RequestRefused, ServerFailed, reason_of
 from alphaloop.messages import Job
 from worker.engine import FailedRequest, Generation, PreparedJob, Sampling, TokenDelta
-from worker.servers.client import InferenceServer, ServerClient
+from worker.servers.client import ServerClient
 from worker.servers.counters import Counting
 from worker.servers.draft_counts import NOTHING
 from worker.servers.fleet import Fleet
+from worker.servers.fleet_member import InferenceServer
 from worker.servers.load import Flight
 from worker.servers.replies import Reply, SentRequest, generation_of
 from worker.servers.request_body import refuse_settings
@@ -49,7 +49,6 @@ class Sending:
     def __init__(
         self,
         clients: Mapping[str, ServerClient],
-        drafters: Mapping[str, DrafterState | None],
         fleet: Fleet,
         tests: Tests,
         tokens: TokenEstimate,
@@ -58,9 +57,8 @@ class Sending:
         tell_line: Callable[[InLine], None],
         clock: Callable[[], float],
     ) -> None:
-        """`drafters` are by endpoint. `tell` and `tell_line` take what is new from the loop's thread."""
+        """`tell` and `tell_line` take what is new from the loop's thread."""
         self._clients = clients
-        self._drafters = drafters
         self._fleet = fleet
         self._tokens = tokens
         self._tell = tell
@@ -115,7 +113,15 @@ class Sending:
         refused: set[_Asked] = set()
         for request in self._line:
             asked = (request.drafter, request.is_bound, request.avoid, request.barred, request.must_be_alone)
-            name = None if asked in refused else self._choose(request)
+            name = None
+            if asked not in refused:
+                name = self._fleet.choose(
+                    request.drafter,
+                    is_bound=request.is_bound,
+                    avoid=request.avoid,
+                    barred=request.barred,
+                    alone=request.must_be_alone,
+                )
             if name is None:
                 refused.add(asked)
                 waiting.append(request)
@@ -135,25 +141,17 @@ class Sending:
             self._tell_line(in_line)
 
     def _in_line(self) -> InLine:
-        choosy = [request for request in self._line if request.is_choosy]
-        away: dict[tuple[str | None, bool, frozenset[str]], bool] = {}
-        for request in choosy:
-            route = (request.drafter, request.is_bound, request.barred)
-            if route not in away:
-                away[route] = self._fleet.is_away(request.drafter, is_bound=request.is_bound, barred=request.barred)
-        return InLine(
-            frozenset(request.job_id for request in choosy),
-            frozenset(one.job_id for one in choosy if away[one.drafter, one.is_bound, one.barred]),
-        )
-
-    def _choose(self, request: ServerRequest) -> str | None:
-        return self._fleet.choose(
-            request.drafter,
-            is_bound=request.is_bound,
-            avoid=request.avoid,
-            barred=request.barred,
-            alone=request.must_be_alone,
-        )
+        """Of those that wait, which endpoints may not take all: the fleet is asked once for each route."""
+        by_route: dict[tuple[str | None, bool, frozenset[str]], set[str]] = {}
+        for request in self._line:
+            if request.is_bound or request.barred:
+                by_route.setdefault((request.drafter, request.is_bound, request.barred), set()).add(request.job_id)
+        absent = [
+            job_ids
+            for (drafter, is_bound, barred), job_ids in by_route.items()
+            if self._fleet.is_away(drafter, is_bound=is_bound, barred=barred)
+        ]
+        return InLine(frozenset().union(*by_route.values()), frozenset().union(*absent))
 
     async def _send(self, request: ServerRequest, flight: Flight) -> None:
         name, sent_at = flight.endpoint, self._clock()
@@ -180,7 +178,7 @@ class Sending:
                 self._fleet.forget(request.job_id)
                 self._tokens.learn(request.prepared.job, outcome.num_prompt_tokens)
                 length = self._length_of(flight, outcome)
-                drafter = None if length == 0 else self._drafters[name]
+                drafter = None if length == 0 else self._fleet.servers[name].drafter
                 found = await self._counting.read(name, due) if due is not None else None
                 if self._counting.counts(name):
                     outcome = replace(outcome, drafts=NOTHING)  # counts of two kinds are never added up
@@ -255,9 +253,9 @@ class Sending:
 
         A server that drafts may refuse settings that the same server without drafts takes.
         """
-        drafter = self._drafters[name]
-        request.barred |= {other for other, drafts in self._drafters.items() if drafts == drafter}
-        left = [other for other in self._drafters if other not in request.barred]
+        servers = self._fleet.servers
+        request.barred |= {other for other, server in servers.items() if server.drafter == servers[name].drafter}
+        left = [other for other in servers if other not in request.barred]
         return any(not request.is_bound or self._fleet.has_route(other, request.drafter) for other in left)
 
     def _say(self, request: ServerRequest, what: TokenDelta | Generation | FailedRequest | None) -> None:
@@ -282,11 +280,6 @@ class ServerRequest:
     task: asyncio.Task[None] | None = None
     is_begun: bool = False  #: whether `task` has taken its first step
     is_dropped: bool = False
-
-    @property
-    def is_choosy(self) -> bool:
-        """Whether there are endpoints that may not take it, however much room they have."""
-        return self.is_bound or bool(self.barred)
 
     @property
     def job_id(self) -> str:
@@ -364,7 +357,7 @@ def prepare(
 def refusal_of(server: InferenceServer, sampling: Sampling) -> InvalidField | None:
     """Why the server cannot follow the settings; None where it can."""
     try:
-        refuse_settings(server.kind, sampling, drafts=server.drafter is not None)
+        refuse_settings(server.endpoint.kind, sampling, drafts=server.drafter is not None)
     except InvalidField as error:
         return error
     return None

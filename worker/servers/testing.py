@@ -24,9 +24,10 @@ from alphaloop.errors import AlphaloopError, DecodeFailed, ServerError, ServerFa
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.server_identity import ServerIdentity, ServerKind, differs, told_apart
 from worker.engine import Generation, Sampling
-from worker.servers.client import InferenceServer, ServerClient
+from worker.servers.client import ServerClient
 from worker.servers.counters import ask_counters
 from worker.servers.fleet import Fleet
+from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import Endpoint
 from worker.servers.identity import ask_identity, card_of
 from worker.servers.load_watch import ask_num_present
@@ -34,23 +35,16 @@ from worker.servers.replies import ModelCard, Reply, SentRequest, generation_of
 
 log = logging.getLogger(__name__)
 
-_JOB: Final = Job(job_id="self-test", task="self-test", body=Body(prompt="one two one two"), purpose=Purpose.CONTROL)
-#: Enough rounds that a drafter drafts too.
-_SAMPLING: Final = Sampling(max_tokens=8, temperature=0.0)
-_MOST_S: Final = 60.0  #: a busy server has others to serve first
+#: It repeats itself, so that a drafter that looks texts up has something to draft.
 REPETITIVE_PROMPT: Final = "one two three four one two three four one two three four one two"
-_REPETITIVE: Final = Job(
-    job_id="switching-drafts", task="self-test", body=Body(prompt=REPETITIVE_PROMPT), purpose=Purpose.CONTROL
-)
-_REPEATED: Final = Sampling(max_tokens=24, temperature=0.0)
-
+_JOB: Final = Job(job_id="self-test", task="self-test", body=Body(prompt=REPETITIVE_PROMPT), purpose=Purpose.CONTROL)
 _NUM_TOKENS: Final = 24  #: of a text that is timed
 _WORDS: Final = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "the", "and")
 _TIMING_S: Final = 300.0  #: for the requests of one measurement
-
-_CHECK_NAME: Final = "check-server"
-_CHECK: Final = Job(job_id=_CHECK_NAME, task=_CHECK_NAME, body=Body(prompt=REPETITIVE_PROMPT), purpose=Purpose.CONTROL)
 _GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
+#: Enough rounds that a drafter drafts too.
+_SHORT: Final = Sampling(max_tokens=8, temperature=0.0)
+_MOST_S: Final = 60.0  #: a busy server has others to serve first
 #: How a server is made to tell more.
 _HINTS: Final[dict[ServerKind, str]] = {
     "vllm": "if it speculates, start it with --enable-per-request-metrics --per-request-spec-decode-metrics detailed",
@@ -75,12 +69,11 @@ class Tests:
     def __init__(
         self,
         clients: Mapping[str, ServerClient],
-        servers: Mapping[str, InferenceServer],
         fleet: Fleet,
         known: Mapping[str, ServerIdentity],
     ) -> None:
         """All by endpoint. `known` is what each was when the worker began."""
-        self._clients, self._servers, self._fleet = clients, servers, fleet
+        self._clients, self._fleet = clients, fleet
         self._known = dict(known)
         self._running: dict[str, asyncio.Task[AlphaloopError | None]] = {}
         self._ended = asyncio.Event()
@@ -113,7 +106,7 @@ class Tests:
             # A request may have found it gone meanwhile, and another server may have answered.
             was_down = was_down or self._is_down(name)
             told = await self._changed(name) if was_down else None
-            if was_down and self._servers[name].switches_drafts:
+            if was_down and self._fleet.servers[name].endpoint.switches_drafts:
                 await self._look_again(name)
         except AlphaloopError as error:
             self._fleet.tested(name, error)
@@ -152,14 +145,14 @@ class Tests:
         A server that was away at the worker's start must have the weights of the others, because a task may be sent to
         either.
         """
-        server = self._servers[name]
+        server = self._fleet.servers[name]
         found = await ask_identity(server.endpoint, max_requests=server.max_requests)
         if (before := self._known.get(name)) is not None:
             return differs(before, found)
         first = next(iter(self._known.values()), found)
         self._known[name] = found
         told = told_apart(first, found)
-        return told.sentence if told is not None and told.nature == "weights" else None
+        return told.sentence if told is not None and told.is_of_weights else None
 
 
 def _extra(name: str, action: str = "server_changed") -> dict[str, str]:
@@ -170,15 +163,14 @@ async def _is_well(client: ServerClient) -> None:
     """Return when the server has decoded the text. Raises ServerError."""
     try:
         async with asyncio.timeout(_MOST_S):
-            await client.complete(_JOB, _SAMPLING)
+            await client.complete(_JOB, _SHORT)
     except TimeoutError:
         raise ServerSilent(f"the server did not finish a short text within {_MOST_S:g} s") from None
 
 
-#: It repeats itself, so that a drafter that looks texts up has something to draft.
 async def why_not(client: ServerClient) -> str | None:
     """Why the server cannot be asked for a text without drafts, in words; None: it can. Raises what a request does."""
-    drafting = await client.complete(_REPETITIVE, _REPEATED)
+    drafting = await client.complete(_JOB, _GREEDY)
     if drafting.drafts.granularity == "nothing":
         return (
             "it tells nothing of drafts, so nobody can see whether it leaves them out; "
@@ -186,7 +178,7 @@ async def why_not(client: ServerClient) -> str | None:
         )
     if not drafting.drafts.num_proposed:
         return "it drafted nothing of a text that repeats itself, so nobody can see whether it would leave drafts out"
-    return why_not_obeyed(await client.complete(_REPETITIVE, _REPEATED, num_draft_tokens=0), 0)
+    return why_not_obeyed(await client.complete(_JOB, _GREEDY, num_draft_tokens=0), 0)
 
 
 def why_not_obeyed(reply: Reply, num_draft_tokens: int) -> str | None:
@@ -294,7 +286,7 @@ def _length_to_ask(server: InferenceServer, drafter: str | None, k: int | None) 
         return None
     if drafter is None:
         return 0
-    is_shorter = server.switches_drafts and k is not None and k < server.drafter.max_draft_tokens
+    is_shorter = server.endpoint.switches_drafts and k is not None and k < server.drafter.max_draft_tokens
     return k if is_shorter else None
 
 
@@ -306,10 +298,10 @@ async def check_server(endpoint: Endpoint) -> ServerCheck:
     asked = replace(endpoint, model=card.id)
     pieces: list[str] = []
     async with ServerClient(asked, context_length=card.context_length) as client:
-        whole = await client.complete(_CHECK, _GREEDY)
-        streamed = await client.complete(_CHECK, _GREEDY, on_text=pieces.append)
+        whole = await client.complete(_JOB, _GREEDY)
+        streamed = await client.complete(_JOB, _GREEDY, on_text=pieces.append)
         ending = _ending(whole)
-        stopped = await client.complete(_CHECK, replace(_GREEDY, stop=(ending,))) if ending else None
+        stopped = await client.complete(_JOB, replace(_GREEDY, stop=(ending,))) if ending else None
         may_switch = endpoint.switches_drafts or (endpoint.kind == "vllm" and whole.drafts.num_proposed > 0)
         load = await _load(client)
         switching = [_switching(await why_not(client), is_set=endpoint.switches_drafts)] if may_switch else []

@@ -13,11 +13,11 @@ from alphaloop.costs import CostPoint
 from alphaloop.errors import RequestRefused, StoreError
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.outcomes import Outcome
-from tests.fixtures.simulated import FleetSimulation, SimulatedJob
+from tests.fixtures.simulated import FleetSimulation, SimulatedJob, server_of
 from worker.costs.learning import LiveCosts
 from worker.engine import Load, Step
 from worker.metrics import EndpointMetrics, WorkerMetrics
-from worker.servers.fleet_member import EndpointStatus, FleetEndpoint, SuspectCounts
+from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 
 def run_of(mode: str, first_s: float, wall_s: float, num_tokens: int) -> DecodeRun:
@@ -69,7 +69,7 @@ def test_a_step_shows_where_its_time_went() -> None:
 def test_the_level_of_costs_is_that_of_the_last_decision() -> None:
     metrics = WorkerMetrics()
     points = [CostPoint(None, 1, 1, 10.0, 3), CostPoint("lookup", 1, 9, 0.1, 3)]
-    costs = LiveCosts(points, half_life=4, save=lambda points: None, save_every_s=60.0)
+    costs = LiveCosts(points, half_life=4, save=lambda points: None)
     metrics.watch_costs(costs)
     assert value(metrics, "alphaloop_cost_level", part="target") == 1.0
     for _ in range(5):
@@ -100,7 +100,7 @@ def test_latencies_are_told_apart_by_mode() -> None:
     assert value(metrics, "alphaloop_time_per_output_token_seconds_count", task="code", mode="vanilla") == 1
 
 
-ENDPOINTS = (FleetEndpoint("plain", None, 0, 4), FleetEndpoint("ngram", "ngram", 4, 4))
+ENDPOINTS = (server_of("plain", None, 0, 4), server_of("ngram", "ngram", 4, 4))
 
 
 class Servers:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from alphaloop.costs import CostKind, CostPoint, CostTable, with_shared_weights
@@ -165,20 +163,6 @@ def test_the_budget_ends_the_refining_but_never_the_needed(budget_s: float) -> N
         assert measured.issuperset(group) or not measured.intersection(group)
 
 
-def test_progress_counts_to_what_was_foreseen() -> None:
-    engine, told = TimedEngine(), list[tuple[int, int]]()
-    calibrate(
-        engine,
-        plan(engine, SETTINGS),
-        num_samples=1,
-        budget_s=3.0,
-        clock=lambda: engine.now_s,
-        on_measured=lambda done, total: told.append((done, total)),
-    )
-    assert [done for done, _ in told] == list(range(1, len(told) + 1))
-    assert told[-1][0] == told[-1][1] == len(engine.asked)
-
-
 def test_what_does_not_fit_the_memory_is_left_out_unless_it_is_needed() -> None:
     class SmallEngine(TimedEngine):
         """Out of memory for eight sequences with a far context, or with any."""
@@ -226,19 +210,3 @@ def test_a_batch_measured_for_narrow_passes_is_measured_for_wide_ones_too() -> N
     lacking = plan(engine, SETTINGS, narrow).missing(narrow)
     rounds = {(s.batch, s.width) for s in lacking.needed if not s.drafter and s.kind is CostKind.ROUND}
     assert rounds == {(1, 9), (4, 9), (8, 9)}
-
-
-def test_costs_between_the_corners_are_known_after_the_least_calibration() -> None:
-    engine = TimedEngine()
-    costs = CostTable(measure(engine, plan(engine, SETTINGS), budget_s=0.0))
-    for batch in range(1, 9):
-        for k in range(9):
-            # This device is bilinear, so its corners say everything.
-            assert costs.part_ms(None, batch, k + 1) == pytest.approx(target_ms(batch, k + 1, 256))
-    assert costs.round_ms("model", 3, 4) is not None
-
-
-def test_shapes_come_back_from_their_points() -> None:
-    shape = Shape("model", 2, 5, 256)
-    point = CostPoint("model", 2, 5, 1.0, 3, 256)
-    assert Shape.of(point) == shape == Shape.of(replace(point, correction=2.0))

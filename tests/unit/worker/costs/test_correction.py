@@ -74,27 +74,6 @@ def test_a_lasting_change_is_believed_in_full_after_one_half_life(ratio: float, 
         assert factor(correction, "wide") == pytest.approx(ratio)
 
 
-def test_a_device_twice_as_slow_is_learned_to_a_tenth_amid_noise(rng: random.Random) -> None:
-    correction, drawn = calibrated(), noise(rng)
-    for _ in range(300):
-        correction.took(rng.choice(("narrow", "wide")), drawn())
-    # Twenty rounds more than the half-life: amid noise a weight of one half is reached at the noise's edge.
-    for _ in range(HALF_LIFE + 20):
-        correction.took(rng.choice(("narrow", "wide")), 2 * drawn())
-    for shape in SIZES:
-        assert factor(correction, shape) == pytest.approx(2.0, rel=0.1)
-
-
-def test_bursts_amid_noise_stay_within_the_noise(rng: random.Random) -> None:
-    correction, drawn = calibrated(), noise(rng)
-    for i in range(1500):
-        # 16 of every 80 rounds take 20 times as long: half of a half-life, then two half-lives of quiet.
-        correction.took(rng.choice(("narrow", "wide")), drawn() * (20.0 if i % 80 >= 64 else 1.0))
-        if i > 200:
-            for shape in SIZES:
-                assert factor(correction, shape) == pytest.approx(1.0, rel=0.25)
-
-
 def test_a_shape_calibrated_in_a_bad_moment_is_told_from_a_slow_device(rng: random.Random) -> None:
     correction, drawn = calibrated(), noise(rng)
     for _ in range(900):

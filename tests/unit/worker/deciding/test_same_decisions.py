@@ -106,7 +106,7 @@ def by_worker(
         half_life=HALF_LIFE,
     )
     ledger = LedgerInMemory(HALF_LIFE)
-    costs = LiveCosts(points, half_life=32, save=lambda _: None, save_every_s=1e9, clock=lambda: 0.0)
+    costs = LiveCosts(points, half_life=32, save=lambda _: None, clock=lambda: 0.0)
     budgets = BudgetsInMemory(EvidenceSnapshot(HALF_LIFE), lambda: DRAFTERS)
     decider = Decider(engine, cache, ChoicesInMemory(), budgets, costs=costs, limits=LIMITS, now=lambda: now, note=note)
     for number, past in enumerate(history):

@@ -25,10 +25,6 @@ def between(before: Counters = START, after: Counters = END) -> AcceptanceCounts
     return counts_between(before, after, 3, 22, K)
 
 
-def test_they_are_counts_by_position() -> None:
-    assert between() == AcceptanceCounts(13, 3, 0, (10,) * 4, (10, 4, 2, 1), (4, 2, 1, 0))
-
-
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, K)), min_size=1, max_size=12), st.integers(1, 3))
 def test_they_are_the_rounds_that_were_played(played: list[tuple[bool, int]], num_requests: int) -> None:
     """Each round drafts k tokens or none; a text's first token is of the round that reads its prompt."""
@@ -258,7 +254,7 @@ def check(found: SliceCounts, its: tuple[Asked, ...]) -> None:
 def test_no_key_is_credited_with_counts_of_another_and_none_of_strangers(tasks: str, strangers: float) -> None:
     """Random orders of 60 events each: tasks, failures, late counts, late readings, strangers, new starts."""
     num_told = 0
-    for seed in range(1000):
+    for seed in range(400):
         world = World(Random(seed))
         for _ in range(60):
             world.step(tasks, strangers)
@@ -283,20 +279,6 @@ def run(slices: CounterSlices, keys: list[SliceKey], num_prompt_tokens: int = 5)
     return dues[-1]
 
 
-def test_requests_that_ran_together_are_one_slice_and_the_reading_begins_the_next() -> None:
-    slices = CounterSlices(SLICE_K)
-    settled(slices)
-    first = run(slices, [key(), key(), key()])
-    assert first is not None
-    after = Counters(3, 12, 6, 12, (2, 1))
-    found = slices.read(first, after)
-    assert found is not None
-    assert (found.num_requests, found.num_tokens, found.counts.accepts) == (3, 12, (2, 1))
-    second = run(slices, [key("sql")])
-    assert second is not None
-    assert second.since == after
-
-
 @pytest.mark.parametrize(
     "other", [key("sql"), key(segment="gold"), key(bucket="t<=1"), key(purpose="probe")], ids=lambda one: one.task
 )
@@ -306,27 +288,3 @@ def test_another_key_ends_the_slice_without_a_word(other: SliceKey) -> None:
     due = run(slices, [key(), other, key()])
     assert due is not None
     assert due.since is None
-
-
-def test_prompts_of_two_buckets_are_no_slice() -> None:
-    slices = CounterSlices(SLICE_K)
-    settled(slices)
-    slices.began(key())
-    slices.began(key())
-    assert slices.ended(Answered(5, 4)) is None
-    due = slices.ended(Answered(999, 4))
-    assert due is not None
-    assert due.since is None
-
-
-def test_a_reading_into_which_another_request_came_is_not_used() -> None:
-    slices = CounterSlices(SLICE_K)
-    settled(slices)
-    due = run(slices, [key()])
-    assert due is not None
-    slices.began(key())
-    assert not slices.is_early(due, Counters(0, 0, 0, 0, (0, 0)))
-    assert slices.read(due, Counters(1, 4, 2, 4, (1, 0))) is None
-    behind = slices.ended(Answered(5, 4))
-    assert behind is not None
-    assert behind.since is None, "where the slice begins is not known"

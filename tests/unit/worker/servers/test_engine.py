@@ -60,6 +60,7 @@ def test_a_model_that_is_not_served_is_a_mistake_of_the_settings() -> None:
 def test_its_end_cancels_what_runs_and_later_calls_do_nothing() -> None:
     thread = LoopThread("test")
     ended: list[str] = []
+    tasks: list[asyncio.Task[None]] = []
 
     async def forever() -> None:
         try:
@@ -68,7 +69,7 @@ def test_its_end_cancels_what_runs_and_later_calls_do_nothing() -> None:
             ended.append("cancelled")
 
     async def begin() -> None:
-        thread.keep(forever())
+        tasks.append(asyncio.create_task(forever()))
         await asyncio.sleep(0)
 
     thread.wait_for(begin())

@@ -14,13 +14,11 @@ from alphaloop.deciding.goodput import DrafterState
 from worker.servers import draft_counts
 from worker.servers.draft_counts import NOTHING, from_rounds, from_sums
 from worker.servers.replies import (
-    Added,
     Reply,
     SentRequest,
     ServerTimes,
-    VllmMetrics,
     VllmSpeculation,
-    drafts_of_kind,
+    drafts_of_vllm,
     generation_of,
 )
 
@@ -144,13 +142,10 @@ def test_lengths_of_a_shorter_draft_than_the_servers_tell_positions_too(found: P
         num_accepted_draft_tokens=sum(accepted for _, accepted in found),
         acceptance_histogram=tuple(lengths[i] for i in range(5)),
     )
-    added = Added(metrics=VllmMetrics(speculative_decoding=whole))
-    said = drafts_of_kind("vllm", added, counts.num_tokens, 2)
+    said = drafts_of_vllm(whole, counts.num_tokens, 2)
     assert said.counts == counts
     assert said.longest_draft == 2
-    assert drafts_of_kind("vllm", added, counts.num_tokens, 4).counts is None, (
-        "rounds of two, where four were asked for"
-    )
+    assert drafts_of_vllm(whole, counts.num_tokens, 4).counts is None, "rounds of two, where four were asked for"
 
 
 @given(rounds())

@@ -16,11 +16,11 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import AlphaloopError, ReplyInvalid, RequestRefused, ServerSilent
 from alphaloop.server_identity import ServerKind
 from tests.fixtures.inference_server import MetricsPage
-from tests.fixtures.simulated import Clock
+from tests.fixtures.simulated import Clock, server_of
 from worker.engine import ServerLoad
-from worker.servers.client import InferenceServer, ServerClient
+from worker.servers.client import ServerClient
 from worker.servers.fleet import Fleet
-from worker.servers.fleet_member import FleetEndpoint
+from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import Endpoint
 from worker.servers.load import FRESH_S, Flight
 from worker.servers.load_watch import LoadWatch, load_url, num_present_on
@@ -34,7 +34,7 @@ class Servers:
 
     def __init__(self) -> None:
         self.clock = Clock()
-        endpoints = [FleetEndpoint("plain", None, 0, 100), FleetEndpoint("ngram", "ngram", 4, 100)]
+        endpoints = [server_of("plain", None, 0, 100), server_of("ngram", "ngram", 4, 100)]
         self.fleet = Fleet(endpoints, clock=self.clock, rng=Random(0))
 
     def told(self, name: str, num_present: int) -> None:
@@ -150,8 +150,8 @@ class World:
             InferenceServer("ngram", endpoint, drafter, 8, 4096),
         ]
         self.clients = {one.name: Telling(endpoint) for one in servers}
-        self.fleet = Fleet([one.as_fleet_endpoint() for one in servers], clock=self.clock, rng=Random(0))
-        self.watch = LoadWatch(servers, self.clients, self.fleet, clock=self.clock, every_s=0.0)
+        self.fleet = Fleet(servers, clock=self.clock, rng=Random(0))
+        self.watch = LoadWatch(self.clients, self.fleet, clock=self.clock, every_s=0.0)
 
     @property
     def plain(self) -> Telling:
@@ -191,14 +191,6 @@ def test_servers_are_asked_while_there_are_requests_of_ours_and_a_little_longer(
     assert (world.plain.num_asked, world.others()) == (num_asked, [None, None])
 
 
-def test_servers_are_asked_though_each_request_ends_before_the_next_look() -> None:
-    world = World()
-    world.fleet.ended(world.fleet.began("plain"))
-    world.clock.pass_s(1.0)
-    world.turn()
-    assert world.others() == [5, 5]
-
-
 def test_servers_of_one_route_are_not_asked() -> None:
     world = World(drafts=False)
     world.fleet.began("plain")
@@ -236,14 +228,6 @@ def test_a_server_that_does_not_tell_is_asked_seldom_and_holds_up_no_other(
     assert "plain does not tell its load" in caplog.text
 
 
-def test_a_server_that_is_silent_holds_up_no_other() -> None:
-    world = World()
-    world.fleet.began("plain")
-    world.plain.meanwhile = asyncio.Event().wait
-    world.turn()
-    assert world.others() == [None, 5]
-
-
 def test_a_server_that_was_silent_is_asked_again_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     world = World()
@@ -256,15 +240,6 @@ def test_a_server_that_was_silent_is_asked_again_and_that_is_said_once(caplog: p
     assert world.others()[0] == 1
     said = [record.getMessage() for record in caplog.records]
     assert said == ["plain does not tell its load: nothing came", "plain tells its load"]
-
-
-def test_a_mistake_in_asking_ends_with_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
-    world.fleet.began("plain")
-    world.plain.says = RuntimeError("a mistake")
-    world.turn()
-    assert (world.plain.num_asked, world.others()) == (1, [None, 5])
-    assert [record.getMessage() for record in caplog.records] == ["asking plain for its load failed"]
 
 
 VLLM = """\

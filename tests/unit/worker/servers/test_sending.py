@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaloop.deciding.goodput import DrafterState
@@ -16,11 +16,10 @@ from alphaloop.errors import AlphaloopError, InvalidField, ReplyCut, ServerUnrea
 from alphaloop.messages import Body, Job
 from alphaloop.server_identity import ServerKind
 from tests.fixtures.models import make_job
-from tests.fixtures.simulated import Clock
+from tests.fixtures.simulated import Clock, server_of
 from worker.engine import PreparedJob, Sampling
-from worker.servers.client import InferenceServer
 from worker.servers.fleet import Fleet
-from worker.servers.fleet_member import FleetEndpoint
+from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import Endpoint
 from worker.servers.sending import Arrival, InLine, Sending, ServerRequest, TokenEstimate, prepare
 
@@ -34,13 +33,12 @@ class Servers:
 
     def __init__(self, num_requests: int) -> None:
         self.clock = Clock()
-        endpoints = [FleetEndpoint(name, None, 0, num_requests) for name in ("s0", "s1")]
+        endpoints = [server_of(name, None, 0, num_requests) for name in ("s0", "s1")]
         self.fleet = Fleet(endpoints, clock=self.clock, rng=Random(0))
         self.events: list[Arrival] = []
         self.lines: list[InLine] = []
         self.sending = Sending(
             cast(Any, {"s0": self, "s1": self}),
-            {"s0": None, "s1": None},
             self.fleet,
             cast(Any, self),
             TokenEstimate(),
@@ -169,6 +167,7 @@ def test_no_more_tokens_are_asked_for_than_a_context_holds() -> None:
     assert job.sampling.max_tokens == 511
 
 
+@settings(max_examples=15)
 @given(st.floats(1.0, 12.0), st.integers(20, 2000))
 def test_the_estimate_comes_to_what_the_server_counts(bytes_per_token: float, num_bytes: int) -> None:
     tokens, job = TokenEstimate(), make_job("x" * num_bytes)

@@ -12,8 +12,8 @@ from alphaloop.errors import ServerFailed, ServerUnreachable
 from alphaloop.server_identity import Answer, ServerIdentity
 from tests.fixtures.simulated import Clock
 from worker.servers import testing
-from worker.servers.client import InferenceServer
 from worker.servers.fleet import Fleet
+from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import Endpoint
 
 ENDPOINT = Endpoint("http://gpu:8000/v1", "vllm", "m")
@@ -49,11 +49,11 @@ def test_a_server_that_was_away_while_it_was_tested_has_to_be_the_same(
 
     monkeypatch.setattr("worker.servers.testing.ask_identity", ask_identity)
     server = InferenceServer("plain", ENDPOINT, None, 8, 4096)
-    fleet = Fleet([server.as_fleet_endpoint()], clock=Clock(), rng=Random(0))
+    fleet = Fleet([server], clock=Clock(), rng=Random(0))
 
     async def run() -> None:
         client = Answering()
-        tests = testing.Tests(cast(Any, {"plain": client}), {"plain": server}, fleet, {"plain": KNOWN})
+        tests = testing.Tests(cast(Any, {"plain": client}), fleet, {"plain": KNOWN})
         test = tests.begin("plain")
         await client.has_asked.wait()
         if goes_away:
@@ -74,10 +74,10 @@ def test_a_test_that_fails_in_an_unknown_way_is_a_verdict_too() -> None:
             raise OSError("no processes left")
 
     clock, server = Clock(), InferenceServer("plain", ENDPOINT, None, 8, 4096)
-    fleet = Fleet([server.as_fleet_endpoint()], clock=clock, rng=Random(0))
+    fleet = Fleet([server], clock=clock, rng=Random(0))
 
     async def found() -> object:
-        return await testing.Tests(cast(Any, {"plain": Broken()}), {"plain": server}, fleet, {}).begin("plain")
+        return await testing.Tests(cast(Any, {"plain": Broken()}), fleet, {}).begin("plain")
 
     assert isinstance(asyncio.run(found()), ServerFailed)
     assert [status.state for status in fleet.statuses()] == ["down"]
@@ -100,12 +100,12 @@ def test_a_server_that_was_away_at_the_start_has_to_have_the_model_of_the_others
 
     monkeypatch.setattr("worker.servers.testing.ask_identity", ask_identity)
     server = InferenceServer("late", ENDPOINT, None, 8, 4096)
-    fleet = Fleet([server.as_fleet_endpoint()], clock=Clock(), rng=Random(0))
+    fleet = Fleet([server], clock=Clock(), rng=Random(0))
     fleet.failed("late", ServerUnreachable())
 
     async def run() -> None:
         known = {"other": identity("red")}
-        await testing.Tests(cast(Any, {"late": Well()}), {"late": server}, fleet, known).begin("late")
+        await testing.Tests(cast(Any, {"late": Well()}), fleet, known).begin("late")
 
     asyncio.run(run())
     (found,) = fleet.statuses()
