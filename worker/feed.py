@@ -16,7 +16,7 @@ from typing import Final
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import MessageError
 from alphaloop.settings import Settings, WorkerSettings
-from worker.admission import AdmissionQueue, LaneKey, Waiting, beginnings_of
+from worker.admission import AdmissionQueue, LaneKey, beginnings_of
 from worker.background import BoundedQueue, Retry
 from worker.claims import ClaimedJob, Claiming, Claims
 from worker.dead_letters import DeadMessage, Forwarder
@@ -33,8 +33,6 @@ IDLE_WAIT_S: Final = 0.1
 #: Between two questions about a job whose claim another worker holds.
 HELD_WAIT_S: Final = 0.02
 MOST_CLAIMED_AT_ONCE: Final = 256  #: jobs in one transaction
-#: Most device time by which jobs may go before their turn to share a prompt's beginning with a running job.
-MOST_SLACK_S: Final = 10.0
 #: Jobs claimed ahead last for so long where jobs are short: a claim costs a transaction, whatever its number of jobs.
 AHEAD_S: Final = 0.1
 #: Jobs that are claimed before the engine has room for them, at least; as many as it has slots if those are more.
@@ -100,11 +98,6 @@ class JobFeed:
     def num_suspects(self) -> int:
         """Jobs that wait until this worker has no other claim."""
         return len(self._suspects)
-
-    def waiting(self) -> Mapping[str, Waiting]:
-        """By task, how many jobs wait unclaimed, and the age of the oldest."""
-        with self._lock:
-            return self._queue.waiting(self._clock())
 
     def turn(self) -> None:
         """Take new deliveries, read and order them, and claim the jobs that start next."""
@@ -377,7 +370,6 @@ def open_feed(
         quantum_s=limits.task_quantum_s,
         weight_of=lambda task: reader.task(task).weight,
         read_s=read_s,
-        most_slack_s=MOST_SLACK_S,
     )
     ready = ClaimedAhead(
         max(LEAST_AHEAD, num_slots), limits.max_buffered_bytes, is_ending=is_ending, wake_engine=engine.wake

@@ -85,5 +85,5 @@ def test_discarded_jobs_end_their_lanes_turn() -> None:
     queue = queue_of({PROBE: 2, lane(): 1}, batch=4)
     assert queue.next(4, running={lane("sql"): 1}) == []
     queue.add(lane("sql"), 9, priority=0, num_bytes=1, now=0.0)
-    assert sorted(queue.discard(lambda number: number < 9)) == [0, 0, 1]
+    queue.discard(lambda number: number < 9)
     assert queue.next(4, running={}) == [(lane("sql"), 9)]
