@@ -147,7 +147,10 @@ class JobRetries:
         self._retry = retry
         self._rng = rng
         self._waiting: BoundedQueue[FailedTry] = BoundedQueue(
-            max_items=MOST_AT_ONCE, max_bytes=max_bytes, num_bytes_of=lambda one: one.claimed.ready.num_bytes
+            max_items=MOST_AT_ONCE,
+            max_bytes=max_bytes,
+            num_bytes_of=lambda one: one.claimed.ready.num_bytes,
+            give_up=retry.gives_up,
         )
 
     def __len__(self) -> int:
@@ -166,7 +169,7 @@ class JobRetries:
         not_before = now + timedelta(seconds=delay_s * (1 + JITTER * self._rng.random()))
         if job.is_expired(not_before):
             return False
-        self._waiting.put([FailedTry(claimed, failure, now, delay_s, not_before)], give_up=self._retry.gives_up)
+        self._waiting.put([FailedTry(claimed, failure, now, delay_s, not_before)])
         return True
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> int:
@@ -262,7 +265,7 @@ class Forwarder:
         self._clock = clock
         self._producer: Producer | None = None
         self._queue: BoundedQueue[Forwarded] = BoundedQueue(
-            max_items=1, max_bytes=1, num_bytes_of=lambda one: one.num_bytes
+            max_items=1, max_bytes=1, num_bytes_of=lambda one: one.num_bytes, give_up=lambda: True
         )
         self._ensured: set[str] = set()
         self._retry_due: dict[str, float] = {}  #: topics that are unavailable
@@ -274,7 +277,7 @@ class Forwarder:
 
     def put(self, *messages: Forwarded) -> None:
         """Hand over; never waits."""
-        self._queue.put(messages, give_up=lambda: True)
+        self._queue.put(messages)
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> None:
         """Publish what came, and what waits for a topic that is due to be tried again."""

@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
-from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import MessageError
 from alphaloop.settings import Settings, WorkerSettings
 from worker.admission import AdmissionQueue, LaneKey, beginnings_of
-from worker.background import BoundedQueue, Retry
+from worker.background import BoundedQueue
 from worker.claims import ClaimedJob, Claiming, Claims
 from worker.dead_letters import DeadMessage, Forwarder
+from worker.deciding.decider import Deciding
 from worker.engine import Engine
 from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake, Room
-from worker.intake.validation import Fetching, MessageReader, ReadyJob, Validation
-from worker.publishing import AnswerAgain, PublishingQueue
+from worker.intake.validation import MessageReader, ReadyJob
+from worker.publishing import Publication, answer_again
 from worker.recording import Recorder, undecoded
 from worker.running import Suspects
 
@@ -276,10 +276,12 @@ class ClaimedAhead(BoundedQueue[ClaimedJob]):
     ) -> None:
         """`wake_engine` is called when jobs are ready, because the loop may be waiting for what runs."""
         super().__init__(
-            max_items=max(least, MOST_AHEAD), max_bytes=max_bytes, num_bytes_of=lambda claimed: claimed.ready.num_bytes
+            max_items=max(least, MOST_AHEAD),
+            max_bytes=max_bytes,
+            num_bytes_of=lambda claimed: claimed.ready.num_bytes,
+            give_up=is_ending,
         )
         self._least = least
-        self._is_ending = is_ending
         self._wake_engine = wake_engine
         self._clock = clock
         self._claimed: deque[tuple[float, int]] = deque()
@@ -301,7 +303,7 @@ class ClaimedAhead(BoundedQueue[ClaimedJob]):
 
     def fill(self, claimed: Sequence[ClaimedJob]) -> None:
         """Let the engine start these; waits for room."""
-        self.put(claimed, give_up=self._is_ending)
+        self.put(claimed)
         self._wake_engine()
 
 
@@ -311,7 +313,7 @@ class UndecodedJobs:
     def __init__(
         self,
         intake: Intake,
-        publishing: PublishingQueue,
+        publishing: BoundedQueue[Publication],
         forwarder: Forwarder,
         recorder: Recorder,
         *,
@@ -331,19 +333,12 @@ class UndecodedJobs:
         """Pass on the jobs that need no decoding; the lanes of all that were not claimed to be decoded."""
         self.refuse([(job.delivery, error) for job, error in claims.refused])
         for job, known in claims.answered:
-            outcome = known.outcome or b""
-            self._publishing.put(AnswerAgain(job.delivery, job.job.job_id, outcome, known.headers, self._intake))
+            told = job.delivery, job.job.job_id, known.outcome or b"", known.headers
+            self._publishing.put([answer_again(*told, self._intake)])
         if claims.ended:
             self._recorder.put(undecoded(claims, self._now()))
         gone = [job for job, _ in (*claims.suspects, *claims.held, *claims.refused, *claims.answered)]
         return [job.lane for job in (*gone, *(ended.claimed.ready for ended in claims.ended))]
-
-
-def open_reader(
-    settings: Settings, validation: Validation, contents: ContentStore | None, intake: Intake, retry: Retry
-) -> MessageReader:
-    """What reads the messages of `intake`; `contents` is where prompts lie that are in no message."""
-    return MessageReader(validation, Fetching(contents, validation, retry=retry, wake=intake.wake))
 
 
 def open_feed(
@@ -354,35 +349,23 @@ def open_feed(
     claiming: Claiming,
     undecoded: UndecodedJobs,
     *,
-    read_s: Callable[[int], float],
-    prepare_decisions: Callable[[Iterable[LaneKey]], object],
+    deciding: Deciding,
     is_ending: Callable[[], bool],
     rng: random.Random,
 ) -> JobFeed:
-    """The feed of a worker.
-
-    `read_s`: device seconds in which the target reads so many tokens of a prompt, as measured. `prepare_decisions`: as
-    `JobFeed` takes it. `is_ending`: whether to wait for room no longer.
-    """
+    """The feed of a worker; `is_ending`: whether to wait for room no longer."""
     limits, num_slots = settings.worker, engine.load().num_slots
     queue: AdmissionQueue[ReadyJob] = AdmissionQueue(
         num_slots=num_slots,
         quantum_s=limits.task_quantum_s,
         weight_of=lambda task: reader.task(task).weight,
-        read_s=read_s,
+        read_s=deciding.costs.read_s,
     )
     ready = ClaimedAhead(
         max(LEAST_AHEAD, num_slots), limits.max_buffered_bytes, is_ending=is_ending, wake_engine=engine.wake
     )
     suspects = Suspects(claiming.leases, rng, delay_s=limits.suspect_delay_s)
+    prepare = deciding.first_reads.prepare
     return JobFeed(
-        intake,
-        reader,
-        queue,
-        claiming,
-        suspects,
-        undecoded,
-        ready,
-        limits=limits,
-        prepare_decisions=prepare_decisions,
+        intake, reader, queue, claiming, suspects, undecoded, ready, limits=limits, prepare_decisions=prepare
     )

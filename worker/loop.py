@@ -112,7 +112,7 @@ class Worker:
     @property
     def num_unpublished(self) -> int:
         """Outcomes and messages that the threads still have in hand."""
-        return len(self.retries) + len(self.recorder) + len(self.publisher.queue) + len(self.forwarder)
+        return len(self.retries) + len(self.recorder) + self.publisher.queue.num_unsettled + len(self.forwarder)
 
     def run(self) -> None:
         """Run until stopped; then decode running jobs to their end and give back all others.
@@ -414,7 +414,7 @@ class Worker:
             job = ended.get(delta.job_id) or self.running.by_id()[delta.job_id]
             if stream := job.claimed.stream:
                 created, model = int(job.started_at.timestamp()), self.engine.identity.target
-                self.publisher.queue.put(stream.add(delta.text, created=created, model=model))
+                self.publisher.queue.put([stream.add(delta.text, created=created, model=model)])
 
     # How a job ends: its outcome goes to the recorder, and the feed gets its place back.
 
@@ -545,5 +545,5 @@ class Worker:
 
     def give_back_unstarted(self) -> None:
         """Give back what no step has touched. What is in the engine may be what hangs, so that counts as a crash."""
-        self.leases.close()
+        self.threads.end("leases", _TURN_S)
         self.release(self.feed.ready.take_all())

@@ -1,7 +1,7 @@
 """Publishes results and streamed text on Kafka, from one thread; dead letters have their own.
 
-Other threads hand `Publication`s over through the `PublishingQueue`. A result counts as published when the broker has
-acknowledged it. Only then is it deleted from the outbox, and only then is its delivery finished. What Kafka refuses,
+Other threads hand `Publication`s over through a queue. A result counts as published when the broker has acknowledged
+it. Only then is it deleted from the outbox, and only then is its delivery finished. What Kafka refuses,
 `RefusedResults` settles, so that the recorded outcome and what is published agree.
 """
 
@@ -39,7 +39,7 @@ from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake
 from worker.metrics import WorkerMetrics
 from worker.sending import KafkaMessage, deliver
-from worker.streams import ChunkMessage, ChunkSender, final_message
+from worker.streams import ChunkSender, final_message
 
 if TYPE_CHECKING:
     from worker.tracing import JobTrace
@@ -68,6 +68,7 @@ class RecordedGroup:
     job_ids: tuple[str, ...] = ()  #: of the deliveries
     failed: tuple[DeadMessage, ...] = ()  #: those that become dead letters, too
     traces: tuple[JobTrace, ...] = ()  #: of sampled jobs; they end when the results are acknowledged
+    is_repeated: bool = False  #: the recorded outcome of a job that was delivered again, byte for byte
 
     @property
     def num_bytes(self) -> int:
@@ -75,52 +76,17 @@ class RecordedGroup:
         return sum(len(message.value) for message in self.messages)
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerAgain:
-    """A job that was delivered again: its recorded outcome, byte for byte, and the headers handed on to it."""
-
-    delivery: Delivery
-    job_id: str
-    outcome: bytes
-    headers: Mapping[str, str]
-    intake: Intake
-
-    @property
-    def failed(self) -> tuple[DeadMessage, ...]:
-        """The job, if its outcome is that it failed."""
-        failed = failed_job(self.delivery, self.outcome, self.intake)
-        return (failed,) if failed else ()
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the result."""
-        return len(self.outcome)
+def answer_again(
+    delivery: Delivery, job_id: str, outcome: bytes, headers: Mapping[str, str], intake: Intake
+) -> RecordedGroup:
+    """What to publish for a job that was delivered again: its recorded outcome, with the headers handed on to it."""
+    failed = failed_job(delivery, outcome, intake)
+    message = OutboxMessage(0, RESULTS, job_id.encode(), outcome, headers)
+    return RecordedGroup((message,), (delivery,), intake, failed=(failed,) if failed else (), is_repeated=True)
 
 
 #: Chunks with text are not waited for, because the result that follows holds the whole text.
-Publication = RecordedGroup | AnswerAgain | ChunkMessage
-
-
-class PublishingQueue:
-    """Messages that other threads hand over. A full queue makes these threads wait."""
-
-    def __init__(self, *, max_items: int, max_bytes: int, is_hurried: Callable[[], bool]) -> None:
-        self._queue: BoundedQueue[Publication] = BoundedQueue(
-            max_items=max_items, max_bytes=max_bytes, num_bytes_of=lambda publication: publication.num_bytes
-        )
-        self._is_hurried = is_hurried
-
-    def __len__(self) -> int:
-        """What is not published yet, what the publisher has in hand among it."""
-        return self._queue.num_unsettled
-
-    def put(self, *publications: Publication) -> None:
-        """Hand over; waits for room unless the worker is told to hurry."""
-        self._queue.put(publications, give_up=self._is_hurried)
-
-    def take(self, timeout_s: float) -> list[Publication]:
-        """Take the waiting messages, in their order."""
-        return self._queue.take(MOST_AT_ONCE, timeout_s)
+Publication = RecordedGroup | KafkaMessage
 
 
 class Publisher:
@@ -128,7 +94,7 @@ class Publisher:
 
     def __init__(
         self,
-        queue: PublishingQueue,
+        queue: BoundedQueue[Publication],
         producer: Producer,
         outbox: Outbox,
         refused: RefusedResults,
@@ -158,28 +124,31 @@ class Publisher:
         """Publish what waits, then clear the outbox and finish deliveries; returns how many publications."""
         self._relay_overdue()
         publications = self._take(timeout_s)
-        self._chunks.send([one for one in publications if isinstance(one, ChunkMessage)])
-        awaited = [one for one in publications if not isinstance(one, ChunkMessage)]
-        if awaited:
-            replaced = self._publish([outgoing for one in awaited for outgoing in _outgoing(one)])
-            self._settle(awaited, replaced)
+        self._chunks.send([one for one in publications if isinstance(one, KafkaMessage)])
+        if awaited := [one for one in publications if isinstance(one, RecordedGroup)]:
+            results = [
+                Outgoing(message, OnRefusal.LEAVE if one.is_repeated else OnRefusal.REPLACE)
+                for one in awaited
+                for message in one.messages
+            ]
+            self._settle(awaited, self._publish(results))
         return len(publications)
 
     def _take(self, timeout_s: float) -> list[Publication]:
         """What waits. While chunks are under way, their delivery reports are handled every few milliseconds."""
         while self._chunks.has_under_way:
-            taken = self.queue.take(min(timeout_s, _LOOK_S))
+            taken = self.queue.take(MOST_AT_ONCE, min(timeout_s, _LOOK_S))
             self._producer.poll(0.0)
             timeout_s -= _LOOK_S
             if taken or timeout_s <= 0:
                 return taken
-        return self.queue.take(timeout_s)
+        return self.queue.take(MOST_AT_ONCE, timeout_s)
 
     def _publish(self, results: Sequence[Outgoing]) -> Mapping[str, bytes]:
         """Until every result is acknowledged or settled because Kafka refuses it; returns the replacements by job."""
         waiting = list(results)
         replaced: dict[str, bytes] = {}
-        finals: list[ChunkMessage] = []
+        finals: list[KafkaMessage] = []
 
         def once() -> None:
             messages = [_message(outgoing.message) for outgoing in waiting]
@@ -206,7 +175,7 @@ class Publisher:
         self._chunks.end(finals)
         return replaced
 
-    def _acknowledged(self, result: OutboxMessage) -> list[ChunkMessage]:
+    def _acknowledged(self, result: OutboxMessage) -> list[KafkaMessage]:
         """The end of the job's stream, if it has one. A result that is refused ends it in another way."""
         self._topics.works(result.topic)
         final = final_message(result.value, result.headers, self._model)
@@ -218,26 +187,21 @@ class Publisher:
             self._topics.ensure(topic)
         raise report
 
-    def _settle(self, publications: Sequence[RecordedGroup | AnswerAgain], replaced: Mapping[str, bytes]) -> None:
+    def _settle(self, groups: Sequence[RecordedGroup], replaced: Mapping[str, bytes]) -> None:
         """Everything was acknowledged or settled: clear the outbox and finish the deliveries.
 
         A failed job's delivery is finished by the forwarder, with its dead letter.
         """
-        ids = {message.id for one in publications if isinstance(one, RecordedGroup) for message in one.messages}
+        ids = {message.id for one in groups if not one.is_repeated for message in one.messages}
         self._retry.until_done("clear outbox", lambda: self._outbox.delete(ids))
-        for one in publications:
-            match one:
-                case RecordedGroup():
-                    for trace in one.traces:
-                        trace.published()
-                    jobs = zip(one.job_ids, one.deliveries, strict=False)
-                    instead = [(delivery, replaced[job_id]) for job_id, delivery in jobs if job_id in replaced]
-                    found = [failed_job(delivery, result, one.intake) for delivery, result in instead]
-                    failed = [*one.failed, *filter(None, found)]
-                    self._finish(one.deliveries, one.intake, failed)
-                case AnswerAgain():
-                    self._metrics.answered_again(1)
-                    self._finish([one.delivery], one.intake, one.failed)
+        self._metrics.answered_again(sum(one.is_repeated for one in groups))
+        for one in groups:
+            for trace in one.traces:
+                trace.published()
+            jobs = zip(one.job_ids, one.deliveries, strict=False)
+            instead = [(delivery, replaced[job_id]) for job_id, delivery in jobs if job_id in replaced]
+            found = [failed_job(delivery, result, one.intake) for delivery, result in instead]
+            self._finish(one.deliveries, one.intake, [*one.failed, *filter(None, found)])
 
     def _finish(self, deliveries: Sequence[Delivery], intake: Intake, failed: Sequence[DeadMessage]) -> None:
         dead = {id(one.delivery) for one in failed}
@@ -280,16 +244,6 @@ class Outgoing:
 
     message: OutboxMessage
     on_refusal: OnRefusal
-
-
-def _outgoing(publication: RecordedGroup | AnswerAgain) -> list[Outgoing]:
-    match publication:
-        case RecordedGroup():
-            return [Outgoing(message, OnRefusal.REPLACE) for message in publication.messages]
-        case AnswerAgain():
-            key = publication.job_id.encode()
-            message = OutboxMessage(0, RESULTS, key, publication.outcome, publication.headers)
-            return [Outgoing(message, OnRefusal.LEAVE)]
 
 
 def _message(result: OutboxMessage) -> KafkaMessage:

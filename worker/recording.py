@@ -37,11 +37,11 @@ from worker.dead_letters import DeadMessage, failed_job
 from worker.engine import EngineIdentity, Generation, ShadowCounts, tolerance_of
 from worker.intake.polling import Intake
 from worker.metrics import WorkerMetrics
-from worker.publishing import PublishingQueue, RecordedGroup
+from worker.publishing import Publication, RecordedGroup
 from worker.streams import JobStream
 
 if TYPE_CHECKING:
-    from worker.tracing import JobTrace, Tracing
+    from worker.tracing import Tracing
 
 _SUCCEEDED: Final = Status.SUCCEEDED.value
 _MOST_KEYS: Final = 4096  #: that are remembered
@@ -83,7 +83,7 @@ class Recorder:
         record: Callable[[Sequence[Outcome]], list[OutboxMessage]],
         intake: Intake,
         leases: LeaseKeeper,
-        publishing: PublishingQueue,
+        publishing: BoundedQueue[Publication],
         metrics: WorkerMetrics,
         *,
         retry: Retry,
@@ -104,7 +104,10 @@ class Recorder:
         self._tracing = tracing
         self._gathered_at = -math.inf
         self._waiting: BoundedQueue[EndedJob] = BoundedQueue(
-            max_items=MOST_WAITING, max_bytes=max_bytes, num_bytes_of=lambda one: len(one.outcome.result)
+            max_items=MOST_WAITING,
+            max_bytes=max_bytes,
+            num_bytes_of=lambda one: len(one.outcome.result),
+            give_up=retry.gives_up,
         )
         self._unsettled = UnsettledStreams(is_hurried=retry.gives_up, clock=clock)
         self._recorded: deque[Outcome] = deque()
@@ -118,7 +121,7 @@ class Recorder:
 
     def put(self, ended: Sequence[EndedJob]) -> None:
         """Hand over outcomes; waits for room unless the worker is told to hurry."""
-        self._waiting.put(ended, give_up=self._retry.gives_up)
+        self._waiting.put(ended)
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> int:
         """Record what waits as one group and hand its messages on; returns how many outcomes won their record."""
@@ -133,16 +136,15 @@ class Recorder:
         winners = [one for one in group if won.get(one.claimed.job_id) == one.outcome.result]
         # Before the results are published, so that a job sent because of a result is decided with this evidence.
         self._recorded.extend(one.outcome for one in winners)
-        self._publishing.put(
-            RecordedGroup(
-                tuple(messages),
-                tuple(one.claimed.ready.delivery for one in group),
-                self._intake,
-                tuple(one.claimed.job_id for one in group),
-                tuple(found for one in winners if (found := self._failed(one))),
-                self._traces(winners),
-            )
+        recorded = RecordedGroup(
+            tuple(messages),
+            tuple(one.claimed.ready.delivery for one in group),
+            self._intake,
+            tuple(one.claimed.job_id for one in group),
+            tuple(found for one in winners if (found := self._failed(one))),
+            tuple(self._tracing.recorded(winners)) if self._tracing else (),
         )
+        self._publishing.put([recorded])
         self._count(winners)
         self._metrics.fenced(len(group) - len(won))
         return len(won)
@@ -182,11 +184,6 @@ class Recorder:
     def _failed(self, one: EndedJob) -> DeadMessage | None:
         is_failed = one.outcome.status == Status.FAILED.value
         return failed_job(one.claimed.ready.delivery, one.outcome.result, self._intake) if is_failed else None
-
-    def _traces(self, winners: Sequence[EndedJob]) -> tuple[JobTrace, ...]:
-        if self._tracing is None:
-            return ()
-        return tuple(self._tracing.recorded(winners))
 
     def _count(self, winners: Sequence[EndedJob]) -> None:
         by_label: dict[tuple[str, str], list[Outcome]] = {}

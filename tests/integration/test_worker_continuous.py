@@ -405,7 +405,7 @@ def test_a_thread_that_dies_ends_the_worker(
 
     def die(timeout_s: float) -> NoReturn:
         if is_full:
-            until(lambda: len(parts.recorder._waiting) >= 1 and len(parts.publisher.queue._queue) >= 1, "all is full")
+            until(lambda: len(parts.recorder._waiting) >= 1 and len(parts.publisher.queue) >= 1, "all is full")
         raise FatalBrokerError("fenced")
 
     monkeypatch.setattr(running._producer, "serve", die)

@@ -12,7 +12,7 @@ from alphaloop.store.jobs import Claim, ClaimState
 from tests.fakes import FakeEngine
 from tests.fixtures.turning import SUSPECT_DELAY_S, Feeding
 from worker.engine import PreparedJob, Sampling
-from worker.publishing import AnswerAgain
+from worker.publishing import RecordedGroup
 
 
 def num_held_bytes(one: Feeding) -> int:
@@ -77,9 +77,10 @@ def test_what_was_recorded_is_answered_what_conflicts_refused_and_what_ended_rec
     one.table.found = states
     one.send(*states, "fresh")
     one.feed.turn()
-    again = [(p.job_id, p.outcome) for p in one.published() if isinstance(p, AnswerAgain)]
+    groups = [group for group in one.published() if isinstance(group, RecordedGroup) and group.is_repeated]
+    again = [(message.key, message.value) for group in groups for message in group.messages]
     refused = [told.reason.code for told in one.refused.taken]
-    assert (again, refused) == ([("recorded", b"the bytes")], ["job_conflict"])
+    assert (again, refused) == ([(b"recorded", b"the bytes")], ["job_conflict"])
     assert [(e.claimed.job_id, e.outcome.status) for e in one.recorder.ended] == [
         ("cancelled", "cancelled"),
         ("exhausted", "failed"),
@@ -127,7 +128,7 @@ def test_a_job_that_comes_twice_is_not_claimed_again_while_it_is_ours(is_in_one_
     one.end(started)
     one.feed.turn()
     assert one.table.calls == [["a"], ["a"]]
-    assert [type(publication) for publication in one.published()] == [AnswerAgain]
+    assert [isinstance(one, RecordedGroup) and one.is_repeated for one in one.published()] == [True]
     assert one.feed.num_waiting == 0
 
 

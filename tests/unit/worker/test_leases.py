@@ -11,7 +11,6 @@ from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Status
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState
 from tests.fixtures.publishing import claimed_job
-from tests.fixtures.worker import until
 from worker.background import FIRST_WAIT_S, Retry
 from worker.claims import ClaimedJob, Claiming, EndedUndecoded, LeaseKeeper
 
@@ -130,20 +129,6 @@ def test_while_the_worker_hangs_its_claims_run_out() -> None:
     hangs.clear()
     keeper.renew_due()
     assert store.renewed == [{"a": 1}]
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_ended_by_an_error_of_ours_is_told() -> None:
-    class Tripping(LedgerOfLeases):
-        def cancelled(self, job_ids: Collection[str]) -> set[str]:
-            raise ZeroDivisionError
-
-    keeper = LeaseKeeper(Tripping(), owner="w", lease_s=0.01)
-    assert not keeper.has_died
-    keeper.hold({"a": 1})
-    keeper.start()
-    until(lambda: keeper.has_died, "the thread has ended", 30)
-    assert keeper.has_died
 
 
 class Claims:

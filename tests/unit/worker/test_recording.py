@@ -15,14 +15,14 @@ from alphaloop.errors import StoreError, StoreUnavailable, StoreValueRefused
 from alphaloop.messages import Failure, Status
 from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome
-from tests.fixtures.publishing import NOW, FinishedDeliveries, claimed_job, ended_job
+from tests.fixtures.publishing import NOW, FinishedDeliveries, claimed_job, ended_job, publishing_queue
 from worker import recording
 from worker.background import Retry
 from worker.claims import ClaimedJob, LeaseKeeper
 from worker.metrics import WorkerMetrics
-from worker.publishing import Publication, PublishingQueue, RecordedGroup
+from worker.publishing import Publication, RecordedGroup
 from worker.recording import GATHER_S, MOST_HELD, MOST_HELD_BYTES, MOST_HELD_S, EndedJob, Recorder, UnsettledStreams
-from worker.streams import ChunkMessage
+from worker.sending import KafkaMessage
 
 WAIT_S = 60.0
 
@@ -85,7 +85,7 @@ class Recording:
         self.store, self.hurry = Ledger(), Hurry(self._pause)
         self.now, self.pauses = 100.0, list[float]()
         self.leases = LeaseKeeper(Held(), owner="w", lease_s=30)
-        self.publishing = PublishingQueue(max_items=100, max_bytes=1 << 20, is_hurried=self.hurry.is_set)
+        self.publishing = publishing_queue(self.hurry.is_set)
         self.metrics = WorkerMetrics()
         self.intake = FinishedDeliveries()
         self.recorder = Recorder(
@@ -105,7 +105,7 @@ class Recording:
         self.now += seconds
 
     def published(self) -> list[Publication]:
-        return self.publishing.take(0.0)
+        return self.publishing.take_all()
 
 
 def ended(*job_ids: str, num_bytes: int = 0) -> list[EndedJob]:
@@ -343,7 +343,7 @@ class Holding:
         return [one.claimed.job_id for one in self.streams.pass_on(ended)]
 
 
-def streamed(job_id: str, *, num_bytes: int = 200, num_chunks: int = 1) -> tuple[EndedJob, list[ChunkMessage]]:
+def streamed(job_id: str, *, num_bytes: int = 200, num_chunks: int = 1) -> tuple[EndedJob, list[KafkaMessage]]:
     """An ended job, and the chunks of its stream, none of them settled."""
     one = ended_job(claimed_job(job_id, stream=True), num_bytes=num_bytes)
     assert one.claimed.stream is not None
