@@ -347,7 +347,7 @@ class Forwarder:
             if report is None:
                 self._published(one.origin)
             elif isinstance(report, MessageRefused) and (less := _shortened(one)) is not None:
-                self._metrics.letter_shortened()
+                self._metrics.letters_shortened.inc()
                 left.append(less)
             else:
                 left.append(one)
@@ -357,12 +357,12 @@ class Forwarder:
     def _published(self, origin: Forwarded) -> None:
         match origin:
             case DeadMessage():
-                self._metrics.refused(origin.reason.code)
+                self._metrics.dead_letters.labels(origin.reason.code).inc()
                 record = origin.delivery.record
                 where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
                 log.warning("dead letter: %s", origin.reason.code, extra={"action": "dead_letter", **where})
             case TryAgain():
-                self._metrics.retried(origin.code)
+                self._metrics.retried.labels(origin.code).inc()
         origin.intake.finish([origin.delivery])
 
     def _balance(self, before: Sequence[_Going], waiting: Sequence[_Going]) -> None:

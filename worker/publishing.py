@@ -194,7 +194,7 @@ class Publisher:
         """
         ids = {message.id for one in groups if not one.is_repeated for message in one.messages}
         self._retry.until_done("clear outbox", lambda: self._outbox.delete(ids))
-        self._metrics.answered_again(sum(one.is_repeated for one in groups))
+        self._metrics.answered_again.inc(sum(one.is_repeated for one in groups))
         for one in groups:
             for trace in one.traces:
                 trace.published()
@@ -227,7 +227,7 @@ class Publisher:
             log.info("published %d results recorded earlier", len(results), extra={"action": "outbox_relayed"})
         if len(rows) >= RELAY_LIMIT:
             self._relay_due = self._clock()  # there may be more
-        self._metrics.set_aside(self._retry.until_done("relay", self._outbox.num_set_aside))
+        self._metrics.set_aside.set(self._retry.until_done("relay", self._outbox.num_set_aside))
 
 
 class OnRefusal(StrEnum):

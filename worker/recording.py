@@ -146,7 +146,7 @@ class Recorder:
         )
         self._publishing.put([recorded])
         self._count(winners)
-        self._metrics.fenced(len(group) - len(won))
+        self._metrics.fenced.inc(len(group) - len(won))
         return len(won)
 
     def _take(self, timeout_s: float) -> list[EndedJob]:
