@@ -310,7 +310,7 @@ def open_tracing(
             f"tracing.endpoint: set, and the package {error.name} is not installed",
             hint="pip install 'alphaloop[tracing]', or unset ALPHALOOP_TRACING__ENDPOINT",
         ) from None
-    return Tracing.to_collector(settings.tracing, identity, owner=owner, group_id=settings.kafka.group_id, now=now)
+    return Tracing(settings.tracing, identity, owner=owner, group_id=settings.kafka.group_id, now=now)
 
 
 def open_engine(models: ModelSettings, *, num_slots: int, database: Database | None = None) -> Engine:

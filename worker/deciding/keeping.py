@@ -135,8 +135,7 @@ class SharedBudgets:
         self._due: dict[_Subject, float] = {}
         self._one_write = threading.Lock()  # a worker that ends writes, too, while a write may still be under way
         self._lock = threading.Lock()  # for what follows
-        self._unwritten: dict[_Subject, _Sums] = {}
-        self._in_writing: dict[_Subject, _Sums] = {}
+        self._unwritten: dict[_Subject, _Sums] = {}  # what is being written among it
         self._stored: dict[_Subject, _Sums] = {}  # as a write left them, until the session has seen them
         self._failed: set[_Subject] = set()
 
@@ -190,35 +189,26 @@ class SharedBudgets:
     def _add(self, subject: _Subject) -> None:
         """Add what is unwritten to the database. A failure leaves it for the next decision."""
         with self._one_write:
-            self._add_unwritten(subject)
-
-    def _add_unwritten(self, subject: _Subject) -> None:
-        with self._lock:
-            change = self._unwritten.pop(subject, _NOTHING)
+            change = self._unwritten[subject]
             if change == _NOTHING:  # the write before took it along
                 return
-            self._in_writing[subject] = change
-        try:
-            row = self._store.add(self._row_of(subject), ExplorationBudget(), ExplorationBudget(*change))
-        except StoreError as error:
-            log.warning("budget not stored: %s", error.message, extra={"action": "budget_not_stored"})
-            with self._lock:
-                self._unwritten[subject] = self._unwritten.get(subject, _NOTHING).plus(self._in_writing.pop(subject))
-                self._failed.add(subject)
-        else:
-            with self._lock:
-                del self._in_writing[subject]
-                self._stored[subject] = _Sums.of(row)
+            try:
+                row = self._store.add(self._row_of(subject), ExplorationBudget(), ExplorationBudget(*change))
+            except StoreError as error:
+                log.warning("budget not stored: %s", error.message, extra={"action": "budget_not_stored"})
+                with self._lock:
+                    self._failed.add(subject)
+            else:
+                with self._lock:
+                    self._unwritten[subject] = self._unwritten[subject].minus(change)
+                    self._stored[subject] = _Sums.of(row)
 
     def _with_others(self, subject: _Subject, budget: ExplorationBudget) -> ExplorationBudget:
         """`budget` as the last write found it in the database, and what this session has changed since."""
         with self._lock:
-            stored = self._stored.pop(subject, None)
-            if stored is None:
+            if (stored := self._stored.pop(subject, None)) is None:
                 return budget
-            handed_over = stored
-            for waiting in (self._in_writing, self._unwritten):
-                handed_over = handed_over.plus(waiting.get(subject, _NOTHING))
+            handed_over = stored.plus(self._unwritten[subject])
         sums = _Sums.of(budget).minus(self._handed_over[subject]).plus(handed_over)
         self._handed_over[subject] = handed_over
         return replace(budget, **sums._asdict())

@@ -22,7 +22,7 @@ from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.errors import ConfigError
 from alphaloop.kafka.offsets import Record
 from alphaloop.messages import Body, Job
-from alphaloop.settings import Settings
+from alphaloop.settings import Settings, TracingSettings
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.outcomes import Outcome
 from tests.fakes import FakeEngine
@@ -82,12 +82,12 @@ class Clock:
 def spans_of(*jobs: EndedJob, sample_share: float = 1.0) -> dict[str, ReadableSpan]:
     memory = InMemorySpanExporter()
     spans = Tracing(
-        SimpleSpanProcessor(memory),
+        TracingSettings(sample_share=sample_share),
         FakeEngine().identity,
         owner="w1",
         group_id="workers",
         now=Clock(),
-        sample_share=sample_share,
+        processor=SimpleSpanProcessor(memory),
     )
     for trace in spans.recorded(jobs):
         trace.published()
