@@ -244,8 +244,7 @@ def assemble(
         validation=validation,
         feed=feed,
         leases=leases,
-        claim_again=claiming.claim_again,
-        release_claims=claiming.release,
+        claiming=claiming,
         decider=deciding.decider,
         costs=deciding.costs,
         steering=open_steering(

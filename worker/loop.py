@@ -28,7 +28,7 @@ from alphaloop.messages import Failure, Mode, Status
 from worker import recording
 from worker.admission import LaneKey
 from worker.background import BackgroundWrites, Retry
-from worker.claims import ClaimedJob, EndedUndecoded, LeaseKeeper, cancelled
+from worker.claims import ClaimedJob, Claiming, LeaseKeeper, cancelled
 from worker.costs.learning import KnownCosts
 from worker.dead_letters import Forwarder, JobRetries
 from worker.deciding.decider import Decider
@@ -78,8 +78,7 @@ class Worker:
     validation: Validation
     feed: JobFeed
     leases: LeaseKeeper
-    claim_again: Callable[[ClaimedJob], ClaimedJob | EndedUndecoded]  #: for a job that is decoded from its start again
-    release_claims: Callable[[Mapping[str, int]], object]  #: give them back, attempt by job_id; raises StoreError
+    claiming: Claiming
     # How it is decoded.
     decider: Decider
     costs: KnownCosts
@@ -366,7 +365,7 @@ class Worker:
 
     def _claim_again(self, claimed: ClaimedJob) -> ClaimedJob | None:
         """The claim to decode a job with from its start; None if the job has ended."""
-        ours = self.claim_again(claimed)
+        ours = self.claiming.claim_again(claimed)
         if isinstance(ours, ClaimedJob):
             return ours
         self._end([self._undecoded(ours.claimed, ours.status, ours.failure)])
@@ -459,7 +458,7 @@ class Worker:
         if not attempts:
             return
         try:
-            self.release_claims(attempts)
+            self.claiming.release(attempts)
         except StoreError as error:
             log.warning("%d jobs not released: %s", len(attempts), error.message, extra={"action": "release_failed"})
         self.leases.let_go(attempts)

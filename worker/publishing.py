@@ -7,12 +7,10 @@ it. Only then is it deleted from the outbox, and only then is its delivery finis
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -270,57 +268,44 @@ class RefusedResults:
 
         May be called again for the same results after an error.
         """
-        instead, refused = self._moved(refused)
-        replaced: dict[int, dict[str, bytes]] = defaultdict(dict)
-        aside: dict[int, dict[str, str]] = defaultdict(dict)
-        why = {outgoing.message.job_id: error for outgoing, error in refused}
-        messages = {outgoing.message.job_id: outgoing.message for outgoing, _ in refused}
-        for outgoing, error in refused:
-            message = outgoing.message
-            failure = failure_instead(message, error) if outgoing.on_refusal is OnRefusal.REPLACE else None
-            if failure is not None:
-                replaced[message.id][message.job_id] = failure
-            elif outgoing.on_refusal is OnRefusal.LEAVE:
-                self._tell(message.job_id, error, OnRefusal.LEAVE)
-            else:
-                aside[message.id][message.job_id] = error.message
-        for row_id, job_ids in aside.items():
-            for job_id in sorted(self._store.set_aside(row_id, job_ids)):
-                self._tell(job_id, why[job_id], OnRefusal.SET_ASIDE)
-        for row_id, results in replaced.items():
-            for job_id in sorted(self._store.replace(row_id, results)):
-                message = messages[job_id]._replace(value=results[job_id])
-                instead.append(Outgoing(message, OnRefusal.SET_ASIDE))
-                self._tell(job_id, why[job_id], OnRefusal.REPLACE)
-        return instead
+        settled = [self._settle(outgoing, error) for outgoing, error in refused]
+        return [one for one in settled if one is not None]
 
-    def _moved(
-        self, refused: Sequence[tuple[Outgoing, MessageRefused]]
-    ) -> tuple[list[Outgoing], list[tuple[Outgoing, MessageRefused]]]:
-        """Move texts that make results too large into the store; returns the smaller results, and what is left."""
-        instead: list[Outgoing] = []
-        left: list[tuple[Outgoing, MessageRefused]] = []
-        for outgoing, error in refused:
-            message, contents = outgoing.message, self._contents
-            result = _with_text(message) if outgoing.on_refusal is not OnRefusal.LEAVE else None
-            if contents is None or result is None or not isinstance(error, MessageTooLarge):
-                left.append((outgoing, error))
-                continue
-            beat()  # each text may take as long as the store may
-            try:
-                smaller = text_by_reference(result, contents)
-            except ContentStoreUnavailable as away:
-                log.warning(
-                    "a result waits: %s", away.message, extra={"action": "result_waits", "job_id": result.job_id}
-                )
-                if self._store.postpone(message.id, [result.job_id]):
-                    self._count(_code(error), POSTPONED)
-                continue
-            value, url = smaller.encode(), smaller.text_ref.url if smaller.text_ref else ""
-            if self._store.refer(message.id, {result.job_id: value}, {result.job_id: url}):
-                instead.append(dataclasses.replace(outgoing, message=message._replace(value=value)))
-                self._count(_code(error), BY_REFERENCE)
-        return instead, left
+    def _settle(self, outgoing: Outgoing, error: MessageRefused) -> Outgoing | None:
+        message = outgoing.message
+        job_id = message.job_id
+        if outgoing.on_refusal is OnRefusal.LEAVE:
+            self._tell(job_id, error, OnRefusal.LEAVE)
+            return None
+        result = _result_of(message)
+        if self._contents is not None and result is not None and result.text and isinstance(error, MessageTooLarge):
+            return self._moved(outgoing, result, self._contents)
+        if result is None or outgoing.on_refusal is OnRefusal.SET_ASIDE:
+            if self._store.set_aside(message.id, {job_id: error.message}):
+                self._tell(job_id, error, OnRefusal.SET_ASIDE)
+            return None
+        value = failure_instead(result, error, len(message.value)).encode()
+        if not self._store.replace(message.id, {job_id: value}):
+            return None
+        self._tell(job_id, error, OnRefusal.REPLACE)
+        return Outgoing(message._replace(value=value), OnRefusal.SET_ASIDE)
+
+    def _moved(self, outgoing: Outgoing, result: Result, contents: ContentStore) -> Outgoing | None:
+        """Move the text that makes a result too large into the store; returns the smaller result."""
+        message, job_id = outgoing.message, result.job_id
+        beat()  # each text may take as long as the store may
+        try:
+            smaller = text_by_reference(result, contents)
+        except ContentStoreUnavailable as away:
+            log.warning("a result waits: %s", away.message, extra={"action": "result_waits", "job_id": job_id})
+            if self._store.postpone(message.id, [job_id]):
+                self._count(TOO_LARGE, POSTPONED)
+            return None
+        value, url = smaller.encode(), smaller.text_ref.url if smaller.text_ref else ""
+        if not self._store.refer(message.id, {job_id: value}, {job_id: url}):
+            return None
+        self._count(TOO_LARGE, BY_REFERENCE)
+        return replace(outgoing, message=message._replace(value=value))
 
     def _tell(self, job_id: str, error: MessageRefused, done: OnRefusal) -> None:
         code = _code(error)
@@ -329,28 +314,22 @@ class RefusedResults:
         log.error("a result was refused and %s: %s", done.value.replace("_", " "), error.message, extra=told)
 
 
-def _with_text(message: OutboxMessage) -> Result | None:
-    """The result, if it has a text that could lie elsewhere."""
+def _result_of(message: OutboxMessage) -> Result | None:
     try:
-        result = Result.decode(message.value)
+        return Result.decode(message.value)
     except ValidationError:
         return None
-    return result if result.text else None
 
 
-def failure_instead(message: OutboxMessage, error: MessageRefused) -> bytes | None:
-    """The result that says why the refused one cannot be read; None if that one is no result."""
-    try:
-        result = Result.decode(message.value)
-    except ValidationError:
-        return None
+def failure_instead(result: Result, error: MessageRefused, num_bytes: int) -> Result:
+    """The result that says why the refused one, of so many bytes, cannot be read."""
     failure = Failure(
         code=_code(error),
-        message=f"Kafka refused the result of {len(message.value)} bytes: {error.message}",
+        message=f"Kafka refused the result of {num_bytes} bytes: {error.message}",
         hint="ask for fewer tokens; an operator can read the text and raise the topic's limit",
     )
     kept = {"status": Status.FAILED, "text": None, "finish_reason": None, "decoding": None, "error": failure}
-    return result.model_copy(update=kept).encode()
+    return result.model_copy(update=kept)
 
 
 def _code(error: MessageRefused) -> str:

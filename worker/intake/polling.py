@@ -112,9 +112,11 @@ class Intake:
         self._now = now
         self._most_message_bytes = most_message_bytes
         self._partitions: dict[TopicPartition, AssignedPartition] = {}
-        self._topics: frozenset[str] = frozenset()
+        #: Of the partitions that are or were ours. Partitions of a topic that was made anew may be missing in every
+        #: member's assignment, until one joins again.
+        self.topics: frozenset[str] = frozenset()
         self._epoch = 0
-        self._assignment_number = 0
+        self.assignment_number = 0  #: another one after every change of the partitions that are ours
         self._held_topics: frozenset[str] = frozenset()
         self._told_ids: Mapping[str, str] = {}
         self._high, self._normal = self._lane(), self._lane()
@@ -177,14 +179,6 @@ class Intake:
         held = self._partitions.get(partition)
         return held is not None and held.is_paused
 
-    @property
-    def topics(self) -> frozenset[str]:
-        """The topics of the partitions that are or were ours.
-
-        Partitions of a topic that was made anew may be missing in every member's assignment, until one joins again.
-        """
-        return self._topics
-
     def tell_topic_ids(self, ids: Mapping[str, str]) -> None:
         """The ids of topics now. If one has changed, the group is left and joined again, and its topic read anew."""
         self._told_ids = ids
@@ -196,11 +190,6 @@ class Intake:
     def _is_ours(self, delivery: Delivery) -> bool:
         held = self._partitions.get(delivery.partition)
         return held is not None and held.epoch == delivery.epoch
-
-    @property
-    def assignment_number(self) -> int:
-        """Another number after every change of the partitions that are ours."""
-        return self._assignment_number
 
     def stop_taking(self) -> None:
         """Pause everything and hand out nothing more; polling goes on, so that the group keeps this member."""
@@ -329,14 +318,14 @@ class Intake:
         self._epoch += 1
         for partition in partitions:
             self._partitions[partition] = AssignedPartition(partition, self._epoch)
-        self._topics |= {partition.topic for partition in partitions}
-        self._assignment_number += 1
+        self.topics |= {partition.topic for partition in partitions}
+        self.assignment_number += 1
         log.info("%d partitions assigned", len(partitions), extra={"action": "partitions_assigned"})
 
     def _revoked(self, partitions: Sequence[TopicPartition]) -> None:
         """Let running jobs of these end first, so that their new owner need not decode them again."""
         self.handing_over.begin(partitions)
-        self._assignment_number += 1
+        self.assignment_number += 1
         self.wake()
         if num_overdue := self.handing_over.wait(self._may_wait):
             log.warning("%d jobs outlast the rebalance", num_overdue, extra={"action": "jobs_overdue"})
@@ -356,7 +345,7 @@ class Intake:
         gone = set(partitions)
         for partition in gone:
             self._partitions.pop(partition, None)
-        self._assignment_number += 1
+        self.assignment_number += 1
         for lane in (self._high, self._normal):
             lane.drop(lambda delivery: delivery.partition in gone)
 
