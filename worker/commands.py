@@ -14,12 +14,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import SecretStr
 
@@ -93,7 +93,7 @@ def carry_out(order: Order, tell: Tell) -> int:
         settings = load_settings(Path(configs) if configs else None, profile=os.environ.get("ALPHALOOP_PROFILE"))
         # A measurement reports what went wrong itself; a warning would stand in the middle of its bar.
         logs.configure("ERROR" if isinstance(order, MeasureOrder) else "WARNING", settings.logs.format)
-        return _carry_out(order, settings, tell)
+        return _COMMANDS[type(order)](order, settings, tell)
     except AlphaloopError as error:
         field = f"{error.field}: " if isinstance(error, MessageError) and error.field else ""
         tell(FailedEvent(message=f"{field}{error.message}", hint=error.hint))
@@ -101,23 +101,6 @@ def carry_out(order: Order, tell: Tell) -> int:
     except KeyboardInterrupt:
         tell(NoteEvent(text="interrupted"))
         return INTERRUPTED
-
-
-def _carry_out(order: Order, settings: Settings, tell: Tell) -> int:
-    """Each command reports what it finds, and raises AlphaloopError for what it cannot do."""
-    match order:
-        case MeasureOrder():
-            return _measure(order, settings, tell)
-        case CalibrateOrder():
-            return _calibrate(order, settings, tell)
-        case CheckPairOrder():
-            return _check_pair(order, settings, tell)
-        case CheckServerOrder():
-            return _check_server(order, settings, tell)
-        case TrainOrder():
-            return _train(order, settings, tell)
-        case RegisterOrder():
-            return _register(order, settings, tell)
 
 
 @contextmanager
@@ -378,8 +361,8 @@ def _register(order: RegisterOrder, settings: Settings, tell: Tell) -> int:
     from worker.decoding.training.run import register_folder
 
     card, status = register_folder(order.folder, settings, order.name)
-    registration = f"{order.name or card.name} {card.draft_revision} for target {card.target_revision}: {status}"
-    tell(ReportEvent(data=registration))
+    name = order.name or card.name
+    tell(ReportEvent(data=f"{name} {card.draft_revision} for target {card.target_revision}: {status}"))
     return 0
 
 
@@ -393,6 +376,17 @@ def _register_if_possible(folder: Path, settings: Settings, tell: Tell) -> None:
     else:
         registration = f"registered as {card.name} {card.draft_revision}, {status}"
     tell(NoteEvent(text=registration))
+
+
+#: Each command reports what it finds, and raises AlphaloopError for what it cannot do.
+_COMMANDS: Final[Mapping[type[Order], Callable[[Any, Settings, Tell], int]]] = {
+    MeasureOrder: _measure,
+    CalibrateOrder: _calibrate,
+    CheckPairOrder: _check_pair,
+    CheckServerOrder: _check_server,
+    TrainOrder: _train,
+    RegisterOrder: _register,
+}
 
 
 if __name__ == "__main__":

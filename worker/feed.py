@@ -103,11 +103,10 @@ class JobFeed:
         """Take new deliveries, read and order them, and claim the jobs that start next."""
         self._take()
         for is_high in (True, False):
-            if self._reader.may_read(is_high=is_high):
-                ready, refused = self._reader.read(self._room(is_high=is_high).num_bytes, is_high=is_high)
-                self._add(ready)
-                self._undecoded.refuse(refused)
-        if self._reader.num_fetching:
+            ready, refused = self._reader.read(self._room(is_high=is_high).num_bytes, is_high=is_high)
+            self._add(ready)
+            self._undecoded.refuse(refused)
+        if len(self._reader.fetching):
             self._add_fetched()
         self._add(self._due_again())
         self._discard_revoked()
@@ -144,13 +143,11 @@ class JobFeed:
             self._intake.wake()
 
     def _take(self) -> None:
-        normal, high = self._room(is_high=False), self._room(is_high=True)
-        may_read = (self._reader.may_read(is_high=True) and high.num_bytes > 0) or (
-            self._reader.may_read(is_high=False) and normal.num_bytes > 0
-        )
+        rooms = {is_high: self._room(is_high=is_high) for is_high in (True, False)}
+        unread = {is_high: self._reader.load(is_high=is_high) for is_high in rooms}
+        may_read = any(num_bytes and rooms[is_high].num_bytes > 0 for is_high, (_, num_bytes) in unread.items())
         wait_s = 0.0 if may_read else HELD_WAIT_S if self._held else IDLE_WAIT_S
-        normal = normal.without(*self._reader.load(is_high=False))
-        high = high.without(*self._reader.load(is_high=True))
+        high, normal = (room.without(*unread[is_high]) for is_high, room in rooms.items())
         self._reader.add(self._intake.take(max(0, normal.num), wait_s, max_bytes=normal.num_bytes, high=high))
 
     def _room(self, *, is_high: bool) -> Room:
@@ -181,7 +178,7 @@ class JobFeed:
 
     def _add_fetched(self) -> None:
         """Put the jobs in line whose prompts came from elsewhere, unless their partitions are gone meanwhile."""
-        ready, refused = self._reader.take_fetched(self._room(is_high=False).num_bytes)
+        ready, refused = self._reader.fetching.take(self._room(is_high=False).num_bytes)
         self._add(job for job in ready if self._intake.is_current(job.delivery))
         self._undecoded.refuse([(one, error) for one, error in refused if self._intake.is_current(one)])
 

@@ -231,7 +231,7 @@ class HandingOver:
         """A rebalance waits up to `limit_s`."""
         self._limit_s = limit_s
         self._clock = clock
-        self._owed: dict[TopicPartition, set[DeliveryKey]] = {}
+        self._owed: set[DeliveryKey] = set()
         self._leaving: frozenset[TopicPartition] = frozenset()
         self._overdue: frozenset[DeliveryKey] = frozenset()
         self._changed = threading.Condition()
@@ -239,17 +239,12 @@ class HandingOver:
     def owe(self, deliveries: Iterable[Delivery]) -> None:
         """The jobs of these were claimed."""
         with self._changed:
-            for delivery in deliveries:
-                self._owed.setdefault(delivery.partition, set()).add(delivery.key)
+            self._owed.update(delivery.key for delivery in deliveries)
 
     def settle(self, deliveries: Iterable[Delivery]) -> None:
         """The jobs of these were finished, or given back."""
         with self._changed:
-            for delivery in deliveries:
-                owed = self._owed.get(delivery.partition, set())
-                owed.discard(delivery.key)
-                if not owed:
-                    self._owed.pop(delivery.partition, None)
+            self._owed.difference_update(delivery.key for delivery in deliveries)
             self._changed.notify_all()
 
     def is_leaving(self, partition: TopicPartition) -> bool:
@@ -281,4 +276,4 @@ class HandingOver:
             return overdue
 
     def _owed_now(self) -> frozenset[DeliveryKey]:
-        return frozenset(key for partition in self._leaving for key in self._owed.get(partition, ()))
+        return frozenset(key for key in self._owed if key[0] in self._leaving)

@@ -298,31 +298,22 @@ class MessageReader:
 
     def __init__(self, validation: Validation, fetching: Fetching, clock: Callable[[], float] = time.monotonic) -> None:
         self._validation = validation
-        self._fetching = fetching
+        self.fetching = fetching
         self._clock = clock
         self._unread: dict[bool, deque[Delivery]] = {True: deque(), False: deque()}  # by whether the lane is high
         self._num_bytes = {True: 0, False: 0}
 
     def __len__(self) -> int:
-        return sum(map(len, self._unread.values())) + len(self._fetching)
+        return sum(map(len, self._unread.values())) + len(self.fetching)
 
     def load(self, *, is_high: bool) -> tuple[int, int]:
         """Jobs of a lane that are not read yet, and the bytes of their messages."""
-        num_fetching = 0 if is_high else len(self._fetching)
+        num_fetching = 0 if is_high else len(self.fetching)
         return len(self._unread[is_high]) + num_fetching, self._num_bytes[is_high]
 
     def task(self, name: str) -> TaskSettings:
         """The settings of a task that a job was read for."""
         return self._validation.task(name)
-
-    @property
-    def num_fetching(self) -> int:
-        """Jobs whose prompts are being read from elsewhere."""
-        return len(self._fetching)
-
-    def may_read(self, *, is_high: bool) -> bool:
-        """Whether messages of a lane wait to be read."""
-        return bool(self._unread[is_high])
 
     def add(self, deliveries: Iterable[Delivery]) -> None:
         """Let these be read after the others of their lane."""
@@ -340,22 +331,18 @@ class MessageReader:
             self._num_bytes[is_high] -= delivery.num_bytes
             found = _read(delivery, partial(self._validation.read, delivery), refused)
             if isinstance(found, PromptElsewhere):
-                self._fetching.add(found)
+                self.fetching.add(found)
             elif found is not None:
                 ready.append(found)
                 room_bytes -= found.num_bytes
         return ready, refused
-
-    def take_fetched(self, room_bytes: int) -> tuple[list[ReadyJob], list[Refusal]]:
-        """The jobs whose prompts have come from elsewhere, and what was refused."""
-        return self._fetching.take(room_bytes)
 
     def discard(self, unwanted: Callable[[Delivery], bool]) -> None:
         """Drop the deliveries for which `unwanted` holds (their partition went to another worker)."""
         for is_high, unread in self._unread.items():
             self._unread[is_high] = deque(delivery for delivery in unread if not unwanted(delivery))
             self._num_bytes[is_high] = sum(delivery.num_bytes for delivery in self._unread[is_high])
-        self._fetching.discard(unwanted)
+        self.fetching.discard(unwanted)
 
 
 def _read(delivery: Delivery, read: Callable[[], Found], refused: list[Refusal]) -> Found | None:
