@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
-from pathlib import Path
 from random import Random
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from alphaloop.settings import read_tasks
 from tests.fixtures.simulated import SimulatedDevice, lane
 from worker.admission import AGEING_S, AdmissionQueue
 
@@ -76,18 +74,6 @@ def test_backlogged_tasks_share_device_time_by_weight(seed: int, weights: list[f
         virtual_s = [device.device_s[task] / weight_of[task] for task in TASKS]
         assert max(virtual_s) - min(virtual_s) <= ahead_s
     assert all(num_admitted < 2000 for num_admitted in Counter(key.task for key, _ in device.admitted).values())
-
-
-def test_weights_of_the_settings_divide_device_time_whatever_jobs_take(tmp_path: Path) -> None:
-    (tmp_path / "tasks.toml").write_text("[tasks.code]\nweight = 3\n[tasks.sql]\n", encoding="utf-8")
-    tasks, rng = read_tasks(tmp_path), Random(3)
-    mean_s = {"code": 0.3, "sql": 2.0}
-    queue = filled(dict.fromkeys(tasks, 6000), weight_of=lambda task: tasks[task].weight)
-    device = SimulatedDevice(queue, 8, lambda key, _: rng.expovariate(1 / mean_s[key.task]))
-    for _ in range(1500):
-        device.step(1.0)
-    assert max(Counter(key.task for key, _ in device.admitted).values()) < 6000, "both have backlog"
-    assert device.device_s["code"] / device.device_s["sql"] == pytest.approx(3, rel=0.05)
 
 
 @settings(derandomize=True, deadline=None, max_examples=12)
@@ -171,30 +157,3 @@ def test_waiting_is_worth_priority(jobs: list[tuple[int, float]]) -> None:
     served = [jobs[item] for _, item in queue.next(len(jobs), running={})]
     for (first, first_since_s), (second, second_since_s) in pairwise(served):
         assert first_since_s - second_since_s <= (first - second) * AGEING_S + 1e-9
-
-
-def test_an_endless_stream_of_higher_priority_is_outwaited() -> None:
-    queue: AdmissionQueue[str] = AdmissionQueue(num_slots=1)
-    queue.add(lane(), "patient", priority=0, num_bytes=1, now=0.0)
-    served = []
-    for second in range(40):
-        queue.add(lane(), f"urgent {second}", priority=1, num_bytes=1, now=float(second))
-        served += [item for _, item in queue.next(1, running={})]
-    assert served.index("patient") == 10
-
-
-@seeded
-@given(st.integers(0, 2**32))
-def test_no_segment_and_no_producer_starves(seed: int) -> None:
-    """Before a job go only jobs of its task that waited when it came, however one producer floods the task."""
-    rng, queue = Random(seed), AdmissionQueue[int](num_slots=1)
-    ahead: dict[int, set[int]] = {}
-    waiting: set[int] = set()
-    for number in range(200):
-        bucket = "flood" if rng.random() < 0.9 else "seldom"
-        ahead[number] = set(waiting)
-        waiting.add(number)
-        queue.add(lane(bucket=bucket), number, priority=0, num_bytes=1, now=number / 10)
-        for _, taken in queue.next(rng.choice([0, 0, 1, 3]), running={}):
-            waiting.discard(taken)
-            assert not waiting & ahead[taken]

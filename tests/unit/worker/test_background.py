@@ -234,28 +234,19 @@ def test_a_missing_server_is_waited_for(error: type[Exception]) -> None:
     assert hurry.waits[-1] == retry.LONGEST_WAIT_S
 
 
-def test_in_a_hurry_the_error_comes_out() -> None:
-    hurry = InstantEvent()
-    hurry.set()
-
-    def act() -> None:
-        raise StoreUnavailable
-
-    with pytest.raises(StoreUnavailable):
-        Retry(hurry).until_done("record", act)
-    assert hurry.waits == []
-
-
-def test_a_refused_statement_is_not_repeated() -> None:
-    calls = []
+@pytest.mark.parametrize(("error", "is_hurried"), [(StoreUnavailable(), True), (StoreError("no column"), False)])
+def test_in_a_hurry_or_where_a_server_refuses_the_error_comes_out(error: StoreError, is_hurried: bool) -> None:
+    hurry, calls = InstantEvent(), []
+    if is_hurried:
+        hurry.set()
 
     def act() -> None:
         calls.append(1)
-        raise StoreError("column does not exist")
+        raise error
 
-    with pytest.raises(StoreError):
-        Retry(InstantEvent()).until_done("record", act)
-    assert calls == [1]
+    with pytest.raises(type(error)):
+        Retry(hurry).until_done("record", act)
+    assert (calls, hurry.waits) == ([1], [])
 
 
 def test_for_a_while_a_hurry_changes_nothing_and_the_limit_ends_it() -> None:

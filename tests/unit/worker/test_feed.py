@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from alphaloop.errors import BrokerError, StoreUnavailable
 from alphaloop.messages import Job
 from alphaloop.store.jobs import Claim, ClaimState
 from tests.fakes import FakeEngine
@@ -47,13 +46,6 @@ def test_what_is_no_job_is_refused_and_a_tripping_tokenizer_stops_nobody() -> No
     assert [(offset, code) for offset, code, _ in told] == [(1, "malformed_message"), (2, "malformed_message")]
     assert told[1][2] == "could not be read: ZeroDivisionError"
     assert [claimed.job_id for claimed in one.start(9)] == ["good"]
-
-
-def test_a_dead_consumer_ends_the_thread() -> None:
-    one = Feeding()
-    one.intake.failure = BrokerError("no permission")
-    with pytest.raises(BrokerError):
-        one.feed.turn()
 
 
 def test_a_job_that_postgres_does_not_take_is_refused_and_stops_no_other() -> None:
@@ -132,19 +124,6 @@ def test_a_job_that_comes_twice_is_not_claimed_again_while_it_is_ours(is_in_one_
     assert one.feed.num_waiting == 0
 
 
-def test_a_database_that_is_away_is_waited_for() -> None:
-    one = Feeding()
-    one.table.errors = [StoreUnavailable(), StoreUnavailable()]
-    one.send("a")
-    one.feed.turn()
-    assert one.table.calls == [["a"]]
-    one.hurry.set()
-    one.table.errors = [StoreUnavailable()]
-    one.send("b")
-    with pytest.raises(StoreUnavailable):
-        one.feed.turn()
-
-
 @pytest.mark.parametrize("bounds", [{"max_waiting": 3}, {"max_bytes": 3000}], ids=["count", "bytes"])
 def test_what_waits_unclaimed_is_bounded_in_count_and_in_bytes(bounds: dict[str, int]) -> None:
     one = Feeding(num_ahead=1, **bounds)
@@ -179,14 +158,6 @@ def test_jobs_are_claimed_ahead_no_further_than_asked() -> None:
     assert one.intake.num_wakes >= 1
 
 
-def test_the_loop_gets_jobs_by_priority_and_then_by_arrival() -> None:
-    one = Feeding(num_ahead=1)
-    one.feed.turn()
-    one.send("low", priority=0)
-    one.send("first", "second", priority=5)
-    assert one.decode_all() == ["first", "second", "low"]
-
-
 def test_a_job_whose_prompt_begins_like_a_running_jobs_goes_first() -> None:
     one = Feeding(num_ahead=1)
     texts = {"a": "red " * 70, "b": "blue " * 70}
@@ -211,22 +182,6 @@ def test_jobs_are_claimed_between_prompts_that_take_long_to_read() -> None:
     assert [claimed.job_id for claimed in one.start(9)] == ["a"], "the device does not wait for the other prompts"
     assert one.feed.num_waiting == 2
     assert one.decode_all() == ["b", "c"]
-
-
-def test_tasks_share_the_device_by_its_time_and_not_by_who_came_first() -> None:
-    one = Feeding(num_ahead=1)
-    one.send(*(f"code-{number}" for number in range(30)))
-    one.feed.turn()
-    one.send(*(f"sql-{number}" for number in range(10)), task="sql")
-    order: list[str] = []
-    for _ in range(20):
-        one.feed.turn()
-        (job,) = one.start()
-        order.append(job.ready.lane.task)
-        one.feed.charge({job.ready.lane.task: 1.0})
-        one.end([job])
-    assert 8 <= order.count("sql") <= 10, "a backlog of one task keeps no other waiting"
-    assert "sql" in order[:5]
 
 
 def test_a_job_with_which_a_worker_died_is_claimed_when_this_worker_has_no_other_claim() -> None:

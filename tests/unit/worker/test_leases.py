@@ -44,9 +44,13 @@ class Clock:
         return self.now
 
 
-def test_a_claim_is_renewed_when_half_of_its_lease_is_over_and_not_before() -> None:
+def kept() -> tuple[LedgerOfLeases, Clock, LeaseKeeper]:
     store, clock = LedgerOfLeases(), Clock()
-    keeper = LeaseKeeper(store, owner="w", lease_s=30, clock=clock)
+    return store, clock, LeaseKeeper(store, owner="w", lease_s=30, clock=clock)
+
+
+def test_a_claim_is_renewed_when_half_of_its_lease_is_over_and_not_before() -> None:
+    store, clock, keeper = kept()
     keeper.hold({"a": 1, "b": 3})
     for _ in range(14):
         clock.now += 1
@@ -60,8 +64,7 @@ def test_a_claim_is_renewed_when_half_of_its_lease_is_over_and_not_before() -> N
 
 
 def test_claims_are_renewed_until_let_go() -> None:
-    store, clock = LedgerOfLeases(), Clock()
-    keeper = LeaseKeeper(store, owner="w", lease_s=30, clock=clock)
+    store, clock, keeper = kept()
     keeper.renew_due()
     keeper.hold({"a": 1, "b": 3})
     keeper.let_go(["a"])
@@ -71,8 +74,7 @@ def test_claims_are_renewed_until_let_go() -> None:
 
 
 def test_a_job_that_is_claimed_again_is_renewed_with_its_new_attempt() -> None:
-    store, clock = LedgerOfLeases(), Clock()
-    keeper = LeaseKeeper(store, owner="w", lease_s=30, clock=clock)
+    store, clock, keeper = kept()
     keeper.hold({"a": 1})
     clock.now += 10
     keeper.hold({"a": 2})
@@ -84,8 +86,7 @@ def test_a_job_that_is_claimed_again_is_renewed_with_its_new_attempt() -> None:
 
 
 def test_a_lost_claim_is_not_asked_for_every_second() -> None:
-    store, clock = LedgerOfLeases(), Clock()
-    keeper = LeaseKeeper(store, owner="w", lease_s=30, clock=clock)
+    store, clock, keeper = kept()
     keeper.hold({"a": 1})
     store.lost = {"a"}
     for _ in range(29):
@@ -95,8 +96,7 @@ def test_a_lost_claim_is_not_asked_for_every_second() -> None:
 
 
 def test_cancellations_are_known_while_held_and_forgotten_after() -> None:
-    store = LedgerOfLeases()
-    keeper = LeaseKeeper(store, owner="w", lease_s=30)
+    store, _, keeper = kept()
     keeper.hold({"a": 1, "b": 1})
     store.asked_to_end = {"b", "somebody else's"}
     keeper.check_cancelled()
@@ -107,8 +107,7 @@ def test_cancellations_are_known_while_held_and_forgotten_after() -> None:
 
 
 def test_a_database_that_is_away_is_asked_again_until_it_answers() -> None:
-    store, clock = LedgerOfLeases(), Clock()
-    keeper = LeaseKeeper(store, owner="w", lease_s=30, clock=clock)
+    store, clock, keeper = kept()
     keeper.hold({"a": 1})
     store.is_away = True
     clock.now += 15

@@ -8,13 +8,11 @@ from dataclasses import replace
 import pytest
 
 from alphaloop.errors import (
-    BrokerError,
     DeliveryFailed,
     FatalBrokerError,
     MessageRefused,
     MessageTooLarge,
     StoreUnavailable,
-    TopicUnavailable,
 )
 from alphaloop.kafka.topics import RESULTS, TOKENS
 from alphaloop.messages import Failure, Status, StreamReader, read_chunk
@@ -203,20 +201,6 @@ def test_chunks_alone_are_not_waited_for() -> None:
     one.queue.put([JobStream("j1", 1, {}).add("one ", created=0, model="target")])
     assert one.publisher.turn(0.0) == 1
     assert "acknowledged" not in one.world.events
-
-
-@pytest.mark.parametrize("error", [TopicUnavailable("no topic"), MessageTooLarge("large")])
-@pytest.mark.parametrize("is_told_at_once", [True, False])
-def test_a_chunk_that_does_not_arrive_is_dropped_and_results_go_on(error: BrokerError, is_told_at_once: bool) -> None:
-    one = Publishing()
-    if is_told_at_once:
-        one.world.send_errors = [error]
-    else:
-        one.world.reports[TOKENS] = [error]
-    one.queue.put([JobStream("j1", 1, {}).add("one ", created=0, model="target"), one.recorded(1)])
-    one.publisher.turn(0.0)
-    assert one.world.events[-2:] == ["cleared [1]", "finished 1"]
-    assert one.value("alphaloop_chunks_dropped_total", code=error.code) == 1.0
 
 
 @pytest.mark.parametrize("is_told_at_once", [True, False])

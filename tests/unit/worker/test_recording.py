@@ -207,28 +207,6 @@ def cancelled(claimed: ClaimedJob) -> EndedJob:
     return EndedJob(claimed, recording.ended(claimed, Status.CANCELLED, Failure(code="c", message="told"), now=NOW))
 
 
-def test_while_one_group_is_committed_the_next_one_gathers() -> None:
-    one = Recording()
-    is_committing, may_commit = threading.Event(), threading.Event()
-
-    def commit_slowly() -> None:
-        is_committing.set()
-        assert may_commit.wait(WAIT_S)
-
-    one.store.before_record = commit_slowly
-    with ThreadPoolExecutor(1) as pool:
-        one.recorder.put(ended("j1"))
-        turn = pool.submit(one.recorder.turn, WAIT_S)
-        assert is_committing.wait(WAIT_S)
-        for job_id in ("j2", "j3", "j4"):
-            one.recorder.put(ended(job_id))
-        assert len(one.recorder) == 4, "the group in hand is not recorded yet"
-        may_commit.set()
-        turn.result(WAIT_S)
-        one.recorder.turn(0.0)
-    assert one.store.transactions == [["j1"], ["j2", "j3", "j4"]]
-
-
 def test_a_group_is_bounded_in_count_and_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "MOST_AT_ONCE", 3)
     monkeypatch.setattr(recording, "MOST_BYTES_AT_ONCE", 1000)
@@ -316,19 +294,6 @@ def test_what_cannot_be_recorded_ends_the_thread_and_publishes_nothing(error: St
     assert one.published() == []
     assert one.recorder.take_recorded() == []
     assert one.leases.holds("j1")
-
-
-def test_a_full_recorder_makes_the_loop_wait_until_the_worker_hurries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "MOST_WAITING", 1)
-    one = Recording()
-    one.recorder.put(ended("j1"))
-    with ThreadPoolExecutor(1) as pool:
-        put = pool.submit(one.recorder.put, ended("j2", "j3"))
-        one.recorder.turn(WAIT_S)
-        one.hurry.set()
-        put.result(WAIT_S)
-    one.recorder.turn(0.0)
-    assert [job_id for group in one.store.transactions for job_id in group] == ["j1", "j2", "j3"]
 
 
 def test_what_is_held_is_bounded_in_count_and_in_bytes_and_the_oldest_goes_first(

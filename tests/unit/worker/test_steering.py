@@ -265,13 +265,6 @@ def test_the_trial_goes_on_when_servers_tell_again(caplog: pytest.LogCaptureFixt
     assert [action for action in said if action is not None] == ["trial_paused", "trial_goes_on"]
 
 
-def test_a_lone_worker_measures_at_servers_that_do_not_tell_their_load() -> None:
-    world = RequestWorld(("code", LOOKUP))
-    world.engine.tells_load = False
-    world.turn(700)
-    assert {one.phase for one in world.slices} >= {Phase.BEFORE, Phase.CONTROL, Phase.AFTER}
-
-
 def test_a_slice_adds_up_what_its_requests_took() -> None:
     world = RequestWorld(("code", LOOKUP))
     world.turn(900)
@@ -330,13 +323,6 @@ def test_requests_that_are_dropped_or_fail_to_start_are_forgotten() -> None:
     world.steering.begin("never admitted", world.started[0].lane, LOOKUP, world.running)
     world.turn(700)
     assert {one.phase for one in world.slices} >= {Phase.BEFORE, Phase.CONTROL, Phase.AFTER}
-
-
-def test_without_a_control_share_nothing_is_admitted_vanilla() -> None:
-    world = RequestWorld(("code", LOOKUP), share=0.0)
-    world.turn(200)
-    assert all(job.setting == LOOKUP.setting for job in world.started)
-    assert {one.phase for one in world.steering.close()} == {Phase.BETWEEN}
 
 
 def test_rounds_that_a_server_does_not_tell_are_its_tokens() -> None:
