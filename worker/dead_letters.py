@@ -71,11 +71,6 @@ class DeadMessage:
         """Size of the message."""
         return self.delivery.num_bytes
 
-    @property
-    def topic(self) -> str:
-        """Where it came from."""
-        return self.delivery.record.topic
-
 
 def failed_job(delivery: Delivery, outcome: bytes, intake: Intake) -> DeadMessage | None:
     """The message of a recorded Result's job, if it failed."""
