@@ -135,8 +135,16 @@ class Claiming:
 
     def _claim(self, claims: Claims, batch: Sequence[ReadyJob], *, alone: bool) -> None:
         """Claim these jobs together. A job that Postgres does not take, alone, is refused and stops no other."""
+        ask = partial(
+            self._store.claim,
+            [_request(ready) for ready in batch],
+            owner=self._owner,
+            lease_s=self._lease_s,
+            max_attempts=self._max_attempts,
+            alone=alone,
+        )
         try:
-            answers = self._retry.until_done("claim", partial(self._ask, batch, alone=alone))
+            answers = self._retry.until_done("claim", ask)
         except StoreValueRefused:
             if len(batch) == 1:
                 claims.refused.append((batch[0], MalformedMessage("the database does not take the fields of this job")))
@@ -146,15 +154,6 @@ class Claiming:
             return
         for ready, answer in zip(batch, answers, strict=True):
             self._sort(claims, ready, answer)
-
-    def _ask(self, batch: Sequence[ReadyJob], *, alone: bool) -> list[Claim]:
-        return self._store.claim(
-            [_request(ready) for ready in batch],
-            owner=self._owner,
-            lease_s=self._lease_s,
-            max_attempts=self._max_attempts,
-            alone=alone,
-        )
 
     def _sort(self, claims: Claims, ready: ReadyJob, answer: Claim) -> None:
         claimed = ClaimedJob(ready, answer.attempt, answer.num_crashes, answer.num_failures)

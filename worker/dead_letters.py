@@ -318,9 +318,7 @@ class Forwarder:
         self._waiting[topic] = messages
 
     def _ensure(self, topic: str) -> BrokerError | None:
-        if topic in self._ensured:
-            return None
-        failure = self.topics.ensure(topic)
+        failure = None if topic in self._ensured else self.topics.ensure(topic)
         if failure is None:
             self._ensured.add(topic)
         return failure

@@ -25,7 +25,7 @@ from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake, Room
 from worker.intake.validation import MessageReader, ReadyJob
 from worker.publishing import Publication, answer_again
-from worker.recording import Recorder, undecoded
+from worker.recording import EndedJob, Recorder, ended
 from worker.running import Suspects
 
 #: How long one turn waits for deliveries when there is nothing else to do.
@@ -242,7 +242,7 @@ class JobFeed:
         now = self._clock()
         self._held += self._suspects.set_aside(claims)
         self._held += [(now + held_for_s, job) for job, held_for_s in claims.held]
-        owed = [*claims.to_decode, *(ended.claimed for ended in claims.ended)]
+        owed = [*claims.to_decode, *(one.claimed for one in claims.ended)]
         self._intake.handing_over.owe(claimed.ready.delivery for claimed in owed)
         self._forget(self._undecoded.pass_on(claims))
         self.ready.fill(claims.to_decode)
@@ -333,9 +333,12 @@ class UndecodedJobs:
             told = job.delivery, job.job.job_id, known.outcome or b"", known.headers
             self._publishing.put([answer_again(*told, self._intake)])
         if claims.ended:
-            self._recorder.put(undecoded(claims, self._now()))
+            now = self._now()
+            self._recorder.put(
+                [EndedJob(e.claimed, ended(e.claimed, e.status, e.failure, now=now)) for e in claims.ended]
+            )
         gone = [job for job, _ in (*claims.suspects, *claims.held, *claims.refused, *claims.answered)]
-        return [job.lane for job in (*gone, *(ended.claimed.ready for ended in claims.ended))]
+        return [job.lane for job in (*gone, *(one.claimed.ready for one in claims.ended))]
 
 
 def open_feed(

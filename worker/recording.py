@@ -32,7 +32,7 @@ from alphaloop.store.decode_runs import DecodeRun, ShadowRun
 from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome
 from worker.background import BoundedQueue, Retry
-from worker.claims import ClaimedJob, Claims, LeaseKeeper
+from worker.claims import ClaimedJob, LeaseKeeper
 from worker.dead_letters import DeadMessage, failed_job
 from worker.engine import EngineIdentity, Generation, ShadowCounts, tolerance_of
 from worker.intake.polling import Intake
@@ -146,7 +146,7 @@ class Recorder:
             tuple(one.claimed.ready.delivery for one in group),
             self._intake,
             tuple(one.claimed.job_id for one in group),
-            tuple(found for one in winners if (found := self._failed(one))),
+            tuple(filter(None, map(self._failed, winners))),
             tuple(self._tracing.recorded(winners)) if self._tracing else (),
         )
         self._publishing.put([recorded])
@@ -207,8 +207,7 @@ class Recorder:
         return [failed], self._retry.until_done("record", lambda: self._write(stand_in))
 
     def _failed(self, one: EndedJob) -> DeadMessage | None:
-        is_failed = one.outcome.status == Status.FAILED.value
-        return failed_job(one.claimed.ready.delivery, one.outcome.result, self._intake) if is_failed else None
+        return failed_job(one.claimed.ready.delivery, one.outcome.result, self._intake)
 
     def _count(self, winners: Sequence[EndedJob]) -> None:
         by_label: dict[tuple[str, str], list[Outcome]] = {}
@@ -224,11 +223,6 @@ class Recorder:
         while self._recorded:
             taken.append(self._recorded.popleft())
         return taken
-
-
-def undecoded(claims: Claims, now: datetime) -> list[EndedJob]:
-    """Claimed jobs that need no decoding, with their outcomes."""
-    return [EndedJob(e.claimed, ended(e.claimed, e.status, e.failure, now=now)) for e in claims.ended]
 
 
 def succeeded(

@@ -17,12 +17,11 @@ from alphaloop.deciding.decision import ChoicesInMemory, Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSnapshot
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits, Subject, TaskRules
+from alphaloop.deciding.job_facts import PolicyLimits, Subject, TaskRules
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Decoding, Origin, Purpose, parse_job
-from alphaloop.settings import TaskSettings
 from alphaloop.store.snapshots import SnapshotRow, SnapshotStore
 from tests.fakes import FakeEngine
 from tests.fixtures.deciding import some_snapshot
@@ -54,9 +53,8 @@ class ShortEngine(FakeEngine):
         return {"small": f"prompts of {shortest} tokens"} if shortest >= self._context else {}
 
 
-def prepare(num_prompt: int, deadline_s: float | None = None) -> PreparedJob:
-    fields = {} if deadline_s is None else {"deadline": (NOW + timedelta(seconds=deadline_s)).isoformat()}
-    value = json.dumps({"task": "code", "body": {"prompt": "x"}, **fields}).encode()
+def prepare(num_prompt: int) -> PreparedJob:
+    value = json.dumps({"task": "code", "body": {"prompt": "x"}}).encode()
     job = parse_job(value, Origin("test", "jobs.code", 0, num_prompt), task="code")
     return PreparedJob(job, (1,) * num_prompt, Sampling(max_tokens=100, temperature=0.0))
 
@@ -75,9 +73,9 @@ def session(engine: FakeEngine) -> DecisionSession:
     )
 
 
-def decided(engine: FakeEngine, jobs: Sequence[PreparedJob], pattern: str = "", num_running: int = 0) -> Decision:
+def decided(engine: FakeEngine, jobs: Sequence[PreparedJob], num_running: int = 0) -> Decision:
     num_running = num_running or len(jobs)
-    key = lane_of(jobs[0].job, jobs[0].sampling, pattern)
+    key = lane_of(jobs[0].job, jobs[0].sampling)
     first, *_ = session(engine).decide(
         subject_of(key),
         [facts_of(job) for job in jobs],
@@ -106,35 +104,6 @@ def test_prompts_that_no_drafter_can_serve_are_told() -> None:
     assert (refused.reason, refused.drafter) == (Reason.CANNOT_SERVE, None)
     assert "prompts of 100 tokens" in refused.explanation
     assert decided(ShortEngine(1 << 40, context=100), [prepare(99)]).reason is Reason.NO_COSTS
-
-
-def test_a_pattern_switches_speculation_off_and_is_named() -> None:
-    off = decided(ShortEngine(1 << 40), [prepare(5)], "Translate *")
-    assert (off.reason, off.drafter) == (Reason.SWITCHED_OFF, None)
-    assert "Translate *" in off.explanation
-
-
-@pytest.mark.parametrize(
-    ("task", "deadlines_s", "expected"),
-    [
-        ({}, [None, None], Objective()),
-        ({}, [None, 60.0, 30.0], Objective(Aim.DEADLINE, 30_000.0)),
-        ({"target_time_per_token_ms": 50}, [30.0], Objective(Aim.TIME_PER_TOKEN, 50.0)),
-        ({"target_time_to_first_token_ms": 800}, [None], Objective(Aim.TIME_TO_FIRST_TOKEN, 800.0)),
-    ],
-)
-def test_a_tasks_target_goes_before_the_earliest_deadline(
-    task: dict[str, Any], deadlines_s: list[float | None], expected: Objective
-) -> None:
-    jobs = [prepare(5, seconds) for seconds in deadlines_s]
-    context = session(ShortEngine(0)).context(
-        Subject("code", "greedy"),
-        [facts_of(job) for job in jobs],
-        TaskSettings.model_validate(task).rules(),
-        num_running=len(jobs),
-        now=NOW,
-    )
-    assert context.objective == expected
 
 
 @pytest.mark.parametrize(
