@@ -48,7 +48,6 @@ from alphaloop.costs import CostPoint, with_shared_weights
 from alphaloop.embedded.stack import with_running_stack
 from alphaloop.errors import AlphaloopError, ConfigError, MessageError, StoreError
 from alphaloop.files import readable_again
-from alphaloop.job_lines import JobLine
 from alphaloop.payoff.figures import VANILLA
 from alphaloop.payoff.report import Footprint
 from alphaloop.settings import EndpointSettings, ModelSettings, Settings, load_settings
@@ -132,7 +131,33 @@ def _measure(order: MeasureOrder, settings: Settings, tell: Tell) -> int:
     # Checks the candidates before anything is loaded, so that a wrong one is reported at once.
     candidates = choose_candidates([settings.models.drafter_state(name, "") for name in chosen], order.k)
     refuse_few(len(lines), order.batch, len(candidates))
-    return _measure_loaded(order, settings, chosen, lines, notes, tell)
+    tell(StageEvent(name=LOADING))
+    is_own = settings.models.target.engine == "own"
+    found = _of_this_process(settings, chosen, order.batch) if is_own else _of_servers(settings.models, order.batch)
+    engine = found.engine
+    candidates = choose_candidates([one for one in engine.drafters if one.name in chosen], order.k)
+    prepared = prepare(lines, engine, settings.tasks)
+    plan = MeasuringPlan(prepared, candidates, order.batch, order.repeats, order.bar, order.seed)
+
+    def on_event(event: CommandEvent) -> None:
+        tell(event)
+        found.sample_memory()
+
+    with closing(engine), _stopped_by_signals() as should_stop:
+        session = MeasuringSession(engine, plan, should_stop=should_stop, tell=on_event)
+        session.run()
+        if session.measured.turns:
+            busy = busy_note(session.measured.of(VANILLA), load_average(), os.cpu_count() or 1)
+            notes = [*notes, *found.notes, *([busy] if busy else [])]
+            report = session.report(found.records, found.footprint, notes)
+            tell(ReportEvent(data=report))
+    if session.failure is not None:
+        raise session.failure
+    if session.measured.is_interrupted:
+        why = "interrupted" if session.measured.turns else "interrupted before a batch was decoded in every way"
+        tell(NoteEvent(text=why))
+        return INTERRUPTED
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,43 +194,6 @@ def _of_this_process(settings: Settings, drafters: Collection[str], batch: int) 
     engine = open_engine(settings.models, num_slots=batch)
     parts, records, notes = records_of(settings, engine)
     return _ToMeasure(engine, records, notes, watch.sample, lambda: watch.footprint(parts))
-
-
-def _measure_loaded(
-    order: MeasureOrder,
-    settings: Settings,
-    drafters: Collection[str],
-    lines: Sequence[JobLine],
-    notes: Sequence[str],
-    tell: Tell,
-) -> int:
-    tell(StageEvent(name=LOADING))
-    is_own = settings.models.target.engine == "own"
-    found = _of_this_process(settings, drafters, order.batch) if is_own else _of_servers(settings.models, order.batch)
-    engine = found.engine
-    candidates = choose_candidates([one for one in engine.drafters if one.name in drafters], order.k)
-    prepared = prepare(lines, engine, settings.tasks)
-    plan = MeasuringPlan(prepared, candidates, order.batch, order.repeats, order.bar, order.seed)
-
-    def on_event(event: CommandEvent) -> None:
-        tell(event)
-        found.sample_memory()
-
-    with closing(engine), _stopped_by_signals() as should_stop:
-        session = MeasuringSession(engine, plan, should_stop=should_stop, tell=on_event)
-        session.run()
-        if session.measured.turns:
-            busy = busy_note(session.measured.of(VANILLA), load_average(), os.cpu_count() or 1)
-            notes = [*notes, *found.notes, *([busy] if busy else [])]
-            report = session.report(found.records, found.footprint, notes)
-            tell(ReportEvent(data=report))
-    if session.failure is not None:
-        raise session.failure
-    if session.measured.is_interrupted:
-        why = "interrupted" if session.measured.turns else "interrupted before a batch was decoded in every way"
-        tell(NoteEvent(text=why))
-        return INTERRUPTED
-    return 0
 
 
 def _calibrate(order: CalibrateOrder, settings: Settings, tell: Tell) -> int:

@@ -159,7 +159,7 @@ class FirstReads:
     `reads` are called with a task and a sampling bucket. One thread owns it, the one that claims jobs.
     """
 
-    def __init__(self, *reads: Callable[[str, str], None]) -> None:
+    def __init__(self, *reads: Callable[[str, str], object]) -> None:
         self._reads = reads
         self._done: set[tuple[str, str]] = set()
 
@@ -233,7 +233,7 @@ def open_deciding(
         now=clock.now,
         note=journal.note,
     )
-    return Deciding(decider, evidence_cache, costs, journal, FirstReads(choices.prepare, budgets.prepare), facts)
+    return Deciding(decider, evidence_cache, costs, journal, FirstReads(choices.last_choice, budgets.prepare), facts)
 
 
 def half_life(settings: Settings) -> timedelta:

@@ -29,12 +29,13 @@ from worker.engine import EngineIdentity
 
 log = logging.getLogger(__name__)
 
+_Subject: TypeAlias = tuple[str, str]  # task, sampling bucket
+
 
 class StoredChoices:
     """A `ChoiceLog` for one engine. A log that cannot be written does not stop decoding.
 
-    `write` does the writing or queues it; a queued choice counts as logged, because the queue tries again. `prepare`
-    may run in another thread than the session's.
+    `write` does the writing or queues it; a queued choice counts as logged, because the queue tries again.
     """
 
     def __init__(
@@ -47,16 +48,16 @@ class StoredChoices:
     ) -> None:
         self._changes, self._identity, self._owner = changes, identity, owner
         self._write = write
-        self._prepared: dict[tuple[str, str], DraftSetting | None] = {}
-
-    def prepare(self, task: str, sampling_bucket: str) -> None:
-        """Read what `last_choice` will be asked for. May raise StoreError."""
-        self._prepared[task, sampling_bucket] = self._read(task, sampling_bucket)
+        self._begun_with: dict[_Subject, DraftSetting | None] = {}
 
     def last_choice(self, task: str, sampling_bucket: str) -> DraftSetting | None:
-        """The last choice in the log. Without `prepare` it is read now, which may raise StoreError."""
-        subject = task, sampling_bucket
-        return self._prepared.pop(subject) if subject in self._prepared else self._read(*subject)
+        """The last choice in the log when it was first asked for, from any thread. May raise StoreError."""
+        identity, subject = self._identity, (task, sampling_bucket)
+        if subject not in self._begun_with:
+            self._begun_with[subject] = self._changes.last_choice(
+                task, identity.target_revision, identity.device, sampling_bucket
+            )
+        return self._begun_with[subject]
 
     def record(self, key: IncumbentKey, decision: Decision) -> bool:
         """Log the choice; False if the database is away."""
@@ -72,15 +73,9 @@ class StoredChoices:
             return False
         return True
 
-    def _read(self, task: str, sampling_bucket: str) -> DraftSetting | None:
-        identity = self._identity
-        return self._changes.last_choice(task, identity.target_revision, identity.device, sampling_bucket)
-
 
 #: Credit is written so often at most, because every write is a transaction.
 ACCRUED_EVERY_S: Final = 60.0
-
-_Subject: TypeAlias = tuple[str, str]  # task, sampling bucket
 
 
 class _Sums(NamedTuple):
