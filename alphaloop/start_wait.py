@@ -74,9 +74,7 @@ class StartWait:
         logged_at: float | None = None
         pause_s = FIRST_PAUSE_S
         try:
-            while True:
-                if self._stop.is_set():
-                    raise StartStopped
+            while not self._stop.is_set():
                 try:
                     answer = ask()
                 except (StoreLoginRefused, BrokerLoginRefused, ServerLoginRefused):
@@ -97,6 +95,7 @@ class StartWait:
                         waited = {"action": "server_answered", "waited_s": round(self._clock() - begun, 1)}
                         log.info("%s answers", server, extra=waited)
                     return answer
+            raise StartStopped
         finally:
             self._awaited = None
 

@@ -91,7 +91,7 @@ def _decode(
     engine: TransformersEngine, jobs: Sequence[PreparedJob], costs: CostTable, slack_s: float, num_slots: int
 ) -> Decoded:
     queue: AdmissionQueue[PreparedJob] = AdmissionQueue(
-        num_slots=num_slots, read_s=lambda n: costs.prefill_ms(None, n) / 1000, most_slack_s=slack_s
+        num_slots=num_slots, read_s=lambda n: min(slack_s, costs.prefill_ms(None, n) / 1000)
     )
     lanes = {job.job.job_id: lane_of(job.job, job.sampling) for job in jobs}
     for job in jobs:
@@ -100,7 +100,7 @@ def _decode(
     running: dict[str, PreparedJob] = {}
     num_read = 0
     began, began_cpu = time.perf_counter(), time.process_time()
-    admitted_at = dict.fromkeys(queue.waiting(0.0), began)
+    admitted_at = dict.fromkeys({lane.task for lane in lanes.values()}, began)
     longest_wait_s = dict.fromkeys(admitted_at, 0.0)
     while len(queue) or running:
         for lane, job in queue.next(num_slots - len(running), running=Counter(lanes[name] for name in running)):

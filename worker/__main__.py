@@ -162,18 +162,13 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m worker", description=__doc__, epilog="example: python -m worker --profile local"
     )
-    parser.add_argument(
-        "--configs", type=Path, default=_path_from_environment("ALPHALOOP_CONFIGS"), help="folder of TOML files"
-    )
+    configs = os.environ.get("ALPHALOOP_CONFIGS") or None  # argparse gives a default that is text to Path, too
+    parser.add_argument("--configs", type=Path, default=configs, help="folder of TOML files")
     parser.add_argument(
         "--profile", default=os.environ.get("ALPHALOOP_PROFILE"), help="one more file of it, laid over the others"
     )
     parser.add_argument("--seed", type=int, default=None, help="seed of exploration; random if not given")
     return parser.parse_args(argv)
-
-
-def _path_from_environment(name: str) -> Path | None:
-    return Path(os.environ[name]) if os.environ.get(name) else None
 
 
 if __name__ == "__main__":

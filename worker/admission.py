@@ -34,6 +34,8 @@ NORMAL_SHARE: Final = 0.2  #: of a task's starts, for jobs that are not of the h
 UNKNOWN_JOB_S: Final = 1.0  #: device seconds that a job is expected to need before any job of any task has ended
 NUM_REMEMBERED_JOBS: Final = 64  #: the mean device time of a job follows about this many ended jobs
 SHORTEST_JOB_S: Final = 0.001  #: no job is expected to take less, so that many free jobs still count for something
+#: Most device time by which jobs may go before their turn to share a prompt's beginning with a running job.
+MOST_SLACK_S: Final = 10.0
 #: Tokens of the shortest beginning that is compared; each further one is twice as long.
 SHORTEST_BEGINNING: Final = 64
 LONGEST_BEGINNING: Final = 16_384
@@ -53,7 +55,6 @@ class AdmissionQueue(Generic[Item]):
         quantum_s: float = 1.0,
         weight_of: Callable[[str], float] = lambda task: 1.0,
         read_s: Callable[[int], float] = lambda num_tokens: 0.0,
-        most_slack_s: float = 0.0,
     ) -> None:
         """An empty queue.
 
@@ -62,12 +63,11 @@ class AdmissionQueue(Generic[Item]):
             quantum_s: device seconds over weight that a task may be ahead of the task that had least.
             weight_of: the weight of a task, above 0; asked whenever the task is charged, so weights may change.
             read_s: device seconds in which the target reads so many tokens of a prompt, as measured.
-            most_slack_s: device seconds by which jobs may go before their turn to share a beginning; 0: never.
         """
         self._num_slots = num_slots
         self._quantum_s = quantum_s
         self._weight_of = weight_of
-        self._shared = SharedBeginnings(num_slots, read_s, most_slack_s)
+        self._shared = SharedBeginnings(num_slots, read_s)
         self._tasks: dict[str, _Task[Item]] = {}
         self._backlogged: dict[str, _Task[Item]] = {}
         self._running: set[str] = set()
@@ -87,12 +87,6 @@ class AdmissionQueue(Generic[Item]):
     def load(self, *, is_high: bool) -> tuple[int, int]:
         """The waiting jobs of the high lanes, or of the others, and their bytes as given to `add`."""
         return self._num_jobs[is_high], self._num_bytes[is_high]
-
-    def waiting(self, now: float) -> Mapping[str, Waiting]:
-        """How many jobs wait and for how long, by task; tasks without a waiting job are left out."""
-        return {
-            name: Waiting(task.num_jobs, now - task.oldest_since_s) for name, task in sorted(self._backlogged.items())
-        }
 
     def add(
         self,
@@ -120,7 +114,7 @@ class AdmissionQueue(Generic[Item]):
             self._backlogged[task.name] = task
         place = now - priority * AGEING_S, next(self._arrival)
         is_high = is_high and not lane.is_measured
-        job = _Job(place, lane, item, num_bytes, now, () if self._shared.is_off else beginnings, is_high)
+        job = _Job(place, lane, item, num_bytes, beginnings, is_high)
         task.add(job)
         self._count(job, 1)
 
@@ -143,17 +137,15 @@ class AdmissionQueue(Generic[Item]):
         """Count the device seconds of an engine step, by task."""
         for name, device_s in device_s_by_task.items():
             share = self._task(name).share
-            share.weight = self._weight(name)
+            share.weight = self._weight_of(name)
             share.charge(device_s)
             self._most_charged_s = max(self._most_charged_s, share.virtual_s)
 
-    def discard(self, unwanted: Callable[[Item], bool]) -> list[Item]:
-        """Take out and return the jobs for which `unwanted` holds (their partition went to another worker). O(n)."""
-        gone = [job for task in self._backlogged.values() for job in task.discard(unwanted)]
-        self._backlogged = {name: task for name, task in self._backlogged.items() if task.num_jobs}
-        for job in gone:
+    def discard(self, unwanted: Callable[[Item], bool]) -> None:
+        """Drop the jobs for which `unwanted` holds (their partition went to another worker). O(n)."""
+        for job in [job for task in self._backlogged.values() for job in task.discard(unwanted)]:
             self._count(job, -1)
-        return [job.item for job in gone]
+        self._backlogged = {name: task for name, task in self._backlogged.items() if task.num_jobs}
 
     def _take_traffic(self, limit: int) -> list[_Job[Item]]:
         """Traffic up to `limit`, or up to where a probe or control is next: the turn of its lane begins there.
@@ -248,22 +240,8 @@ class AdmissionQueue(Generic[Item]):
         task = self._tasks.get(name)
         if task is None:
             task = self._tasks[name] = _Task(name)
-            task.share.weight = self._weight(name)
+            task.share.weight = self._weight_of(name)
         return task
-
-    def _weight(self, name: str) -> float:
-        weight = self._weight_of(name)
-        if weight <= 0:
-            raise ValueError(f"task {name} has weight {weight}; a weight is above 0")
-        return weight
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """What an operator sees of a task's queue."""
-
-    num_jobs: int
-    oldest_s: float  #: how long the job that was added first has waited
 
 
 class LaneKey(NamedTuple):
@@ -386,15 +364,14 @@ class SharedBeginnings:
     a beginning is read again, or a job goes first for nothing.
 
     The slack is as long as a run of jobs of which reading the beginning takes `READING_SHARE`: 20 times what the target
-    is measured to need for the beginning, at most `most_slack_s`. So a beginning that is cheap to read changes no
+    is measured to need for the beginning, at most `MOST_SLACK_S`. So a beginning that is cheap to read changes no
     order.
     """
 
-    def __init__(self, num_slots: int, read_s: Callable[[int], float], most_slack_s: float) -> None:
+    def __init__(self, num_slots: int, read_s: Callable[[int], float]) -> None:
         """`read_s`: seconds in which the target reads so many tokens of a prompt, as measured."""
         self._num_slots = num_slots
         self._read_s = read_s
-        self._most_slack_s = most_slack_s
         self._by_job: deque[tuple[Beginning, ...]] = deque()
         self._num_jobs: dict[Beginning, int] = {}
 
@@ -403,16 +380,9 @@ class SharedBeginnings:
         """Every beginning that a job holds."""
         return self._num_jobs.keys()
 
-    @property
-    def is_off(self) -> bool:
-        """Whether no job may go before its turn."""
-        return self._most_slack_s <= 0
-
     def slack_s(self, num_tokens: int) -> float:
         """Device seconds by which a job may go before its turn to share so many tokens; 0 for none."""
-        if not num_tokens or self.is_off:
-            return 0.0
-        return min(self._most_slack_s, self._read_s(num_tokens) / READING_SHARE)
+        return min(MOST_SLACK_S, self._read_s(num_tokens) / READING_SHARE) if num_tokens else 0.0
 
     def admit(self, beginnings: tuple[Beginning, ...]) -> None:
         """A job with these beginnings was admitted."""
@@ -438,7 +408,6 @@ class _Job(Generic[Item]):
     lane: LaneKey
     item: Item
     num_bytes: int
-    since_s: float
     beginnings: tuple[Beginning, ...]  # of its prompt, the longest first
     is_high: bool
     is_waiting: bool = True
@@ -523,23 +492,17 @@ class _Task(Generic[Item]):
     high: _Traffic[Item] = field(default_factory=_Traffic)
     normal: _Traffic[Item] = field(default_factory=_Traffic)
     measured: dict[LaneKey, _Heap[Item]] = field(default_factory=dict)
-    arrivals: deque[_Job[Item]] = field(default_factory=deque)
     owed: float = 0.0  #: starts of the normal lane
 
     @property
     def has_traffic(self) -> bool:
         return bool(self.high or self.normal)
 
-    @property
-    def oldest_since_s(self) -> float:
-        return self.arrivals[0].since_s
-
     def add(self, job: _Job[Item]) -> None:
         if job.lane.is_measured:
             heappush(self.measured.setdefault(job.lane, []), (job.place, job))
         else:
             (self.high if job.is_high else self.normal).add(job)
-        self.arrivals.append(job)
         self.num_jobs += 1
 
     @property
@@ -567,23 +530,24 @@ class _Task(Generic[Item]):
             self.owed += NORMAL_SHARE / (1 - NORMAL_SHARE)
         else:
             self.owed = 0.0
-        return self._taken(lane.take(shared, job_s))
+        self.num_jobs -= 1
+        return lane.take(shared, job_s)
 
     def take_measured(self, lane: LaneKey) -> _Job[Item]:
         self.owed = max(0.0, self.owed - 1)
         job = heappop(self.measured[lane])[1]
         if not self.measured[lane]:
             del self.measured[lane]
-        return self._taken(job)
+        self.num_jobs -= 1
+        return job
 
     def discard(self, unwanted: Callable[[Item], bool]) -> list[_Job[Item]]:
-        waiting = [job for job in self.arrivals if job.is_waiting]
-        gone = [job for job in waiting if unwanted(job.item)]
+        heaps = (self.high.heap, self.normal.heap, *self.measured.values())
+        gone = [job for heap in heaps for _, job in heap if job.is_waiting and unwanted(job.item)]
         for job in gone:
             job.is_waiting = False
         if gone:
-            self.arrivals = deque(job for job in waiting if job.is_waiting)
-            self.num_jobs = len(self.arrivals)
+            self.num_jobs -= len(gone)
             self.high.forget_taken()
             self.normal.forget_taken()
             self.measured = _all_still_waiting(self.measured)
@@ -596,13 +560,6 @@ class _Task(Generic[Item]):
     def _next_lane(self) -> _Traffic[Item]:
         is_normal = not self.high or (self._is_normal_due and bool(self.normal))
         return self.normal if is_normal else self.high
-
-    def _taken(self, job: _Job[Item]) -> _Job[Item]:
-        job.is_waiting = False
-        self.num_jobs -= 1
-        while self.arrivals and not self.arrivals[0].is_waiting:
-            self.arrivals.popleft()
-        return job
 
 
 def _least_served(tasks: Iterable[_Task[Item]], *, but: _Task[Item] | None) -> _Task[Item] | None:

@@ -31,21 +31,21 @@ from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probes import ProbeStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.workers import ServerIdentityStore, WorkerSetup, WorkerStore
-from worker.background import BackgroundThread, BackgroundWrites, Retry
+from worker.background import BackgroundThread, BackgroundWrites, BoundedQueue, Retry
 from worker.claims import Claiming, LeaseKeeper
 from worker.dead_letters import DeadMessage, FailedTry, Forwarder, JobRetries, letter_of
 from worker.deciding.decider import half_life, open_deciding, revisions
 from worker.deciding.evidence_cache import SegmentsApart
 from worker.deciding.watch import Watch
 from worker.engine import AsksServers, Engine, EngineIdentity
-from worker.feed import UndecodedJobs, open_feed, open_reader
+from worker.feed import UndecodedJobs, open_feed
 from worker.intake.control import ControlReader
 from worker.intake.polling import TopicWatch, make_topics, open_intake
-from worker.intake.validation import open_validation
+from worker.intake.validation import Fetching, MessageReader, open_validation
 from worker.loop import Worker
 from worker.metrics import WorkerMetrics
 from worker.presence import Presence
-from worker.publishing import Publisher, PublishingQueue, RefusedResults
+from worker.publishing import Publication, Publisher, RefusedResults
 from worker.recording import EndedJob, Recorder, ended
 from worker.sending import UnavailableTopics
 from worker.steering import RequestSteering, RoundSteering, SliceRecorder, Steering
@@ -116,8 +116,11 @@ def assemble(
     )
 
     # From the engine.
-    publishing = PublishingQueue(
-        max_items=PUBLISHING_ITEMS, max_bytes=limits.max_buffered_bytes, is_hurried=retry.gives_up
+    publishing: BoundedQueue[Publication] = BoundedQueue(
+        max_items=PUBLISHING_ITEMS,
+        max_bytes=limits.max_buffered_bytes,
+        num_bytes_of=lambda publication: publication.num_bytes,
+        give_up=retry.gives_up,
     )
     forwarder = Forwarder(
         lambda: Producer(settings.kafka, client_id="alphaloop-forwarding"),
@@ -171,11 +174,10 @@ def assemble(
         settings,
         engine,
         intake,
-        open_reader(settings, validation, contents, intake, retry),
+        MessageReader(validation, Fetching(contents, validation, retry=retry, wake=intake.wake)),
         claiming,
         UndecodedJobs(intake, publishing, forwarder, recorder, now=clock.now),
-        read_s=deciding.costs.read_s,
-        prepare_decisions=deciding.first_reads.prepare,
+        deciding=deciding,
         is_ending=lambda: stop.is_set() or died.is_set(),
         rng=random.Random(rng.random()),
     )
@@ -224,15 +226,12 @@ def assemble(
     }
     threads = Threads(
         neighbours=tuple(BackgroundThread(name, turn, on_failure=on_failure) for name, turn in turns.items()),
-        intake=intake,
-        control_intake=control_intake,
-        leases=leases,
-        watch=Watch(Listener(database), refresh, every_s=EVIDENCE_POLL_S),
+        keepers=(leases.thread, Watch(Listener(database), refresh, every_s=EVIDENCE_POLL_S).thread),
+        intakes=(intake, control_intake),
         tracing=tracing,
         liveness=liveness,
         loop_pulse=liveness.watch(Pulse("the engine's step"), limits.max_step_s),
     )
-    threads.watch_pulses()
     return Worker(
         engine=engine,
         stop=stop,
@@ -245,8 +244,7 @@ def assemble(
         validation=validation,
         feed=feed,
         leases=leases,
-        claim_again=claiming.claim_again,
-        release_claims=claiming.release,
+        claiming=claiming,
         decider=deciding.decider,
         costs=deciding.costs,
         steering=open_steering(
@@ -311,7 +309,7 @@ def open_tracing(
             f"tracing.endpoint: set, and the package {error.name} is not installed",
             hint="pip install 'alphaloop[tracing]', or unset ALPHALOOP_TRACING__ENDPOINT",
         ) from None
-    return Tracing.to_collector(settings.tracing, identity, owner=owner, group_id=settings.kafka.group_id, now=now)
+    return Tracing(settings.tracing, identity, owner=owner, group_id=settings.kafka.group_id, now=now)
 
 
 def open_engine(models: ModelSettings, *, num_slots: int, database: Database | None = None) -> Engine:

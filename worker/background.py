@@ -45,7 +45,8 @@ class BackgroundThread:
     """Calls `turn` in a thread of its own until the thread is told to end.
 
     `turn` returns within about a second, because it waits for its work with a timeout. An exception ends the thread;
-    `check` raises it in the caller's thread, and `on_failure` wakes threads that wait for this one's work.
+    `check` raises it in the caller's thread, and `on_failure` wakes threads that wait for this one's work. However it
+    ends, `at_end` is its last call.
     """
 
     def __init__(
@@ -55,14 +56,15 @@ class BackgroundThread:
         *,
         every_s: float = 0.0,
         on_failure: Callable[[], None] = lambda: None,
+        at_end: Callable[[], object] = lambda: None,
     ) -> None:
         """The thread waits `every_s` seconds before each turn."""
         self.name = name
         self.pulse = Pulse(f"the thread {name}")
         self._turn = turn
         self._every_s = every_s
-        self._on_failure = on_failure
-        self._failure: AlphaloopError | None = None
+        self._on_failure, self._at_end = on_failure, at_end
+        self.failure: AlphaloopError | None = None  #: the exception that ended the thread
         self._is_ending = threading.Event()
         self._thread = threading.Thread(target=self.pulse.around(self._run), name=name, daemon=True)
 
@@ -71,14 +73,14 @@ class BackgroundThread:
         self._thread.start()
 
     @property
-    def failure(self) -> AlphaloopError | None:
-        """The exception that ended the thread."""
-        return self._failure
+    def is_ending(self) -> bool:
+        """Whether the turn in hand is the last one."""
+        return self._is_ending.is_set()
 
     def check(self) -> None:
         """Raise the exception that ended the thread."""
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     def end(self, timeout_s: float) -> bool:
         """Let the turn in hand be the last one; whether the thread ended within `timeout_s`."""
@@ -97,20 +99,30 @@ class BackgroundThread:
         except Exception as error:
             log.exception("the thread %s ended", self.name, extra={"action": "thread_died"})
             self._fail(WorkerThreadDied(f"the thread {self.name} ended: {reason_of(error)}"))
+        finally:
+            self._at_end()
 
     def _fail(self, error: AlphaloopError) -> None:
-        self._failure = error
+        self.failure = error
         self._on_failure()
 
 
 class BoundedQueue(Generic[Item]):
-    """First in, first out, bounded in count and in bytes: a full queue makes its producer wait.
+    """First in, first out, bounded in count and in bytes: a full queue makes its producer wait, until it gives up.
 
-    An item larger than `max_bytes` is added only while the queue is empty. A producer that must not wait puts whatever
-    room there is and asks `is_full` before it fetches more.
+    An item larger than `max_bytes` is added only while the queue is empty. A producer that must not wait gives up at
+    once, and asks `num_free` before it fetches more.
     """
 
-    def __init__(self, *, max_items: int, max_bytes: int, num_bytes_of: Callable[[Item], int]) -> None:
+    def __init__(
+        self,
+        *,
+        max_items: int,
+        max_bytes: int,
+        num_bytes_of: Callable[[Item], int],
+        give_up: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._give_up = give_up
         self._max_items = max_items
         self._max_bytes = max_bytes
         self._num_bytes_of = num_bytes_of
@@ -152,8 +164,8 @@ class BoundedQueue(Generic[Item]):
         room_bytes = self._max_bytes - self._num_bytes
         return max(0, min(self._max_items - len(self._items), room_bytes // most_bytes))
 
-    def put(self, items: Iterable[Item], *, give_up: Callable[[], bool] = lambda: False) -> None:
-        """Add items in their order, waiting for room; the rest is added at once when `give_up` says so.
+    def put(self, items: Iterable[Item]) -> None:
+        """Add items in their order, waiting for room; the rest is added at once when the producer gives up.
 
         The taking thread is woken when no more fit or all are added, so that items put together can be taken together.
         """
@@ -163,7 +175,7 @@ class BoundedQueue(Generic[Item]):
             num_added = 0
             for item in items:
                 num_bytes = self._num_bytes_of(item)
-                while not self._fits(num_bytes) and not give_up():
+                while not self._fits(num_bytes) and not self._give_up():
                     if num_added:
                         self._changed.notify_all()
                     beat()

@@ -135,8 +135,16 @@ class Claiming:
 
     def _claim(self, claims: Claims, batch: Sequence[ReadyJob], *, alone: bool) -> None:
         """Claim these jobs together. A job that Postgres does not take, alone, is refused and stops no other."""
+        ask = partial(
+            self._store.claim,
+            [_request(ready) for ready in batch],
+            owner=self._owner,
+            lease_s=self._lease_s,
+            max_attempts=self._max_attempts,
+            alone=alone,
+        )
         try:
-            answers = self._retry.until_done("claim", partial(self._ask, batch, alone=alone))
+            answers = self._retry.until_done("claim", ask)
         except StoreValueRefused:
             if len(batch) == 1:
                 claims.refused.append((batch[0], MalformedMessage("the database does not take the fields of this job")))
@@ -146,15 +154,6 @@ class Claiming:
             return
         for ready, answer in zip(batch, answers, strict=True):
             self._sort(claims, ready, answer)
-
-    def _ask(self, batch: Sequence[ReadyJob], *, alone: bool) -> list[Claim]:
-        return self._store.claim(
-            [_request(ready) for ready in batch],
-            owner=self._owner,
-            lease_s=self._lease_s,
-            max_attempts=self._max_attempts,
-            alone=alone,
-        )
 
     def _sort(self, claims: Claims, ready: ReadyJob, answer: Claim) -> None:
         claimed = ClaimedJob(ready, answer.attempt, answer.num_crashes, answer.num_failures)
@@ -199,15 +198,11 @@ def _request(ready: ReadyJob) -> ClaimRequest:
     )
 
 
-log = logging.getLogger(__name__)
-
-
 class LeaseKeeper:
     """Renews each held claim when half of its lease is over, and knows which of the held jobs are cancelled.
 
-    It has a thread of its own, because decoding may take longer than a lease.
-
-    So a job that ends within half a lease is never renewed, and no row is written more than twice a lease.
+    It has a `thread` of its own, because decoding may take longer than a lease. A job that ends within half a lease is
+    never renewed, and no row is written more than twice a lease.
 
     A cancellation arrives from the reader of `control` (`cancel`) or by a notice of another worker's reader
     (`check_cancelled`). If both are missed, it is found within a second.
@@ -237,12 +232,7 @@ class LeaseKeeper:
         self._renewed_at: dict[str, float] = {}
         self._cancelled: set[str] = set()
         self._lock = threading.Lock()
-        self._thread = BackgroundThread("leases", self._turn, every_s=min(lease_s / 8, _CHECK_EVERY_S))
-        self.pulse = self._thread.pulse
-
-    def start(self) -> None:
-        """Begin to renew."""
-        self._thread.start()
+        self.thread = BackgroundThread("leases", self._turn, every_s=min(lease_s / 8, _CHECK_EVERY_S))
 
     def hold(self, attempts: Mapping[str, int]) -> None:
         """Renew these claims from now on; job_id to attempt. They were made just now."""
@@ -320,15 +310,6 @@ class LeaseKeeper:
             self._renewed_at.update(dict.fromkeys(asked, began))
         if lost := asked - still:
             log.warning("%d leases lost", len(lost), extra={"action": "lease_lost"})
-
-    @property
-    def has_died(self) -> bool:
-        """Whether an exception ended the thread."""
-        return self._thread.failure is not None
-
-    def close(self) -> None:
-        """End the thread."""
-        self._thread.end(self._lease_s)
 
     def _turn(self) -> None:
         self.renew_due()

@@ -14,12 +14,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import SecretStr
 
@@ -48,7 +48,6 @@ from alphaloop.costs import CostPoint, with_shared_weights
 from alphaloop.embedded.stack import with_running_stack
 from alphaloop.errors import AlphaloopError, ConfigError, MessageError, StoreError
 from alphaloop.files import readable_again
-from alphaloop.job_lines import JobLine
 from alphaloop.payoff.figures import VANILLA
 from alphaloop.payoff.report import Footprint
 from alphaloop.settings import ModelSettings, Settings, load_settings
@@ -93,7 +92,7 @@ def carry_out(order: Order, tell: Tell) -> int:
         settings = load_settings(Path(configs) if configs else None, profile=os.environ.get("ALPHALOOP_PROFILE"))
         # A measurement reports what went wrong itself; a warning would stand in the middle of its bar.
         logs.configure("ERROR" if isinstance(order, MeasureOrder) else "WARNING", settings.logs.format)
-        return _carry_out(order, settings, tell)
+        return _COMMANDS[type(order)](order, settings, tell)
     except AlphaloopError as error:
         field = f"{error.field}: " if isinstance(error, MessageError) and error.field else ""
         tell(FailedEvent(message=f"{field}{error.message}", hint=error.hint))
@@ -101,23 +100,6 @@ def carry_out(order: Order, tell: Tell) -> int:
     except KeyboardInterrupt:
         tell(NoteEvent(text="interrupted"))
         return INTERRUPTED
-
-
-def _carry_out(order: Order, settings: Settings, tell: Tell) -> int:
-    """Each command reports what it finds, and raises AlphaloopError for what it cannot do."""
-    match order:
-        case MeasureOrder():
-            return _measure(order, settings, tell)
-        case CalibrateOrder():
-            return _calibrate(order, settings, tell)
-        case CheckPairOrder():
-            return _check_pair(order, settings, tell)
-        case CheckServerOrder():
-            return _check_server(order, settings, tell)
-        case TrainOrder():
-            return _train(order, settings, tell)
-        case RegisterOrder():
-            return _register(order, settings, tell)
 
 
 @contextmanager
@@ -149,7 +131,33 @@ def _measure(order: MeasureOrder, settings: Settings, tell: Tell) -> int:
     # Checks the candidates before anything is loaded, so that a wrong one is reported at once.
     candidates = choose_candidates([settings.models.drafter_state(name, "") for name in chosen], order.k)
     refuse_few(len(lines), order.batch, len(candidates))
-    return _measure_loaded(order, settings, chosen, lines, notes, tell)
+    tell(StageEvent(name=LOADING))
+    is_own = settings.models.target.engine == "own"
+    found = _of_this_process(settings, chosen, order.batch) if is_own else _of_servers(settings.models, order.batch)
+    engine = found.engine
+    candidates = choose_candidates([one for one in engine.drafters if one.name in chosen], order.k)
+    prepared = prepare(lines, engine, settings.tasks)
+    plan = MeasuringPlan(prepared, candidates, order.batch, order.repeats, order.bar, order.seed)
+
+    def on_event(event: CommandEvent) -> None:
+        tell(event)
+        found.sample_memory()
+
+    with closing(engine), _stopped_by_signals() as should_stop:
+        session = MeasuringSession(engine, plan, should_stop=should_stop, tell=on_event)
+        session.run()
+        if session.measured.turns:
+            busy = busy_note(session.measured.of(VANILLA))
+            notes = [*notes, *found.notes, *([busy] if busy else [])]
+            report = session.report(found.records, found.footprint, notes)
+            tell(ReportEvent(data=report))
+    if session.failure is not None:
+        raise session.failure
+    if session.measured.is_interrupted:
+        why = "interrupted" if session.measured.turns else "interrupted before a batch was decoded in every way"
+        tell(NoteEvent(text=why))
+        return INTERRUPTED
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,43 +194,6 @@ def _of_this_process(settings: Settings, drafters: Collection[str], batch: int) 
     engine = open_engine(settings.models, num_slots=batch)
     parts, records, notes = records_of(settings, engine)
     return _ToMeasure(engine, records, notes, watch.sample, lambda: watch.footprint(parts))
-
-
-def _measure_loaded(
-    order: MeasureOrder,
-    settings: Settings,
-    drafters: Collection[str],
-    lines: Sequence[JobLine],
-    notes: Sequence[str],
-    tell: Tell,
-) -> int:
-    tell(StageEvent(name=LOADING))
-    is_own = settings.models.target.engine == "own"
-    found = _of_this_process(settings, drafters, order.batch) if is_own else _of_servers(settings.models, order.batch)
-    engine = found.engine
-    candidates = choose_candidates([one for one in engine.drafters if one.name in drafters], order.k)
-    prepared = prepare(lines, engine, settings.tasks)
-    plan = MeasuringPlan(prepared, candidates, order.batch, order.repeats, order.bar, order.seed)
-
-    def on_event(event: CommandEvent) -> None:
-        tell(event)
-        found.sample_memory()
-
-    with closing(engine), _stopped_by_signals() as should_stop:
-        session = MeasuringSession(engine, plan, should_stop=should_stop, tell=on_event)
-        session.run()
-        if session.measured.turns:
-            busy = busy_note(session.measured.of(VANILLA))
-            notes = [*notes, *found.notes, *([busy] if busy else [])]
-            report = session.report(found.records, found.footprint, notes)
-            tell(ReportEvent(data=report))
-    if session.failure is not None:
-        raise session.failure
-    if session.measured.is_interrupted:
-        why = "interrupted" if session.measured.turns else "interrupted before a batch was decoded in every way"
-        tell(NoteEvent(text=why))
-        return INTERRUPTED
-    return 0
 
 
 def _calibrate(order: CalibrateOrder, settings: Settings, tell: Tell) -> int:
@@ -371,8 +342,8 @@ def _register(order: RegisterOrder, settings: Settings, tell: Tell) -> int:
     from worker.decoding.training.run import register_folder
 
     card, status = register_folder(order.folder, settings, order.name)
-    registration = f"{order.name or card.name} {card.draft_revision} for target {card.target_revision}: {status}"
-    tell(ReportEvent(data=registration))
+    name = order.name or card.name
+    tell(ReportEvent(data=f"{name} {card.draft_revision} for target {card.target_revision}: {status}"))
     return 0
 
 
@@ -386,6 +357,17 @@ def _register_if_possible(folder: Path, settings: Settings, tell: Tell) -> None:
     else:
         registration = f"registered as {card.name} {card.draft_revision}, {status}"
     tell(NoteEvent(text=registration))
+
+
+#: Each command reports what it finds, and raises AlphaloopError for what it cannot do.
+_COMMANDS: Final[Mapping[type[Order], Callable[[Any, Settings, Tell], int]]] = {
+    MeasureOrder: _measure,
+    CalibrateOrder: _calibrate,
+    CheckPairOrder: _check_pair,
+    CheckServerOrder: _check_server,
+    TrainOrder: _train,
+    RegisterOrder: _register,
+}
 
 
 if __name__ == "__main__":

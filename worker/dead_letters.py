@@ -71,11 +71,6 @@ class DeadMessage:
         """Size of the message."""
         return self.delivery.num_bytes
 
-    @property
-    def topic(self) -> str:
-        """Where it came from."""
-        return self.delivery.record.topic
-
 
 def failed_job(delivery: Delivery, outcome: bytes, intake: Intake) -> DeadMessage | None:
     """The message of a recorded Result's job, if it failed."""
@@ -147,7 +142,10 @@ class JobRetries:
         self._retry = retry
         self._rng = rng
         self._waiting: BoundedQueue[FailedTry] = BoundedQueue(
-            max_items=MOST_AT_ONCE, max_bytes=max_bytes, num_bytes_of=lambda one: one.claimed.ready.num_bytes
+            max_items=MOST_AT_ONCE,
+            max_bytes=max_bytes,
+            num_bytes_of=lambda one: one.claimed.ready.num_bytes,
+            give_up=retry.gives_up,
         )
 
     def __len__(self) -> int:
@@ -166,7 +164,7 @@ class JobRetries:
         not_before = now + timedelta(seconds=delay_s * (1 + JITTER * self._rng.random()))
         if job.is_expired(not_before):
             return False
-        self._waiting.put([FailedTry(claimed, failure, now, delay_s, not_before)], give_up=self._retry.gives_up)
+        self._waiting.put([FailedTry(claimed, failure, now, delay_s, not_before)])
         return True
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> int:
@@ -262,7 +260,7 @@ class Forwarder:
         self._clock = clock
         self._producer: Producer | None = None
         self._queue: BoundedQueue[Forwarded] = BoundedQueue(
-            max_items=1, max_bytes=1, num_bytes_of=lambda one: one.num_bytes
+            max_items=1, max_bytes=1, num_bytes_of=lambda one: one.num_bytes, give_up=lambda: True
         )
         self._ensured: set[str] = set()
         self._retry_due: dict[str, float] = {}  #: topics that are unavailable
@@ -274,7 +272,7 @@ class Forwarder:
 
     def put(self, *messages: Forwarded) -> None:
         """Hand over; never waits."""
-        self._queue.put(messages, give_up=lambda: True)
+        self._queue.put(messages)
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> None:
         """Publish what came, and what waits for a topic that is due to be tried again."""
@@ -320,9 +318,7 @@ class Forwarder:
         self._waiting[topic] = messages
 
     def _ensure(self, topic: str) -> BrokerError | None:
-        if topic in self._ensured:
-            return None
-        failure = self.topics.ensure(topic)
+        failure = None if topic in self._ensured else self.topics.ensure(topic)
         if failure is None:
             self._ensured.add(topic)
         return failure
@@ -344,7 +340,7 @@ class Forwarder:
             if report is None:
                 self._published(one.origin)
             elif isinstance(report, MessageRefused) and (less := _shortened(one)) is not None:
-                self._metrics.letter_shortened()
+                self._metrics.letters_shortened.inc()
                 left.append(less)
             else:
                 left.append(one)
@@ -354,12 +350,12 @@ class Forwarder:
     def _published(self, origin: Forwarded) -> None:
         match origin:
             case DeadMessage():
-                self._metrics.refused(origin.reason.code)
+                self._metrics.dead_letters.labels(origin.reason.code).inc()
                 record = origin.delivery.record
                 where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
                 log.warning("dead letter: %s", origin.reason.code, extra={"action": "dead_letter", **where})
             case TryAgain():
-                self._metrics.retried(origin.code)
+                self._metrics.retried.labels(origin.code).inc()
         origin.intake.finish([origin.delivery])
 
     def _balance(self, before: Sequence[_Going], waiting: Sequence[_Going]) -> None:

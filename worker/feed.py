@@ -13,19 +13,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final
 
-from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import MessageError
 from alphaloop.settings import Settings, WorkerSettings
-from worker.admission import AdmissionQueue, LaneKey, Waiting, beginnings_of
-from worker.background import BoundedQueue, Retry
+from worker.admission import AdmissionQueue, LaneKey, beginnings_of
+from worker.background import BoundedQueue
 from worker.claims import ClaimedJob, Claiming, Claims
 from worker.dead_letters import DeadMessage, Forwarder
+from worker.deciding.decider import Deciding
 from worker.engine import Engine
 from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake, Room
-from worker.intake.validation import Fetching, MessageReader, ReadyJob, Validation
-from worker.publishing import AnswerAgain, PublishingQueue
-from worker.recording import Recorder, undecoded
+from worker.intake.validation import MessageReader, ReadyJob
+from worker.publishing import Publication, answer_again
+from worker.recording import EndedJob, Recorder, ended
 from worker.running import Suspects
 
 #: How long one turn waits for deliveries when there is nothing else to do.
@@ -33,8 +33,6 @@ IDLE_WAIT_S: Final = 0.1
 #: Between two questions about a job whose claim another worker holds.
 HELD_WAIT_S: Final = 0.02
 MOST_CLAIMED_AT_ONCE: Final = 256  #: jobs in one transaction
-#: Most device time by which jobs may go before their turn to share a prompt's beginning with a running job.
-MOST_SLACK_S: Final = 10.0
 #: Jobs claimed ahead last for so long where jobs are short: a claim costs a transaction, whatever its number of jobs.
 AHEAD_S: Final = 0.1
 #: Jobs that are claimed before the engine has room for them, at least; as many as it has slots if those are more.
@@ -101,20 +99,14 @@ class JobFeed:
         """Jobs that wait until this worker has no other claim."""
         return len(self._suspects)
 
-    def waiting(self) -> Mapping[str, Waiting]:
-        """By task, how many jobs wait unclaimed, and the age of the oldest."""
-        with self._lock:
-            return self._queue.waiting(self._clock())
-
     def turn(self) -> None:
         """Take new deliveries, read and order them, and claim the jobs that start next."""
         self._take()
         for is_high in (True, False):
-            if self._reader.may_read(is_high=is_high):
-                ready, refused = self._reader.read(self._room(is_high=is_high).num_bytes, is_high=is_high)
-                self._add(ready)
-                self._undecoded.refuse(refused)
-        if self._reader.num_fetching:
+            ready, refused = self._reader.read(self._room(is_high=is_high).num_bytes, is_high=is_high)
+            self._add(ready)
+            self._undecoded.refuse(refused)
+        if len(self._reader.fetching):
             self._add_fetched()
         self._add(self._due_again())
         self._discard_revoked()
@@ -151,13 +143,11 @@ class JobFeed:
             self._intake.wake()
 
     def _take(self) -> None:
-        normal, high = self._room(is_high=False), self._room(is_high=True)
-        may_read = (self._reader.may_read(is_high=True) and high.num_bytes > 0) or (
-            self._reader.may_read(is_high=False) and normal.num_bytes > 0
-        )
+        rooms = {is_high: self._room(is_high=is_high) for is_high in (True, False)}
+        unread = {is_high: self._reader.load(is_high=is_high) for is_high in rooms}
+        may_read = any(num_bytes and rooms[is_high].num_bytes > 0 for is_high, (_, num_bytes) in unread.items())
         wait_s = 0.0 if may_read else HELD_WAIT_S if self._held else IDLE_WAIT_S
-        normal = normal.without(*self._reader.load(is_high=False))
-        high = high.without(*self._reader.load(is_high=True))
+        high, normal = (room.without(*unread[is_high]) for is_high, room in rooms.items())
         self._reader.add(self._intake.take(max(0, normal.num), wait_s, max_bytes=normal.num_bytes, high=high))
 
     def _room(self, *, is_high: bool) -> Room:
@@ -188,7 +178,7 @@ class JobFeed:
 
     def _add_fetched(self) -> None:
         """Put the jobs in line whose prompts came from elsewhere, unless their partitions are gone meanwhile."""
-        ready, refused = self._reader.take_fetched(self._room(is_high=False).num_bytes)
+        ready, refused = self._reader.fetching.take(self._room(is_high=False).num_bytes)
         self._add(job for job in ready if self._intake.is_current(job.delivery))
         self._undecoded.refuse([(one, error) for one, error in refused if self._intake.is_current(one)])
 
@@ -252,7 +242,7 @@ class JobFeed:
         now = self._clock()
         self._held += self._suspects.set_aside(claims)
         self._held += [(now + held_for_s, job) for job, held_for_s in claims.held]
-        owed = [*claims.to_decode, *(ended.claimed for ended in claims.ended)]
+        owed = [*claims.to_decode, *(one.claimed for one in claims.ended)]
         self._intake.handing_over.owe(claimed.ready.delivery for claimed in owed)
         self._forget(self._undecoded.pass_on(claims))
         self.ready.fill(claims.to_decode)
@@ -283,10 +273,12 @@ class ClaimedAhead(BoundedQueue[ClaimedJob]):
     ) -> None:
         """`wake_engine` is called when jobs are ready, because the loop may be waiting for what runs."""
         super().__init__(
-            max_items=max(least, MOST_AHEAD), max_bytes=max_bytes, num_bytes_of=lambda claimed: claimed.ready.num_bytes
+            max_items=max(least, MOST_AHEAD),
+            max_bytes=max_bytes,
+            num_bytes_of=lambda claimed: claimed.ready.num_bytes,
+            give_up=is_ending,
         )
         self._least = least
-        self._is_ending = is_ending
         self._wake_engine = wake_engine
         self._clock = clock
         self._claimed: deque[tuple[float, int]] = deque()
@@ -308,7 +300,7 @@ class ClaimedAhead(BoundedQueue[ClaimedJob]):
 
     def fill(self, claimed: Sequence[ClaimedJob]) -> None:
         """Let the engine start these; waits for room."""
-        self.put(claimed, give_up=self._is_ending)
+        self.put(claimed)
         self._wake_engine()
 
 
@@ -318,7 +310,7 @@ class UndecodedJobs:
     def __init__(
         self,
         intake: Intake,
-        publishing: PublishingQueue,
+        publishing: BoundedQueue[Publication],
         forwarder: Forwarder,
         recorder: Recorder,
         *,
@@ -338,19 +330,15 @@ class UndecodedJobs:
         """Pass on the jobs that need no decoding; the lanes of all that were not claimed to be decoded."""
         self.refuse([(job.delivery, error) for job, error in claims.refused])
         for job, known in claims.answered:
-            outcome = known.outcome or b""
-            self._publishing.put(AnswerAgain(job.delivery, job.job.job_id, outcome, known.headers, self._intake))
+            told = job.delivery, job.job.job_id, known.outcome or b"", known.headers
+            self._publishing.put([answer_again(*told, self._intake)])
         if claims.ended:
-            self._recorder.put(undecoded(claims, self._now()))
+            now = self._now()
+            self._recorder.put(
+                [EndedJob(e.claimed, ended(e.claimed, e.status, e.failure, now=now)) for e in claims.ended]
+            )
         gone = [job for job, _ in (*claims.suspects, *claims.held, *claims.refused, *claims.answered)]
-        return [job.lane for job in (*gone, *(ended.claimed.ready for ended in claims.ended))]
-
-
-def open_reader(
-    settings: Settings, validation: Validation, contents: ContentStore | None, intake: Intake, retry: Retry
-) -> MessageReader:
-    """What reads the messages of `intake`; `contents` is where prompts lie that are in no message."""
-    return MessageReader(validation, Fetching(contents, validation, retry=retry, wake=intake.wake))
+        return [job.lane for job in (*gone, *(one.claimed.ready for one in claims.ended))]
 
 
 def open_feed(
@@ -361,36 +349,23 @@ def open_feed(
     claiming: Claiming,
     undecoded: UndecodedJobs,
     *,
-    read_s: Callable[[int], float],
-    prepare_decisions: Callable[[Iterable[LaneKey]], object],
+    deciding: Deciding,
     is_ending: Callable[[], bool],
     rng: random.Random,
 ) -> JobFeed:
-    """The feed of a worker.
-
-    `read_s`: device seconds in which the target reads so many tokens of a prompt, as measured. `prepare_decisions`: as
-    `JobFeed` takes it. `is_ending`: whether to wait for room no longer.
-    """
+    """The feed of a worker; `is_ending`: whether to wait for room no longer."""
     limits, num_slots = settings.worker, engine.load().num_slots
     queue: AdmissionQueue[ReadyJob] = AdmissionQueue(
         num_slots=num_slots,
         quantum_s=limits.task_quantum_s,
         weight_of=lambda task: reader.task(task).weight,
-        read_s=read_s,
-        most_slack_s=MOST_SLACK_S,
+        read_s=deciding.costs.read_s,
     )
     ready = ClaimedAhead(
         max(LEAST_AHEAD, num_slots), limits.max_buffered_bytes, is_ending=is_ending, wake_engine=engine.wake
     )
     suspects = Suspects(claiming.leases, rng, delay_s=limits.suspect_delay_s)
+    prepare = deciding.first_reads.prepare
     return JobFeed(
-        intake,
-        reader,
-        queue,
-        claiming,
-        suspects,
-        undecoded,
-        ready,
-        limits=limits,
-        prepare_decisions=prepare_decisions,
+        intake, reader, queue, claiming, suspects, undecoded, ready, limits=limits, prepare_decisions=prepare
     )

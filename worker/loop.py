@@ -28,7 +28,7 @@ from alphaloop.messages import Failure, Mode, Status
 from worker import recording
 from worker.admission import LaneKey
 from worker.background import BackgroundWrites, Retry
-from worker.claims import ClaimedJob, EndedUndecoded, LeaseKeeper, cancelled
+from worker.claims import ClaimedJob, Claiming, LeaseKeeper, cancelled
 from worker.costs.learning import KnownCosts
 from worker.dead_letters import Forwarder, JobRetries
 from worker.deciding.decider import Decider
@@ -78,8 +78,7 @@ class Worker:
     validation: Validation
     feed: JobFeed
     leases: LeaseKeeper
-    claim_again: Callable[[ClaimedJob], ClaimedJob | EndedUndecoded]  #: for a job that is decoded from its start again
-    release_claims: Callable[[Mapping[str, int]], object]  #: give them back, attempt by job_id; raises StoreError
+    claiming: Claiming
     # How it is decoded.
     decider: Decider
     costs: KnownCosts
@@ -112,7 +111,7 @@ class Worker:
     @property
     def num_unpublished(self) -> int:
         """Outcomes and messages that the threads still have in hand."""
-        return len(self.retries) + len(self.recorder) + len(self.publisher.queue) + len(self.forwarder)
+        return len(self.retries) + len(self.recorder) + self.publisher.queue.num_unsettled + len(self.forwarder)
 
     def run(self) -> None:
         """Run until stopped; then decode running jobs to their end and give back all others.
@@ -366,7 +365,7 @@ class Worker:
 
     def _claim_again(self, claimed: ClaimedJob) -> ClaimedJob | None:
         """The claim to decode a job with from its start; None if the job has ended."""
-        ours = self.claim_again(claimed)
+        ours = self.claiming.claim_again(claimed)
         if isinstance(ours, ClaimedJob):
             return ours
         self._end([self._undecoded(ours.claimed, ours.status, ours.failure)])
@@ -414,7 +413,7 @@ class Worker:
             job = ended.get(delta.job_id) or self.running.by_id()[delta.job_id]
             if stream := job.claimed.stream:
                 created, model = int(job.started_at.timestamp()), self.engine.identity.target
-                self.publisher.queue.put(stream.add(delta.text, created=created, model=model))
+                self.publisher.queue.put([stream.add(delta.text, created=created, model=model)])
 
     # How a job ends: its outcome goes to the recorder, and the feed gets its place back.
 
@@ -459,7 +458,7 @@ class Worker:
         if not attempts:
             return
         try:
-            self.release_claims(attempts)
+            self.claiming.release(attempts)
         except StoreError as error:
             log.warning("%d jobs not released: %s", len(attempts), error.message, extra={"action": "release_failed"})
         self.leases.let_go(attempts)
@@ -545,5 +544,5 @@ class Worker:
 
     def give_back_unstarted(self) -> None:
         """Give back what no step has touched. What is in the engine may be what hangs, so that counts as a crash."""
-        self.leases.close()
+        self.threads.end("leases", _TURN_S)
         self.release(self.feed.ready.take_all())

@@ -41,107 +41,78 @@ class WorkerMetrics:
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
-        r = self.registry
-        ProcessCollector(registry=r)  # when the process started, its memory and its processor time
-        self._jobs = Counter("alphaloop_jobs", "Recorded outcomes", ["task", "purpose", "status"], registry=r)
-        self._dead_letters = Counter("alphaloop_dead_letters", "Refused messages", ["code"], registry=r)
-        self._results_refused = Counter(
-            "alphaloop_results_refused", "Results that Kafka refused, by what was done", ["code", "done"], registry=r
+        ProcessCollector(registry=self.registry)  # when the process started, its memory and its processor time
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self._jobs = counter("alphaloop_jobs", "Recorded outcomes", ["task", "purpose", "status"])
+        self.dead_letters = counter("alphaloop_dead_letters", "Refused messages", ["code"])
+        self._results_refused = counter(
+            "alphaloop_results_refused", "Results that Kafka refused, by what was done", ["code", "done"]
         )
-        self._set_aside = Gauge(
-            "alphaloop_results_set_aside", "Results in the outbox that wait for a person", registry=r
+        self.set_aside = gauge("alphaloop_results_set_aside", "Results in the outbox that wait for a person")
+        self._chunks_dropped = counter("alphaloop_chunks_dropped", "Streamed chunks that Kafka did not take", ["code"])
+        self._topics = gauge("alphaloop_topic_unavailable", "1 while no message reaches the topic", ["topic"])
+        self.letters_shortened = counter(
+            "alphaloop_dead_letters_shortened", "Dead letters published without their whole message"
         )
-        self._chunks_dropped = Counter(
-            "alphaloop_chunks_dropped", "Streamed chunks that Kafka did not take", ["code"], registry=r
-        )
-        self._topics = Gauge(
-            "alphaloop_topic_unavailable", "1 while no message reaches the topic", ["topic"], registry=r
-        )
-        self._letters_shortened = Counter(
-            "alphaloop_dead_letters_shortened", "Dead letters published without their whole message", registry=r
-        )
-        self._retried = Counter("alphaloop_jobs_retried", "Failed jobs that are tried again", ["code"], registry=r)
-        self._answered = Counter("alphaloop_jobs_answered_again", "Redeliveries answered from the record", registry=r)
-        self._fenced = Counter("alphaloop_outcomes_fenced", "Outcomes dropped because the claim was lost", registry=r)
-        self._decisions = Counter("alphaloop_decisions", "Decided batches", ["task", "mode", "reason"], registry=r)
-        self._prompt_tokens = Counter("alphaloop_prompt_tokens", "Tokens of prompts", ["task"], registry=r)
-        self._tokens = Counter("alphaloop_generation_tokens", "Tokens generated", ["task", "mode"], registry=r)
-        self._device_s = Counter("alphaloop_device_seconds", "Engine seconds", ["task", "mode"], registry=r)
-        spec = ["task", "drafter", "purpose"]
-        self._rounds = Counter("alphaloop_spec_decode_rounds", "Rounds of speculative jobs", spec, registry=r)
-        self._proposed = Counter("alphaloop_spec_decode_proposed", "Proposed tokens", [*spec, "position"], registry=r)
-        self._trials = Counter(
-            "alphaloop_spec_decode_trials", "Tested draft positions", [*spec, "position"], registry=r
-        )
-        self._accepts = Counter(
-            "alphaloop_spec_decode_accepts", "Accepted draft positions", [*spec, "position"], registry=r
-        )
-        self._queue = Histogram(
-            "alphaloop_request_queue_time_seconds", "Waiting", ["task"], buckets=LATENCY_S, registry=r
-        )
+        self.retried = counter("alphaloop_jobs_retried", "Failed jobs that are tried again", ["code"])
+        self.answered_again = counter("alphaloop_jobs_answered_again", "Redeliveries answered from the record")
+        self.fenced = counter("alphaloop_outcomes_fenced", "Outcomes dropped because the claim was lost")
+        self._decisions = counter("alphaloop_decisions", "Decided batches", ["task", "mode", "reason"])
+        self._prompt_tokens = counter("alphaloop_prompt_tokens", "Tokens of prompts", ["task"])
         by_mode = ["task", "mode"]
-        self._first = Histogram(
-            "alphaloop_time_to_first_token_seconds", "First token", by_mode, buckets=LATENCY_S, registry=r
-        )
-        self._per_token = Histogram(
+        self._tokens = counter("alphaloop_generation_tokens", "Tokens generated", by_mode)
+        self._device_s = counter("alphaloop_device_seconds", "Engine seconds", by_mode)
+        spec = ["task", "drafter", "purpose"]
+        self._rounds = counter("alphaloop_spec_decode_rounds", "Rounds of speculative jobs", spec)
+        spec = [*spec, "position"]
+        self._proposed = counter("alphaloop_spec_decode_proposed", "Proposed tokens", spec)
+        self._trials = counter("alphaloop_spec_decode_trials", "Tested draft positions", spec)
+        self._accepts = counter("alphaloop_spec_decode_accepts", "Accepted draft positions", spec)
+        latency = partial(histogram, buckets=LATENCY_S)
+        self._queue = latency("alphaloop_request_queue_time_seconds", "Waiting", ["task"])
+        self._first = latency("alphaloop_time_to_first_token_seconds", "First token", by_mode)
+        self._per_token = histogram(
             "alphaloop_time_per_output_token_seconds",
             "Between two tokens after the first, mean of a job",
             by_mode,
             buckets=TOKEN_S,
-            registry=r,
         )
-        self._decode = Histogram(
-            "alphaloop_request_decode_time_seconds", "Decoding", by_mode, buckets=LATENCY_S, registry=r
+        self._decode = latency("alphaloop_request_decode_time_seconds", "Decoding", by_mode)
+        self._whole = latency(
+            "alphaloop_e2e_request_latency_seconds", "From a job's arrival at the worker to its last token", by_mode
         )
-        self._whole = Histogram(
-            "alphaloop_e2e_request_latency_seconds",
-            "From a job's arrival at the worker to its last token",
-            by_mode,
-            buckets=LATENCY_S,
-            registry=r,
-        )
-        self._steps = Histogram(
-            "alphaloop_step_seconds", "Engine steps", buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1, 3), registry=r
-        )
+        self._steps = histogram("alphaloop_step_seconds", "Engine steps", buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1, 3))
         self._parts = {
-            name: Histogram(f"alphaloop_step_{name}_seconds", help_text, buckets=STEP_S, registry=r)
+            name: histogram(f"alphaloop_step_{name}_seconds", help_text, buckets=STEP_S)
             for name, help_text in (
                 ("draft", "Of a step with drafts, proposing"),
                 ("verify", "Of a step with a round, the target's pass and its verification"),
                 ("overhead", "Of a step with a round, what is neither draft nor pass"),
             )
         }
-        self._batch = Histogram(
-            "alphaloop_step_batch_size", "Sequences a step", buckets=(1, 2, 4, 8, 16, 32, 64, 128), registry=r
+        self._batch = histogram("alphaloop_step_batch_size", "Sequences a step", buckets=(1, 2, 4, 8, 16, 32, 64, 128))
+        self._width = histogram(
+            "alphaloop_step_width", "Target positions a sequence", buckets=(1, 2, 3, 5, 9, 17, 33, 65)
         )
-        self._width = Histogram(
-            "alphaloop_step_width", "Target positions a sequence", buckets=(1, 2, 3, 5, 9, 17, 33, 65), registry=r
+        self._prefill = counter("alphaloop_step_prefill_tokens", "Tokens of prompts read")
+        self._shadow = counter(
+            "alphaloop_shadow_seconds", "Beside steps, scoring drafters on texts they did not decode"
         )
-        self._prefill = Counter("alphaloop_step_prefill_tokens", "Tokens of prompts read", registry=r)
-        self._shadow = Counter(
-            "alphaloop_shadow_seconds", "Beside steps, scoring drafters on texts they did not decode", registry=r
+        self._drafter_failures = counter(
+            "alphaloop_drafter_failures", "Times that a drafter raised; its texts went on vanilla", ["drafter"]
         )
-        self._drafter_failures = Counter(
-            "alphaloop_drafter_failures",
-            "Times that a drafter raised; its texts went on vanilla",
-            ["drafter"],
-            registry=r,
-        )
-        self._build = Gauge("alphaloop_build_info", "What runs", ["version", "engine", "target", "device"], registry=r)
+        self._build = gauge("alphaloop_build_info", "What runs", ["version", "engine", "target", "device"])
 
     def watch(self, intake: Intake, num_waiting: Callable[[], int]) -> None:
         """Read these gauges at every scrape."""
-        r = self.registry
-        Gauge("alphaloop_intake_in_flight", "Messages taken and not finished", registry=r).set_function(
-            lambda: intake.num_in_flight
-        )
-        Gauge("alphaloop_watermark_distance", "Offsets a restart would read again", registry=r).set_function(
-            lambda: intake.distance
-        )
-        Gauge("alphaloop_intake_poll_age_seconds", "Since the consumer was polled", registry=r).set_function(
-            lambda: intake.poll_age_s
-        )
-        Gauge("alphaloop_num_requests_waiting", "Jobs waiting for a slot", registry=r).set_function(num_waiting)
+        for name, help_text, read in (
+            ("intake_in_flight", "Messages taken and not finished", lambda: intake.num_in_flight),
+            ("watermark_distance", "Offsets a restart would read again", lambda: intake.distance),
+            ("intake_poll_age_seconds", "Since the consumer was polled", lambda: intake.poll_age_s),
+            ("num_requests_waiting", "Jobs waiting for a slot", num_waiting),
+        ):
+            Gauge(f"alphaloop_{name}", help_text, registry=self.registry).set_function(read)
 
     def watch_pulses(self, pulses: Sequence[Pulse]) -> None:
         """Show at every scrape how long each thread, and the engine's step, have not moved."""
@@ -226,25 +197,9 @@ class WorkerMetrics:
             for position, numbers in enumerate(zip_longest(*of_jobs, fillvalue=0), start=1):
                 metric.labels(*labels, str(position)).inc(sum(numbers))
 
-    def fenced(self, num_outcomes: int) -> None:
-        """Count outcomes that lost their claim."""
-        self._fenced.inc(num_outcomes)
-
-    def refused(self, code: str) -> None:
-        """Count a dead letter."""
-        self._dead_letters.labels(code).inc()
-
-    def retried(self, code: str) -> None:
-        """Count a job that failed and is tried again."""
-        self._retried.labels(code).inc()
-
     def result_refused(self, code: str, done: str) -> None:
         """Count a result that Kafka refused, and what was done: replaced, set_aside or not_repeated."""
         self._results_refused.labels(code, done).inc()
-
-    def set_aside(self, num_results: int) -> None:
-        """Show how many results are set aside, of all workers."""
-        self._set_aside.set(num_results)
 
     def chunk_dropped(self, code: str) -> None:
         """Count a chunk that is not published."""
@@ -256,14 +211,6 @@ class WorkerMetrics:
             self._topics.labels(topic).set(1)
         else:
             self._topics.remove(topic)
-
-    def letter_shortened(self) -> None:
-        """Count a dead letter that had to be shortened."""
-        self._letters_shortened.inc()
-
-    def answered_again(self, num_jobs: int) -> None:
-        """Count redeliveries answered from the record."""
-        self._answered.inc(num_jobs)
 
 
 class EndpointMetrics(Collector):
@@ -300,57 +247,55 @@ class EndpointMetrics(Collector):
 
     def _of_each(self, statuses: Sequence[EndpointStatus]) -> Iterable[Metric]:
         labels = ["endpoint", "drafter"]
-        in_flight = GaugeMetricFamily("alphaloop_endpoint_in_flight", "Requests at an inference server", labels=labels)
-        limit = GaugeMetricFamily(
-            "alphaloop_endpoint_limit", "Requests that the server may have now; 0 where it gets none", labels=labels
-        )
+        for name, help_text, read in _OF_EACH:
+            family = GaugeMetricFamily(f"alphaloop_endpoint_{name}", help_text, labels=labels)
+            for status in statuses:
+                if (value := read(status)) is not None:
+                    family.add_metric([status.name, status.drafter or ""], value)
+            yield family
         state = GaugeMetricFamily(
             "alphaloop_endpoint_state", "1 for the state of an inference server", labels=[*labels, "state"]
         )
-        since = GaugeMetricFamily("alphaloop_endpoint_state_seconds", "In that state", labels=labels)
         failed = CounterMetricFamily(
             "alphaloop_endpoint_failures", "Requests that failed at the server", labels=[*labels, "code"]
         )
-        undrafted = GaugeMetricFamily(
-            "alphaloop_endpoint_undrafted_in_flight",
-            "Of the requests at a server that switches drafts, those without drafts",
-            labels=labels,
-        )
-        switches = GaugeMetricFamily(
-            "alphaloop_endpoint_switches_drafts",
-            "1 where a server that shall leave out drafts for one request does so",
-            labels=labels,
-        )
-        whole_load_known = GaugeMetricFamily(
-            "alphaloop_endpoint_whole_load_known",
-            "1 where the server told a moment ago how many requests it has, whoever sent them",
-            labels=labels,
-        )
-        others = GaugeMetricFamily(
-            "alphaloop_endpoint_others_in_flight",
-            "Requests of other clients at the server, where it tells its load",
-            labels=labels,
-        )
         for status in statuses:
             names = [status.name, status.drafter or ""]
-            in_flight.add_metric(names, status.num_in_flight)
-            limit.add_metric(names, status.limit)
-            since.add_metric(names, status.since_s)
-            whole_load_known.add_metric(names, float(status.is_whole_load_known))
-            if status.num_others is not None:
-                others.add_metric(names, status.num_others)
-            if status.num_undrafted is not None:
-                undrafted.add_metric(names, status.num_undrafted)
-                switches.add_metric(names, float(status.is_obeying))
             for one in _STATES:
                 state.add_metric([*names, one], float(one == status.state))
             for code in _FAILURES:
                 failed.add_metric([*names, code], status.num_failed.get(code, 0))
             num_other = sum(number for code, number in status.num_failed.items() if code not in _FAILURES)
             failed.add_metric([*names, _OTHER], num_other)
-        return in_flight, limit, state, since, failed, undrafted, switches, whole_load_known, others
+        yield from (state, failed)
 
 
+#: Gauges of each server: name, help text, and what reads it; None where the server does not tell.
+_OF_EACH: Final[tuple[tuple[str, str, Callable[[EndpointStatus], float | None]], ...]] = (
+    ("in_flight", "Requests at an inference server", lambda status: status.num_in_flight),
+    ("limit", "Requests that the server may have now; 0 where it gets none", lambda status: status.limit),
+    ("state_seconds", "In that state", lambda status: status.since_s),
+    (
+        "undrafted_in_flight",
+        "Of the requests at a server that switches drafts, those without drafts",
+        lambda status: status.num_undrafted,
+    ),
+    (
+        "switches_drafts",
+        "1 where a server that shall leave out drafts for one request does so",
+        lambda status: None if status.num_undrafted is None else float(status.is_obeying),
+    ),
+    (
+        "whole_load_known",
+        "1 where the server told a moment ago how many requests it has, whoever sent them",
+        lambda status: float(status.is_whole_load_known),
+    ),
+    (
+        "others_in_flight",
+        "Requests of other clients at the server, where it tells its load",
+        lambda status: status.num_others,
+    ),
+)
 _STATES: Final[tuple[EndpointState, ...]] = get_args(EndpointState)
 
 

@@ -1,18 +1,16 @@
 """Publishes results and streamed text on Kafka, from one thread; dead letters have their own.
 
-Other threads hand `Publication`s over through the `PublishingQueue`. A result counts as published when the broker has
-acknowledged it. Only then is it deleted from the outbox, and only then is its delivery finished. What Kafka refuses,
+Other threads hand `Publication`s over through a queue. A result counts as published when the broker has acknowledged
+it. Only then is it deleted from the outbox, and only then is its delivery finished. What Kafka refuses,
 `RefusedResults` settles, so that the recorded outcome and what is published agree.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -39,7 +37,7 @@ from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake
 from worker.metrics import WorkerMetrics
 from worker.sending import KafkaMessage, deliver
-from worker.streams import ChunkMessage, ChunkSender, final_message
+from worker.streams import ChunkSender, final_message
 
 if TYPE_CHECKING:
     from worker.tracing import JobTrace
@@ -68,6 +66,7 @@ class RecordedGroup:
     job_ids: tuple[str, ...] = ()  #: of the deliveries
     failed: tuple[DeadMessage, ...] = ()  #: those that become dead letters, too
     traces: tuple[JobTrace, ...] = ()  #: of sampled jobs; they end when the results are acknowledged
+    is_repeated: bool = False  #: the recorded outcome of a job that was delivered again, byte for byte
 
     @property
     def num_bytes(self) -> int:
@@ -75,52 +74,17 @@ class RecordedGroup:
         return sum(len(message.value) for message in self.messages)
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerAgain:
-    """A job that was delivered again: its recorded outcome, byte for byte, and the headers handed on to it."""
-
-    delivery: Delivery
-    job_id: str
-    outcome: bytes
-    headers: Mapping[str, str]
-    intake: Intake
-
-    @property
-    def failed(self) -> tuple[DeadMessage, ...]:
-        """The job, if its outcome is that it failed."""
-        failed = failed_job(self.delivery, self.outcome, self.intake)
-        return (failed,) if failed else ()
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the result."""
-        return len(self.outcome)
+def answer_again(
+    delivery: Delivery, job_id: str, outcome: bytes, headers: Mapping[str, str], intake: Intake
+) -> RecordedGroup:
+    """What to publish for a job that was delivered again: its recorded outcome, with the headers handed on to it."""
+    failed = failed_job(delivery, outcome, intake)
+    message = OutboxMessage(0, RESULTS, job_id.encode(), outcome, headers)
+    return RecordedGroup((message,), (delivery,), intake, failed=(failed,) if failed else (), is_repeated=True)
 
 
 #: Chunks with text are not waited for, because the result that follows holds the whole text.
-Publication = RecordedGroup | AnswerAgain | ChunkMessage
-
-
-class PublishingQueue:
-    """Messages that other threads hand over. A full queue makes these threads wait."""
-
-    def __init__(self, *, max_items: int, max_bytes: int, is_hurried: Callable[[], bool]) -> None:
-        self._queue: BoundedQueue[Publication] = BoundedQueue(
-            max_items=max_items, max_bytes=max_bytes, num_bytes_of=lambda publication: publication.num_bytes
-        )
-        self._is_hurried = is_hurried
-
-    def __len__(self) -> int:
-        """What is not published yet, what the publisher has in hand among it."""
-        return self._queue.num_unsettled
-
-    def put(self, *publications: Publication) -> None:
-        """Hand over; waits for room unless the worker is told to hurry."""
-        self._queue.put(publications, give_up=self._is_hurried)
-
-    def take(self, timeout_s: float) -> list[Publication]:
-        """Take the waiting messages, in their order."""
-        return self._queue.take(MOST_AT_ONCE, timeout_s)
+Publication = RecordedGroup | KafkaMessage
 
 
 class Publisher:
@@ -128,7 +92,7 @@ class Publisher:
 
     def __init__(
         self,
-        queue: PublishingQueue,
+        queue: BoundedQueue[Publication],
         producer: Producer,
         outbox: Outbox,
         refused: RefusedResults,
@@ -158,28 +122,31 @@ class Publisher:
         """Publish what waits, then clear the outbox and finish deliveries; returns how many publications."""
         self._relay_overdue()
         publications = self._take(timeout_s)
-        self._chunks.send([one for one in publications if isinstance(one, ChunkMessage)])
-        awaited = [one for one in publications if not isinstance(one, ChunkMessage)]
-        if awaited:
-            replaced = self._publish([outgoing for one in awaited for outgoing in _outgoing(one)])
-            self._settle(awaited, replaced)
+        self._chunks.send([one for one in publications if isinstance(one, KafkaMessage)])
+        if awaited := [one for one in publications if isinstance(one, RecordedGroup)]:
+            results = [
+                Outgoing(message, OnRefusal.LEAVE if one.is_repeated else OnRefusal.REPLACE)
+                for one in awaited
+                for message in one.messages
+            ]
+            self._settle(awaited, self._publish(results))
         return len(publications)
 
     def _take(self, timeout_s: float) -> list[Publication]:
         """What waits. While chunks are under way, their delivery reports are handled every few milliseconds."""
         while self._chunks.has_under_way:
-            taken = self.queue.take(min(timeout_s, _LOOK_S))
+            taken = self.queue.take(MOST_AT_ONCE, min(timeout_s, _LOOK_S))
             self._producer.poll(0.0)
             timeout_s -= _LOOK_S
             if taken or timeout_s <= 0:
                 return taken
-        return self.queue.take(timeout_s)
+        return self.queue.take(MOST_AT_ONCE, timeout_s)
 
     def _publish(self, results: Sequence[Outgoing]) -> Mapping[str, bytes]:
         """Until every result is acknowledged or settled because Kafka refuses it; returns the replacements by job."""
         waiting = list(results)
         replaced: dict[str, bytes] = {}
-        finals: list[ChunkMessage] = []
+        finals: list[KafkaMessage] = []
 
         def once() -> None:
             messages = [_message(outgoing.message) for outgoing in waiting]
@@ -206,7 +173,7 @@ class Publisher:
         self._chunks.end(finals)
         return replaced
 
-    def _acknowledged(self, result: OutboxMessage) -> list[ChunkMessage]:
+    def _acknowledged(self, result: OutboxMessage) -> list[KafkaMessage]:
         """The end of the job's stream, if it has one. A result that is refused ends it in another way."""
         self._topics.works(result.topic)
         final = final_message(result.value, result.headers, self._model)
@@ -218,26 +185,21 @@ class Publisher:
             self._topics.ensure(topic)
         raise report
 
-    def _settle(self, publications: Sequence[RecordedGroup | AnswerAgain], replaced: Mapping[str, bytes]) -> None:
+    def _settle(self, groups: Sequence[RecordedGroup], replaced: Mapping[str, bytes]) -> None:
         """Everything was acknowledged or settled: clear the outbox and finish the deliveries.
 
         A failed job's delivery is finished by the forwarder, with its dead letter.
         """
-        ids = {message.id for one in publications if isinstance(one, RecordedGroup) for message in one.messages}
+        ids = {message.id for one in groups if not one.is_repeated for message in one.messages}
         self._retry.until_done("clear outbox", lambda: self._outbox.delete(ids))
-        for one in publications:
-            match one:
-                case RecordedGroup():
-                    for trace in one.traces:
-                        trace.published()
-                    jobs = zip(one.job_ids, one.deliveries, strict=False)
-                    instead = [(delivery, replaced[job_id]) for job_id, delivery in jobs if job_id in replaced]
-                    found = [failed_job(delivery, result, one.intake) for delivery, result in instead]
-                    failed = [*one.failed, *filter(None, found)]
-                    self._finish(one.deliveries, one.intake, failed)
-                case AnswerAgain():
-                    self._metrics.answered_again(1)
-                    self._finish([one.delivery], one.intake, one.failed)
+        self._metrics.answered_again.inc(sum(one.is_repeated for one in groups))
+        for one in groups:
+            for trace in one.traces:
+                trace.published()
+            jobs = zip(one.job_ids, one.deliveries, strict=False)
+            instead = [(delivery, replaced[job_id]) for job_id, delivery in jobs if job_id in replaced]
+            found = [failed_job(delivery, result, one.intake) for delivery, result in instead]
+            self._finish(one.deliveries, one.intake, [*one.failed, *filter(None, found)])
 
     def _finish(self, deliveries: Sequence[Delivery], intake: Intake, failed: Sequence[DeadMessage]) -> None:
         dead = {id(one.delivery) for one in failed}
@@ -263,7 +225,7 @@ class Publisher:
             log.info("published %d results recorded earlier", len(results), extra={"action": "outbox_relayed"})
         if len(rows) >= RELAY_LIMIT:
             self._relay_due = self._clock()  # there may be more
-        self._metrics.set_aside(self._retry.until_done("relay", self._outbox.num_set_aside))
+        self._metrics.set_aside.set(self._retry.until_done("relay", self._outbox.num_set_aside))
 
 
 class OnRefusal(StrEnum):
@@ -280,16 +242,6 @@ class Outgoing:
 
     message: OutboxMessage
     on_refusal: OnRefusal
-
-
-def _outgoing(publication: RecordedGroup | AnswerAgain) -> list[Outgoing]:
-    match publication:
-        case RecordedGroup():
-            return [Outgoing(message, OnRefusal.REPLACE) for message in publication.messages]
-        case AnswerAgain():
-            key = publication.job_id.encode()
-            message = OutboxMessage(0, RESULTS, key, publication.outcome, publication.headers)
-            return [Outgoing(message, OnRefusal.LEAVE)]
 
 
 def _message(result: OutboxMessage) -> KafkaMessage:
@@ -316,57 +268,44 @@ class RefusedResults:
 
         May be called again for the same results after an error.
         """
-        instead, refused = self._moved(refused)
-        replaced: dict[int, dict[str, bytes]] = defaultdict(dict)
-        aside: dict[int, dict[str, str]] = defaultdict(dict)
-        why = {outgoing.message.job_id: error for outgoing, error in refused}
-        messages = {outgoing.message.job_id: outgoing.message for outgoing, _ in refused}
-        for outgoing, error in refused:
-            message = outgoing.message
-            failure = failure_instead(message, error) if outgoing.on_refusal is OnRefusal.REPLACE else None
-            if failure is not None:
-                replaced[message.id][message.job_id] = failure
-            elif outgoing.on_refusal is OnRefusal.LEAVE:
-                self._tell(message.job_id, error, OnRefusal.LEAVE)
-            else:
-                aside[message.id][message.job_id] = error.message
-        for row_id, job_ids in aside.items():
-            for job_id in sorted(self._store.set_aside(row_id, job_ids)):
-                self._tell(job_id, why[job_id], OnRefusal.SET_ASIDE)
-        for row_id, results in replaced.items():
-            for job_id in sorted(self._store.replace(row_id, results)):
-                message = messages[job_id]._replace(value=results[job_id])
-                instead.append(Outgoing(message, OnRefusal.SET_ASIDE))
-                self._tell(job_id, why[job_id], OnRefusal.REPLACE)
-        return instead
+        settled = [self._settle(outgoing, error) for outgoing, error in refused]
+        return [one for one in settled if one is not None]
 
-    def _moved(
-        self, refused: Sequence[tuple[Outgoing, MessageRefused]]
-    ) -> tuple[list[Outgoing], list[tuple[Outgoing, MessageRefused]]]:
-        """Move texts that make results too large into the store; returns the smaller results, and what is left."""
-        instead: list[Outgoing] = []
-        left: list[tuple[Outgoing, MessageRefused]] = []
-        for outgoing, error in refused:
-            message, contents = outgoing.message, self._contents
-            result = _with_text(message) if outgoing.on_refusal is not OnRefusal.LEAVE else None
-            if contents is None or result is None or not isinstance(error, MessageTooLarge):
-                left.append((outgoing, error))
-                continue
-            beat()  # each text may take as long as the store may
-            try:
-                smaller = text_by_reference(result, contents)
-            except ContentStoreUnavailable as away:
-                log.warning(
-                    "a result waits: %s", away.message, extra={"action": "result_waits", "job_id": result.job_id}
-                )
-                if self._store.postpone(message.id, [result.job_id]):
-                    self._count(_code(error), POSTPONED)
-                continue
-            value, url = smaller.encode(), smaller.text_ref.url if smaller.text_ref else ""
-            if self._store.refer(message.id, {result.job_id: value}, {result.job_id: url}):
-                instead.append(dataclasses.replace(outgoing, message=message._replace(value=value)))
-                self._count(_code(error), BY_REFERENCE)
-        return instead, left
+    def _settle(self, outgoing: Outgoing, error: MessageRefused) -> Outgoing | None:
+        message = outgoing.message
+        job_id = message.job_id
+        if outgoing.on_refusal is OnRefusal.LEAVE:
+            self._tell(job_id, error, OnRefusal.LEAVE)
+            return None
+        result = _result_of(message)
+        if self._contents is not None and result is not None and result.text and isinstance(error, MessageTooLarge):
+            return self._moved(outgoing, result, self._contents)
+        if result is None or outgoing.on_refusal is OnRefusal.SET_ASIDE:
+            if self._store.set_aside(message.id, {job_id: error.message}):
+                self._tell(job_id, error, OnRefusal.SET_ASIDE)
+            return None
+        value = failure_instead(result, error, len(message.value)).encode()
+        if not self._store.replace(message.id, {job_id: value}):
+            return None
+        self._tell(job_id, error, OnRefusal.REPLACE)
+        return Outgoing(message._replace(value=value), OnRefusal.SET_ASIDE)
+
+    def _moved(self, outgoing: Outgoing, result: Result, contents: ContentStore) -> Outgoing | None:
+        """Move the text that makes a result too large into the store; returns the smaller result."""
+        message, job_id = outgoing.message, result.job_id
+        beat()  # each text may take as long as the store may
+        try:
+            smaller = text_by_reference(result, contents)
+        except ContentStoreUnavailable as away:
+            log.warning("a result waits: %s", away.message, extra={"action": "result_waits", "job_id": job_id})
+            if self._store.postpone(message.id, [job_id]):
+                self._count(TOO_LARGE, POSTPONED)
+            return None
+        value, url = smaller.encode(), smaller.text_ref.url if smaller.text_ref else ""
+        if not self._store.refer(message.id, {job_id: value}, {job_id: url}):
+            return None
+        self._count(TOO_LARGE, BY_REFERENCE)
+        return replace(outgoing, message=message._replace(value=value))
 
     def _tell(self, job_id: str, error: MessageRefused, done: OnRefusal) -> None:
         code = _code(error)
@@ -375,28 +314,22 @@ class RefusedResults:
         log.error("a result was refused and %s: %s", done.value.replace("_", " "), error.message, extra=told)
 
 
-def _with_text(message: OutboxMessage) -> Result | None:
-    """The result, if it has a text that could lie elsewhere."""
+def _result_of(message: OutboxMessage) -> Result | None:
     try:
-        result = Result.decode(message.value)
+        return Result.decode(message.value)
     except ValidationError:
         return None
-    return result if result.text else None
 
 
-def failure_instead(message: OutboxMessage, error: MessageRefused) -> bytes | None:
-    """The result that says why the refused one cannot be read; None if that one is no result."""
-    try:
-        result = Result.decode(message.value)
-    except ValidationError:
-        return None
+def failure_instead(result: Result, error: MessageRefused, num_bytes: int) -> Result:
+    """The result that says why the refused one, of so many bytes, cannot be read."""
     failure = Failure(
         code=_code(error),
-        message=f"Kafka refused the result of {len(message.value)} bytes: {error.message}",
+        message=f"Kafka refused the result of {num_bytes} bytes: {error.message}",
         hint="ask for fewer tokens; an operator can read the text and raise the topic's limit",
     )
     kept = {"status": Status.FAILED, "text": None, "finish_reason": None, "decoding": None, "error": failure}
-    return result.model_copy(update=kept).encode()
+    return result.model_copy(update=kept)
 
 
 def _code(error: MessageRefused) -> str:

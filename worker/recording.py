@@ -32,16 +32,15 @@ from alphaloop.store.decode_runs import DecodeRun, ShadowRun
 from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome
 from worker.background import BoundedQueue, Retry
-from worker.claims import ClaimedJob, Claims, LeaseKeeper
+from worker.claims import ClaimedJob, LeaseKeeper
 from worker.dead_letters import DeadMessage, failed_job
 from worker.engine import EngineIdentity, Generation, ShadowCounts, tolerance_of
 from worker.intake.polling import Intake
 from worker.metrics import WorkerMetrics
-from worker.publishing import PublishingQueue, RecordedGroup
-from worker.streams import JobStream
+from worker.publishing import Publication, RecordedGroup
 
 if TYPE_CHECKING:
-    from worker.tracing import JobTrace, Tracing
+    from worker.tracing import Tracing
 
 _SUCCEEDED: Final = Status.SUCCEEDED.value
 _MOST_KEYS: Final = 4096  #: that are remembered
@@ -75,7 +74,12 @@ class EndedJob:
 class Recorder:
     """Result, counts, status and outbox in one transaction; outcomes whose claim was lost are dropped.
 
-    The outcome of a streamed job is held until its stream is settled, as UnsettledStreams says.
+    The outcome of a streamed job is held until every chunk was acknowledged or dropped. Once an outcome is recorded,
+    the relay of any worker may end the stream. If this worker then dies with chunks that no broker has, they are lost,
+    because the job is not decoded again. Then the final chunk has to have the whole text, which costs a reader the wait
+    for the end; so an outcome waits for its chunks, but not for long: it goes on nevertheless after `MOST_HELD_S`, when
+    the worker is told to hurry, and if it is among the oldest when too much is held. Its result then tells of the
+    chunks that may be missing.
     """
 
     def __init__(
@@ -83,7 +87,7 @@ class Recorder:
         record: Callable[[Sequence[Outcome]], list[OutboxMessage]],
         intake: Intake,
         leases: LeaseKeeper,
-        publishing: PublishingQueue,
+        publishing: BoundedQueue[Publication],
         metrics: WorkerMetrics,
         *,
         retry: Retry,
@@ -104,9 +108,13 @@ class Recorder:
         self._tracing = tracing
         self._gathered_at = -math.inf
         self._waiting: BoundedQueue[EndedJob] = BoundedQueue(
-            max_items=MOST_WAITING, max_bytes=max_bytes, num_bytes_of=lambda one: len(one.outcome.result)
+            max_items=MOST_WAITING,
+            max_bytes=max_bytes,
+            num_bytes_of=lambda one: len(one.outcome.result),
+            give_up=retry.gives_up,
         )
-        self._unsettled = UnsettledStreams(is_hurried=retry.gives_up, clock=clock)
+        self._held: list[tuple[float, EndedJob]] = []  # until when each waits for its stream, the oldest first
+        self._num_let_go = 0  # those of the group in hand that were held
         self._recorded: deque[Outcome] = deque()
 
     def __len__(self) -> int:
@@ -114,11 +122,11 @@ class Recorder:
 
         One of a streamed job may count twice.
         """
-        return self._waiting.num_unsettled + len(self._unsettled)
+        return self._waiting.num_unsettled + len(self._held) + self._num_let_go
 
     def put(self, ended: Sequence[EndedJob]) -> None:
         """Hand over outcomes; waits for room unless the worker is told to hurry."""
-        self._waiting.put(ended, give_up=self._retry.gives_up)
+        self._waiting.put(ended)
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> int:
         """Record what waits as one group and hand its messages on; returns how many outcomes won their record."""
@@ -133,26 +141,45 @@ class Recorder:
         winners = [one for one in group if won.get(one.claimed.job_id) == one.outcome.result]
         # Before the results are published, so that a job sent because of a result is decided with this evidence.
         self._recorded.extend(one.outcome for one in winners)
-        self._publishing.put(
-            RecordedGroup(
-                tuple(messages),
-                tuple(one.claimed.ready.delivery for one in group),
-                self._intake,
-                tuple(one.claimed.job_id for one in group),
-                tuple(found for one in winners if (found := self._failed(one))),
-                self._traces(winners),
-            )
+        recorded = RecordedGroup(
+            tuple(messages),
+            tuple(one.claimed.ready.delivery for one in group),
+            self._intake,
+            tuple(one.claimed.job_id for one in group),
+            tuple(filter(None, map(self._failed, winners))),
+            tuple(self._tracing.recorded(winners)) if self._tracing else (),
         )
+        self._publishing.put([recorded])
         self._count(winners)
-        self._metrics.fenced(len(group) - len(won))
+        self._metrics.fenced.inc(len(group) - len(won))
         return len(won)
 
     def _take(self, timeout_s: float) -> list[EndedJob]:
         """A group that may be recorded now: what waits, and what is no longer held."""
-        held = self._unsettled
-        wait_s = min(timeout_s, _LOOK_S) if held.num_held else timeout_s
-        limit, max_bytes = MOST_AT_ONCE - held.num_held, MOST_BYTES_AT_ONCE - held.num_bytes
-        return list(map(_told, held.pass_on(self._waiting.take(limit, wait_s, max_bytes=max_bytes))))
+        wait_s = min(timeout_s, _LOOK_S) if self._held else timeout_s
+        max_bytes = MOST_BYTES_AT_ONCE - sum(len(one.outcome.result) for _, one in self._held)
+        taken = self._waiting.take(MOST_AT_ONCE - len(self._held), wait_s, max_bytes=max_bytes)
+        ready = [one for one in taken if one.claimed.stream is None]
+        until = self._clock() + MOST_HELD_S
+        streamed = [*self._held, *((until, one) for one in taken if one.claimed.stream is not None)]
+        held = self._to_hold(streamed)
+        kept = {id(one) for _, one in held}
+        let_go = [_told(one) for _, one in streamed if id(one) not in kept]
+        self._num_let_go = len(let_go)  # first, because another thread may ask for the length
+        self._held = held
+        return ready + let_go
+
+    def _to_hold(self, streamed: Sequence[tuple[float, EndedJob]]) -> list[tuple[float, EndedJob]]:
+        """Those whose streams are not settled, as far as there is room for them, the newest before older ones."""
+        held: list[tuple[float, EndedJob]] = []
+        num_bytes, now = 0, self._clock()
+        for until, one in reversed(streamed):
+            size, stream = len(one.outcome.result), one.claimed.stream
+            has_room = not held or (len(held) < MOST_HELD and num_bytes + size <= MOST_HELD_BYTES)
+            if has_room and now < until and stream and not stream.is_settled and not self._retry.gives_up():
+                held.append((until, one))
+                num_bytes += size
+        return held[::-1]
 
     def _record(self, group: list[EndedJob]) -> tuple[list[EndedJob], list[OutboxMessage]]:
         """Record the group; returns it as it was recorded, and the messages to publish.
@@ -180,13 +207,7 @@ class Recorder:
         return [failed], self._retry.until_done("record", lambda: self._write(stand_in))
 
     def _failed(self, one: EndedJob) -> DeadMessage | None:
-        is_failed = one.outcome.status == Status.FAILED.value
-        return failed_job(one.claimed.ready.delivery, one.outcome.result, self._intake) if is_failed else None
-
-    def _traces(self, winners: Sequence[EndedJob]) -> tuple[JobTrace, ...]:
-        if self._tracing is None:
-            return ()
-        return tuple(self._tracing.recorded(winners))
+        return failed_job(one.claimed.ready.delivery, one.outcome.result, self._intake)
 
     def _count(self, winners: Sequence[EndedJob]) -> None:
         by_label: dict[tuple[str, str], list[Outcome]] = {}
@@ -202,11 +223,6 @@ class Recorder:
         while self._recorded:
             taken.append(self._recorded.popleft())
         return taken
-
-
-def undecoded(claims: Claims, now: datetime) -> list[EndedJob]:
-    """Claimed jobs that need no decoding, with their outcomes."""
-    return [EndedJob(e.claimed, ended(e.claimed, e.status, e.failure, now=now)) for e in claims.ended]
 
 
 def succeeded(
@@ -270,12 +286,6 @@ def succeeded(
 def ended(claimed: ClaimedJob, status: Status, failure: Failure, *, now: datetime) -> Outcome:
     """The outcome of a job that was not decoded to its end."""
     return _outcome(claimed, status.value, {"error": failure.model_dump(exclude_none=True)}, now=now)
-
-
-def with_unacknowledged(outcome: Outcome, num_chunks: int) -> Outcome:
-    """The outcome with a result that says that so many chunks may be missing, so that the final one has the text."""
-    result = Result.decode(outcome.result).model_copy(update={"num_unacknowledged_chunks": num_chunks})
-    return replace(outcome, result=result.encode())
 
 
 def expired(claimed: ClaimedJob) -> Failure:
@@ -501,81 +511,9 @@ def _evidence_of_sums(run: DecodeRun, generation: Generation) -> list[ShadowRun]
 
 
 def _told(one: EndedJob) -> EndedJob:
-    """The ended job; its result tells whether chunks of its stream may be missing."""
+    """The ended job; its result says if chunks of its stream may be missing, so that the final one has the text."""
     num_chunks = one.claimed.stream.num_unacknowledged if one.claimed.stream else 0
-    return replace(one, outcome=with_unacknowledged(one.outcome, num_chunks)) if num_chunks else one
-
-
-class UnsettledStreams:
-    """Holds outcomes of streamed jobs until every chunk was acknowledged or dropped. The recorder's thread owns it.
-
-    Once an outcome is recorded, the relay of any worker may end the stream. If this worker then dies with chunks that
-    no broker has, they are lost, because the job is not decoded again. Then the final chunk has to have the whole text,
-    which costs a reader the wait for the end; so an outcome waits for its chunks, but not for long.
-
-    An outcome whose stream is not settled goes on nevertheless after `MOST_HELD_S`, when the worker is told to hurry,
-    and if it is among the oldest when too much is held. Its result then tells of the chunks that may be missing.
-    """
-
-    def __init__(
-        self,
-        *,
-        is_hurried: Callable[[], bool],
-        clock: Callable[[], float],
-    ) -> None:
-        self._is_hurried = is_hurried
-        self._clock = clock
-        self._held: list[_Held] = []  # the oldest first
-        self._num_bytes = 0
-        self._num_in_hand = 0
-
-    def __len__(self) -> int:
-        """Outcomes that are held, and those of streams in the last answer of `pass_on`, which may be in hand."""
-        return len(self._held) + self._num_in_hand
-
-    @property
-    def num_held(self) -> int:
-        """Outcomes that are held."""
-        return len(self._held)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the results that are held."""
-        return self._num_bytes
-
-    def pass_on(self, items: Sequence[EndedJob]) -> list[EndedJob]:
-        """What may be recorded now, of what was held and of `items`. The rest is held."""
-        ready: list[EndedJob] = []
-        streamed = self._held.copy()
-        for item in items:
-            if (stream := item.claimed.stream) is None:
-                ready.append(item)
-            else:
-                streamed.append(_Held(item, stream, self._clock() + MOST_HELD_S))
-        held, num_bytes = self._unsettled(streamed) if streamed else ([], 0)
-        kept = {id(one) for one in held}
-        ready.extend(one.ended for one in streamed if id(one) not in kept)
-        self._num_in_hand = len(streamed) - len(held)  # first, because another thread may ask for the length
-        self._held, self._num_bytes = held, num_bytes
-        return ready
-
-    def _unsettled(self, streamed: Sequence[_Held]) -> tuple[list[_Held], int]:
-        """What has to be held, as far as there is room for it, the newest before older ones; and how many bytes."""
-        held: list[_Held] = []
-        num_bytes, now = 0, self._clock()
-        if self._is_hurried():
-            return held, num_bytes
-        for one in reversed(streamed):
-            size = len(one.ended.outcome.result)
-            has_room = not held or (len(held) < MOST_HELD and num_bytes + size <= MOST_HELD_BYTES)
-            if has_room and now < one.until and not one.stream.is_settled:
-                held.append(one)
-                num_bytes += size
-        return held[::-1], num_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    ended: EndedJob
-    stream: JobStream
-    until: float  #: by the clock: when it waits no longer
+    if not num_chunks:
+        return one
+    result = Result.decode(one.outcome.result).model_copy(update={"num_unacknowledged_chunks": num_chunks})
+    return replace(one, outcome=replace(one.outcome, result=result.encode()))

@@ -7,11 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from alphaloop.errors import BrokerError, DeliveryFailed, FatalBrokerError, MessageRefused
 from alphaloop.kafka.producer import Producer
 from alphaloop.liveness import beat
+
+if TYPE_CHECKING:
+    from worker.streams import JobStream
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +31,18 @@ class KafkaMessage(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: tuple[tuple[str, bytes], ...] = ()
+    stream: JobStream | None = None  #: that a chunk with text is part of
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its content."""
+        return len(self.value or b"")
+
+    def settle(self, *, is_acknowledged: bool) -> None:
+        """The broker has acknowledged the message, or it was dropped: nothing more becomes of it. Called once."""
+        if self.stream is not None:
+            self.stream.num_settled += 1
+            self.stream.num_acknowledged += is_acknowledged
 
 
 def deliver(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeGuard
 
@@ -22,28 +21,6 @@ from worker.sending import DeliveryReport, KafkaMessage, deliver
 
 #: Stands in the JSON of every streamed job's result and of no other: inside a string its quotes would be escaped.
 _IS_STREAMED = b'"num_chunks":'
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkMessage:
-    """A chunk to be published."""
-
-    key: bytes
-    value: bytes
-    headers: tuple[tuple[str, bytes], ...]
-    topic: str = TOKENS
-    stream: JobStream | None = field(default=None, compare=False, repr=False)  #: that a chunk with text is part of
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the message."""
-        return len(self.value)
-
-    def settle(self, *, is_acknowledged: bool) -> None:
-        """The broker has acknowledged the chunk, or it was dropped: nothing more becomes of it. Called once."""
-        if self.stream is not None:
-            self.stream.num_settled += 1
-            self.stream.num_acknowledged += is_acknowledged
 
 
 class JobStream:
@@ -72,14 +49,14 @@ class JobStream:
         """Chunks so far that the broker has not acknowledged: readers may never see them."""
         return self.num_chunks - self.num_acknowledged
 
-    def add(self, text: str, *, created: int, model: str) -> ChunkMessage:
+    def add(self, text: str, *, created: int, model: str) -> KafkaMessage:
         """The chunk with the text that one step added; `created` in seconds since 1970."""
         chunk = Chunk(self._job_id, self._attempt, self.num_chunks, text)
         self.num_chunks += 1
         return _chunk_message(chunk, text_chunk(chunk, created=created, model=model), self._carried, self)
 
 
-def final_message(result: bytes, carried: Mapping[str, str], model: str) -> ChunkMessage | None:
+def final_message(result: bytes, carried: Mapping[str, str], model: str) -> KafkaMessage | None:
     """The chunk that ends the stream of the job with this recorded result; None for a job that was not streamed."""
     if _IS_STREAMED not in result:
         return None
@@ -89,8 +66,8 @@ def final_message(result: bytes, carried: Mapping[str, str], model: str) -> Chun
 
 def _chunk_message(
     chunk: Chunk, value: bytes, carried: Mapping[str, str], stream: JobStream | None = None
-) -> ChunkMessage:
-    return ChunkMessage(chunk.job_id.encode(), value, encoded(chunk_headers(chunk, carried)), stream=stream)
+) -> KafkaMessage:
+    return KafkaMessage(TOKENS, chunk.job_id.encode(), value, encoded(chunk_headers(chunk, carried)), stream)
 
 
 #: Chunks that an outage kept back. If there are more, the newest are dropped, because results hold the whole text.
@@ -108,7 +85,7 @@ class ChunkSender:
         self._producer = producer
         self._count_dropped = count_dropped
         self._retry = retry
-        self._again: deque[ChunkMessage] = deque()
+        self._again: deque[KafkaMessage] = deque()
         self._num_under_way = 0
 
     @property
@@ -116,7 +93,7 @@ class ChunkSender:
         """Whether the client has chunks with text whose delivery reports have not come."""
         return self._num_under_way > 0
 
-    def send(self, chunks: Sequence[ChunkMessage]) -> None:
+    def send(self, chunks: Sequence[KafkaMessage]) -> None:
         """Hand these to the client, after those that have to be sent again. Raises FatalBrokerError."""
         kept = list(self._again)
         self._again.clear()
@@ -132,7 +109,7 @@ class ChunkSender:
             except BrokerError as error:
                 self._reported(chunk, error)
 
-    def end(self, finals: Sequence[ChunkMessage]) -> None:
+    def end(self, finals: Sequence[KafkaMessage]) -> None:
         """Publish these final chunks, and wait for them. Raises FatalBrokerError, in a hurry DeliveryFailed."""
         if not finals:
             return
@@ -140,9 +117,8 @@ class ChunkSender:
         self._again.clear()
 
         def once() -> None:
-            messages = [KafkaMessage(chunk.topic, chunk.key, chunk.value, chunk.headers) for chunk in waiting]
-            reports = deliver(self._producer, messages, is_hurried=self._retry.is_hurried)
-            late: list[tuple[ChunkMessage, BrokerError]] = []
+            reports = deliver(self._producer, waiting, is_hurried=self._retry.is_hurried)
+            late: list[tuple[KafkaMessage, BrokerError]] = []
             for chunk, told in zip(waiting, reports, strict=True):
                 if self._may_arrive(told):
                     late.append((chunk, told))
@@ -154,7 +130,7 @@ class ChunkSender:
 
         self._retry.until_done("end streams", once)
 
-    def _reported(self, chunk: ChunkMessage, report: DeliveryReport) -> None:
+    def _reported(self, chunk: KafkaMessage, report: DeliveryReport) -> None:
         self._num_under_way -= 1
         if isinstance(report, FatalBrokerError):
             return  # the next result meets a dead producer, too

@@ -7,11 +7,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from alphaloop.errors import WorkerThreadDied
 from alphaloop.liveness import Liveness, Pulse
 from worker.background import BackgroundThread
-from worker.claims import LeaseKeeper
-from worker.deciding.watch import Watch
 from worker.intake.polling import Intake
 
 if TYPE_CHECKING:
@@ -33,51 +30,42 @@ class Threads:
     """Every thread of a worker but the loop's, and the pulses that tell whether each still moves."""
 
     neighbours: tuple[BackgroundThread, ...]  #: that work on jobs, in the order of a job's way
-    intake: Intake
-    control_intake: Intake
-    leases: LeaseKeeper
-    watch: Watch
+    keepers: tuple[BackgroundThread, ...]  #: that end last: of leases, and of what other processes change
+    intakes: tuple[Intake, ...]
     tracing: Tracing | None  #: None where no traces are made
     liveness: Liveness  #: of every thread, and of the loop's steps
     loop_pulse: Pulse
 
+    def __post_init__(self) -> None:
+        for thread in self._all():
+            self.liveness.watch(thread.pulse, MAX_SILENCE_S)
+
     def start(self) -> None:
         """Start every thread; consuming begins."""
-        self.leases.start()
-        self.watch.start()
-        self.intake.start()
-        self.control_intake.start()
+        for keeper in self.keepers:
+            keeper.start()
+        for intake in self.intakes:
+            intake.start()
         for neighbour in self.neighbours:
             neighbour.start()
 
-    def watch_pulses(self) -> None:
-        """Have a thread that does not move for MAX_SILENCE_S count as hung."""
-        own = (neighbour.pulse for neighbour in self.neighbours)
-        for pulse in (*own, self.intake.pulse, self.control_intake.pulse, self.leases.pulse, self.watch.pulse):
-            self.liveness.watch(pulse, MAX_SILENCE_S)
-
     def unhealthy(self) -> str | None:
         """Which thread ended by itself, or hangs, in words; None while all is well. Any thread may ask."""
-        for neighbour in self.neighbours:
-            if neighbour.failure is not None:
-                return f"the thread {neighbour.name} ended: {neighbour.failure.message}"
-        for intake in (self.intake, self.control_intake):
-            if intake.failure is not None:
-                return f"a polling thread ended: {intake.failure.message}"
-        return self._keeper_died() or self.liveness.hung()
+        for thread in self._all():
+            if thread.failure is not None:
+                return f"the thread {thread.name} ended: {thread.failure.message}"
+        return self.liveness.hung()
 
     def check(self) -> None:
-        """Raise the exception that ended a thread."""
-        for neighbour in self.neighbours:
-            neighbour.check()
-        if (died := self._keeper_died()) is not None:
-            raise WorkerThreadDied(died)
+        """Raise the exception that ended a thread; that of an intake comes out of the feed."""
+        for thread in (*self.neighbours, *self.keepers):
+            thread.check()
 
     def end(self, name: str, timeout_s: float) -> None:
-        """End one of the neighbours after its turn in hand."""
-        for neighbour in self.neighbours:
-            if neighbour.name == name:
-                neighbour.end(timeout_s)
+        """End the thread of this name after its turn in hand."""
+        for thread in self._all():
+            if thread.name == name:
+                thread.end(timeout_s)
 
     def end_neighbours(self, timeout_s: float = 10.0) -> None:
         """End the neighbours after their turn in hand."""
@@ -87,18 +75,16 @@ class Threads:
     def close(self, timeout_s: float) -> None:
         """End all: commit what is finished, leave the group."""
         self.end_neighbours(timeout_s)
-        for intake in (self.control_intake, self.intake):
+        for intake in self.intakes:
             intake.stop_taking()
             intake.close(timeout_s)
-        self.leases.close()
-        self.watch.close()
+        for keeper in self.keepers:
+            keeper.end(timeout_s)
         if self.tracing is not None:
             self.tracing.close()
 
-    def _keeper_died(self) -> str | None:
-        if self.leases.has_died:
-            return "the thread leases ended"
-        return "the thread watch ended" if self.watch.has_died else None
+    def _all(self) -> tuple[BackgroundThread, ...]:
+        return (*self.neighbours, *(intake.thread for intake in self.intakes), *self.keepers)
 
 
 def set_up_interpreter() -> None:

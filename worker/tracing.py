@@ -52,17 +52,18 @@ class Tracing:
 
     def __init__(
         self,
-        processor: SpanProcessor,
+        settings: TracingSettings,
         identity: EngineIdentity,
         *,
         owner: str,
         group_id: str,
         now: Callable[[], datetime],
-        sample_share: float,
+        processor: SpanProcessor | None = None,
     ) -> None:
+        """Spans go to the settings' endpoint over HTTP, unless another `processor` is given."""
         self._identity, self._group_id, self._now = identity, group_id, now
         self._provider = TracerProvider(
-            sampler=ParentBased(TraceIdRatioBased(sample_share)),
+            sampler=ParentBased(TraceIdRatioBased(settings.sample_share)),
             resource=Resource.create(
                 {
                     "service.name": SERVICE_NAME,
@@ -73,32 +74,10 @@ class Tracing:
             ),
             shutdown_on_exit=False,
         )
-        self._provider.add_span_processor(processor)
+        headers = {name: value.get_secret_value() for name, value in settings.headers.items()}
+        exporter = OTLPSpanExporter(endpoint=settings.endpoint, headers=headers)
+        self._provider.add_span_processor(processor or BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("alphaloop", __version__)
-
-    @classmethod
-    def to_collector(
-        cls,
-        settings: TracingSettings,
-        identity: EngineIdentity,
-        *,
-        owner: str,
-        group_id: str,
-        now: Callable[[], datetime],
-    ) -> Tracing:
-        """Spans that go to the settings' endpoint over HTTP."""
-        exporter = OTLPSpanExporter(
-            endpoint=settings.endpoint,
-            headers={name: value.get_secret_value() for name, value in settings.headers.items()},
-        )
-        return cls(
-            BatchSpanProcessor(exporter),
-            identity,
-            owner=owner,
-            group_id=group_id,
-            now=now,
-            sample_share=settings.sample_share,
-        )
 
     def recorded(self, jobs: Sequence[EndedJob]) -> Sequence[JobTrace]:
         """Begin the trace of each sampled job whose outcome was committed; its parts up to the commit are over."""

@@ -47,11 +47,11 @@ def kill_listeners(database: Database) -> int:
 @contextmanager
 def watching(database: Database, refresh: Callable[[], None], *, every_s: float) -> Iterator[Watch]:
     watch = Watch(Listener(database), refresh, every_s=every_s)
-    watch.start()
+    watch.thread.start()
     try:
         yield watch
     finally:
-        watch.close()
+        watch.thread.end(SOON_S)
 
 
 def test_a_cancellation_is_told_to_every_worker_at_once(database: Database, listener: Listener) -> None:
@@ -162,13 +162,13 @@ def test_a_watch_that_cannot_listen_still_looks(database: Database, registry: Dr
         if registry.stale("t"):
             is_stale.set()
 
-    watch = Watch(Deaf(), refresh, every_s=0.05)
-    watch.start()
+    watch = Watch(Deaf(), refresh, every_s=0.05)  # type: ignore[arg-type]
+    watch.thread.start()
     try:
         registry.set_status("small", "r1", "t", DraftStatus.STALE, "fell")
         assert is_stale.wait(SOON_S)
     finally:
-        watch.close()
+        watch.thread.end(SOON_S)
 
 
 def test_a_look_that_fails_comes_again() -> None:
@@ -180,12 +180,12 @@ def test_a_look_that_fails_comes_again() -> None:
             raise StoreUnavailable("away")
         worked.set()
 
-    watch = Watch(Deaf(), refresh, every_s=0.02)
-    watch.start()
+    watch = Watch(Deaf(), refresh, every_s=0.02)  # type: ignore[arg-type]
+    watch.thread.start()
     try:
         assert worked.wait(SOON_S)
     finally:
-        watch.close()
+        watch.thread.end(SOON_S)
 
 
 def _execute(database: Database, statement: str) -> None:

@@ -178,7 +178,7 @@ def test_a_decision_between_a_write_and_its_end_counts_once(database: Database) 
 
 def test_a_database_that_is_away_is_read_when_it_is_back(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = Worker(database)
-    reads = FirstReads(worker.choices.prepare, worker.store.prepare)
+    reads = FirstReads(worker.choices.last_choice, worker.store.prepare)
     key, _ = asked("code", 1)
     with unreachable(monkeypatch) as tries:
         reads.prepare([key])

@@ -258,7 +258,6 @@ def test_tasks_with_a_backlog_share_the_device_by_the_weights_of_the_settings(wo
             engine.wait_at_round()
             wait_until_claimed_ahead(running)
             engine.allow()
-        assert running.worker.feed.waiting().keys() == {"code", "sql"}
     tasks = Counter(name.partition("-")[0] for round_ in engine.rounds[60:360] for name in round_)
     assert tasks["code"] / tasks["sql"] == pytest.approx(3, rel=0.15)
 
@@ -404,7 +403,7 @@ def test_a_thread_that_dies_ends_the_worker(
 
     def die(timeout_s: float) -> NoReturn:
         if is_full:
-            until(lambda: len(parts.recorder._waiting) >= 1 and len(parts.publisher.queue._queue) >= 1, "all is full")
+            until(lambda: len(parts.recorder._waiting) >= 1 and len(parts.publisher.queue) >= 1, "all is full")
         raise FatalBrokerError("fenced")
 
     monkeypatch.setattr(running._producer, "serve", die)

@@ -6,8 +6,6 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import partial
-from typing import Protocol
 from uuid import UUID
 
 from alphaloop.deciding.decision import ChoiceLog
@@ -31,6 +29,7 @@ from alphaloop.store.outcomes import Outcome
 from alphaloop.store.snapshots import SnapshotStore
 from alphaloop.store.switchback import ExpectationStore
 from alphaloop.store.traffic import TrafficStore
+from worker.admission import LaneKey
 from worker.background import Write
 from worker.costs.learning import KnownCosts, open_costs
 from worker.deciding.evidence_cache import EvidenceCache
@@ -38,26 +37,7 @@ from worker.deciding.keeping import SharedBudgets, SnapshotJournal, StoredChoice
 from worker.engine import Engine, PreparedJob
 
 
-class DecisionKey(Protocol):
-    """What jobs have in common that are decided together."""
-
-    @property
-    def task(self) -> str: ...
-    @property
-    def sampling_bucket(self) -> str: ...
-    @property
-    def decoding(self) -> str: ...
-    @property
-    def purpose(self) -> str: ...
-    @property
-    def probe_drafter(self) -> str: ...
-    @property
-    def probe_num_draft_tokens(self) -> int: ...
-    @property
-    def switched_off(self) -> str: ...
-
-
-def subject_of(key: DecisionKey) -> Subject:
+def subject_of(key: LaneKey) -> Subject:
     """The key as a session takes it; empty fields are None."""
     return Subject(
         key.task,
@@ -128,7 +108,7 @@ class Decider:
 
     def decide_each(
         self,
-        key: DecisionKey,
+        key: LaneKey,
         jobs: Sequence[PreparedJob],
         task: TaskSettings,
         *,
@@ -179,11 +159,11 @@ class FirstReads:
     `reads` are called with a task and a sampling bucket. One thread owns it, the one that claims jobs.
     """
 
-    def __init__(self, *reads: Callable[[str, str], None]) -> None:
+    def __init__(self, *reads: Callable[[str, str], object]) -> None:
         self._reads = reads
         self._done: set[tuple[str, str]] = set()
 
-    def prepare(self, keys: Iterable[DecisionKey]) -> None:
+    def prepare(self, keys: Iterable[LaneKey]) -> None:
         """Read for tasks and buckets that are new.
 
         While the database is away, nothing is read: the first decision reads then, and waits for the database.
@@ -253,7 +233,7 @@ def open_deciding(
         now=clock.now,
         note=journal.note,
     )
-    return Deciding(decider, evidence_cache, costs, journal, FirstReads(choices.prepare, budgets.prepare), facts)
+    return Deciding(decider, evidence_cache, costs, journal, FirstReads(choices.last_choice, budgets.prepare), facts)
 
 
 def half_life(settings: Settings) -> timedelta:
@@ -263,18 +243,16 @@ def half_life(settings: Settings) -> timedelta:
 
 def _filled_cache(engine: Engine, database: Database, half_life: timedelta) -> EvidenceCache:
     """Read all stored evidence before the first job, so that a restarted worker decides from it at once."""
+    identity, expectations = engine.identity, ExpectationStore(database)
     evidence_cache = EvidenceCache(
         AcceptanceStateStore(database),
         DraftRegistry(database),
-        target_revision=engine.identity.target_revision,
-        engine=engine.identity.engine,
+        target_revision=identity.target_revision,
+        engine=identity.engine,
         drafters=revisions(engine),
         half_life=half_life,
-        pairs=partial(
-            ExpectationStore(database).newest,
-            engine.identity.target_revision,
-            engine.identity.engine,
-            engine.identity.device,
+        pairs=lambda since: expectations.newest(
+            identity.target_revision, identity.engine, identity.device, since=since
         ),
     )
     evidence_cache.refresh()

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from heapq import nlargest
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import MAX_TASKS, EvidenceSnapshot, EvidenceSums, JobLengths, Place, Standing, place_of
@@ -27,34 +27,13 @@ from alphaloop.store.drafts import DraftRegistry
 MOST_SEGMENTS: Final = 64
 
 
-class Used(Protocol):
-    """Evidence of a segment."""
-
-    @property
-    def segment(self) -> str: ...
-    @property
-    def as_of(self) -> datetime: ...
-
-
-Row = TypeVar("Row", bound=Used)
-
-
-def last_used(rows: Iterable[Used]) -> dict[str, datetime]:
-    """When each segment was used last."""
-    found: dict[str, datetime] = {}
-    for row in rows:
-        found[row.segment] = max(row.as_of, found.get(row.segment, row.as_of))
-    return found
-
-
-def of_segments_used_last(rows: list[Row]) -> list[Row]:
-    """The rows of the segments that are kept apart, and those without a segment."""
-    used = last_used(rows)
+def kept_apart(uses: Iterable[tuple[str, datetime]]) -> set[str]:
+    """Those of the segments that were used last, and the jobs without a segment; of each use its segment and time."""
+    used: dict[str, datetime] = {}
+    for segment, at in uses:
+        used[segment] = max(at, used.get(segment, at))
     used.pop("", None)
-    if len(used) <= MOST_SEGMENTS:
-        return rows
-    kept = {"", *nlargest(MOST_SEGMENTS, used, key=lambda segment: (used[segment], segment))}
-    return [row for row in rows if row.segment in kept]
+    return {"", *nlargest(MOST_SEGMENTS, used, key=lambda segment: (used[segment], segment))}
 
 
 class SegmentsApart:
@@ -101,18 +80,6 @@ class SegmentsApart:
         return True
 
 
-class ReadPairs(Protocol):
-    """Reads the pairs of this target, engine and device that were closed after a moment, or all that count."""
-
-    def __call__(self, *, since: datetime | None) -> Sequence[ExpectationPair]: ...
-
-
-class _Use(NamedTuple):
-    segment: str
-    as_of: datetime
-    key: EvidenceKey
-
-
 class _Known(NamedTuple):
     """What is known of a key beside its evidence."""
 
@@ -137,9 +104,12 @@ class EvidenceCache:
         engine: str,
         drafters: Mapping[str, str],
         half_life: timedelta,
-        pairs: ReadPairs | None = None,
+        pairs: Callable[[datetime | None], Sequence[ExpectationPair]] | None = None,
     ) -> None:
-        """Without `pairs`, no expectation is corrected."""
+        """`pairs` reads those of this target, engine and device that were closed after a moment, or all.
+
+        Without it, no expectation is corrected.
+        """
         self._store = store
         self._registry = registry
         self._read_pairs = pairs
@@ -162,7 +132,7 @@ class EvidenceCache:
         stale = frozenset(self._registry.stale(target_revision))
         read = self._store.read(target_revision, engine, drafters, since=self._seen)
         if self._read_pairs is not None and self._errors is not None:
-            pairs = self._read_pairs(since=self._newest_pair)
+            pairs = self._read_pairs(self._newest_pair)
             self._errors.add(pairs)
             self._newest_pair = max((pair.computed_at for pair in pairs), default=self._newest_pair)
         with self._lock:
@@ -227,7 +197,10 @@ class EvidenceCache:
         self._known.clear()
         for place in self._unread.keys() | before | unread.keys():
             self._opened.changed(place, 1)
-        self._unread = {place: of_segments_used_last(its) for place, its in unread.items()}
+        for place, its in unread.items():
+            kept = kept_apart((row.segment, row.as_of) for row in its)
+            unread[place] = [row for row in its if row.segment in kept]
+        self._unread = unread
 
     def _take(self, row: StateRow) -> None:
         key, place = row.key, _place_of(row)
@@ -238,9 +211,9 @@ class EvidenceCache:
         is_new_segment = bool(row.segment) and all(other.segment != row.segment for other in opened.held(place))
         self._hold(row, max(1, row.num_jobs - (known.num_jobs if known else 0)))
         if is_new_segment:
-            uses = [_Use(key.segment, its.all.as_of, key) for key, its in opened.held(place).items()]
-            kept = {use.key for use in of_segments_used_last(uses)}
-            gone = [use.key for use in uses if use.key not in kept]
+            held = opened.held(place)
+            kept = kept_apart((key.segment, its.all.as_of) for key, its in held.items())
+            gone = [key for key in held if key.segment not in kept]
             opened.forget(gone)
             for key in gone:
                 del self._known[key]

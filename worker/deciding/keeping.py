@@ -29,12 +29,13 @@ from worker.engine import EngineIdentity
 
 log = logging.getLogger(__name__)
 
+_Subject: TypeAlias = tuple[str, str]  # task, sampling bucket
+
 
 class StoredChoices:
     """A `ChoiceLog` for one engine. A log that cannot be written does not stop decoding.
 
-    `write` does the writing or queues it; a queued choice counts as logged, because the queue tries again. `prepare`
-    may run in another thread than the session's.
+    `write` does the writing or queues it; a queued choice counts as logged, because the queue tries again.
     """
 
     def __init__(
@@ -47,16 +48,16 @@ class StoredChoices:
     ) -> None:
         self._changes, self._identity, self._owner = changes, identity, owner
         self._write = write
-        self._prepared: dict[tuple[str, str], DraftSetting | None] = {}
-
-    def prepare(self, task: str, sampling_bucket: str) -> None:
-        """Read what `last_choice` will be asked for. May raise StoreError."""
-        self._prepared[task, sampling_bucket] = self._read(task, sampling_bucket)
+        self._begun_with: dict[_Subject, DraftSetting | None] = {}
 
     def last_choice(self, task: str, sampling_bucket: str) -> DraftSetting | None:
-        """The last choice in the log. Without `prepare` it is read now, which may raise StoreError."""
-        subject = task, sampling_bucket
-        return self._prepared.pop(subject) if subject in self._prepared else self._read(*subject)
+        """The last choice in the log when it was first asked for, from any thread. May raise StoreError."""
+        identity, subject = self._identity, (task, sampling_bucket)
+        if subject not in self._begun_with:
+            self._begun_with[subject] = self._changes.last_choice(
+                task, identity.target_revision, identity.device, sampling_bucket
+            )
+        return self._begun_with[subject]
 
     def record(self, key: IncumbentKey, decision: Decision) -> bool:
         """Log the choice; False if the database is away."""
@@ -72,15 +73,9 @@ class StoredChoices:
             return False
         return True
 
-    def _read(self, task: str, sampling_bucket: str) -> DraftSetting | None:
-        identity = self._identity
-        return self._changes.last_choice(task, identity.target_revision, identity.device, sampling_bucket)
-
 
 #: Credit is written so often at most, because every write is a transaction.
 ACCRUED_EVERY_S: Final = 60.0
-
-_Subject: TypeAlias = tuple[str, str]  # task, sampling bucket
 
 
 class _Sums(NamedTuple):
@@ -135,8 +130,7 @@ class SharedBudgets:
         self._due: dict[_Subject, float] = {}
         self._one_write = threading.Lock()  # a worker that ends writes, too, while a write may still be under way
         self._lock = threading.Lock()  # for what follows
-        self._unwritten: dict[_Subject, _Sums] = {}
-        self._in_writing: dict[_Subject, _Sums] = {}
+        self._unwritten: dict[_Subject, _Sums] = {}  # what is being written among it
         self._stored: dict[_Subject, _Sums] = {}  # as a write left them, until the session has seen them
         self._failed: set[_Subject] = set()
 
@@ -190,35 +184,26 @@ class SharedBudgets:
     def _add(self, subject: _Subject) -> None:
         """Add what is unwritten to the database. A failure leaves it for the next decision."""
         with self._one_write:
-            self._add_unwritten(subject)
-
-    def _add_unwritten(self, subject: _Subject) -> None:
-        with self._lock:
-            change = self._unwritten.pop(subject, _NOTHING)
+            change = self._unwritten[subject]
             if change == _NOTHING:  # the write before took it along
                 return
-            self._in_writing[subject] = change
-        try:
-            row = self._store.add(self._row_of(subject), ExplorationBudget(), ExplorationBudget(*change))
-        except StoreError as error:
-            log.warning("budget not stored: %s", error.message, extra={"action": "budget_not_stored"})
-            with self._lock:
-                self._unwritten[subject] = self._unwritten.get(subject, _NOTHING).plus(self._in_writing.pop(subject))
-                self._failed.add(subject)
-        else:
-            with self._lock:
-                del self._in_writing[subject]
-                self._stored[subject] = _Sums.of(row)
+            try:
+                row = self._store.add(self._row_of(subject), ExplorationBudget(), ExplorationBudget(*change))
+            except StoreError as error:
+                log.warning("budget not stored: %s", error.message, extra={"action": "budget_not_stored"})
+                with self._lock:
+                    self._failed.add(subject)
+            else:
+                with self._lock:
+                    self._unwritten[subject] = self._unwritten[subject].minus(change)
+                    self._stored[subject] = _Sums.of(row)
 
     def _with_others(self, subject: _Subject, budget: ExplorationBudget) -> ExplorationBudget:
         """`budget` as the last write found it in the database, and what this session has changed since."""
         with self._lock:
-            stored = self._stored.pop(subject, None)
-            if stored is None:
+            if (stored := self._stored.pop(subject, None)) is None:
                 return budget
-            handed_over = stored
-            for waiting in (self._in_writing, self._unwritten):
-                handed_over = handed_over.plus(waiting.get(subject, _NOTHING))
+            handed_over = stored.plus(self._unwritten[subject])
         sums = _Sums.of(budget).minus(self._handed_over[subject]).plus(handed_over)
         self._handed_over[subject] = handed_over
         return replace(budget, **sums._asdict())

@@ -5,8 +5,8 @@ It is read with a consumer of its own, so that a full buffer of jobs delays no c
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -48,12 +48,9 @@ class ControlReader:
             except MessageError as error:
                 self._refuse(delivery, error)
                 continue
-            self._cancel(job_id)
+            self._retry.until_done("cancel", partial(self._store.request_cancel, job_id))
+            self._cancel_here(job_id)
             self._intake.finish([delivery])
-
-    def _cancel(self, job_id: str) -> None:
-        self._retry.until_done("cancel", lambda: self._store.request_cancel(job_id))
-        self._cancel_here(job_id)
 
 
 class Cancellation(BaseModel):
@@ -68,9 +65,9 @@ class Cancellation(BaseModel):
 def parse_cancellation(value: bytes | None) -> Cancellation:
     """Raises MalformedMessage or InvalidField."""
     try:
-        return Cancellation.model_validate(json.loads(value or b""))
+        return Cancellation.model_validate_json(value or b"")
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        if first["type"] == "json_invalid":
+            raise MalformedMessage('expected {"action": "cancel", "job_id": "…"}, found no JSON') from None
         raise InvalidField(first["msg"], field=".".join(map(str, first["loc"])) or None) from None
-    except (ValueError, RecursionError):
-        raise MalformedMessage('expected {"action": "cancel", "job_id": "…"}, found no JSON') from None

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.messages.headers import RetryHeaders, sent_headers
@@ -61,13 +61,6 @@ class Delivery:
         return self.record.num_bytes
 
 
-class Delivered(NamedTuple):
-    """The answer to a delivery."""
-
-    number: int  #: names the delivery in `finish`, because an offset may be delivered again
-    went_back: bool  #: whether the log went back to this offset
-
-
 @dataclass(slots=True)
 class _InFlight:
     number: int
@@ -92,31 +85,32 @@ class Watermark:
     def __init__(self) -> None:
         self._in_order: deque[_InFlight] = deque()  # by offset and by number, from the oldest unfinished on
         self._by_number: dict[int, _InFlight] = {}
-        self._num_unfinished = 0
+        self.num_in_flight = 0  #: delivered, not finished, and still in the log
         self._num_delivered = 0
-        self._next: int | None = None
+        #: Next offset to read after a restart; None before anything was read. It falls only when the log goes back.
+        self.committable: int | None = None
         self._newest: int | None = None
 
-    def deliver(self, offset: int) -> Delivered:
-        """Note a delivered message."""
+    def deliver(self, offset: int) -> tuple[int, bool]:
+        """Note a delivered message; returns its number, for `finish`, and whether the log went back to this offset."""
         went_back = self._newest is not None and offset <= self._newest
         if went_back:
             self._forget_from(offset)
         one = _InFlight(self._num_delivered, offset)
         self._num_delivered += 1
-        self._num_unfinished += 1
+        self.num_in_flight += 1
         self._newest = offset
         self._in_order.append(one)
         self._by_number[one.number] = one
-        self._next = self._in_order[0].offset
-        return Delivered(one.number, went_back)
+        self.committable = self._in_order[0].offset
+        return one.number, went_back
 
     def pass_over(self, offset: int) -> None:
         """Note that no message lies between the newest delivered one and this offset."""
         if self._newest is None or offset > self._newest + 1:
             self._newest = offset - 1
             if not self._in_order:
-                self._next = offset
+                self.committable = offset
 
     def finish(self, number: int) -> None:
         """Note a finished message. A delivery that the watermark does not wait for changes nothing."""
@@ -124,32 +118,22 @@ class Watermark:
         if one is None:
             return
         one.is_finished = True
-        self._num_unfinished -= 1
+        self.num_in_flight -= 1
         while self._in_order and self._in_order[0].is_finished:
             self._in_order.popleft()
         if self._newest is not None:
-            self._next = self._in_order[0].offset if self._in_order else self._newest + 1
-
-    @property
-    def committable(self) -> int | None:
-        """Next offset to read after a restart; None before anything was read. It falls only when the log goes back."""
-        return self._next
-
-    @property
-    def num_in_flight(self) -> int:
-        """Delivered, not finished, and still in the log."""
-        return self._num_unfinished
+            self.committable = self._in_order[0].offset if self._in_order else self._newest + 1
 
     @property
     def distance(self) -> int:
         """Offsets from the oldest unfinished message to the newest read; what a restart would read again."""
-        return 0 if self._next is None or self._newest is None else self._newest + 1 - self._next
+        return 0 if self.committable is None or self._newest is None else self._newest + 1 - self.committable
 
     def _forget_from(self, offset: int) -> None:
         while self._in_order and self._in_order[-1].offset >= offset:
             gone = self._in_order.pop()
             if self._by_number.pop(gone.number, None) is not None:
-                self._num_unfinished -= 1
+                self.num_in_flight -= 1
 
 
 #: A retry waits up to so much longer than its topic's delay, by lot, so that jobs that failed together do not come
@@ -247,7 +231,7 @@ class HandingOver:
         """A rebalance waits up to `limit_s`."""
         self._limit_s = limit_s
         self._clock = clock
-        self._owed: dict[TopicPartition, set[DeliveryKey]] = {}
+        self._owed: set[DeliveryKey] = set()
         self._leaving: frozenset[TopicPartition] = frozenset()
         self._overdue: frozenset[DeliveryKey] = frozenset()
         self._changed = threading.Condition()
@@ -255,17 +239,12 @@ class HandingOver:
     def owe(self, deliveries: Iterable[Delivery]) -> None:
         """The jobs of these were claimed."""
         with self._changed:
-            for delivery in deliveries:
-                self._owed.setdefault(delivery.partition, set()).add(delivery.key)
+            self._owed.update(delivery.key for delivery in deliveries)
 
     def settle(self, deliveries: Iterable[Delivery]) -> None:
         """The jobs of these were finished, or given back."""
         with self._changed:
-            for delivery in deliveries:
-                owed = self._owed.get(delivery.partition, set())
-                owed.discard(delivery.key)
-                if not owed:
-                    self._owed.pop(delivery.partition, None)
+            self._owed.difference_update(delivery.key for delivery in deliveries)
             self._changed.notify_all()
 
     def is_leaving(self, partition: TopicPartition) -> bool:
@@ -297,4 +276,4 @@ class HandingOver:
             return overdue
 
     def _owed_now(self) -> frozenset[DeliveryKey]:
-        return frozenset(key for partition in self._leaving for key in self._owed.get(partition, ()))
+        return frozenset(key for key in self._owed if key[0] in self._leaving)

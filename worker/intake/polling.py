@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,13 +16,12 @@ from datetime import datetime
 from queue import Empty, SimpleQueue
 from typing import Final
 
-from alphaloop.errors import AlphaloopError, BrokerError, BrokerUnavailable, reason_of
+from alphaloop.errors import BrokerError, BrokerUnavailable
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.kafka.topics import ensure_topics
-from alphaloop.liveness import Pulse
 from alphaloop.settings import Settings, WorkerSettings
-from worker.background import BoundedQueue
+from worker.background import BackgroundThread, BoundedQueue
 from worker.intake.partitions import AssignedPartition, Delivery, HandingOver
 
 log = logging.getLogger(__name__)
@@ -114,32 +112,32 @@ class Intake:
         self._now = now
         self._most_message_bytes = most_message_bytes
         self._partitions: dict[TopicPartition, AssignedPartition] = {}
-        self._topics: frozenset[str] = frozenset()
+        #: Of the partitions that are or were ours. Partitions of a topic that was made anew may be missing in every
+        #: member's assignment, until one joins again.
+        self.topics: frozenset[str] = frozenset()
         self._epoch = 0
-        self._assignment_number = 0
+        self.assignment_number = 0  #: another one after every change of the partitions that are ours
         self._held_topics: frozenset[str] = frozenset()
         self._told_ids: Mapping[str, str] = {}
         self._high, self._normal = self._lane(), self._lane()
         self._is_taking = True
-        self._failure: AlphaloopError | None = None
         self._finished: SimpleQueue[Sequence[Delivery]] = SimpleQueue()
         self.handing_over = HandingOver(hand_over_s)  #: what is owed when partitions leave
-        self._closing = threading.Event()
         self._last_commit = self._last_poll = clock()
-        self.pulse = Pulse(f"the thread {name}")
-        self._thread = threading.Thread(target=self.pulse.around(self._run), name=name, daemon=True)
+        self.thread = BackgroundThread(name, self._turn, on_failure=self.wake, at_end=self._leave)
 
     def _lane(self) -> BoundedQueue[Delivery]:
         return BoundedQueue(
             max_items=self._limits.max_buffered,
             max_bytes=self._limits.max_buffered_bytes,
             num_bytes_of=lambda delivery: delivery.num_bytes,
+            give_up=lambda: True,  # the thread must go on polling, and keeps the bounds by pausing partitions
         )
 
     def start(self) -> None:
         """Subscribe and begin to poll."""
         self._source.subscribe(self._patterns, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
-        self._thread.start()
+        self.thread.start()
 
     def take(
         self, limit: int, timeout_s: float, *, max_bytes: int | None = None, high: Room = NO_ROOM
@@ -149,15 +147,13 @@ class Intake:
         Waits up to `timeout_s` for the first or for `wake`. Raises the exception that ended the polling thread.
         """
         normal = Room(limit, sys.maxsize if max_bytes is None else max_bytes)
-        if self._failure is None:
-            taken = self._high.take(high.num, 0.0, max_bytes=high.num_bytes) if high else []
-            wait_s = 0.0 if taken else timeout_s
-            num_normal = normal.num if normal else 0
-            came = self._normal.take(num_normal, wait_s, max_bytes=normal.num_bytes)
-            if high and not taken:  # what came while this waited: the polling thread wakes it for the high lane, too
-                taken = self._high.take(high.num, 0.0, max_bytes=high.num_bytes)
-        if self._failure is not None:
-            raise self._failure
+        self.thread.check()
+        taken = self._high.take(high.num, 0.0, max_bytes=high.num_bytes) if high else []
+        wait_s = 0.0 if taken else timeout_s
+        came = self._normal.take(normal.num if normal else 0, wait_s, max_bytes=normal.num_bytes)
+        if high and not taken:  # what came while this waited: the polling thread wakes it for the high lane, too
+            taken = self._high.take(high.num, 0.0, max_bytes=high.num_bytes)
+        self.thread.check()
         return taken + came
 
     def wake(self) -> None:
@@ -183,14 +179,6 @@ class Intake:
         held = self._partitions.get(partition)
         return held is not None and held.is_paused
 
-    @property
-    def topics(self) -> frozenset[str]:
-        """The topics of the partitions that are or were ours.
-
-        Partitions of a topic that was made anew may be missing in every member's assignment, until one joins again.
-        """
-        return self._topics
-
     def tell_topic_ids(self, ids: Mapping[str, str]) -> None:
         """The ids of topics now. If one has changed, the group is left and joined again, and its topic read anew."""
         self._told_ids = ids
@@ -203,11 +191,6 @@ class Intake:
         held = self._partitions.get(delivery.partition)
         return held is not None and held.epoch == delivery.epoch
 
-    @property
-    def assignment_number(self) -> int:
-        """Another number after every change of the partitions that are ours."""
-        return self._assignment_number
-
     def stop_taking(self) -> None:
         """Pause everything and hand out nothing more; polling goes on, so that the group keeps this member."""
         self._is_taking = False
@@ -216,19 +199,12 @@ class Intake:
 
     def close(self, timeout_s: float) -> None:
         """Commit what is finished, leave the group, end the thread."""
-        self._closing.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        self.thread.end(timeout_s)
 
     @property
     def poll_age_s(self) -> float:
         """Seconds since the consumer was last polled."""
         return self._clock() - self._last_poll
-
-    @property
-    def failure(self) -> AlphaloopError | None:
-        """The exception that ended the polling thread."""
-        return self._failure
 
     @property
     def is_assigned(self) -> bool:
@@ -245,26 +221,15 @@ class Intake:
         """The largest distance of a watermark behind its newest delivery."""
         return max((held.watermark.distance for held in list(self._partitions.values())), default=0)
 
-    def _run(self) -> None:
+    def _leave(self) -> None:
         try:
-            while not self._closing.is_set():
-                self._turn()
-            self._drain_finished()
-            self._commit_finished(self._partitions.values())
-        except AlphaloopError as error:
-            self._fail(error)
-        except Exception as error:
-            self._fail(BrokerError(f"the polling thread ended: {reason_of(error)}"))
-            log.exception("polling thread ended", extra={"action": "intake_failed"})
+            if self.thread.failure is None:
+                self._drain_finished()
+                self._commit_finished(self._partitions.values())
         finally:
             self._source.close()
 
-    def _fail(self, error: AlphaloopError) -> None:
-        self._failure = error
-        self.wake()
-
     def _turn(self) -> None:
-        self.pulse.beat()
         records = self._source.poll_many(self._num_wanted(), POLL_S if self._finished.empty() else 0.0)
         self._last_poll = self._clock()
         self._hand_out(records)
@@ -299,10 +264,10 @@ class Intake:
         high = [delivery for delivery in found if delivery.is_high]
         normal = [delivery for delivery in found if not delivery.is_high] if high else found
         if high:
-            self._high.put(high, give_up=_waits_for_no_room)
+            self._high.put(high)
             self.wake()
         if normal:
-            self._normal.put(normal, give_up=_waits_for_no_room)
+            self._normal.put(normal)
 
     def _pause_and_resume(self) -> None:
         """Pause each partition whose messages have no room or have to wait, and resume it later.
@@ -353,14 +318,14 @@ class Intake:
         self._epoch += 1
         for partition in partitions:
             self._partitions[partition] = AssignedPartition(partition, self._epoch)
-        self._topics |= {partition.topic for partition in partitions}
-        self._assignment_number += 1
+        self.topics |= {partition.topic for partition in partitions}
+        self.assignment_number += 1
         log.info("%d partitions assigned", len(partitions), extra={"action": "partitions_assigned"})
 
     def _revoked(self, partitions: Sequence[TopicPartition]) -> None:
         """Let running jobs of these end first, so that their new owner need not decode them again."""
         self.handing_over.begin(partitions)
-        self._assignment_number += 1
+        self.assignment_number += 1
         self.wake()
         if num_overdue := self.handing_over.wait(self._may_wait):
             log.warning("%d jobs outlast the rebalance", num_overdue, extra={"action": "jobs_overdue"})
@@ -369,8 +334,8 @@ class Intake:
         self._forget(partitions)
 
     def _may_wait(self) -> bool:
-        self.pulse.beat()
-        return not self._closing.is_set()
+        self.thread.pulse.beat()
+        return not self.thread.is_ending
 
     def _lost(self, partitions: Sequence[TopicPartition]) -> None:
         log.warning("%d partitions lost", len(partitions), extra={"action": "partitions_lost"})
@@ -380,14 +345,9 @@ class Intake:
         gone = set(partitions)
         for partition in gone:
             self._partitions.pop(partition, None)
-        self._assignment_number += 1
+        self.assignment_number += 1
         for lane in (self._high, self._normal):
             lane.drop(lambda delivery: delivery.partition in gone)
-
-
-def _waits_for_no_room() -> bool:
-    """The polling thread must go on polling: it keeps the lanes within their bounds by pausing partitions."""
-    return True
 
 
 class TopicWatch:

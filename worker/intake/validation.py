@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -32,7 +32,6 @@ from alphaloop.errors import (
 )
 from alphaloop.kafka.topics import cluster_id
 from alphaloop.messages import (
-    Body,
     ContentReference,
     Failure,
     Job,
@@ -167,7 +166,6 @@ class Validation:
         """
         self._engine = engine
         self._tasks = self._with_defaults(tasks)
-        self._switched_off: dict[str, Sequence[PromptPattern]] = {}
         self._reread_tasks = reread_tasks
         self._limits = limits
         self._cluster = cluster
@@ -242,17 +240,20 @@ class Validation:
         return {name: defaults.applied_to(task) for name, task in tasks.items()}
 
     def _pattern_of(self, job: Job, settings: TaskSettings) -> str:
-        """The pattern that covers the job's prompt; empty for probes and control jobs, which keep their own mode."""
-        if job.purpose is not Purpose.TRAFFIC:
+        """The first pattern that covers the job's prompt, or a message of it; empty if none does.
+
+        Probes and control jobs keep their own mode.
+        """
+        body, patterns = job.body, settings.vanilla_patterns
+        if not patterns or job.purpose is not Purpose.TRAFFIC:
             return ""
-        if job.task not in self._switched_off:
-            self._switched_off[job.task] = tuple(map(PromptPattern.of, settings.vanilla_patterns))
-        return _pattern_of(self._switched_off[job.task], job.body)
+        given = [body.prompt] if body.prompt is not None else [message.content for message in body.messages or ()]
+        texts = [text.casefold() for text in given]
+        return next((one for one in patterns if any(covers(one, text) for text in texts)), "")
 
     def _settings_of(self, task: str) -> TaskSettings:
         if task not in self._tasks:
             self._tasks.update(self._with_defaults(self._reread_tasks()))
-            self._switched_off.clear()
         if task not in self._tasks:
             raise UnknownTask(
                 f"expected a task of configs/tasks.toml, found {task[:100]!r}",
@@ -297,31 +298,22 @@ class MessageReader:
 
     def __init__(self, validation: Validation, fetching: Fetching, clock: Callable[[], float] = time.monotonic) -> None:
         self._validation = validation
-        self._fetching = fetching
+        self.fetching = fetching
         self._clock = clock
         self._unread: dict[bool, deque[Delivery]] = {True: deque(), False: deque()}  # by whether the lane is high
         self._num_bytes = {True: 0, False: 0}
 
     def __len__(self) -> int:
-        return sum(map(len, self._unread.values())) + len(self._fetching)
+        return sum(map(len, self._unread.values())) + len(self.fetching)
 
     def load(self, *, is_high: bool) -> tuple[int, int]:
         """Jobs of a lane that are not read yet, and the bytes of their messages."""
-        num_fetching = 0 if is_high else len(self._fetching)
+        num_fetching = 0 if is_high else len(self.fetching)
         return len(self._unread[is_high]) + num_fetching, self._num_bytes[is_high]
 
     def task(self, name: str) -> TaskSettings:
         """The settings of a task that a job was read for."""
         return self._validation.task(name)
-
-    @property
-    def num_fetching(self) -> int:
-        """Jobs whose prompts are being read from elsewhere."""
-        return len(self._fetching)
-
-    def may_read(self, *, is_high: bool) -> bool:
-        """Whether messages of a lane wait to be read."""
-        return bool(self._unread[is_high])
 
     def add(self, deliveries: Iterable[Delivery]) -> None:
         """Let these be read after the others of their lane."""
@@ -339,22 +331,18 @@ class MessageReader:
             self._num_bytes[is_high] -= delivery.num_bytes
             found = _read(delivery, partial(self._validation.read, delivery), refused)
             if isinstance(found, PromptElsewhere):
-                self._fetching.add(found)
+                self.fetching.add(found)
             elif found is not None:
                 ready.append(found)
                 room_bytes -= found.num_bytes
         return ready, refused
-
-    def take_fetched(self, room_bytes: int) -> tuple[list[ReadyJob], list[Refusal]]:
-        """The jobs whose prompts have come from elsewhere, and what was refused."""
-        return self._fetching.take(room_bytes)
 
     def discard(self, unwanted: Callable[[Delivery], bool]) -> None:
         """Drop the deliveries for which `unwanted` holds (their partition went to another worker)."""
         for is_high, unread in self._unread.items():
             self._unread[is_high] = deque(delivery for delivery in unread if not unwanted(delivery))
             self._num_bytes[is_high] = sum(delivery.num_bytes for delivery in self._unread[is_high])
-        self._fetching.discard(unwanted)
+        self.fetching.discard(unwanted)
 
 
 def _read(delivery: Delivery, read: Callable[[], Found], refused: list[Refusal]) -> Found | None:
@@ -458,51 +446,27 @@ class Fetching:
             return Failure(code=error.code, message=error.message, hint=error.hint)
 
 
-@dataclass(frozen=True, slots=True)
-class PromptPattern:
-    """A pattern for prompts for which an operator switched speculation off (`vanilla_patterns` of configs/tasks.toml).
+def covers(pattern: str, folded: str) -> bool:
+    """Whether a pattern for prompts for which an operator switched speculation off covers a whole case-folded text.
 
-    It is literal text and `*`, for any text, and nothing else. A regular expression would be matched against any prompt
-    that a caller sends, and one that backtracks could block a worker. Here every literal is searched for once, from the
-    end of the one before it, so a prompt is read at most once for each pattern (`str.find` is linear: Crochemore
-    and Perrin, 1991, two-way matching).
-
-    `literals` are the texts between the asterisks, case folded; the first and the last are at the text's ends.
+    It is literal text and `*`, for any text, and nothing else (`vanilla_patterns` of configs/tasks.toml); case does not
+    matter. A regular expression would be matched against any prompt that a caller sends, and one that backtracks could
+    block a worker. Here every literal is searched for once, from the end of the one before it, so a prompt is read at
+    most once for each pattern (`str.find` is linear: Crochemore and Perrin, 1991, two-way matching).
     """
-
-    pattern: str
-    literals: tuple[str, ...]
-
-    @classmethod
-    def of(cls, pattern: str) -> PromptPattern:
-        """Read a pattern. Case does not matter."""
-        return cls(pattern, tuple(pattern.casefold().split("*")))
-
-    def covers(self, folded: str) -> bool:
-        """Whether it covers the whole of a case-folded text."""
-        first, *inner = self.literals
-        if not inner:
-            return folded == first
-        *between, last = inner
-        place, end = len(first), len(folded) - len(last)
-        if place > end or not folded.startswith(first) or not folded.endswith(last):
+    first, *inner = pattern.casefold().split("*")
+    if not inner:
+        return folded == first
+    *between, last = inner
+    place, end = len(first), len(folded) - len(last)
+    if place > end or not folded.startswith(first) or not folded.endswith(last):
+        return False
+    # The earliest place of each literal leaves the most room for those behind it.
+    for literal in between:
+        if (found := folded.find(literal, place, end)) < 0:
             return False
-        # The earliest place of each literal leaves the most room for those behind it.
-        for literal in between:
-            found = folded.find(literal, place, end)
-            if found < 0:
-                return False
-            place = found + len(literal)
-        return True
-
-
-def _pattern_of(patterns: Sequence[PromptPattern], body: Body) -> str:
-    """The first pattern that covers the prompt, or a message of the conversation; empty if none does."""
-    if not patterns:
-        return ""
-    given = [body.prompt] if body.prompt is not None else [message.content for message in body.messages or ()]
-    texts = [text.casefold() for text in given]
-    return next((one.pattern for one in patterns if any(map(one.covers, texts))), "")
+        place = found + len(literal)
+    return True
 
 
 def _tasks_reader(configs: Path | None) -> Callable[[], Mapping[str, TaskSettings]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
@@ -70,31 +71,40 @@ def test_too_many_writes_that_wait_are_dropped_with_a_warning(caplog: pytest.Log
 WAIT_S = 10.0
 
 
-def queue_of(items: Sequence[str] = (), *, max_items: int = 4, max_bytes: int = 100) -> BoundedQueue[str]:
+class Asked:
+    """Whether to give up; tells when a full queue made its producer ask."""
+
+    def __init__(self) -> None:
+        self.is_waiting, self.gives_up = threading.Event(), threading.Event()
+
+    def __call__(self) -> bool:
+        self.is_waiting.set()
+        return self.gives_up.is_set()
+
+
+def queue_of(
+    items: Sequence[str] = (),
+    *,
+    max_items: int = 4,
+    max_bytes: int = 100,
+    give_up: Callable[[], bool] = lambda: False,
+) -> BoundedQueue[str]:
     """A queue of texts, each of as many bytes as it has letters."""
-    queue: BoundedQueue[str] = BoundedQueue(max_items=max_items, max_bytes=max_bytes, num_bytes_of=len)
+    queue: BoundedQueue[str] = BoundedQueue(max_items=max_items, max_bytes=max_bytes, num_bytes_of=len, give_up=give_up)
     queue.put(items)
     return queue
 
 
-class Producer:
-    """Puts items from a thread of its own, and tells when the queue made it ask whether to give up."""
-
-    def __init__(self, queue: BoundedQueue[str], items: Sequence[str]) -> None:
-        self.is_waiting, self.gives_up = threading.Event(), threading.Event()
-        self._pool = ThreadPoolExecutor(1)
-        self.done: Future[None] = self._pool.submit(queue.put, items, give_up=self._asked)
-
-    def _asked(self) -> bool:
-        self.is_waiting.set()
-        return self.gives_up.is_set()
-
-    def __enter__(self) -> Producer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.gives_up.set()
-        self._pool.shutdown()
+@contextmanager
+def putting(queue: BoundedQueue[str], items: Sequence[str], asked: Asked) -> Iterator[Future[None]]:
+    """The put of another thread, which waits for room."""
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            put = pool.submit(queue.put, items)
+            assert asked.is_waiting.wait(WAIT_S)
+            yield put
+        finally:
+            asked.gives_up.set()
 
 
 @pytest.mark.parametrize(
@@ -103,21 +113,19 @@ class Producer:
     ids=["count", "bytes", "behind an oversized item"],
 )
 def test_what_does_not_fit_waits_for_a_take(max_items: int, max_bytes: int, held: list[str], too_many: str) -> None:
-    queue = queue_of(held, max_items=max_items, max_bytes=max_bytes)
-    with Producer(queue, [too_many]) as producer:
-        assert producer.is_waiting.wait(WAIT_S)
+    queue = queue_of(held, max_items=max_items, max_bytes=max_bytes, give_up=(asked := Asked()))
+    with putting(queue, [too_many], asked) as put:
         assert len(queue) == len(held)
         assert queue.take(len(held), 0.0) == held
-        producer.done.result(WAIT_S)
+        put.result(WAIT_S)
     assert queue.take(9, 0.0) == [too_many]
 
 
 def test_who_gives_up_adds_the_rest_at_once() -> None:
-    queue = queue_of(["a"], max_items=1)
-    with Producer(queue, ["b", "c"]) as producer:
-        assert producer.is_waiting.wait(WAIT_S)
-        producer.gives_up.set()
-        producer.done.result(WAIT_S)
+    queue = queue_of(["a"], max_items=1, give_up=(asked := Asked()))
+    with putting(queue, ["b", "c"], asked) as put:
+        asked.gives_up.set()
+        put.result(WAIT_S)
     assert queue.take(9, 0.0) == ["a", "b", "c"]
 
 
@@ -226,28 +234,19 @@ def test_a_missing_server_is_waited_for(error: type[Exception]) -> None:
     assert hurry.waits[-1] == retry.LONGEST_WAIT_S
 
 
-def test_in_a_hurry_the_error_comes_out() -> None:
-    hurry = InstantEvent()
-    hurry.set()
-
-    def act() -> None:
-        raise StoreUnavailable
-
-    with pytest.raises(StoreUnavailable):
-        Retry(hurry).until_done("record", act)
-    assert hurry.waits == []
-
-
-def test_a_refused_statement_is_not_repeated() -> None:
-    calls = []
+@pytest.mark.parametrize(("error", "is_hurried"), [(StoreUnavailable(), True), (StoreError("no column"), False)])
+def test_in_a_hurry_or_where_a_server_refuses_the_error_comes_out(error: StoreError, is_hurried: bool) -> None:
+    hurry, calls = InstantEvent(), []
+    if is_hurried:
+        hurry.set()
 
     def act() -> None:
         calls.append(1)
-        raise StoreError("column does not exist")
+        raise error
 
-    with pytest.raises(StoreError):
-        Retry(InstantEvent()).until_done("record", act)
-    assert calls == [1]
+    with pytest.raises(type(error)):
+        Retry(hurry).until_done("record", act)
+    assert (calls, hurry.waits) == ([1], [])
 
 
 def test_for_a_while_a_hurry_changes_nothing_and_the_limit_ends_it() -> None:

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fixtures.simulated import SimulatedDevice, lane
+from tests.fixtures.simulated import lane
 from worker.admission import NORMAL_SHARE, AdmissionQueue
 
 seeded = settings(derandomize=True, deadline=None, max_examples=30)
@@ -53,20 +53,3 @@ def test_however_high_jobs_come_no_normal_job_starves(seed: int) -> None:
             num_starts += 1
             num_normal += name == "normal"
             assert num_normal > num_starts * NORMAL_SHARE - 1 - 1e-6
-
-
-@seeded
-@given(st.integers(0, 2**32))
-def test_probes_among_both_lanes_run_alone_and_every_job_leaves_once(seed: int) -> None:
-    rng, queue = Random(seed), AdmissionQueue[int](num_slots=3)
-    device = SimulatedDevice(queue, 3, lambda *_: 0.5)
-    for number in range(120):
-        purpose = rng.choice(["traffic", "traffic", "probe"])
-        is_high = rng.random() < 0.6
-        queue.add(lane("code", purpose), number, priority=0, num_bytes=2, now=float(number), is_high=is_high)
-        if rng.random() < 0.3:
-            device.step(0.5)
-    device.run_empty(0.5)
-    assert sorted(item for _, item in device.admitted) == list(range(120))
-    assert len(queue) == 0
-    assert queue.load(is_high=True) == queue.load(is_high=False) == (0, 0)

@@ -11,7 +11,6 @@ from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Status
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState
 from tests.fixtures.publishing import claimed_job
-from tests.fixtures.worker import until
 from worker.background import FIRST_WAIT_S, Retry
 from worker.claims import ClaimedJob, Claiming, EndedUndecoded, LeaseKeeper
 
@@ -45,9 +44,13 @@ class Clock:
         return self.now
 
 
-def test_a_claim_is_renewed_when_half_of_its_lease_is_over_and_not_before() -> None:
+def kept() -> tuple[LedgerOfLeases, Clock, LeaseKeeper]:
     store, clock = LedgerOfLeases(), Clock()
-    keeper = LeaseKeeper(store, owner="w", lease_s=30, clock=clock)
+    return store, clock, LeaseKeeper(store, owner="w", lease_s=30, clock=clock)
+
+
+def test_a_claim_is_renewed_when_half_of_its_lease_is_over_and_not_before() -> None:
+    store, clock, keeper = kept()
     keeper.hold({"a": 1, "b": 3})
     for _ in range(14):
         clock.now += 1
@@ -61,8 +64,7 @@ def test_a_claim_is_renewed_when_half_of_its_lease_is_over_and_not_before() -> N
 
 
 def test_claims_are_renewed_until_let_go() -> None:
-    store, clock = LedgerOfLeases(), Clock()
-    keeper = LeaseKeeper(store, owner="w", lease_s=30, clock=clock)
+    store, clock, keeper = kept()
     keeper.renew_due()
     keeper.hold({"a": 1, "b": 3})
     keeper.let_go(["a"])
@@ -72,8 +74,7 @@ def test_claims_are_renewed_until_let_go() -> None:
 
 
 def test_a_job_that_is_claimed_again_is_renewed_with_its_new_attempt() -> None:
-    store, clock = LedgerOfLeases(), Clock()
-    keeper = LeaseKeeper(store, owner="w", lease_s=30, clock=clock)
+    store, clock, keeper = kept()
     keeper.hold({"a": 1})
     clock.now += 10
     keeper.hold({"a": 2})
@@ -85,8 +86,7 @@ def test_a_job_that_is_claimed_again_is_renewed_with_its_new_attempt() -> None:
 
 
 def test_a_lost_claim_is_not_asked_for_every_second() -> None:
-    store, clock = LedgerOfLeases(), Clock()
-    keeper = LeaseKeeper(store, owner="w", lease_s=30, clock=clock)
+    store, clock, keeper = kept()
     keeper.hold({"a": 1})
     store.lost = {"a"}
     for _ in range(29):
@@ -96,8 +96,7 @@ def test_a_lost_claim_is_not_asked_for_every_second() -> None:
 
 
 def test_cancellations_are_known_while_held_and_forgotten_after() -> None:
-    store = LedgerOfLeases()
-    keeper = LeaseKeeper(store, owner="w", lease_s=30)
+    store, _, keeper = kept()
     keeper.hold({"a": 1, "b": 1})
     store.asked_to_end = {"b", "somebody else's"}
     keeper.check_cancelled()
@@ -108,8 +107,7 @@ def test_cancellations_are_known_while_held_and_forgotten_after() -> None:
 
 
 def test_a_database_that_is_away_is_asked_again_until_it_answers() -> None:
-    store, clock = LedgerOfLeases(), Clock()
-    keeper = LeaseKeeper(store, owner="w", lease_s=30, clock=clock)
+    store, clock, keeper = kept()
     keeper.hold({"a": 1})
     store.is_away = True
     clock.now += 15
@@ -130,20 +128,6 @@ def test_while_the_worker_hangs_its_claims_run_out() -> None:
     hangs.clear()
     keeper.renew_due()
     assert store.renewed == [{"a": 1}]
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_ended_by_an_error_of_ours_is_told() -> None:
-    class Tripping(LedgerOfLeases):
-        def cancelled(self, job_ids: Collection[str]) -> set[str]:
-            raise ZeroDivisionError
-
-    keeper = LeaseKeeper(Tripping(), owner="w", lease_s=0.01)
-    assert not keeper.has_died
-    keeper.hold({"a": 1})
-    keeper.start()
-    until(lambda: keeper.has_died, "the thread has ended", 30)
-    assert keeper.has_died
 
 
 class Claims:

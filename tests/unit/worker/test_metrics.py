@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from uuid import UUID
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
+from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.costs import CostPoint
 from alphaloop.errors import RequestRefused, StoreError
+from alphaloop.messages import Mode
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.outcomes import Outcome
+from tests.fixtures.runs import decode_run
 from tests.fixtures.simulated import FleetSimulation, SimulatedJob, server_of
 from worker.costs.learning import LiveCosts
 from worker.engine import Load, Step
@@ -22,25 +23,8 @@ from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 def run_of(mode: str, first_s: float, wall_s: float, num_tokens: int) -> DecodeRun:
     """A run that waited for three seconds."""
-    return DecodeRun(
-        key=EvidenceKey("code", "", "t1", "", "", "e", "greedy", "short"),
-        decode_batch_id=UUID(int=1),
-        purpose="traffic",
-        mode=mode,
-        num_draft_tokens=0,
-        reason="faster",
-        device="cpu",
-        counts=AcceptanceCounts(rounds=num_tokens),
-        chances=None,
-        num_prompt_tokens=5,
-        num_tokens=num_tokens,
-        batch_size=1,
-        queue_s=3.0,
-        time_to_first_token_s=first_s,
-        wall_s=wall_s,
-        device_s=wall_s,
-        decoded_at=datetime(2026, 11, 23, tzinfo=UTC),
-    )
+    run = decode_run(AcceptanceCounts(rounds=num_tokens), mode=Mode(mode))
+    return replace(run, num_tokens=num_tokens, queue_s=3.0, time_to_first_token_s=first_s, wall_s=wall_s)
 
 
 def outcome_of(run: DecodeRun) -> Outcome:

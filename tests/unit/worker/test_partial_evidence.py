@@ -138,7 +138,7 @@ def test_acceptance_and_tokens_a_round_are_those_of_a_drafter_that_had_every_rou
     generation, prepared = decode(0)
     for kind in ("throughout", "by lot"):
         sums = EvidenceSums(NOW)
-        for _ in range(1500):
+        for _ in range(700):
             counts = RoundCounts()
             counts.take_vanilla()
             num_tokens, is_drafted, length = 1, True, rng.randint(10, 40)

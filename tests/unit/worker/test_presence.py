@@ -39,6 +39,19 @@ class Said:
         write()
 
 
+def presence_of(said: Said, device: str = "cpu-2-threads", now: Callable[[], float] = lambda: 0.0) -> Presence:
+    return Presence(
+        said,  # type: ignore[arg-type]
+        said.write,
+        replace(FakeEngine().identity, device=device),
+        owner="w",
+        sampling_defaults="top_k 5",
+        num_held=lambda: 3,
+        setup=lambda: SETUP,
+        clock=now,
+    )
+
+
 def step(**tokens: int) -> Step:
     return Step((), (), len(tokens), 1, 0.01, tokens_by_job=tokens)
 
@@ -46,17 +59,7 @@ def step(**tokens: int) -> Step:
 @pytest.mark.parametrize(("device", "num_peers"), [("servers 12ab", 1), ("cpu-2-threads", 0)])
 def test_a_load_is_said_now_and_then_however_many_steps_there_are(device: str, num_peers: int) -> None:
     said, now = Said(), [0.0]
-    identity = replace(FakeEngine().identity, device=device)
-    presence = Presence(
-        said,
-        said.write,
-        identity,
-        owner="w",
-        sampling_defaults="top_k 5",
-        num_held=lambda: 3,
-        setup=lambda: SETUP,
-        clock=lambda: now[0],
-    )
+    presence = presence_of(said, device, lambda: now[0])
     running: list[str] = []
 
     def turn() -> None:
@@ -81,16 +84,8 @@ def test_a_load_is_said_now_and_then_however_many_steps_there_are(device: str, n
 
 
 def test_a_job_that_is_decoded_again_counts_from_its_start_and_one_that_ended_is_forgotten() -> None:
-    said, now = Said(), [0.0]
-    presence = Presence(
-        said,
-        said.write,
-        FakeEngine().identity,
-        owner="w",
-        num_held=lambda: 0,
-        setup=lambda: SETUP,
-        clock=lambda: now[0],
-    )
+    said = Said()
+    presence = presence_of(said)
     for job_id in ("a", "b"):
         presence.started(job_id)
     presence.stepped(step(a=5, b=5))
@@ -104,9 +99,7 @@ def test_a_job_that_is_decoded_again_counts_from_its_start_and_one_that_ended_is
 
 def test_a_worker_that_enters_says_whether_others_serve_another_revision(caplog: pytest.LogCaptureFixture) -> None:
     said = Said()
-    presence = Presence(
-        said, said.write, FakeEngine().identity, owner="w", num_held=lambda: 0, setup=lambda: SETUP, clock=lambda: 0.0
-    )
+    presence = presence_of(said)
     presence.enter(num_slots=8)
     assert not caplog.records
     said.revisions = ["older"]

@@ -15,14 +15,13 @@ from alphaloop.errors import StoreError, StoreUnavailable, StoreValueRefused
 from alphaloop.messages import Failure, Status
 from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome
-from tests.fixtures.publishing import NOW, FinishedDeliveries, claimed_job, ended_job
+from tests.fixtures.publishing import NOW, FinishedDeliveries, claimed_job, ended_job, publishing_queue
 from worker import recording
 from worker.background import Retry
 from worker.claims import ClaimedJob, LeaseKeeper
 from worker.metrics import WorkerMetrics
-from worker.publishing import Publication, PublishingQueue, RecordedGroup
-from worker.recording import GATHER_S, MOST_HELD, MOST_HELD_BYTES, MOST_HELD_S, EndedJob, Recorder, UnsettledStreams
-from worker.streams import ChunkMessage
+from worker.publishing import Publication, RecordedGroup
+from worker.recording import GATHER_S, MOST_HELD_S, EndedJob, Recorder
 
 WAIT_S = 60.0
 
@@ -85,7 +84,7 @@ class Recording:
         self.store, self.hurry = Ledger(), Hurry(self._pause)
         self.now, self.pauses = 100.0, list[float]()
         self.leases = LeaseKeeper(Held(), owner="w", lease_s=30)
-        self.publishing = PublishingQueue(max_items=100, max_bytes=1 << 20, is_hurried=self.hurry.is_set)
+        self.publishing = publishing_queue(self.hurry.is_set)
         self.metrics = WorkerMetrics()
         self.intake = FinishedDeliveries()
         self.recorder = Recorder(
@@ -105,7 +104,7 @@ class Recording:
         self.now += seconds
 
     def published(self) -> list[Publication]:
-        return self.publishing.take(0.0)
+        return self.publishing.take_all()
 
 
 def ended(*job_ids: str, num_bytes: int = 0) -> list[EndedJob]:
@@ -208,28 +207,6 @@ def cancelled(claimed: ClaimedJob) -> EndedJob:
     return EndedJob(claimed, recording.ended(claimed, Status.CANCELLED, Failure(code="c", message="told"), now=NOW))
 
 
-def test_while_one_group_is_committed_the_next_one_gathers() -> None:
-    one = Recording()
-    is_committing, may_commit = threading.Event(), threading.Event()
-
-    def commit_slowly() -> None:
-        is_committing.set()
-        assert may_commit.wait(WAIT_S)
-
-    one.store.before_record = commit_slowly
-    with ThreadPoolExecutor(1) as pool:
-        one.recorder.put(ended("j1"))
-        turn = pool.submit(one.recorder.turn, WAIT_S)
-        assert is_committing.wait(WAIT_S)
-        for job_id in ("j2", "j3", "j4"):
-            one.recorder.put(ended(job_id))
-        assert len(one.recorder) == 4, "the group in hand is not recorded yet"
-        may_commit.set()
-        turn.result(WAIT_S)
-        one.recorder.turn(0.0)
-    assert one.store.transactions == [["j1"], ["j2", "j3", "j4"]]
-
-
 def test_a_group_is_bounded_in_count_and_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "MOST_AT_ONCE", 3)
     monkeypatch.setattr(recording, "MOST_BYTES_AT_ONCE", 1000)
@@ -319,88 +296,27 @@ def test_what_cannot_be_recorded_ends_the_thread_and_publishes_nothing(error: St
     assert one.leases.holds("j1")
 
 
-def test_a_full_recorder_makes_the_loop_wait_until_the_worker_hurries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "MOST_WAITING", 1)
-    one = Recording()
-    one.recorder.put(ended("j1"))
-    with ThreadPoolExecutor(1) as pool:
-        put = pool.submit(one.recorder.put, ended("j2", "j3"))
-        one.recorder.turn(WAIT_S)
-        one.hurry.set()
-        put.result(WAIT_S)
-    one.recorder.turn(0.0)
-    assert [job_id for group in one.store.transactions for job_id in group] == ["j1", "j2", "j3"]
+def test_what_is_held_is_bounded_in_count_and_in_bytes_and_the_oldest_goes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recording, "MOST_HELD", 3)
+    monkeypatch.setattr(recording, "MOST_HELD_BYTES", 1000)
 
+    def recorded(*sizes: int) -> list[str]:
+        """What is recorded at once of jobs with results of these sizes, none of whose streams are settled."""
+        one = Recording()
+        claims = [claimed_job(f"j{number}", stream=True) for number in range(len(sizes))]
+        for claimed in claims:
+            assert claimed.stream is not None
+            claimed.stream.add("word ", created=0, model="target")
+        jobs = [cancelled(claimed) for claimed in claims]
+        padded = [(job, job.outcome.result.ljust(size)) for job, size in zip(jobs, sizes, strict=True)]
+        one.recorder.put([replace(job, outcome=replace(job.outcome, result=result)) for job, result in padded])
+        one.recorder.turn(0.0)
+        assert len(one.recorder) >= len(sizes), "what is in hand is not recorded yet"
+        return [job_id for group in one.store.transactions for job_id in group]
 
-class Holding:
-    """Held outcomes with a clock and a hurry of the test's choice."""
-
-    def __init__(self) -> None:
-        self.now, self.is_hurried = 100.0, False
-        self.streams = UnsettledStreams(is_hurried=lambda: self.is_hurried, clock=lambda: self.now)
-
-    def pass_on(self, *ended: EndedJob) -> list[str]:
-        return [one.claimed.job_id for one in self.streams.pass_on(ended)]
-
-
-def streamed(job_id: str, *, num_bytes: int = 200, num_chunks: int = 1) -> tuple[EndedJob, list[ChunkMessage]]:
-    """An ended job, and the chunks of its stream, none of them settled."""
-    one = ended_job(claimed_job(job_id, stream=True), num_bytes=num_bytes)
-    assert one.claimed.stream is not None
-    return one, [one.claimed.stream.add("word ", created=0, model="target") for _ in range(num_chunks)]
-
-
-def test_an_outcome_waits_until_every_chunk_is_settled_and_then_no_longer() -> None:
-    one = Holding()
-    ended, (first, second) = streamed("j1", num_chunks=2)
-    assert one.pass_on(ended) == []
-    first.settle(is_acknowledged=True)
-    assert (one.pass_on(), len(one.streams), one.streams.num_bytes) == ([], 1, 200)
-    second.settle(is_acknowledged=True)
-    assert one.pass_on() == ["j1"]
-    assert (one.streams.num_held, one.streams.num_bytes, len(one.streams)) == (0, 0, 1), "in hand"
-    assert (one.pass_on(), len(one.streams)) == ([], 0)
-
-
-def test_jobs_that_are_not_streamed_or_whose_streams_are_settled_pass_those_that_wait() -> None:
-    one = Holding()
-    waits, _ = streamed("waits")
-    settled, (chunk,) = streamed("settled")
-    chunk.settle(is_acknowledged=True)
-    empty, _ = streamed("empty", num_chunks=0)
-    plain = ended_job(claimed_job("plain"))
-    assert sorted(one.pass_on(waits, plain, settled, empty)) == ["empty", "plain", "settled"]
-    assert one.streams.num_held == 1
-
-
-def test_an_outcome_waits_for_a_topic_that_is_away_only_so_long() -> None:
-    one = Holding()
-    early, late = streamed("early")[0], streamed("late")[0]
-    one.pass_on(early)
-    one.now += MOST_HELD_S / 2
-    assert one.pass_on(late) == []
-    one.now += MOST_HELD_S / 2
-    assert one.pass_on() == ["early"]
-    one.now += MOST_HELD_S / 2
-    assert one.pass_on() == ["late"]
-
-
-def test_in_a_hurry_nothing_waits() -> None:
-    one = Holding()
-    assert one.pass_on(streamed("j1")[0]) == []
-    one.is_hurried = True
-    assert sorted(one.pass_on(streamed("j2")[0])) == ["j1", "j2"]
-    assert one.streams.num_held == 0
-
-
-def test_what_is_held_is_bounded_in_count_and_in_bytes_and_the_oldest_goes_first() -> None:
-    one = Holding()
-    many = [streamed(f"j{number}")[0] for number in range(MOST_HELD + 2)]
-    assert one.pass_on(*many) == ["j0", "j1"]
-    assert one.streams.num_held == MOST_HELD
-    large = Holding()
-    halves = [streamed(f"j{number}", num_bytes=MOST_HELD_BYTES // 2)[0] for number in range(3)]
-    assert large.pass_on(*halves) == ["j0"]
-    assert large.streams.num_bytes == 2 * (MOST_HELD_BYTES // 2)
-    alone = Holding()
-    assert alone.pass_on(streamed("huge", num_bytes=2 * MOST_HELD_BYTES)[0]) == [], "one is held whatever its size"
+    assert recorded(300, 300, 300) == []
+    assert recorded(300, 300, 300, 300) == ["j0"]
+    assert recorded(500, 500, 500) == ["j0"]
+    assert recorded(2000) == [], "one is held whatever its size"

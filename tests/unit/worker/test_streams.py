@@ -8,8 +8,8 @@ from alphaloop.errors import BrokerError, DeliveryFailed, FatalBrokerError, Mess
 from tests.fixtures.publishing import FakeProducer, InstantEvent
 from worker import streams
 from worker.background import Retry
-from worker.sending import DeliveryReport
-from worker.streams import ChunkMessage, ChunkSender, JobStream
+from worker.sending import DeliveryReport, KafkaMessage
+from worker.streams import ChunkSender, JobStream
 
 
 class Streaming:
@@ -29,7 +29,7 @@ class Streaming:
             raise report
         return report
 
-    def chunk(self) -> ChunkMessage:
+    def chunk(self) -> KafkaMessage:
         return self.stream.add("word ", created=0, model="target")
 
 
@@ -71,7 +71,7 @@ def test_a_chunk_that_is_sent_again_with_the_end_of_a_stream_is_settled_once(the
     kept = one.chunk()
     one.sender.send([kept])
     one.client.poll(0.0)
-    final = ChunkMessage(b"j2", b"end", ())
+    final = KafkaMessage("tokens", b"j2", b"end")
     one.sender.end([final])
     assert [message.value for message in one.client.sent] == [kept.value, kept.value, b"end", kept.value]
     assert (one.stream.num_settled, one.sender.has_under_way) == (1, False)

@@ -6,11 +6,11 @@ import json
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
 from typing import Any
-from uuid import UUID
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -18,14 +18,14 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
+from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.errors import ConfigError
 from alphaloop.kafka.offsets import Record
 from alphaloop.messages import Body, Job
-from alphaloop.settings import Settings
-from alphaloop.store.decode_runs import DecodeRun
+from alphaloop.settings import Settings, TracingSettings
 from alphaloop.store.outcomes import Outcome
 from tests.fakes import FakeEngine
+from tests.fixtures.runs import decode_run
 from worker.assembly import open_tracing
 from worker.intake.partitions import Delivery
 from worker.recording import EndedJob
@@ -39,24 +39,8 @@ SECRET = "the quick brown fox"
 def traced(*, sampled: str | None = "01", status: str = "succeeded") -> EndedJob:
     job = Job(job_id="j1", task="code", body=Body(prompt=SECRET, max_tokens=20, temperature=0.5))
     counts = AcceptanceCounts(rounds=4, proposed=(4, 4), trials=(4, 3), accepts=(3, 2))
-    run = DecodeRun(
-        key=EvidenceKey("code", "", "t1", "lookup", "r1", "e", "greedy", "short"),
-        decode_batch_id=UUID(int=1),
-        purpose="traffic",
-        mode="speculative",
-        num_draft_tokens=2,
-        reason="faster",
-        device="cpu",
-        counts=counts,
-        chances=None,
-        num_prompt_tokens=5,
-        num_tokens=9,
-        batch_size=1,
-        queue_s=3.0,
-        time_to_first_token_s=0.5,
-        wall_s=2.0,
-        device_s=1.5,
-        decoded_at=DECODED,
+    run = replace(
+        decode_run(counts, device_s=1.5, at=DECODED), num_prompt_tokens=5, num_tokens=9, queue_s=3.0, wall_s=2.0
     )
     succeeded = status == "succeeded"
     result = {"text": SECRET, "finish_reason": "stop"} if succeeded else {"error": {"code": "engine_failed"}}
@@ -82,12 +66,12 @@ class Clock:
 def spans_of(*jobs: EndedJob, sample_share: float = 1.0) -> dict[str, ReadableSpan]:
     memory = InMemorySpanExporter()
     spans = Tracing(
-        SimpleSpanProcessor(memory),
+        TracingSettings(sample_share=sample_share),
         FakeEngine().identity,
         owner="w1",
         group_id="workers",
         now=Clock(),
-        sample_share=sample_share,
+        processor=SimpleSpanProcessor(memory),
     )
     for trace in spans.recorded(jobs):
         trace.published()

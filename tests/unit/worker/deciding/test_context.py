@@ -54,9 +54,8 @@ class ShortEngine(FakeEngine):
         return {"small": f"prompts of {shortest} tokens"} if shortest >= self._context else {}
 
 
-def prepare(num_prompt: int, deadline_s: float | None = None) -> PreparedJob:
-    fields = {} if deadline_s is None else {"deadline": (NOW + timedelta(seconds=deadline_s)).isoformat()}
-    value = json.dumps({"task": "code", "body": {"prompt": "x"}, **fields}).encode()
+def prepare(num_prompt: int) -> PreparedJob:
+    value = json.dumps({"task": "code", "body": {"prompt": "x"}}).encode()
     job = parse_job(value, Origin("test", "jobs.code", 0, num_prompt), task="code")
     return PreparedJob(job, (1,) * num_prompt, Sampling(max_tokens=100, temperature=0.0))
 
@@ -75,9 +74,9 @@ def session(engine: FakeEngine) -> DecisionSession:
     )
 
 
-def decided(engine: FakeEngine, jobs: Sequence[PreparedJob], pattern: str = "", num_running: int = 0) -> Decision:
+def decided(engine: FakeEngine, jobs: Sequence[PreparedJob], num_running: int = 0) -> Decision:
     num_running = num_running or len(jobs)
-    key = lane_of(jobs[0].job, jobs[0].sampling, pattern)
+    key = lane_of(jobs[0].job, jobs[0].sampling)
     first, *_ = session(engine).decide(
         subject_of(key),
         [facts_of(job) for job in jobs],
@@ -106,12 +105,6 @@ def test_prompts_that_no_drafter_can_serve_are_told() -> None:
     assert (refused.reason, refused.drafter) == (Reason.CANNOT_SERVE, None)
     assert "prompts of 100 tokens" in refused.explanation
     assert decided(ShortEngine(1 << 40, context=100), [prepare(99)]).reason is Reason.NO_COSTS
-
-
-def test_a_pattern_switches_speculation_off_and_is_named() -> None:
-    off = decided(ShortEngine(1 << 40), [prepare(5)], "Translate *")
-    assert (off.reason, off.drafter) == (Reason.SWITCHED_OFF, None)
-    assert "Translate *" in off.explanation
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, cast
+from typing import Final, cast
 from uuid import uuid4
 
 import numpy as np
@@ -211,10 +211,3 @@ def test_a_decision_is_taken_again_from_its_snapshot(rng: random.Random, is_mixe
     assert num_cut < len(snapshots) / 5, "four groups of two drafters fit, but for some"
     assert {Reason.EXPLORING, Reason.FASTER} <= {its.reason for decisions in decided for its in decisions}
     assert not is_mixed or num_apart > 10
-
-
-@pytest.mark.parametrize("is_mixed", [False, True])
-def test_a_session_decides_the_same_history_the_same_way_again(rng: random.Random, is_mixed: bool) -> None:
-    history = histories(rng, 20, is_mixed=is_mixed)
-    points: Any = DEVICE.points()
-    assert list(by_worker(history, points)) == list(by_worker(history, points))

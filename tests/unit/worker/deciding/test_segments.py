@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from tests.fixtures.publishing import ready_job
 from worker.deciding.decider import facts_of
-from worker.deciding.evidence_cache import MOST_SEGMENTS, SegmentsApart, of_segments_used_last
+from worker.deciding.evidence_cache import MOST_SEGMENTS, SegmentsApart, kept_apart
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 IDLE = timedelta(days=3)
-
-
-@dataclass(frozen=True)
-class Used:
-    segment: str
-    as_of: datetime
 
 
 class Clock:
@@ -81,15 +74,12 @@ def test_segments_that_other_workers_know_count(segments: SegmentsApart, known: 
     assert not segments.keeps("code", "one more")
 
 
-def test_of_many_rows_those_of_the_segments_used_last_are_held() -> None:
-    rows = [Used(f"s{number}", NOW + timedelta(seconds=number)) for number in range(300)]
-    rows += [Used("", NOW - IDLE), Used("s0", NOW + IDLE)]
-    held = of_segments_used_last(rows)
+def test_of_many_uses_the_segments_used_last_are_kept() -> None:
+    uses = [(f"s{number}", NOW + timedelta(seconds=number)) for number in range(300)]
+    uses += [("", NOW - IDLE), ("s0", NOW + IDLE)]
     recent = {f"s{number}" for number in range(301 - MOST_SEGMENTS, 300)}
-    assert {row.segment for row in held} == {"", "s0", *recent}
-    assert [row.as_of for row in held if row.segment == "s0"] == [NOW, NOW + IDLE], "all rows of a segment"
-    few = rows[:MOST_SEGMENTS]
-    assert of_segments_used_last(few) is few
+    assert kept_apart(uses) == {"", "s0", *recent}
+    assert kept_apart(uses[:3]) == {"", "s0", "s1", "s2"}
 
 
 def test_a_pooled_job_is_decided_from_its_tasks_evidence_and_adds_to_it() -> None:

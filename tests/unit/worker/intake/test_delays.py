@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaloop.kafka.offsets import Record
@@ -22,6 +22,7 @@ def waiting(sent: Record, not_before_ms: int, *, topic: str = "jobs.code.retry.1
     return Record(topic, 0, 7, sent.key, sent.value, tuple(said.headers(sent.headers)), NOW_MS)
 
 
+@settings(max_examples=30)
 @given(
     st.builds(
         Record,

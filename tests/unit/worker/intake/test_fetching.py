@@ -10,14 +10,13 @@ import pytest
 
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import MessageError
-from alphaloop.kafka.offsets import Record
 from alphaloop.messages import ContentReference
-from alphaloop.settings import ClaimCheckSettings, TaskSettings, WorkerSettings
-from tests.fakes import FakeEngine
+from alphaloop.settings import ClaimCheckSettings, TaskSettings
+from tests.fixtures.publishing import delivery, validation
 from tests.fixtures.worker import until
 from worker.background import Retry
 from worker.intake.partitions import Delivery
-from worker.intake.validation import Fetching, PromptElsewhere, ReadyJob, Validation
+from worker.intake.validation import Fetching, PromptElsewhere, ReadyJob
 
 ROOM = 1 << 20
 NUM_AT_ONCE = 2
@@ -50,17 +49,11 @@ class Feeding:
         self.folder = folder
         folder.mkdir()
         self.contents = Contents(folder)
-        self.validation = Validation(
-            FakeEngine(),
-            {"code": TaskSettings(vanilla_patterns=("*",))},
-            reread_tasks=dict,
-            limits=WorkerSettings(),
-            cluster="cluster",
-            check_reference=self.contents.store.check,
-        )
+        tasks = {"code": TaskSettings(vanilla_patterns=("*",))}
+        self.validation = validation(tasks=tasks, check_reference=self.contents.store.check)
         self.hurry, self.num_wakes = threading.Event(), 0
         self.fetching = Fetching(
-            self.contents,
+            self.contents,  # type: ignore[arg-type]
             self.validation,
             num_at_once=NUM_AT_ONCE,
             retry=Retry(self.hurry),
@@ -72,8 +65,7 @@ class Feeding:
     def send(self, name: str, content: bytes = b'{"prompt": "hello there"}') -> ContentReference:
         reference = self.contents.store.write(name, content)
         fields = {"job_id": name, "body_ref": reference.model_dump(), "max_tokens": 4}
-        record = Record("jobs.code", 0, 7, None, json.dumps(fields).encode(), (), None)
-        found = self.validation.read(Delivery(record, epoch=0))
+        found = self.validation.read(delivery(name, value=json.dumps(fields).encode()))
         assert isinstance(found, PromptElsewhere)
         self.fetching.add(found)
         return reference

@@ -160,14 +160,6 @@ def test_offsets_without_a_message_are_committed_after_what_runs_before_them(
     source.wait_for(lambda: source.commits[-1] == {P0: 9})
 
 
-def test_a_full_buffer_pauses_and_room_resumes(source: ScriptedSource, intake: Intake) -> None:
-    for offset in range(4):
-        source.script.put(record(P0, offset))
-    source.wait_for(lambda: source.paused == {P0, P1})
-    take_all(intake, 3)
-    source.wait_for(lambda: not source.paused)
-
-
 def test_messages_of_headers_alone_fill_the_buffer(source: ScriptedSource, intake: Intake) -> None:
     source.script.put(record(P0, 0, headers=(("flood", b"x" * (1 << 20)),)))
     source.wait_for(lambda: source.paused == {P0, P1})

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.kafka.offsets import Record
 from alphaloop.messages import Purpose
-from alphaloop.settings import TaskSettings, WorkerSettings
-from tests.fakes import FakeEngine
+from alphaloop.settings import TaskSettings
+from tests.fixtures import publishing
 from worker.intake.partitions import Delivery
-from worker.intake.validation import PromptPattern, ReadyJob, Validation
+from worker.intake.validation import ReadyJob, covers
 
 LISTED = {"code": TaskSettings(vanilla_patterns=("*```diff*", "Translate *"))}
 
@@ -23,27 +22,23 @@ LISTED = {"code": TaskSettings(vanilla_patterns=("*```diff*", "Translate *"))}
 def read(
     tasks: dict[str, TaskSettings] = LISTED, *, purpose: Purpose = Purpose.TRAFFIC, task: str = "code", **body: Any
 ) -> ReadyJob:
-    return validation(tasks).read(delivery({"purpose": purpose, "body": body}, task))
-
-
-def validation(tasks: dict[str, TaskSettings], newer: dict[str, TaskSettings] | None = None) -> Validation:
-    return Validation(FakeEngine(), tasks, reread_tasks=lambda: newer or {}, limits=WorkerSettings(), cluster="cluster")
+    return publishing.validation(tasks=tasks).read(delivery({"purpose": purpose, "body": body}, task))
 
 
 def delivery(job: dict[str, Any], task: str = "code") -> Delivery:
-    return Delivery(Record(f"jobs.{task}", 0, 7, None, json.dumps(job).encode(), (), None), epoch=0)
+    return publishing.delivery("", task=task, value=json.dumps(job).encode())
 
 
 @given(st.text("abA*.\n", max_size=12), st.text("abA.\n*", max_size=30))
 def test_a_pattern_means_what_a_regular_expression_of_it_means(pattern: str, text: str) -> None:
     expression = ".*".join(re.escape(literal) for literal in pattern.casefold().split("*"))
     expected = re.fullmatch(expression, text.casefold(), re.DOTALL) is not None
-    assert PromptPattern.of(pattern).covers(text.casefold()) == expected
+    assert covers(pattern, text.casefold()) == expected
 
 
 def test_no_prompt_takes_long_to_compare() -> None:
     # A matcher that goes back on its choices tries some 10 ** 200 of them here.
-    assert not PromptPattern.of("*a" * 50 + "*b*").covers("a" * 200_000)
+    assert not covers("*a" * 50 + "*b*", "a" * 200_000)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +73,7 @@ def test_probes_and_controls_measure_whatever_their_prompts_say() -> None:
 
 def test_a_task_list_that_is_read_again_brings_its_patterns() -> None:
     newer = {"code": TaskSettings(vanilla_patterns=("Bonjour",)), "sql": TaskSettings()}
-    reading = validation(LISTED, newer)
+    reading = publishing.validation(tasks=LISTED, reread_tasks=lambda: newer)
     job = {"body": {"prompt": "Bonjour"}}
     assert reading.read(delivery(job)).lane.switched_off == ""
     assert reading.read(delivery(job, "sql")).lane.switched_off == ""

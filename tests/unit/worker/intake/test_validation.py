@@ -8,21 +8,24 @@ from typing import Any
 import pytest
 
 from alphaloop.errors import InvalidField, MessageError
-from alphaloop.kafka.offsets import Record
-from alphaloop.settings import TaskSettings, WorkerSettings
+from alphaloop.settings import TaskSettings
 from tests.fakes import FakeEngine
+from tests.fixtures.publishing import delivery, validation
 from worker.engine import Sampling, SamplingDefaults
 from worker.intake.partitions import Delivery
-from worker.intake.validation import Validation
 
 TASK = TaskSettings(max_tokens=77, temperature=0.6, top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=1.05)
 
 
+def sent(fields: dict[str, Any], task: str = "code") -> Delivery:
+    return delivery("", task=task, value=json.dumps(fields).encode())
+
+
+READING = validation(tasks={"code": TASK})
+
+
 def read(**body: Any) -> Sampling:
-    validation = Validation(FakeEngine(), {"code": TASK}, reread_tasks=dict, limits=WorkerSettings(), cluster="cluster")
-    value = json.dumps({"body": {"prompt": "x", **body}}).encode()
-    record = Record("jobs.code", 0, 7, None, value, (), None)
-    return validation.read(Delivery(record, epoch=0)).prepared.sampling
+    return READING.read(sent({"body": {"prompt": "x", **body}})).prepared.sampling
 
 
 def test_what_a_job_leaves_out_is_its_tasks() -> None:
@@ -38,10 +41,8 @@ def test_what_neither_a_job_nor_its_task_says_is_the_models_where_that_is_wanted
         engine = FakeEngine()
         engine.sampling_defaults = SamplingDefaults({"temperature": 0.8, "top_p": 0.7, "top_k": 5}, are_used=are_used)
         # `chat` is known only after the tasks were read again.
-        known = {"code": tasks["code"]}
-        validation = Validation(engine, known, reread_tasks=lambda: tasks, limits=WorkerSettings(), cluster="cluster")
-        value = json.dumps({"body": {"prompt": "x", "max_tokens": 9, **body}}).encode()
-        return validation.read(Delivery(Record(f"jobs.{task}", 0, 7, None, value, (), None), epoch=0)).prepared.sampling
+        reading = validation(engine, {"code": tasks["code"]}, reread_tasks=lambda: tasks)
+        return reading.read(sent({"body": {"prompt": "x", "max_tokens": 9, **body}}, task)).prepared.sampling
 
     assert found("code") == Sampling(9, 0.8, top_p=1.0, top_k=5)
     assert found("chat") == Sampling(9, 0.8, top_p=0.7, top_k=5)
@@ -109,8 +110,6 @@ def test_another_model_than_the_one_served_is_refused() -> None:
     ],
 )
 def test_what_the_worker_refuses_is_named_as_it_was_sent(fields: dict[str, Any], field: str) -> None:
-    validation = Validation(FakeEngine(), {"code": TASK}, reread_tasks=dict, limits=WorkerSettings(), cluster="cluster")
-    record = Record("jobs.code", 0, 7, None, json.dumps(fields).encode(), (), None)
     with pytest.raises(MessageError) as refused:
-        validation.read(Delivery(record, epoch=0))
+        READING.read(sent(fields))
     assert refused.value.field == field

@@ -46,12 +46,12 @@ def test_nothing_that_the_log_has_is_committed_past(chance: random.Random, num_a
             offset = log.next_offset + chance.choice([0, 0, 0, 1, 5])
             if went_back:
                 offset = log.next_offset
-            answer = watermark.deliver(offset)
-            assert answer.went_back == went_back
-            assert answer.number not in numbers
-            log.delivered.append((offset, answer.number))
+            number, is_back = watermark.deliver(offset)
+            assert is_back == went_back
+            assert number not in numbers
+            log.delivered.append((offset, number))
             log.next_offset = offset + 1
-            numbers.append(answer.number)
+            numbers.append(number)
         elif numbers:
             # Any delivery may end at any time, also one that the log lost, and also twice.
             number = chance.choice(numbers)
@@ -75,22 +75,22 @@ def test_nothing_that_the_log_has_is_committed_past(chance: random.Random, num_a
 
 def test_a_log_that_begins_again_is_read_again() -> None:
     watermark = Watermark()
-    old = [watermark.deliver(offset).number for offset in range(100)]
+    old = [watermark.deliver(offset)[0] for offset in range(100)]
     for number in old:
         watermark.finish(number)
     assert watermark.committable == 100
     new = [watermark.deliver(offset) for offset in range(50)]
-    assert [one.went_back for one in new] == [True] + 49 * [False]
+    assert [went_back for _, went_back in new] == [True] + 49 * [False]
     assert watermark.committable == 0, "a restart reads the new messages"
-    for one in new:
-        watermark.finish(one.number)
+    for number, _ in new:
+        watermark.finish(number)
     assert watermark.committable == 50
 
 
 def test_a_message_below_the_cut_holds_the_watermark() -> None:
     watermark = Watermark()
-    third, _, fifth = (watermark.deliver(offset).number for offset in (3, 4, 5))
-    again = watermark.deliver(4).number
+    third, _, fifth = (watermark.deliver(offset)[0] for offset in (3, 4, 5))
+    again = watermark.deliver(4)[0]
     watermark.finish(fifth)
     watermark.finish(again)
     assert watermark.committable == 3
@@ -101,7 +101,7 @@ def test_a_message_below_the_cut_holds_the_watermark() -> None:
 
 def test_a_message_that_the_log_lost_finishes_nothing_else() -> None:
     watermark = Watermark()
-    lost = watermark.deliver(0).number
+    lost = watermark.deliver(0)[0]
     watermark.deliver(0)
     watermark.finish(lost)
     assert watermark.committable == 0

@@ -1,1 +1,0 @@
-"""The life of a job: waiting, claimed, decoded, recorded, published."""
