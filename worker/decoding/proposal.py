@@ -34,8 +34,8 @@ class Proposal:
     #: None for a chain. Otherwise token i hangs on token parents[i] < i; -1 is the pending token. Siblings are
     #: verified in order.
     parents: tuple[int, ...] | None = None
-    #: [len(tokens), vocabulary], float64: row i is the distribution that token i was drawn from. None: the proposal is
-    #: deterministic, each distribution is one-hot. On the drafter's device.
+    #: Of a chain, [len(tokens), vocabulary], float64: row i is the distribution that token i was drawn from. None: the
+    #: proposal is deterministic, each distribution is one-hot. On the drafter's device.
     q: Tensor | None = None
     #: By the drafter's own estimate, the probability of the tokens up to and with each one; empty: not known.
     together: tuple[float, ...] = ()

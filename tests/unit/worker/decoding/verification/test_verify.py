@@ -56,7 +56,7 @@ def test_a_drawn_draft_leaves_the_targets_distribution(
     pair: tuple[Language, Language], k: int, rng: random.Random
 ) -> None:
     target, drafter = pair
-    found = enumerate_round(target, drawn([drafter], chain(k)), sampled, rng)
+    found = enumerate_round(target, drawn(drafter, k), sampled, rng)
     assert bias(target, found, k + 1) < EXACT
 
 
@@ -64,7 +64,7 @@ def test_acceptance_is_one_minus_the_total_variation(pair: tuple[Language, Langu
     """A rule that accepts less could still be exact."""
     target, drafter = pair
     p, q = target.behind(()), drafter.behind(())
-    found = enumerate_round(target, drawn([drafter], chain(1)), sampled, rng)
+    found = enumerate_round(target, drawn(drafter, 1), sampled, rng)
     assert found.num_accepted == pytest.approx(float(torch.minimum(p, q).sum()), abs=EXACT)
     found = enumerate_round(target, likeliest(drafter, chain(1)), deterministic, rng)
     assert found.num_accepted == pytest.approx(float(p[q.argmax()]), abs=EXACT)
@@ -108,7 +108,7 @@ def test_dropping_a_drawn_token_for_its_probability_is_caught(rng: random.Random
 
     By hand: token 2 is drawn with .1 and dropped, p is drawn instead. The text is .55, .33, .12, not .5, .3, .2.
     """
-    gated = shortened(drawn([DRAFTER], chain(1)), lambda q, token: bool(q[token] > 0.15), stop_behind=False)
+    gated = shortened(drawn(DRAFTER, 1), lambda q, token: bool(q[token] > 0.15), stop_behind=False)
     assert enumerated(TARGET, gated, 2, rng) == pytest.approx(0.16, abs=EXACT)
 
 
@@ -121,7 +121,7 @@ def test_the_safe_gates_leave_the_targets_distribution(
     pair: tuple[Language, Language], keep: Gate, stop_behind: bool, rng: random.Random
 ) -> None:
     target, drafter = pair
-    gated = shortened(drawn([drafter], chain(2)), keep, stop_behind=stop_behind)
+    gated = shortened(drawn(drafter, 2), keep, stop_behind=stop_behind)
     assert enumerated(target, gated, 3, rng) < EXACT
 
 
@@ -131,7 +131,7 @@ def test_a_rule_that_is_a_little_too_generous_is_caught(rng: random.Random) -> N
     def generous(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
         return sampled(p, draft, torch.cat((uniforms[:-1] / 1.01, uniforms[-1:])))
 
-    found = enumerate_round(TARGET, drawn([DRAFTER], chain(1)), generous, rng)
+    found = enumerate_round(TARGET, drawn(DRAFTER, 1), generous, rng)
     # Token 1 is accepted with .303 instead of .3, and .003 less is drawn from the rest.
     assert bias(TARGET, found, 2) == pytest.approx(0.006, abs=EXACT)
 
