@@ -41,6 +41,11 @@ class Proposal:
     together: tuple[float, ...] = ()
     num_read: int = 0  #: tokens of the text that its drafter read for it first, beyond those of a usual round
 
+    @property
+    def depths(self) -> list[int]:
+        """Depth of each token, 1 for a child of the pending token."""
+        return list(range(1, len(self.tokens) + 1)) if self.parents is None else tree_depths(self.parents)
+
 
 NOTHING = Proposal()
 

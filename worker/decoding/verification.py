@@ -56,7 +56,7 @@ def verify(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> list
         end = begin + 1 + len(proposal.tokens)
         choice = sequence.choice
         if choice.is_greedy and choice.is_plain:
-            verdict = _verify_followed(best[begin:end], proposal)
+            verdict = verify_followed(best[begin:end], proposal)
             found[index] = _with_second_choices(verdict, logits[begin:end]) if sequence.is_watched else verdict
         else:
             scores = choice.scores(logits[begin:end], sequence.text, proposal.tokens, proposal.parents)
@@ -75,7 +75,7 @@ def verify(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> list
     return [found[index] for index in range(len(asked))]
 
 
-def _verify_followed(best: list[int], proposal: Proposal) -> DraftVerdict:
+def verify_followed(best: list[int], proposal: Proposal) -> DraftVerdict:
     """One sequence for which the target has chosen `best` [1 + len(tokens)]."""
     if proposal.parents is None:
         return verify_greedy(best, proposal.tokens)
@@ -93,10 +93,8 @@ def _with_second_choices(verdict: DraftVerdict, logits: Tensor) -> DraftVerdict:
 
 def _verify_settled(scores: Tensor, sequence: Sequence, proposal: Proposal) -> DraftVerdict:
     """One sequence whose tokens follow from its scores: greedy with adjusted scores, or with the noise of a seed."""
-    tokens = proposal.tokens
-    parents = range(-1, len(tokens) - 1) if proposal.parents is None else proposal.parents
-    best = sequence.choice.tokens(scores, [len(sequence.text) + depth for depth in (0, *tree_depths(parents))])
-    return _verify_followed(best.tolist(), proposal)
+    best = sequence.choice.tokens(scores, [len(sequence.text) + depth for depth in (0, *proposal.depths)])
+    return verify_followed(best.tolist(), proposal)
 
 
 def _verify_drawn(p: Tensor, sequence: Sequence, proposal: Proposal) -> DraftVerdict:

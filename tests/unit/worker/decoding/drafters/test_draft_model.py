@@ -278,7 +278,7 @@ def ended(drafter: Language, k: int, least: float, *, is_shown: bool) -> dict[in
     Not `is_shown`: they end before that token.
     """
     found: dict[tuple[int, ...], Draft] = {}
-    for whole in drawn([drafter], chain(k)):
+    for whole in drawn(drafter, k):
         num, probability = 0, 1.0
         while num < k and probability >= least:
             probability *= float(whole.q[num, whole.tokens[num]])
