@@ -130,19 +130,18 @@ def measure_passes_ms(models: Sequence[Any]) -> list[float]:
 
     Takes over the models as the engine does, so they cannot be used afterwards.
     """
-    engines = [LanguageModel(model, _PASS_CONTEXT + 1) for model in models]
-    caches = [engine.new_cache(1) for engine in engines]
-    for cache in caches:
-        # Reading empty keys takes as long as reading others.
-        cache.lengths[cache.acquire()] = _PASS_CONTEXT
-    taken: list[list[float]] = [[] for _ in engines]
-    for sample in range(_NUM_PASS_WARM_UP + _NUM_PASS_SAMPLES):
-        for engine, cache, times in zip(engines, caches, taken, strict=True):
-            began = time.perf_counter()
-            engine.read(cache, [Read(0, [0], num_logits=1)]).argmax(dim=-1).tolist()
-            if sample >= _NUM_PASS_WARM_UP:
-                times.append(1000 * (time.perf_counter() - began))
-    return [statistics.median(times) for times in taken]
+    return [_pass_ms(LanguageModel(model, _PASS_CONTEXT + 1)) for model in models]
+
+
+def _pass_ms(model: LanguageModel) -> float:
+    cache = model.new_cache(1)
+    # Reading empty keys takes as long as reading others.
+    cache.lengths[cache.acquire()] = _PASS_CONTEXT
+
+    def one_pass() -> None:
+        model.read(cache, [Read(0, [0], num_logits=1)]).argmax(dim=-1).tolist()
+
+    return _median_ms(one_pass, _NUM_PASS_SAMPLES, num_warm_up=_NUM_PASS_WARM_UP)
 
 
 def _said(error: Exception) -> str:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import random
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -297,53 +298,11 @@ class Distillation:
         return 0.5 * (1 + math.cos(math.pi * (step - num_warm) / max(1, self.num_steps - num_warm)))
 
 
-def save_draft(draft: Any, tokenizer: Any, folder: Path, dtype: torch.dtype) -> None:
-    """Write a plain model folder in `dtype`. Does not change the given draft."""
-    state = {name: tensor.to(dtype) for name, tensor in draft.state_dict().items()}
-    copy = AutoModelForCausalLM.from_config(draft.config, dtype=dtype)  # type: ignore[no-untyped-call]
-    copy.load_state_dict(state)
-    copy.generation_config = draft.generation_config
-    copy.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-@dataclass(frozen=True, slots=True)
-class DraftAcceptance:
-    """Counts and sums over some texts. The sum of two is that of both sets of texts."""
-
-    num_texts: int = 0
-    counts: AcceptanceCounts = field(default_factory=AcceptanceCounts)  #: greedy rounds at k = the judge's
-    num_positions: int = 0
-    overlap: float = 0.0  #: sum over positions of Σ min(p, q); a lower bound, because the target's tail is not stored
-
-    def __add__(self, other: DraftAcceptance) -> DraftAcceptance:
-        return DraftAcceptance(
-            self.num_texts + other.num_texts,
-            self.counts + other.counts,
-            self.num_positions + other.num_positions,
-            self.overlap + other.overlap,
-        )
-
-    def measured(self) -> MeasuredDraft:
-        """The form in which a draft's card stores the figures."""
-        counts = self.counts
-        return MeasuredDraft(
-            num_texts=self.num_texts,
-            num_tokens=counts.num_tokens,
-            rounds=counts.rounds,
-            proposed=counts.proposed,
-            trials=counts.trials,
-            accepts=counts.accepts,
-            num_positions=self.num_positions,
-            overlap_sum=round(self.overlap, 3),
-        )
-
-
 @torch.inference_mode()
 def judge(
     draft: Any, lessons: Iterable[Lesson], columns: Tensor | None, num_draft_tokens: int
-) -> dict[str, DraftAcceptance]:
-    """A draft's acceptance on held-out texts, by task, without speculative decoding.
+) -> tuple[dict[str, MeasuredDraft], MeasuredDraft]:
+    """A draft's acceptance on held-out texts, by task and of all, without speculative decoding.
 
     Greedy decoding accepts a drafted token where it is the target's own next token, so one pass of the draft over the
     target's text gives every acceptance (teacher forcing): the rounds are simulated over it. Sampled decoding at
@@ -351,7 +310,7 @@ def judge(
 
     `columns` [vocabulary]: column of the draft's head for each token, -1: none; None: it has all.
     """
-    verdicts: dict[str, DraftAcceptance] = {}
+    found: defaultdict[str, list[tuple[AcceptanceCounts, Tensor]]] = defaultdict(list)
     for lesson in lessons:
         logits = draft(input_ids=lesson.token_ids[None, :-1].to(draft.device), use_cache=False).logits[0]
         # Position i predicts token i + 1: the answer's first token is predicted behind the prompt's last.
@@ -365,9 +324,24 @@ def judge(
         matches = (q.argmax(dim=-1) == wanted).tolist()
         # The prefill yields the first token; rounds begin behind it.
         counts = walk_rounds(matches[1:], num_draft_tokens)
-        verdict = DraftAcceptance(1, counts, len(overlap), float(overlap.double().sum()))
-        verdicts[lesson.text.task] = verdicts.get(lesson.text.task, DraftAcceptance()) + verdict
-    return verdicts
+        found[lesson.text.task].append((counts, overlap))
+    by_task = {task: _measured(texts) for task, texts in sorted(found.items())}
+    return by_task, _measured([text for texts in found.values() for text in texts])
+
+
+def _measured(texts: Sequence[tuple[AcceptanceCounts, Tensor]]) -> MeasuredDraft:
+    """Of each text the counts of its rounds, and Σ min(p, q) by position: a lower bound, without the target's tail."""
+    counts = sum((one for one, _ in texts), AcceptanceCounts())
+    return MeasuredDraft(
+        num_texts=len(texts),
+        num_tokens=counts.num_tokens,
+        rounds=counts.rounds,
+        proposed=counts.proposed,
+        trials=counts.trials,
+        accepts=counts.accepts,
+        num_positions=sum(len(overlap) for _, overlap in texts),
+        overlap_sum=round(sum(float(overlap.double().sum()) for _, overlap in texts), 3),
+    )
 
 
 def walk_rounds(matches: Sequence[bool], num_draft_tokens: int) -> AcceptanceCounts:

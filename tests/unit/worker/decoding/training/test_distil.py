@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from alphaloop.acceptance import AcceptanceCounts
 from worker.decoding.device import find_device
 from worker.decoding.drafters.draft_vocabulary import restrict_head
 from worker.decoding.models import load_weights
@@ -161,14 +160,13 @@ def test_a_target_that_drafts_for_itself_is_always_accepted(
     text = WrittenText(0, "code", prompt, tuple(written[0, len(prompt) :].tolist()))
     notes = TeacherNotes(tmp_path, [text], max_length=64, num_kept=384)
     assert notes.write(target, lambda: False, lambda num: None)
-    verdict = judge(target, notes.lessons(), None, 4)["code"]
+    by_task, verdict = judge(target, notes.lessons(), None, 4)
+    assert by_task == {"code": verdict}
     # 19 tokens behind the prefill's: three rounds of 5, then one of 4.
-    assert verdict.counts == AcceptanceCounts(4, 0, 0, (4, 4, 4, 3), (4, 4, 4, 3), (4, 4, 4, 3))
-    assert verdict.counts.num_tokens == 19
-    assert verdict.num_positions == 20
-    assert verdict.measured().overlap() == pytest.approx(1.0, abs=1e-3)
+    assert (verdict.rounds, verdict.num_tokens, verdict.num_positions) == (4, 19, 20)
+    assert verdict.proposed == verdict.trials == verdict.accepts == (4, 4, 4, 3)
+    assert verdict.overlap() == pytest.approx(1.0, abs=1e-3)
     # A draft that cannot say the text's tokens is never accepted; what it gives to others is no overlap either.
     columns = torch.full((target.config.vocab_size,), -1)
-    dumb = judge(target, notes.lessons(), columns, 4)["code"]
-    assert dumb.counts.num_accepted == 0
-    assert dumb.measured().overlap() == 0.0
+    _, dumb = judge(target, notes.lessons(), columns, 4)
+    assert (sum(dumb.accepts), dumb.overlap()) == (0, 0.0)
