@@ -1,6 +1,6 @@
 """How one job's tokens are chosen: from logits to scores, to a distribution, to a token; and its random numbers.
 
-`TokenChooser` is the job's rule; the rest of the module is its parts, in the order in which they act: `Penalties`,
+`TokenChooser` is the job's rule; the rest of the module is its parts, in the order in which they act: `_Penalties`,
 `probabilities`, the noise of reproducible jobs, random numbers.
 """
 
@@ -33,9 +33,11 @@ class TokenChooser:
         self.is_greedy = sampling.temperature == 0
         #: Drawn with noise that the draft shares (`noise`, `tokens`): the same text in every mode, k, drafter, batch.
         self.is_reproducible = sampling.is_reproducible
-        self._penalties = Penalties(sampling, num_prompt)
         #: No bias and no penalty: `scores` are the logits.
-        self.is_plain = self._penalties.is_neutral
+        self.is_plain = not sampling.is_adjusted
+        self._num_prompt = num_prompt
+        # A draft on another device has numbers of its own there: shared ones would cross with every token.
+        self._penalties: dict[torch.device, _Penalties] = {}
         self._job_key = key_of("job", job_id)
         self._num_drawn = 0
 
@@ -51,7 +53,12 @@ class TokenChooser:
 
     def scores_behind(self, logits: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
         """The same where row i of `logits` stands behind `text` and the tokens of paths[i]."""
-        return logits if self.is_plain else self._penalties.adjust(logits, text, paths)
+        if self.is_plain:
+            return logits
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+        if (penalties := self._penalties.get(scores.device)) is None:
+            penalties = self._penalties[scores.device] = _Penalties(self.sampling, self._num_prompt, scores.device)
+        return penalties.adjust(scores, text, paths)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Distribution of each row [rows, vocabulary], in float64. Jobs of equal `cut` may share a call."""
@@ -98,41 +105,14 @@ def _paths(drafts: Sequence[int], parents: Sequence[int] | None) -> list[tuple[i
     return paths
 
 
-class Penalties:
-    """One job's bias and penalties: how its settings and its own text change the scores before a token is chosen.
+class _Penalties:
+    """One job's bias and penalties on one device: how its settings and its own text change the scores.
 
     In this order, which is that of vLLM's sampler: `logit_bias` is added; the repetition penalty (Keskar et al. 2019)
     divides positive and multiplies negative scores of every token of prompt and output; the frequency penalty is
     subtracted once for each time a token stands in the output, the presence penalty once for each token that does
-    (OpenAI). Each device that chooses tokens of the job reads each token of its text once.
+    (OpenAI). Each token of the text is read once.
     """
-
-    def __init__(self, sampling: Sampling, num_prompt: int) -> None:
-        self._sampling = sampling
-        self._num_prompt = num_prompt
-        # A draft on another device has numbers of its own there: shared ones would cross with every token.
-        self._by_device: dict[torch.device, _TextCounts] = {}
-
-    @property
-    def is_neutral(self) -> bool:
-        """Whether scores stay what they are."""
-        return not self._sampling.is_adjusted
-
-    def adjust(self, logits: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
-        """Scores [rows, vocabulary], at least float32; `logits` stay as they are.
-
-        Row i stands behind `text` and the tokens of `paths[i]`. `text` is prompt and output; between calls it may only
-        grow.
-        """
-        scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-        counts = self._by_device.get(scores.device)
-        if counts is None:
-            counts = self._by_device[scores.device] = _TextCounts(self._sampling, self._num_prompt, scores.device)
-        return counts.adjust(scores, text, paths)
-
-
-class _TextCounts:
-    """What one device holds of a job: its biases, and how often each token stands in the text."""
 
     def __init__(self, sampling: Sampling, num_prompt: int, device: torch.device) -> None:
         self._sampling = sampling
