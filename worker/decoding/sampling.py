@@ -31,7 +31,7 @@ class TokenChooser:
     def __init__(self, job_id: str, sampling: Sampling, num_prompt: int) -> None:
         self.sampling = sampling
         self.is_greedy = sampling.temperature == 0
-        #: Drawn with noise that the draft shares (`noise`, `tokens`): the same text in every mode, k, drafter, batch.
+        #: Drawn with noise that the draft shares (`tokens`): the same text in every mode, k, drafter, batch.
         self.is_reproducible = sampling.is_reproducible
         #: No bias and no penalty: `scores` are the logits.
         self.is_plain = not sampling.is_adjusted
@@ -79,11 +79,7 @@ class TokenChooser:
             return scores.argmax(dim=-1)
         if not self.is_reproducible:
             raise ValueError("a job without a seed has no token that follows from its scores")
-        return _perturbed_tokens(scores, self.sampling, [self._noise_key(position) for position in positions])
-
-    def noise(self, position: int, vocabulary: int, device: torch.device) -> Tensor:
-        """Gumbel noise [vocabulary] in float64 for the token at `position`; only for reproducible jobs."""
-        return _vocabulary_noise(self._noise_key(position), vocabulary, device)
+        return _perturbed_tokens(scores, self.sampling, [self.noise_key(position) for position in positions])
 
     def uniforms(self, num: int, device: torch.device) -> Tensor:
         """The job's next `num` independent draws from (0, 1) in float64."""
@@ -91,7 +87,8 @@ class TokenChooser:
         self._num_drawn += num
         return uniforms(self._job_key, counters)
 
-    def _noise_key(self, position: int) -> int:
+    def noise_key(self, position: int) -> int:
+        """The key of the noise of the token at `position`; only for reproducible jobs."""
         if not self.is_reproducible or self.sampling.seed is None:
             raise ValueError("only a sampled job with a seed has noise")
         return key_of("seed", self.sampling.seed, position)
@@ -310,19 +307,13 @@ def _at_least(values: Tensor, peaks: Tensor, bound: Tensor) -> tuple[Tensor, Ten
     return packed, tokens.gather(-1, order)
 
 
-def _token_noise(key: int | Tensor, block: Tensor, lane: Tensor, vocabulary: int) -> Tensor:
+def token_noise(key: int | Tensor, block: Tensor, lane: Tensor, vocabulary: int) -> Tensor:
     """Gumbel noise in float64 of token `block * BLOCK + lane`; `key` [rows, 1 …], block and lane are broadcast."""
     size = _sizes(block, vocabulary)
     largest = _largest_noise(key, block, size)
     owner = (uniforms(key, -2 - 2 * block) * size).long()
     others = ((-largest).exp_() - uniforms(key, block * BLOCK + lane).log_()).log_().neg_()
     return torch.where(lane == owner, largest, others)
-
-
-def _vocabulary_noise(key: int, vocabulary: int, device: torch.device) -> Tensor:
-    """The noise of every token [vocabulary]."""
-    block = torch.arange(-(-vocabulary // BLOCK), device=device)[:, None]
-    return _token_noise(key, block, torch.arange(BLOCK, device=device), vocabulary).flatten()[:vocabulary]
 
 
 def _perturbed_tokens(scores: Tensor, sampling: Sampling, keys: Sequence[int]) -> Tensor:
@@ -349,7 +340,7 @@ def _perturbed_tokens(scores: Tensor, sampling: Sampling, keys: Sequence[int]) -
     if sampling.is_cut:
         p, tokens = _candidates(scores, sampling)
         block = tokens.div(BLOCK, rounding_mode="floor")
-        best = (p.log() + _token_noise(key, block, tokens - block * BLOCK, vocabulary)).argmax(dim=-1, keepdim=True)
+        best = (p.log() + token_noise(key, block, tokens - block * BLOCK, vocabulary)).argmax(dim=-1, keepdim=True)
         return tokens.gather(-1, best).squeeze(-1)
     # log p is (score - best score) / temperature up to a constant of the row; without the best score, a score over a
     # temperature near 0 would have no float64.
@@ -361,7 +352,7 @@ def _perturbed_tokens(scores: Tensor, sampling: Sampling, keys: Sequence[int]) -
     lanes = torch.arange(BLOCK, device=scores.device)
 
     def sums(row: Tensor, block: Tensor) -> Tensor:
-        noise = _token_noise(key[row], block[:, None], lanes, vocabulary)
+        noise = token_noise(key[row], block[:, None], lanes, vocabulary)
         return (inside[row, block].double() - top[row, None]) / sampling.temperature + noise
 
     reached = sums(torch.arange(len(scores), device=scores.device), bounds.argmax(dim=-1)).amax(dim=-1, keepdim=True)

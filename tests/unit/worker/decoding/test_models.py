@@ -177,27 +177,15 @@ def test_facts_are_of_the_text_model() -> None:
     assert facts.kinds == (SLIDING, SLIDING, "full_attention")
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
-def test_positions_that_are_not_the_texts_are_caught(
-    tiny_models: dict[str, Path], family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load_target(settings(tiny_models[family]))
-
+def shift_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     def shifted(*args: Any) -> Pass:
         plan = plan_pass(*args)
         return replace(plan, positions=plan.positions + 1 - torch.eye(1, len(plan.positions), dtype=torch.long)[0])
 
     monkeypatch.setattr(language_model, "plan_pass", shifted)
-    with pytest.raises(UnsupportedModel, match="slot cache differ"):
-        load_target(settings(tiny_models[family]))
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
-def test_a_mask_that_hides_what_was_read_is_caught(
-    tiny_models: dict[str, Path], family: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiled, "can_compile", lambda _: False)
-
+def hide_what_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def blind(*args: Any) -> Pass:
         plan = plan_pass(*args)
         for group in plan.groups:
@@ -205,19 +193,40 @@ def test_a_mask_that_hides_what_was_read_is_caught(
                 group.mask[..., 1:, 0] = -torch.inf
         return plan
 
+    monkeypatch.setattr(compiled, "can_compile", lambda _: False)
     monkeypatch.setattr(language_model, "plan_pass", blind)
+
+
+def see_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Placed, "ancestry", property(lambda placed: [1 << token for token in range(placed.width)]))
+
+
+def forget_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = compiled.layer_arguments
+    monkeypatch.setattr(compiled, "layer_arguments", lambda heads, table, _: arguments(heads, table, None))
+
+
+@pytest.mark.parametrize(
+    ("family", "plant"),
+    [
+        ("llama", shift_positions),
+        ("gpt_neox", shift_positions),
+        ("llama", hide_what_was_read),
+        ("gpt_neox", hide_what_was_read),
+        ("llama", see_only_itself),
+        ("gemma3_text", forget_the_window),
+    ],
+)
+def test_a_pass_that_computes_otherwise_is_caught(
+    tiny_models: dict[str, Path],
+    family: str,
+    plant: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load_target(settings(tiny_models[family]))
+    plant(monkeypatch)
     with pytest.raises(UnsupportedModel, match="slot cache differ"):
         load_target(settings(tiny_models[family]))
-
-
-def test_a_kernel_that_sees_the_wrong_tokens_is_caught(
-    tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load_target(settings(tiny_models["llama"]))
-    only_itself = property(lambda placed: [1 << token for token in range(placed.width)])
-    monkeypatch.setattr(Placed, "ancestry", only_itself)
-    with pytest.raises(UnsupportedModel, match="slot cache differ"):
-        load_target(settings(tiny_models["llama"]))
 
 
 @pytest.mark.parametrize("is_fused", [True, False])
@@ -233,15 +242,6 @@ def test_a_window_that_passes_do_not_keep_is_caught(
     with pytest.raises(UnsupportedModel, match="a window of 16 tokens differs"):
         load_target(settings(tiny_models["gemma3_text"]))
     monkeypatch.setattr(language_model, "mask_error", lambda _: None)
-    with pytest.raises(UnsupportedModel, match="slot cache differ"):
-        load_target(settings(tiny_models["gemma3_text"]))
-
-
-def test_a_kernel_that_forgets_the_window_is_caught(
-    tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = compiled.layer_arguments
-    monkeypatch.setattr(compiled, "layer_arguments", lambda heads, table, _: arguments(heads, table, None))
     with pytest.raises(UnsupportedModel, match="slot cache differ"):
         load_target(settings(tiny_models["gemma3_text"]))
 

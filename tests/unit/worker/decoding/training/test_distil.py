@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from worker.decoding.device import find_device
@@ -132,21 +130,6 @@ def test_rounds_by_hand() -> None:
     assert counts.trials == (3, 1)
     assert counts.accepts == (2, 1)
     assert counts.num_tokens == 6
-
-
-@settings(max_examples=50)
-@given(st.lists(st.booleans(), min_size=30, max_size=60), st.integers(1, 3))
-def test_accepts_are_the_runs_of_matches_that_rounds_meet(matches: list[bool], k: int) -> None:
-    counts, place = walk_rounds(matches, k), 0
-    accepted = []
-    while place < len(matches) - 1:
-        run = 0
-        while run < min(k, len(matches) - place - 1) and matches[place + run]:
-            run += 1
-        accepted.append(run)
-        place += run + 1
-    assert counts.num_accepted == sum(accepted)
-    assert counts.accepts[:1] == ((sum(run > 0 for run in accepted),) if accepted else ())
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
