@@ -32,13 +32,13 @@ from worker.decoding.training.recipe import Recipe
 _BETAS: Final = (0.9, 0.95)
 _MAX_NORM: Final = 1.0
 # `model.layers.7.…` of Llama, Qwen, Gemma, Mistral …, `transformer.h.7.…` of GPT-2.
-_LAYER: Final = re.compile(r"^(.*\.(?:layers|h)\.)(\d+)(\..+)$")
+_LAYER: Final = re.compile(r"^.*\.(?:layers|h)\.(\d+)\..+$")
 #: Ridge, in units of the mean variance of a coordinate.
 _RIDGE: Final = 1e-3
 
 
-def cut_draft(target: Any, layers: Sequence[int]) -> Any:
-    """A model of `target`'s kind with these of its layers, ascending, and copies of everything else; in float32.
+def cut_draft(target: Any, num_layers: int) -> Any:
+    """A model of `target`'s kind with the first of its layers, and copies of everything else; in float32.
 
     Only the layers can be trained: embeddings, final norm and head require no gradient. The head is never tied to the
     embeddings, so that a map can be folded into it. Raises UnsupportedModel if the target's layers differ in kind.
@@ -50,16 +50,18 @@ def cut_draft(target: Any, layers: Sequence[int]) -> Any:
         )
     settings = {**target.config.to_dict(), "tie_word_embeddings": False}
     if kinds := settings.get("layer_types"):
-        settings["layer_types"] = [kinds[layer] for layer in layers]
-    settings["num_hidden_layers"] = len(layers)
+        settings["layer_types"] = kinds[:num_layers]
+    settings["num_hidden_layers"] = num_layers
     # Qwen2 stores the number of its first sliding layer. It must not make a layer of the draft slide.
     if settings.get("max_window_layers") is not None:
-        settings["max_window_layers"] = len(layers)
+        settings["max_window_layers"] = num_layers
     try:
         draft = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             type(target.config)(**settings), dtype=torch.float32, attn_implementation=attention_of(target.config)
         )
-        draft.load_state_dict(_cut_state(target.state_dict(), layers))
+        state = target.state_dict()
+        behind = [name for name in state if (match := _LAYER.match(name)) and int(match[1]) >= num_layers]
+        draft.load_state_dict({name: tensor for name, tensor in state.items() if name not in behind})
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
         raise UnsupportedModel(f"layers of {target.config.model_type} cannot be taken out: {error}") from error
     draft.generation_config = target.generation_config
@@ -71,18 +73,6 @@ def cut_draft(target: Any, layers: Sequence[int]) -> Any:
 def num_layers(model: Any) -> int:
     """Layers of a model."""
     return int(text_config(model.config).num_hidden_layers)
-
-
-def _cut_state(state: dict[str, torch.Tensor], layers: Sequence[int]) -> dict[str, torch.Tensor]:
-    place = {layer: position for position, layer in enumerate(layers)}
-    kept = {}
-    for name, tensor in state.items():
-        match = _LAYER.match(name)
-        if match is None:
-            kept[name] = tensor
-        elif int(match[2]) in place:
-            kept[f"{match[1]}{place[int(match[2])]}{match[3]}"] = tensor
-    return kept
 
 
 @torch.inference_mode()

@@ -82,7 +82,8 @@ class TrainingRun:
         loaded = load_weights(served.source, served.revision, served.dtype, self._device)
         check_template(loaded.tokenizer)
         self._target, self._tokenizer, self._revision = loaded.model, loaded.tokenizer, loaded.revision
-        self._layers = self._recipe.chosen_layers(num_layers(self._target))
+        if recipe.num_layers > (most := num_layers(self._target)):
+            raise ConfigError(f"num_layers: the target has {most}, found {recipe.num_layers}")
         self._folder = _RunFolder(order.folder, self._plan())
 
     def close(self) -> None:
@@ -172,7 +173,7 @@ class TrainingRun:
     def _align(self, lessons: Sequence[Lesson]) -> Tensor:
         file = self._folder.state / "mapping.safetensors"
         if not file.exists():
-            draft = cut_draft(self._target, self._layers).to(self._target.device, self._target.dtype)
+            draft = cut_draft(self._target, self._recipe.num_layers).to(self._target.device, self._target.dtype)
             with _stage(self._tell, "head aligned on texts", len(lessons)) as advance:
                 write_tensors(file, {"mapping": fit_map(draft, lessons, advance)})
         return read_tensors(file)[0]["mapping"]
@@ -227,7 +228,7 @@ class TrainingRun:
         )
 
     def _draft(self, mapping: Tensor | None, weights: dict[str, Tensor] | None, token_ids: Tensor | None) -> Any:
-        draft = cut_draft(self._target, self._layers)
+        draft = cut_draft(self._target, self._recipe.num_layers)
         if mapping is not None:
             turn_head(draft, mapping)
         if weights is not None:

@@ -83,7 +83,7 @@ def test_the_loss_is_least_where_the_draft_is_the_target(lessons: list[Lesson]) 
 
 
 def training(target: Any, lessons: list[Lesson], file: Path, recipe: Recipe = RECIPE) -> Distillation:
-    draft = cut_draft(target, (0,))
+    draft = cut_draft(target, 1)
     restrict_head(draft, KNOWN)
     return Distillation(draft.train(), lessons, columns_of(KNOWN, 384), recipe, file)
 
