@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import Any, Final
 
@@ -44,15 +45,13 @@ def measure_target_ms(target: Target, batch: int, width: int, context: int, num_
         for row, tokens in enumerate(texts):
             verify_greedy(best[row * width : (row + 1) * width], tokens[1:])
 
-    try:
+    with _measuring(f"{batch} sequences of width {width}"):
         # Keys that were written take as long to read as any others, and reading a prompt takes longer than all the
         # passes. Memory that nothing was written to is not there, and so is read in no time.
         cache.write_zeros(batch, context + width)
         for row in rows:
             cache.lengths[row] = context
         return _median_ms(one_pass, num_samples)
-    except RuntimeError as error:
-        raise DecodeFailed(f"measuring {batch} sequences of width {width} failed: {error}") from error
 
 
 @torch.inference_mode()
@@ -67,10 +66,8 @@ def measure_target_prefill_ms(target: Target, num_tokens: int, num_samples: int)
         int(target.model.prefill(cache, slot, prompt).argmax())  # reading the result waits for the GPU
         cache.release(slot)
 
-    try:
+    with _measuring(f"a prompt of {num_tokens} tokens"):
         return _median_ms(one_prefill, num_samples, num_warm_up=0)
-    except RuntimeError as error:
-        raise DecodeFailed(f"measuring a prompt of {num_tokens} tokens failed: {error}") from error
 
 
 @torch.inference_mode()
@@ -88,17 +85,14 @@ def measure_draft_ms(drafter: Drafter, batch: int, width: int, context: int, num
                 text += proposal.tokens[: len(proposal.tokens) // 2]
             text.append(_token(len(text)))
 
-    try:
-        for ask, text in zip(asks, texts, strict=True):
-            drafter.open(ask.job_id, text, _GREEDY, _NO_TASK)
-        return _median_ms(one_round, num_samples)
-    except Exception as error:
-        raise DecodeFailed(
-            f"measuring {batch} proposals of {width - 1} tokens by {drafter.state.name} failed: {_said(error)}"
-        ) from error
-    finally:
-        for ask in asks:
-            drafter.close(ask.job_id)
+    with _measuring(f"{batch} proposals of {width - 1} tokens by {drafter.state.name}"):
+        try:
+            for ask, text in zip(asks, texts, strict=True):
+                drafter.open(ask.job_id, text, _GREEDY, _NO_TASK)
+            return _median_ms(one_round, num_samples)
+        finally:
+            for ask in asks:
+                drafter.close(ask.job_id)
 
 
 @torch.inference_mode()
@@ -116,12 +110,8 @@ def measure_draft_prefill_ms(drafter: Drafter, num_tokens: int, num_samples: int
         finally:
             drafter.close(ask.job_id)
 
-    try:
+    with _measuring(f"how {drafter.state.name} reads {num_tokens} tokens"):
         return _median_ms(one_prefill, num_samples, num_warm_up=0)
-    except Exception as error:
-        raise DecodeFailed(
-            f"measuring how {drafter.state.name} reads {num_tokens} tokens failed: {_said(error)}"
-        ) from error
 
 
 @torch.inference_mode()
@@ -130,24 +120,27 @@ def measure_passes_ms(models: Sequence[Any]) -> list[float]:
 
     Takes over the models as the engine does, so they cannot be used afterwards.
     """
-    engines = [LanguageModel(model, _PASS_CONTEXT + 1) for model in models]
-    caches = [engine.new_cache(1) for engine in engines]
-    for cache in caches:
-        # Reading empty keys takes as long as reading others.
-        cache.lengths[cache.acquire()] = _PASS_CONTEXT
-    taken: list[list[float]] = [[] for _ in engines]
-    for sample in range(_NUM_PASS_WARM_UP + _NUM_PASS_SAMPLES):
-        for engine, cache, times in zip(engines, caches, taken, strict=True):
-            began = time.perf_counter()
-            engine.read(cache, [Read(0, [0], num_logits=1)]).argmax(dim=-1).tolist()
-            if sample >= _NUM_PASS_WARM_UP:
-                times.append(1000 * (time.perf_counter() - began))
-    return [statistics.median(times) for times in taken]
+    return [_pass_ms(LanguageModel(model, _PASS_CONTEXT + 1)) for model in models]
 
 
-def _said(error: Exception) -> str:
-    # Drafters raise anything; words alone would not say what a KeyError is.
-    return f"{type(error).__name__}: {error}"
+def _pass_ms(model: LanguageModel) -> float:
+    cache = model.new_cache(1)
+    # Reading empty keys takes as long as reading others.
+    cache.lengths[cache.acquire()] = _PASS_CONTEXT
+
+    def one_pass() -> None:
+        model.read(cache, [Read(0, [0], num_logits=1)]).argmax(dim=-1).tolist()
+
+    return _median_ms(one_pass, _NUM_PASS_SAMPLES, num_warm_up=_NUM_PASS_WARM_UP)
+
+
+@contextmanager
+def _measuring(what: str) -> Iterator[None]:
+    """Whatever goes wrong is a DecodeFailed: drafters and devices raise anything."""
+    try:
+        yield
+    except Exception as error:
+        raise DecodeFailed(f"measuring {what} failed: {type(error).__name__}: {error}") from error
 
 
 def _ask(name: str, text: list[int], num_tokens: int) -> Ask:

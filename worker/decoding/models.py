@@ -32,7 +32,7 @@ from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.prompts import check_template, longest_token_chars
 from worker.decoding.sources import Weights, converted_folder, find_weights, publish_folder, working_folder
 from worker.decoding.text import TextStream, byte_tokens, special_tokens
-from worker.decoding.text_facts import LONGEST_DEFAULT_CONTEXT, TextFacts, text_config, text_facts, tokens_without_row
+from worker.decoding.text_facts import LONGEST_DEFAULT_CONTEXT, TextFacts, text_config, text_facts
 from worker.engine import EngineIdentity, SamplingDefaults
 
 log = logging.getLogger(__name__)
@@ -319,7 +319,9 @@ def refuse_tokenizer(tokenizer: Any, model: Any) -> None:
     Added tokens without a row only make a warning, because a text that holds one is refused by itself.
     """
     num_rows = len(model.get_input_embeddings().weight)
-    ordinary, added = tokens_without_row(tokenizer, num_rows)
+    outside = sorted(token_id for token_id in tokenizer.get_vocab().values() if token_id >= num_rows)
+    known = getattr(tokenizer, "added_tokens_decoder", {})
+    ordinary, added = [one for one in outside if one not in known], [one for one in outside if one in known]
     if ordinary:
         raise UnsupportedModel(
             f"expected a tokenizer for {num_rows} rows of embeddings, found {len(ordinary)} tokens without a row, the "

@@ -226,6 +226,8 @@ def _check(asks: SequenceOf[Ask], answers: SequenceOf[Proposal], vocabulary: int
             len(one.parents) != num or any(not -1 <= parent < i for i, parent in enumerate(one.parents))
         ):
             raise DecodeFailed("expected a parent before each draft token, found another tree")
+        if one.q is not None and one.parents is not None:
+            raise DecodeFailed("expected a tree that is deterministic, found one that was drawn")
         if one.q is not None and num and tuple(one.q.shape) != (num, vocabulary):
             raise DecodeFailed(f"expected distributions of {num} x {vocabulary}, found {tuple(one.q.shape)}")
 

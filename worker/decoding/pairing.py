@@ -19,7 +19,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from alphaloop.commands import CheckFinding
+from alphaloop.commands import CheckFinding, Verdict
 from alphaloop.errors import IncompatiblePair, UnsupportedModel
 from alphaloop.settings.models import Dtype
 from worker.decoding.device import pass_bytes
@@ -162,6 +162,10 @@ def _num_read(model: Any) -> int:
     return round(num_read)
 
 
+#: What a check found: the verdict, and its sentence.
+_Found = tuple[Verdict, str]
+
+
 def check_pair(
     target: ModelFacts,
     draft: ModelFacts,
@@ -175,16 +179,17 @@ def check_pair(
 
     `room` is that of the target's device, `draft_room` that of the draft's; None, or of the same device: they share it.
     """
-    return (
-        _vocabulary(target, draft),
-        _special_tokens(target, draft),
-        _chat_template(target, draft),
-        _size(target, draft),
-        _architecture(target, draft),
-        _dtype(target, draft),
-        _context(target, draft),
-        memory_finding(target, draft, num_slots, max_draft_tokens, room, draft_room or room),
-    )
+    found = {
+        "vocabulary": _vocabulary(target, draft),
+        "special tokens": _special_tokens(target, draft),
+        "chat template": _chat_template(target, draft),
+        "size": _size(target, draft),
+        "architecture": _architecture(target, draft),
+        "dtype": _dtype(target, draft),
+        "context": _context(target, draft),
+        "memory": _memory(target, draft, num_slots, max_draft_tokens, room, draft_room or room),
+    }
+    return tuple(CheckFinding(check, *one) for check, one in found.items())
 
 
 def refuse_incompatible(draft: ModelFacts, findings: Sequence[CheckFinding]) -> None:
@@ -202,8 +207,7 @@ def num_shared_tokens(target: ModelFacts, draft: ModelFacts) -> int:
     return min(num_named, target.num_rows, draft.num_rows)
 
 
-def _vocabulary(target: ModelFacts, draft: ModelFacts) -> CheckFinding:
-    name = "vocabulary"
+def _vocabulary(target: ModelFacts, draft: ModelFacts) -> _Found:
     shared = target.tokens.keys() & draft.tokens.keys()
     differing = sorted(i for i in shared if target.tokens[i] != draft.tokens[i])
     if differing or not shared:
@@ -213,13 +217,12 @@ def _vocabulary(target: ModelFacts, draft: ModelFacts) -> CheckFinding:
             if shared
             else "They share no id."
         )
-        return CheckFinding(name, "refused", f"Expected the target's vocabulary, found another. {said}")
+        return ("refused", f"Expected the target's vocabulary, found another. {said}")
     only_target, only_draft = (sorted(one.tokens.keys() - shared) for one in (target, draft))
     # Whatever the draft's tokenizer says: a text holds every token that the target can read and write.
     unreadable = sorted(i for i in target.tokens if draft.num_rows <= i < target.num_rows)
     if unreadable:
-        return CheckFinding(
-            name,
+        return (
             "refused",
             f"{len(unreadable):,} of the target's tokens have no row in the draft's {draft.num_rows:,} embeddings, "
             f"the first of them {unreadable[0]} ({target.tokens[unreadable[0]]!r}): it could not read a text that "
@@ -231,123 +234,106 @@ def _vocabulary(target: ModelFacts, draft: ModelFacts) -> CheckFinding:
             for who, one, ids in (("target", target, only_target), ("draft", draft, only_draft))
             if ids
         ]
-        return CheckFinding(
-            name, "warning", f"{len(shared):,} ids name the same tokens; {', '.join(parts)}: those are never proposed."
-        )
+        return ("warning", f"{len(shared):,} ids name the same tokens; {', '.join(parts)}: those are never proposed.")
     padding = f" Rows that pad the embeddings ({target.num_rows:,} and {draft.num_rows:,}) are never proposed."
     if target.num_rows > draft.num_rows:
         padding += " A text that holds one which the draft has no row for is decoded without it."
     is_padded = max(target.num_rows, draft.num_rows) > len(shared)
-    return CheckFinding(name, "ok", f"All {len(shared):,} ids name the same tokens.{padding if is_padded else ''}")
+    return ("ok", f"All {len(shared):,} ids name the same tokens.{padding if is_padded else ''}")
 
 
-def _special_tokens(target: ModelFacts, draft: ModelFacts) -> CheckFinding:
-    name = "special tokens"
-
+def _special_tokens(target: ModelFacts, draft: ModelFacts) -> _Found:
     def shown(ids: frozenset[int]) -> str:
         return ", ".join(f"{i} {target.tokens.get(i, draft.tokens.get(i, '?'))!r}" for i in sorted(ids)) or "none"
 
     if target.end_tokens != draft.end_tokens:
-        return CheckFinding(
-            name,
+        return (
             "warning",
             f"A text ends with {shown(target.end_tokens)} for the target, with {shown(draft.end_tokens)} for the "
             f"draft: it will rarely propose the end, at the cost of one position a text.",
         )
     if target.bos_token != draft.bos_token:
-        return CheckFinding(
-            name,
+        return (
             "warning",
             f"Texts begin with {target.bos_token} for the target and {draft.bos_token} for the draft: it reads "
             f"beginnings that it was not trained on.",
         )
     pads = "" if target.pad_token == draft.pad_token else " The tokens for padding differ, but nothing is padded."
-    return CheckFinding(name, "ok", f"Both end with {shown(target.end_tokens)}.{pads}")
+    return ("ok", f"Both end with {shown(target.end_tokens)}.{pads}")
 
 
-def _chat_template(target: ModelFacts, draft: ModelFacts) -> CheckFinding:
-    name = "chat template"
+def _chat_template(target: ModelFacts, draft: ModelFacts) -> _Found:
     if target.chat_template == draft.chat_template:
-        return CheckFinding(name, "ok", "The same." if target.chat_template else "Neither has one.")
+        return ("ok", "The same." if target.chat_template else "Neither has one.")
     found = "has another" if draft.chat_template else "has none"
-    return CheckFinding(
-        name,
+    return (
         "warning",
         f"The draft {found}: it reads prompts in the target's form, and will guess worse where it was trained on its "
         f"own.",
     )
 
 
-def _size(target: ModelFacts, draft: ModelFacts) -> CheckFinding:
+def _size(target: ModelFacts, draft: ModelFacts) -> _Found:
     ratio = draft.bytes_read / target.bytes_read
     said = (
         f"A draft step reads {shown_bytes(draft.bytes_read)} ({_count(draft.num_parameters_read)} parameters), a "
         f"target pass {shown_bytes(target.bytes_read)} ({_count(target.num_parameters_read)}): a ratio of {ratio:.2f}."
     )
     if ratio >= 1:
-        return CheckFinding("size", "refused", f"{said} A draft that costs as much as its target cannot pay.")
+        return ("refused", f"{said} A draft that costs as much as its target cannot pay.")
     if ratio > _WARN_RATIO:
-        return CheckFinding(
-            "size", "warning", f"{said} Above {_WARN_RATIO} a draft pays only where almost all is accepted."
-        )
-    return CheckFinding("size", "ok", said)
+        return ("warning", f"{said} Above {_WARN_RATIO} a draft pays only where almost all is accepted.")
+    return ("ok", said)
 
 
-def _architecture(target: ModelFacts, draft: ModelFacts) -> CheckFinding:
+def _architecture(target: ModelFacts, draft: ModelFacts) -> _Found:
     for who, facts in (("target", target), ("draft", draft)):
         if facts.refusal is not None:
-            return CheckFinding("architecture", "refused", f"The {who} cannot be decoded here: {facts.refusal}.")
+            return ("refused", f"The {who} cannot be decoded here: {facts.refusal}.")
     same = target.family == draft.family
     families = f"Both are {target.family}" if same else f"A {draft.family} drafts for a {target.family}"
-    return CheckFinding("architecture", "ok", f"{families}; the slot cache holds both.")
+    return ("ok", f"{families}; the slot cache holds both.")
 
 
-def _dtype(target: ModelFacts, draft: ModelFacts) -> CheckFinding:
+def _dtype(target: ModelFacts, draft: ModelFacts) -> _Found:
     if target.dtype == draft.dtype:
-        return CheckFinding("dtype", "ok", f"Both in {target.dtype}.")
+        return ("ok", f"Both in {target.dtype}.")
     said = f"The draft is in {draft.dtype}, the target in {target.dtype}"
     if draft.itemsize > target.itemsize:
         more = draft.itemsize // target.itemsize
-        return CheckFinding(
-            "dtype", "warning", f"{said}: {more} times the bytes a parameter, and no better text for it."
-        )
-    return CheckFinding("dtype", "ok", f"{said}: its rounding costs acceptance at most, the text stays the target's.")
+        return ("warning", f"{said}: {more} times the bytes a parameter, and no better text for it.")
+    return ("ok", f"{said}: its rounding costs acceptance at most, the text stays the target's.")
 
 
-def _context(target: ModelFacts, draft: ModelFacts) -> CheckFinding:
+def _context(target: ModelFacts, draft: ModelFacts) -> _Found:
     if draft.context_length < target.context_length:
-        return CheckFinding(
-            "context",
+        return (
             "warning",
             f"The draft reads {draft.context_length:,} tokens, the target serves {target.context_length:,}: it "
             f"proposes nothing beyond its {draft.context_length:,}.",
         )
-    return CheckFinding(
-        "context", "ok", f"The draft reads all {target.context_length:,} tokens that the target serves."
-    )
+    return ("ok", f"The draft reads all {target.context_length:,} tokens that the target serves.")
 
 
-def memory_finding(
+def _memory(
     target: ModelFacts,
     draft: ModelFacts,
     num_slots: int,
     max_draft_tokens: int,
     room: DeviceRoom,
     draft_room: DeviceRoom,
-) -> CheckFinding:
+) -> _Found:
     """Whether the memory of their devices holds both; of one device where the two rooms name the same."""
     needs = _needs(target, draft, max_draft_tokens, room, draft_room)
     said = " ".join(need.sentence(num_slots) for need in needs)
     full = [need for need in needs if need.total(1) > need.room.free]
     if full:
-        return CheckFinding(
-            "memory", "refused", f"{said} Not one full slot fits on {full[0].room.device}. {_advice(needs)}"
-        )
+        return ("refused", f"{said} Not one full slot fits on {full[0].room.device}. {_advice(needs)}")
     short = [need for need in needs if need.total(num_slots) > need.room.free]
     if short:
         num_fitting = min((need.room.free - need.weights) // need.per_slot for need in needs)
-        return CheckFinding("memory", "warning", f"{said} Full slots that fit: {num_fitting}. {_advice(needs)}")
-    return CheckFinding("memory", "ok", said)
+        return ("warning", f"{said} Full slots that fit: {num_fitting}. {_advice(needs)}")
+    return ("ok", said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,16 +399,15 @@ def _advice(needs: Sequence[_Need]) -> str:
 
 def shown_bytes(number: int) -> str:
     """A number of bytes for people, in powers of 1000: `270 MB`."""
-    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if number >= size:
-            value = number / size
-            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
-    return f"{number} bytes"
+    return _shown(number, (" bytes", " kB", " MB", " GB", " TB"))
 
 
 def _count(number: int) -> str:
-    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if number >= size:
-            value = number / size
-            return f"{value:.0f}{unit}" if value >= 100 else f"{value:.3g}{unit}"
-    return str(number)
+    return _shown(number, ("", "k", "M", "B"))
+
+
+def _shown(number: int, units: Sequence[str]) -> str:
+    """Three digits at most, of as large a unit as the number reaches, each a thousand of the one before."""
+    power = min((len(str(number)) - 1) // 3, len(units) - 1)
+    value = number / 1000**power
+    return f"{value:.0f}{units[power]}" if value >= 100 or not power else f"{value:.3g}{units[power]}"

@@ -34,12 +34,17 @@ class Proposal:
     #: None for a chain. Otherwise token i hangs on token parents[i] < i; -1 is the pending token. Siblings are
     #: verified in order.
     parents: tuple[int, ...] | None = None
-    #: [len(tokens), vocabulary], float64: row i is the distribution that token i was drawn from. None: the proposal is
-    #: deterministic, each distribution is one-hot. On the drafter's device.
+    #: Of a chain, [len(tokens), vocabulary], float64: row i is the distribution that token i was drawn from. None: the
+    #: proposal is deterministic, each distribution is one-hot. On the drafter's device.
     q: Tensor | None = None
     #: By the drafter's own estimate, the probability of the tokens up to and with each one; empty: not known.
     together: tuple[float, ...] = ()
     num_read: int = 0  #: tokens of the text that its drafter read for it first, beyond those of a usual round
+
+    @property
+    def depths(self) -> list[int]:
+        """Depth of each token, 1 for a child of the pending token."""
+        return list(range(1, len(self.tokens) + 1)) if self.parents is None else tree_depths(self.parents)
 
 
 NOTHING = Proposal()

@@ -1,6 +1,6 @@
 """How one job's tokens are chosen: from logits to scores, to a distribution, to a token; and its random numbers.
 
-`TokenChooser` is the job's rule; the rest of the module is its parts, in the order in which they act: `Penalties`,
+`TokenChooser` is the job's rule; the rest of the module is its parts, in the order in which they act: `_Penalties`,
 `probabilities`, the noise of reproducible jobs, random numbers.
 """
 
@@ -31,11 +31,13 @@ class TokenChooser:
     def __init__(self, job_id: str, sampling: Sampling, num_prompt: int) -> None:
         self.sampling = sampling
         self.is_greedy = sampling.temperature == 0
-        #: Drawn with noise that the draft shares (`noise`, `tokens`): the same text in every mode, k, drafter, batch.
+        #: Drawn with noise that the draft shares (`tokens`): the same text in every mode, k, drafter, batch.
         self.is_reproducible = sampling.is_reproducible
-        self._penalties = Penalties(sampling, num_prompt)
         #: No bias and no penalty: `scores` are the logits.
-        self.is_plain = self._penalties.is_neutral
+        self.is_plain = not sampling.is_adjusted
+        self._num_prompt = num_prompt
+        # A draft on another device has numbers of its own there: shared ones would cross with every token.
+        self._penalties: dict[torch.device, _Penalties] = {}
         self._job_key = key_of("job", job_id)
         self._num_drawn = 0
 
@@ -51,7 +53,12 @@ class TokenChooser:
 
     def scores_behind(self, logits: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
         """The same where row i of `logits` stands behind `text` and the tokens of paths[i]."""
-        return logits if self.is_plain else self._penalties.adjust(logits, text, paths)
+        if self.is_plain:
+            return logits
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+        if (penalties := self._penalties.get(scores.device)) is None:
+            penalties = self._penalties[scores.device] = _Penalties(self.sampling, self._num_prompt, scores.device)
+        return penalties.adjust(scores, text, paths)
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Distribution of each row [rows, vocabulary], in float64. Jobs of equal `cut` may share a call."""
@@ -72,11 +79,7 @@ class TokenChooser:
             return scores.argmax(dim=-1)
         if not self.is_reproducible:
             raise ValueError("a job without a seed has no token that follows from its scores")
-        return _perturbed_tokens(scores, self.sampling, [self._noise_key(position) for position in positions])
-
-    def noise(self, position: int, vocabulary: int, device: torch.device) -> Tensor:
-        """Gumbel noise [vocabulary] in float64 for the token at `position`; only for reproducible jobs."""
-        return _vocabulary_noise(self._noise_key(position), vocabulary, device)
+        return _perturbed_tokens(scores, self.sampling, [self.noise_key(position) for position in positions])
 
     def uniforms(self, num: int, device: torch.device) -> Tensor:
         """The job's next `num` independent draws from (0, 1) in float64."""
@@ -84,7 +87,8 @@ class TokenChooser:
         self._num_drawn += num
         return uniforms(self._job_key, counters)
 
-    def _noise_key(self, position: int) -> int:
+    def noise_key(self, position: int) -> int:
+        """The key of the noise of the token at `position`; only for reproducible jobs."""
         if not self.is_reproducible or self.sampling.seed is None:
             raise ValueError("only a sampled job with a seed has noise")
         return key_of("seed", self.sampling.seed, position)
@@ -98,41 +102,14 @@ def _paths(drafts: Sequence[int], parents: Sequence[int] | None) -> list[tuple[i
     return paths
 
 
-class Penalties:
-    """One job's bias and penalties: how its settings and its own text change the scores before a token is chosen.
+class _Penalties:
+    """One job's bias and penalties on one device: how its settings and its own text change the scores.
 
     In this order, which is that of vLLM's sampler: `logit_bias` is added; the repetition penalty (Keskar et al. 2019)
     divides positive and multiplies negative scores of every token of prompt and output; the frequency penalty is
     subtracted once for each time a token stands in the output, the presence penalty once for each token that does
-    (OpenAI). Each device that chooses tokens of the job reads each token of its text once.
+    (OpenAI). Each token of the text is read once.
     """
-
-    def __init__(self, sampling: Sampling, num_prompt: int) -> None:
-        self._sampling = sampling
-        self._num_prompt = num_prompt
-        # A draft on another device has numbers of its own there: shared ones would cross with every token.
-        self._by_device: dict[torch.device, _TextCounts] = {}
-
-    @property
-    def is_neutral(self) -> bool:
-        """Whether scores stay what they are."""
-        return not self._sampling.is_adjusted
-
-    def adjust(self, logits: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
-        """Scores [rows, vocabulary], at least float32; `logits` stay as they are.
-
-        Row i stands behind `text` and the tokens of `paths[i]`. `text` is prompt and output; between calls it may only
-        grow.
-        """
-        scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-        counts = self._by_device.get(scores.device)
-        if counts is None:
-            counts = self._by_device[scores.device] = _TextCounts(self._sampling, self._num_prompt, scores.device)
-        return counts.adjust(scores, text, paths)
-
-
-class _TextCounts:
-    """What one device holds of a job: its biases, and how often each token stands in the text."""
 
     def __init__(self, sampling: Sampling, num_prompt: int, device: torch.device) -> None:
         self._sampling = sampling
@@ -330,19 +307,13 @@ def _at_least(values: Tensor, peaks: Tensor, bound: Tensor) -> tuple[Tensor, Ten
     return packed, tokens.gather(-1, order)
 
 
-def _token_noise(key: int | Tensor, block: Tensor, lane: Tensor, vocabulary: int) -> Tensor:
+def token_noise(key: int | Tensor, block: Tensor, lane: Tensor, vocabulary: int) -> Tensor:
     """Gumbel noise in float64 of token `block * BLOCK + lane`; `key` [rows, 1 …], block and lane are broadcast."""
     size = _sizes(block, vocabulary)
     largest = _largest_noise(key, block, size)
     owner = (uniforms(key, -2 - 2 * block) * size).long()
     others = ((-largest).exp_() - uniforms(key, block * BLOCK + lane).log_()).log_().neg_()
     return torch.where(lane == owner, largest, others)
-
-
-def _vocabulary_noise(key: int, vocabulary: int, device: torch.device) -> Tensor:
-    """The noise of every token [vocabulary]."""
-    block = torch.arange(-(-vocabulary // BLOCK), device=device)[:, None]
-    return _token_noise(key, block, torch.arange(BLOCK, device=device), vocabulary).flatten()[:vocabulary]
 
 
 def _perturbed_tokens(scores: Tensor, sampling: Sampling, keys: Sequence[int]) -> Tensor:
@@ -369,7 +340,7 @@ def _perturbed_tokens(scores: Tensor, sampling: Sampling, keys: Sequence[int]) -
     if sampling.is_cut:
         p, tokens = _candidates(scores, sampling)
         block = tokens.div(BLOCK, rounding_mode="floor")
-        best = (p.log() + _token_noise(key, block, tokens - block * BLOCK, vocabulary)).argmax(dim=-1, keepdim=True)
+        best = (p.log() + token_noise(key, block, tokens - block * BLOCK, vocabulary)).argmax(dim=-1, keepdim=True)
         return tokens.gather(-1, best).squeeze(-1)
     # log p is (score - best score) / temperature up to a constant of the row; without the best score, a score over a
     # temperature near 0 would have no float64.
@@ -381,7 +352,7 @@ def _perturbed_tokens(scores: Tensor, sampling: Sampling, keys: Sequence[int]) -
     lanes = torch.arange(BLOCK, device=scores.device)
 
     def sums(row: Tensor, block: Tensor) -> Tensor:
-        noise = _token_noise(key[row], block[:, None], lanes, vocabulary)
+        noise = token_noise(key[row], block[:, None], lanes, vocabulary)
         return (inside[row, block].double() - top[row, None]) / sampling.temperature + noise
 
     reached = sums(torch.arange(len(scores), device=scores.device), bounds.argmax(dim=-1)).amax(dim=-1, keepdim=True)

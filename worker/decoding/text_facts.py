@@ -84,13 +84,6 @@ def layer_configs(config: Any) -> list[Any]:
     return list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text]
 
 
-def tokens_without_row(tokenizer: Any, num_rows: int) -> tuple[list[int], list[int]]:
-    """Ids of the tokenizer that have no row in the model's embeddings, ascending: ordinary ones, and added ones."""
-    outside = sorted(token_id for token_id in tokenizer.get_vocab().values() if token_id >= num_rows)
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    return [one for one in outside if one not in added], [one for one in outside if one in added]
-
-
 def _windows(config: Any) -> set[int]:
     return {int(window) for layer in layer_configs(config) if (window := getattr(layer, "sliding_window", None))}
 

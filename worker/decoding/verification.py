@@ -14,22 +14,11 @@ many tokens in expectation. It pays where drafts are drawn; for a one-hot q both
 
 A tree is `tokens` and `parents`: token i hangs on token parents[i] < i, or on the pending token where that is -1. Rows
 of target tensors: row 0 is behind the pending token, row i + 1 behind token i. At every accepted node its children are
-tried in order until one is accepted; where none is, the target's own token ends the round. One rule covers the sampled
-trees. r is what is left to be drawn at a node, p at first. A child x that was drawn from q is accepted with probability
-min(1, r(x) / q(x)); otherwise r becomes norm(max(r - q, 0)) and the next child is tried; behind the last rejected child
-the target's token is drawn from r. Each step is the one of Leviathan et al. 2023 with r for p. What q is tells the
-rules apart:
-
-* children drawn independently, from one drafter or from several: multi-step speculative sampling (SpecInfer, Miao et
-  al. 2024, arXiv 2305.09781);
-* children drawn without replacement: q is the drafter's distribution without the siblings before it (Sequoia, Chen et
-  al. 2024, arXiv 2402.12374; RSD, Jeon et al. 2024, arXiv 2402.14160);
-* deterministic children (top-k of a draft, look-up): q is one-hot, so x is accepted with probability r(x), and taken
-  out of r when it is rejected (EAGLE, Li et al. 2024, arXiv 2401.15077).
-
-What makes it exact, apart from the formula: whether a child is offered, and its place among its siblings, may depend on
-what was drawn before it, never on which token it is. Equal siblings that were drawn independently stay two children; a
-tree of drawn tokens is never sorted, merged or pruned by them. A deterministic tree may be built in any way.
+tried in order until one is accepted; where none is, the target's own token ends the round. Trees are deterministic
+(the likeliest tokens of a greedy draft, look-up): r is what is left to be drawn at a node, p at first; a child x is
+accepted with probability r(x), and taken out of r where it is rejected; behind the last rejected child the target's
+token is drawn from r (EAGLE, Li et al. 2024, arXiv 2401.15077). Each step is that of Leviathan et al. 2023 with r for p
+and a one-hot q. Such a tree may be sorted, merged and pruned in any way.
 """
 
 from __future__ import annotations
@@ -67,7 +56,7 @@ def verify(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> list
         end = begin + 1 + len(proposal.tokens)
         choice = sequence.choice
         if choice.is_greedy and choice.is_plain:
-            verdict = _verify_followed(best[begin:end], proposal)
+            verdict = verify_followed(best[begin:end], proposal)
             found[index] = _with_second_choices(verdict, logits[begin:end]) if sequence.is_watched else verdict
         else:
             scores = choice.scores(logits[begin:end], sequence.text, proposal.tokens, proposal.parents)
@@ -86,7 +75,7 @@ def verify(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> list
     return [found[index] for index in range(len(asked))]
 
 
-def _verify_followed(best: list[int], proposal: Proposal) -> DraftVerdict:
+def verify_followed(best: list[int], proposal: Proposal) -> DraftVerdict:
     """One sequence for which the target has chosen `best` [1 + len(tokens)]."""
     if proposal.parents is None:
         return verify_greedy(best, proposal.tokens)
@@ -104,10 +93,8 @@ def _with_second_choices(verdict: DraftVerdict, logits: Tensor) -> DraftVerdict:
 
 def _verify_settled(scores: Tensor, sequence: Sequence, proposal: Proposal) -> DraftVerdict:
     """One sequence whose tokens follow from its scores: greedy with adjusted scores, or with the noise of a seed."""
-    tokens = proposal.tokens
-    parents = range(-1, len(tokens) - 1) if proposal.parents is None else proposal.parents
-    best = sequence.choice.tokens(scores, [len(sequence.text) + depth for depth in (0, *tree_depths(parents))])
-    return _verify_followed(best.tolist(), proposal)
+    best = sequence.choice.tokens(scores, [len(sequence.text) + depth for depth in (0, *proposal.depths)])
+    return verify_followed(best.tolist(), proposal)
 
 
 def _verify_drawn(p: Tensor, sequence: Sequence, proposal: Proposal) -> DraftVerdict:
@@ -115,7 +102,7 @@ def _verify_drawn(p: Tensor, sequence: Sequence, proposal: Proposal) -> DraftVer
     tokens = proposal.tokens
     uniforms = sequence.choice.uniforms(len(tokens) + 1, p.device)
     if proposal.parents is not None:
-        return verify_tree(p, proposal.q, tokens, proposal.parents, uniforms, with_replacement=proposal.q is not None)
+        return verify_tree(p, tokens, proposal.parents, uniforms)
     drafts = torch.tensor(tokens, dtype=torch.long, device=p.device)
     if proposal.q is None:
         return verify_deterministic(p, drafts, uniforms)
@@ -243,21 +230,11 @@ def verify_tree_greedy(best: SequenceOf[int], tokens: SequenceOf[int], parents: 
     return DraftVerdict(len(branch), best[end + 1], branch, num_tested)
 
 
-def verify_tree(
-    p: Tensor,
-    q: Tensor | None,
-    tokens: SequenceOf[int],
-    parents: SequenceOf[int],
-    uniforms: Tensor,
-    *,
-    with_replacement: bool,
-) -> DraftVerdict:
-    """One sequence whose tree was drawn from `q`, or is deterministic (None).
+def verify_tree(p: Tensor, tokens: SequenceOf[int], parents: SequenceOf[int], uniforms: Tensor) -> DraftVerdict:
+    """One sequence whose tree is deterministic.
 
-    `p` [n + 1, vocabulary]: the target's probabilities (float64). `q` [n, vocabulary] (float64): row i is what token i
-    was drawn from, so q[i, tokens[i]] > 0. `uniforms` [n + 1]: independent draws from [0, 1), the last for the token
-    that the target adds. `with_replacement` False: siblings are different tokens, and those before a token are taken
-    out of its row, in case the drafter left them in. One wait for the device at each depth, and one at the end.
+    `p` [n + 1, vocabulary]: the target's probabilities (float64). `uniforms` [n + 1]: independent draws from [0, 1),
+    the last for the token that the target adds. One wait for the device at each depth, and one at the end.
     """
     children: list[list[int]] = [[] for _ in range(len(tokens) + 1)]
     for i, parent in enumerate(parents):
@@ -267,14 +244,11 @@ def verify_tree(
     rest = p[0]
     while siblings := children[branch[-1] + 1 if branch else 0]:
         num_tested += 1
-        # Everything of a depth is decided before the first answer is read: residuals do not depend on uniforms.
+        # Everything of a depth is decided before the first answer is read: what is left does not depend on uniforms.
         accepted = []
-        for place, i in enumerate(siblings):
-            before = [] if with_replacement else [tokens[sibling] for sibling in siblings[:place]]
-            drawn = _one_hot(rest, tokens[i]) if q is None else _without(q[i], before)
-            mass = rest.sum()
-            accepted.append(uniforms[i] * drawn[tokens[i]] * mass < rest[tokens[i]])
-            rest = still_left((rest - mass * drawn).clamp_min(0.0), rest)
+        for i in siblings:
+            accepted.append(uniforms[i] * rest.sum() < rest[tokens[i]])
+            rest = still_left(rest.index_fill(0, torch.tensor([tokens[i]], device=rest.device), 0.0), rest)
         answers: list[bool] = torch.stack(accepted).tolist()
         if not any(answers):
             break
@@ -289,17 +263,3 @@ def _branch(end: int, parents: SequenceOf[int]) -> tuple[int, ...]:
         branch.append(end)
         end = parents[end]
     return tuple(reversed(branch))
-
-
-def _one_hot(like: Tensor, token: int) -> Tensor:
-    drawn = torch.zeros_like(like)
-    drawn[token] = 1.0
-    return drawn
-
-
-def _without(q: Tensor, tokens: SequenceOf[int]) -> Tensor:
-    if not tokens:
-        return q
-    left = q.clone()
-    left[list(tokens)] = 0.0
-    return left / left.sum()

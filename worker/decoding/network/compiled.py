@@ -40,7 +40,7 @@ from worker.decoding.network.kernels.pointwise import (
 from worker.decoding.network.kernels.program import Program
 from worker.decoding.network.kernels.threads import Kernel, openmp
 from worker.decoding.network.kv_layout import PAIRED_DIMENSIONS, blocks_of, to_plain
-from worker.decoding.network.operations import Heads, Linear, TorchLinear, attend, can_pack
+from worker.decoding.network.operations import Heads, Linear, TorchLinear, TorchOperations, attend, can_pack
 from worker.decoding.network.passes import WIDEST_SHARED, Pass, Placed
 from worker.decoding.network.slots import SlotCache
 
@@ -56,8 +56,8 @@ def can_compile(dtype: torch.dtype) -> bool:
     return dtype in NUMBERS and openmp() is not None
 
 
-class CompiledOperations:
-    """`operations.Operations`, on a CPU. Kernels are compiled when a machine first needs them, which takes seconds."""
+class CompiledOperations(TorchOperations):
+    """The operations on a CPU. Kernels are compiled when a machine first needs them, which takes seconds."""
 
     def __init__(self, dtype: torch.dtype, *, is_twice: bool = False) -> None:
         """`is_twice`: whether linear layers may be held in a second layout, where both have widths they are faster at.
@@ -230,7 +230,7 @@ def layer_arguments(heads: Heads, rotations: Tensor, window: int | None) -> Atte
 
 
 class CompiledAttention:
-    """`operations.Attention`. Where there is no kernel for wide reads, and for wide trees, torch attends."""
+    """Attention of one pass. Where there is no kernel for wide reads, and for wide trees, torch attends."""
 
     def __init__(self, plan: Pass, tables: Mapping[str, Tensor], window: int | None, dtype: torch.dtype) -> None:
         self._plan, self._tables, self._window, self._dtype = plan, tables, window, dtype

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from worker.decoding.device import available_bytes
 from worker.decoding.network.kv_layout import KvShape
-from worker.decoding.network.operations import ACTIVATIONS, Attention, Heads, Linear, Operations, TorchOperations
+from worker.decoding.network.operations import ACTIVATIONS, Attention, Heads, Linear, TorchOperations
 from worker.decoding.network.passes import Pass
 from worker.decoding.network.slots import SlotCache
 from worker.decoding.text_facts import text_facts
@@ -105,7 +105,7 @@ class FusedDecoder:
 class Norm:
     """RMS norm (Zhang and Sennrich 2019); Gemma stores its weights less one."""
 
-    def __init__(self, module: Any, operations: Operations) -> None:
+    def __init__(self, module: Any, operations: TorchOperations) -> None:
         weight = module.weight.detach()
         self.weight = (1.0 + weight.float()).to(weight.dtype) if "Gemma" in type(module).__name__ else weight
         self.epsilon: float = module.eps if hasattr(module, "eps") else module.variance_epsilon
@@ -118,7 +118,7 @@ class Norm:
 class Layer:
     """Attention and MLP, each with its norms and its residual."""
 
-    def __init__(self, layer: Any, kind: str, activation: str, operations: Operations) -> None:
+    def __init__(self, layer: Any, kind: str, activation: str, operations: TorchOperations) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         head_dim: int = attention.head_dim
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -166,7 +166,7 @@ def _fits_twice(model: Any) -> bool:
     return model.device.type == "cpu" and num_bytes <= TWICE_SHARE * available_bytes(model.device)
 
 
-def _operations(weight: Tensor, *, is_twice: bool) -> Operations:
+def _operations(weight: Tensor, *, is_twice: bool) -> TorchOperations:
     if weight.device.type == "cpu":
         from worker.decoding.network import compiled  # numba's: elsewhere nothing of it is needed
 
@@ -190,7 +190,7 @@ def _activation_name(config: Any) -> str:
     return getattr(config, "hidden_activation", None) or str(config.hidden_act)
 
 
-def _heads(attention: Any, kind: str, operations: Operations) -> Heads:
+def _heads(attention: Any, kind: str, operations: TorchOperations) -> Heads:
     head_dim: int = attention.head_dim
     num_queries, num_keys = attention.q_proj.out_features // head_dim, attention.k_proj.out_features // head_dim
     norms, epsilon = None, 0.0
@@ -207,7 +207,7 @@ def _residual(x: Tensor, y: Tensor, linear: Linear, norm: Norm | None) -> Tensor
     return linear(y, x) if norm is None else x + norm(linear(y))
 
 
-def _linear(operations: Operations, module: Any) -> Linear:
+def _linear(operations: TorchOperations, module: Any) -> Linear:
     return operations.linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
 
 

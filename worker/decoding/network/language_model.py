@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -26,24 +26,6 @@ from worker.decoding.text_facts import FULL, SLIDING, TextFacts, layer_configs, 
 
 #: Tokens of a prompt that one pass reads where nothing else waits for it.
 PREFILL_CHUNK: Final = 512
-
-
-class Network(Protocol):
-    """A network that computes a pass."""
-
-    @property
-    def kv_shape(self) -> KvShape:
-        """What it keeps of every token."""
-
-    @property
-    def window(self) -> int | None:
-        """Tokens that a layer with a sliding window sees, the current one included; None without such layers."""
-
-    def set_window(self, window: int | None) -> None:
-        """The window of sliding layers from now on."""
-
-    def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
-        """Logits [wanted, vocabulary]; keys and values of all tokens are written into the cache."""
 
 
 class LanguageModel:
@@ -65,11 +47,7 @@ class LanguageModel:
         if (error := rotation_error(model, facts, num_positions)) is not None:
             raise UnsupportedModel(error)
         expected = _reference(model, facts)
-        self._network: Network
-        if self.is_fused:
-            self._network = FusedDecoder(model, num_positions)
-        else:
-            self._network = _UnfusedDecoder(model)
+        self._network = FusedDecoder(model, num_positions) if self.is_fused else _UnfusedDecoder(model)
         if (error := self._error(expected)) is not None:
             raise UnsupportedModel(error)
 

@@ -1,4 +1,4 @@
-"""The operations of a decoder, behind one interface: torch's calls on any device, or the kernels of a CPU (`compiled`).
+"""The operations of a decoder: torch's calls on any device. `compiled` has the kernels of a CPU in their place.
 
 Only the processes that compute on a CPU import `compiled`, and with it numba: a worker with a GPU does without.
 """
@@ -28,6 +28,12 @@ GELU_TANH: Final = "gelu_pytorch_tanh"
 ACTIVATIONS: Final = frozenset({SILU, GELU_TANH})
 
 
+#: Attention of one pass: [tokens, queries * head_dim] of one layer, from `qkv` [tokens, (queries + 2 keys) * head_dim],
+#: which may be changed; `held` [slots, 2 * keys, capacity, head_dim], where keys and values of the tokens are written;
+#: and the layer's heads. The two elements of a rotated pair are neighbours.
+Attention = Callable[[Tensor, Tensor, "Heads"], Tensor]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Heads:
     """The heads of one layer."""
@@ -42,17 +48,6 @@ class Heads:
     epsilon: float
 
 
-class Attention(Protocol):
-    """Attention of one pass."""
-
-    def __call__(self, qkv: Tensor, held: Tensor, heads: Heads) -> Tensor:
-        """[tokens, queries * head_dim] of one layer; its keys and values are written into `held`.
-
-        `qkv` [tokens, (queries + 2 keys) * head_dim] may be changed. The two elements of a rotated
-        pair are neighbours. `held` [slots, 2 * keys, capacity, head_dim].
-        """
-
-
 class Linear(Protocol):
     """y = x W' + b, once prepared for many calls."""
 
@@ -62,30 +57,6 @@ class Linear(Protocol):
         """[tokens, in] → [tokens, out]; `held` is added, in the same kernel if there is one."""
 
 
-class Operations(Protocol):
-    """For one model on one device."""
-
-    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        """A linear layer of these weights [out, in], in the layout that the device reads fastest."""
-
-    def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """RMS norm of rows [rows, size] (Zhang and Sennrich 2019)."""
-
-    def gate(self, gates_and_ups: Tensor, activation: str) -> Tensor:
-        """activation(gates) * ups, [rows, size], from both side by side, [rows, 2 * size]."""
-
-    def attention(self, plan: Pass, rotations: Mapping[str, Tensor], window: int | None) -> Attention:
-        """Attention of a pass; rotations by kind, complex [positions, head_dim / 2]."""
-
-    def holds_pairs(self, head_dim: int) -> bool:
-        """Whether keys and values of such heads lie in pairs (`kv_layout`)."""
-
-    def program(
-        self, layers: Sequence[Layer], norm: Norm, head: Linear, rotations: Mapping[str, Tensor], window: int | None
-    ) -> CompiledPass | None:
-        """All of a pass in one call, made of these operations' own layers; None where that is not possible."""
-
-
 _ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
     SILU: functional.silu,
     GELU_TANH: lambda x: functional.gelu(x, approximate="tanh"),
@@ -93,34 +64,35 @@ _ACTIVATIONS: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 
 
 class TorchOperations:
-    """`Operations` as torch's calls: on any device, in any dtype."""
+    """The operations of one model as torch's calls: on any device, in any dtype."""
 
-    def linear(self, weight: Tensor, bias: Tensor | None) -> TorchLinear:
-        """A linear layer."""
+    def linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        """A linear layer of these weights [out, in], in the layout that the device reads fastest."""
         return TorchLinear(weight, bias)
 
     def norm(self, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        """RMS norm of rows."""
+        """RMS norm of rows [rows, size] (Zhang and Sennrich 2019)."""
         return functional.rms_norm(x, tuple(weight.shape), weight, epsilon)
 
     def gate(self, gates_and_ups: Tensor, activation: str) -> Tensor:
-        """activation(gates) * ups."""
+        """activation(gates) * ups, [rows, size], from both side by side, [rows, 2 * size]."""
         gates, ups = gates_and_ups.chunk(2, dim=-1)
         return _ACTIVATIONS[activation](gates) * ups
 
-    def attention(self, plan: Pass, rotations: Mapping[str, Tensor], window: int | None) -> TorchAttention:
-        """Attention of a pass."""
+    def attention(self, plan: Pass, rotations: Mapping[str, Tensor], window: int | None) -> Attention:
+        """Attention of a pass; rotations by kind, complex [positions, head_dim / 2]."""
         del window  # the masks of the pass include the window
         return TorchAttention(plan, {kind: table[plan.positions][:, None] for kind, table in rotations.items()})
 
     def holds_pairs(self, head_dim: int) -> bool:
-        """Never."""
+        """Whether keys and values of such heads lie in pairs (`kv_layout`)."""
         return False
 
     def program(
         self, layers: Sequence[Layer], norm: Norm, head: Linear, rotations: Mapping[str, Tensor], window: int | None
-    ) -> None:
-        """Never: torch is called once an operation."""
+    ) -> CompiledPass | None:
+        """All of a pass in one call, made of these operations' own layers; None where that is not possible."""
+        return None
 
 
 class TorchLinear:

@@ -36,54 +36,6 @@ from worker.decoding.network.kv_layout import (
 )
 
 
-class SlotMemory(Protocol):
-    """Keys and values of all slots. `lengths`: of the slots in use, by slot."""
-
-    layers: list[Tensor]  #: one a layer; empty without memory
-
-    @property
-    def capacity(self) -> int:
-        """Positions of each slot."""
-        ...
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that are held now."""
-        ...
-
-    def num_bytes_with(self, num_rows: int, positions: Collection[int]) -> int:
-        """Bytes that are needed at most for texts of that many positions each, in the first `num_rows` slots."""
-        ...
-
-    def reserve(self, positions: Mapping[int, int], lengths: Mapping[int, int], max_bytes: int | None) -> None:
-        """Memory for these positions by slot. After an error the memory may be in any state: `clear` it."""
-        ...
-
-    def trim(self, lengths: Mapping[int, int]) -> None:
-        """Release the memory that no slot in use needs."""
-        ...
-
-    def clear(self) -> None:
-        """Release everything."""
-        ...
-
-    def move(self, slot: int, into: int, length: int) -> None:
-        """Move all that a slot holds into another one."""
-        ...
-
-    def copy(self, source: int, slots: Sequence[int], begin: int, end: int) -> None:
-        """Copy positions `begin` to `end` of `source` into `slots`, which have the memory."""
-        ...
-
-    def move_columns(self, slot: int, columns: Mapping[int, int]) -> None:
-        """Move positions of a slot: {where to: from where}."""
-        ...
-
-    def write_zeros(self, num_rows: int, num_positions: int) -> None:
-        """Write zeros to that many positions of the first slots, at least."""
-        ...
-
-
 class Holder(Protocol):
     """The owner of a slot, whose slot may change."""
 
@@ -111,7 +63,7 @@ class SlotCache:
         self.num_slots = num_slots
         self.device = device
         self.lengths = [0] * num_slots
-        self._memory: SlotMemory = (
+        self._memory = (
             PairedSlots(shape, num_slots, most_positions) if shape.is_paired else PlainSlots(shape, num_slots, device)
         )
         self._free = sorted(range(num_slots), reverse=True)
@@ -237,7 +189,7 @@ class SlotCache:
 
 
 class PlainSlots:
-    """`SlotMemory` as torch reads it: one tensor a layer."""
+    """Keys and values of all slots as torch reads them: one tensor a layer. `lengths`: of the slots in use, by slot."""
 
     def __init__(self, shape: KvShape, num_slots: int, device: torch.device) -> None:
         self._shape = shape
@@ -310,12 +262,10 @@ class PlainSlots:
     def _resize(self, rows: int, capacity: int, lengths: Mapping[int, int]) -> None:
         if (rows, capacity) == (self.num_rows, self.capacity):
             return
-        if capacity == self.capacity and rows > self.num_rows and self._extend(rows):
-            return
         shape = (rows, 2 * self._shape.num_heads, capacity, self._shape.head_dim)
         for index in range(self._shape.num_layers):
             # Zeros, not empty memory: a masked column has the weight 0, but 0 times NaN is NaN.
-            resized = zeros(shape, self._shape.dtype, self._device, most_rows=self._num_slots)
+            resized = zeros(shape, self._shape.dtype, self._device)
             if index < len(self.layers):
                 for slot, length in lengths.items():
                     if slot < self.num_rows:
@@ -324,15 +274,6 @@ class PlainSlots:
             else:
                 self.layers.append(resized)
         self.num_rows, self.capacity = rows, capacity
-
-    def _extend(self, rows: int) -> bool:
-        """Give every layer more rows where it lies; whether all have the room."""
-        extended = [with_rows(layer, rows) for layer in self.layers]
-        layers = [layer for layer in extended if layer is not None]
-        if len(layers) < len(self.layers):
-            return False
-        self.layers, self.num_rows = layers, rows
-        return True
 
 
 def _needed(lengths: Mapping[int, int]) -> tuple[int, int]:
@@ -345,7 +286,7 @@ _MOST_POSITIONS: Final = 1 << 17
 
 
 class PairedSlots:
-    """`SlotMemory` for compiled kernels in bfloat16 on a CPU."""
+    """The same as `PlainSlots` for compiled kernels in bfloat16 on a CPU."""
 
     def __init__(self, shape: KvShape, num_slots: int, most_positions: int | None = None) -> None:
         """`most_positions`: of a text; None: not known."""
@@ -469,31 +410,18 @@ _LEAST_BYTES: Final = 1 << 20
 _NO_RESERVE: Final = 0x4000 if hasattr(mmap, "MADV_HUGEPAGE") else 0
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, most_rows: int = 0) -> Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Like torch.zeros. On a CPU pages are taken at the first write to them, as huge ones where the system has those.
 
-    torch fills its zeros at once: a gigabyte takes .2 s, and ordinary pages that are new to the process a second more
-    There may be room for up to `most_rows` of the first dimension, see `with_rows`. Raises MemoryError
-    where there is not enough memory for `shape`.
+    torch fills its zeros at once: a gigabyte takes .2 s, and ordinary pages that are new to the process a second more.
+    Raises MemoryError where there is not enough memory.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or num_bytes < _LEAST_BYTES:
         return torch.zeros(shape, dtype=dtype, device=device)
-    memory = _mapped(num_bytes // shape[0] * most_rows) if most_rows > shape[0] else None
-    memory = memory or _mapped(num_bytes)
-    if memory is None:
+    if (mapped := _map_zeros(shape, dtype)) is None:
         raise MemoryError(f"the system has no {num_bytes} bytes")
-    return torch.frombuffer(memory, dtype=dtype)[: math.prod(shape)].view(shape)  # which keeps `memory`
-
-
-def with_rows(held: Tensor, num_rows: int) -> Tensor | None:
-    """`held` with more rows behind its own, in the same memory; None where there is no room for them.
-
-    The rows are zeros unless another tensor of this memory had them and wrote to them.
-    """
-    shape = (num_rows, *held.shape[1:])
-    has_room = held.is_contiguous() and math.prod(shape) * held.dtype.itemsize <= held.untyped_storage().nbytes()
-    return held.as_strided(shape, held.stride()) if has_room else None
+    return mapped.tensor  # which keeps the memory
 
 
 @dataclass(frozen=True, slots=True)

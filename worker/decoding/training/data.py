@@ -17,7 +17,7 @@ import json
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,8 +41,6 @@ FREE: Final = "any"
 _MARK: Final = "@@the user's turn@@"
 _LONGEST_PROMPT: Final = 4096
 _VANILLA: Final = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "training texts of a draft")
-_TEXTS_A_SHARD: Final = 16
-_ATTEMPTS: Final = 3  # attempts at a prompt that is empty
 _LESSONS_A_SHARD: Final = 32  # texts a file
 _PASS_TOKENS: Final = 1024  # logits of a pass over a large vocabulary must stay small
 
@@ -100,19 +98,18 @@ def plan_requests(
     held out: `recipe.num_held_out` that the target writes itself, or at most a fifth of the given prompts. Raises
     ConfigError.
     """
-    num_self = recipe.num_texts if prompts is None else 0
-    if held_out is None and prompts is None:
-        num_held_out, num_self = recipe.num_held_out, recipe.num_texts + recipe.num_held_out
-    given = list(prompts or ())
-    if held_out is None and prompts is not None:
-        if len(given) < 2:
+    if prompts is None:
+        num_held_out = recipe.num_held_out if held_out is None else 0
+        planned = _self_written(tokenizer, tasks, recipe.num_texts + num_held_out)
+    else:
+        planned = list(prompts)
+        num_held_out = min(recipe.num_held_out, max(1, len(planned) // 5))
+        if held_out is None and len(planned) < 2:
             raise ConfigError("expected at least two prompts, one to train on and one to judge with, found one")
-        random.Random(recipe.seed).shuffle(given)
-        num_held_out = min(recipe.num_held_out, max(1, len(given) // 5))
+        if held_out is None:
+            random.Random(recipe.seed).shuffle(planned)
     if held_out is not None:
-        num_held_out = len(held_out)
-        given = [*held_out, *given]
-    planned = [*given, *_self_written(tokenizer, tasks, num_self)] if num_self else given
+        num_held_out, planned = len(held_out), [*held_out, *planned]
     return [replace(request, number=number) for number, request in enumerate(planned)], num_held_out
 
 
@@ -160,7 +157,7 @@ def _opening(tokenizer: Any, kind: str | None) -> tuple[int, ...] | None:
 class TextWriter:
     """Turns requests into texts with the target in its own engine, with all slots in use.
 
-    A missing prompt is sampled at temperature 1; the answer is greedy.
+    A missing prompt is sampled at temperature 1; where that is empty, there is no text. The answer is greedy.
     """
 
     def __init__(self, engine: Engine, tokenizer: Any, recipe: Recipe, store: TextStore) -> None:
@@ -168,11 +165,9 @@ class TextWriter:
         self._tokenizer = tokenizer
         self._recipe = recipe
         self._store = store
-        self._context = engine.identity.context_length
         self._prepared: deque[PreparedJob] = deque()
-        self._requests: dict[int, TextRequest] = {}
-        self._prompts: dict[int, tuple[int, ...]] = {}
-        self._finished: list[WrittenText] = []
+        self._requests: dict[str, TextRequest] = {}  #: by job_id
+        self._prompts: dict[str, tuple[int, ...]] = {}  #: of answers, by job_id
 
     def write(
         self, requests: Iterable[TextRequest], should_stop: Callable[[], bool], on_text: Callable[[], None]
@@ -191,59 +186,49 @@ class TextWriter:
                     self._prepared.appendleft(prepared)
                     break
             if not self._engine.load().num_running:
-                self._flush()
                 return True
             for generation in self._engine.step().finished:
                 if self._take(generation):
                     on_text()
-            if len(self._finished) >= _TEXTS_A_SHARD:
-                self._flush()
-        self._flush()
         self._engine.abandon()
         return False
 
     def _next(self, waiting: Iterable[TextRequest]) -> PreparedJob | None:
         for request in waiting:
-            self._requests[request.number] = request
             if request.prompt is None:
-                return self._question(request, 0)
-            if answer := self._answer(request.number, request.prompt):
+                digest = hashlib.sha256(f"{self._recipe.seed}-{request.number}-0".encode()).digest()
+                seed = int.from_bytes(digest[:7], "big")
+                sampling = Sampling(max_tokens=self._recipe.max_prompt_tokens, temperature=1.0, seed=seed)
+                return self._prepare("question", request, request.opening, sampling)
+            if answer := self._answer(request, request.prompt):
                 return answer
         return None
 
     def _take(self, generation: Generation) -> bool:
         """Continue with what ended; True if a text is complete."""
-        kind, number, attempt = generation.job_id.split("-")
-        request = self._requests[int(number)]
-        if kind == "answer":
-            self._finished.append(
-                WrittenText(request.number, request.task, self._prompts.pop(request.number), generation.token_ids)
-            )
+        request = self._requests.pop(generation.job_id)
+        if (prompt := self._prompts.pop(generation.job_id, None)) is not None:
+            self._store.add(WrittenText(request.number, request.task, prompt, generation.token_ids))
             return True
-        if turn := generation.text.strip():
-            if answer := self._answer(request.number, answer_prompt(self._tokenizer, turn)):
-                self._prepared.append(answer)
-        elif int(attempt) + 1 < _ATTEMPTS:
-            self._prepared.append(self._question(request, int(attempt) + 1))
+        turn = generation.text.strip()
+        if turn and (answer := self._answer(request, answer_prompt(self._tokenizer, turn))):
+            self._prepared.append(answer)
         return False
 
-    def _question(self, request: TextRequest, attempt: int) -> PreparedJob:
-        digest = hashlib.sha256(f"{self._recipe.seed}-{request.number}-{attempt}".encode()).digest()
-        seed = int.from_bytes(digest[:7], "big")
-        sampling = Sampling(max_tokens=self._recipe.max_prompt_tokens, temperature=1.0, seed=seed)
-        return _as_job(f"question-{request.number}-{attempt}", request.task, request.opening, sampling)
-
-    def _answer(self, number: int, prompt: tuple[int, ...]) -> PreparedJob | None:
-        room = self._context - len(prompt)
+    def _answer(self, request: TextRequest, prompt: tuple[int, ...]) -> PreparedJob | None:
+        room = self._engine.identity.context_length - len(prompt)
         if room < 1:
             return None
-        self._prompts[number] = prompt
         sampling = Sampling(max_tokens=min(self._recipe.max_answer_tokens, room), temperature=0.0)
-        return _as_job(f"answer-{number}-0", self._requests[number].task, prompt, sampling)
+        prepared = self._prepare("answer", request, prompt, sampling)
+        self._prompts[prepared.job.job_id] = prompt
+        return prepared
 
-    def _flush(self) -> None:
-        self._store.add(self._finished)
-        self._finished = []
+    def _prepare(self, kind: str, request: TextRequest, token_ids: tuple[int, ...], sampling: Sampling) -> PreparedJob:
+        job_id = f"{kind}-{request.number}"
+        self._requests[job_id] = request
+        job = Job.model_validate({"job_id": job_id, "task": request.task, "body": {"prompt": job_id}})
+        return PreparedJob(job, token_ids, sampling)
 
 
 def answer_prompt(tokenizer: Any, user_turn: str) -> tuple[int, ...]:
@@ -252,11 +237,6 @@ def answer_prompt(tokenizer: Any, user_turn: str) -> tuple[int, ...]:
         return tuple(tokenizer(user_turn)["input_ids"])
     text = apply_template(tokenizer, [{"role": "user", "content": user_turn}])
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def _as_job(job_id: str, task: str, token_ids: tuple[int, ...], sampling: Sampling) -> PreparedJob:
-    job = Job.model_validate({"job_id": job_id, "task": task, "body": {"prompt": job_id}})
-    return PreparedJob(job, token_ids, sampling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,40 +255,33 @@ class WrittenText:
 
 
 class TextStore:
-    """A folder of shards, each a safetensors file with some finished texts."""
+    """A file with a line of JSON for each finished text."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, file: Path) -> None:
+        self._file = file
 
-    def add(self, texts: Sequence[WrittenText]) -> None:
-        """Write one more shard. If this fails, no part of the shard remains."""
-        if not texts:
-            return
-        tensors = {
-            "numbers": torch.tensor([text.number for text in texts], dtype=torch.int32),
-            "prompt_lengths": torch.tensor([len(text.prompt) for text in texts], dtype=torch.int32),
-            "lengths": torch.tensor([len(text.token_ids) for text in texts], dtype=torch.int32),
-            "token_ids": torch.tensor([token for text in texts for token in text.token_ids], dtype=torch.int32),
-        }
-        name = f"texts-{min(text.number for text in texts):06d}-{len(texts)}.safetensors"
-        write_tensors(self.folder / name, tensors, {"tasks": json.dumps([text.task for text in texts])})
+    def add(self, text: WrittenText) -> None:
+        """Append a text. Raises ConfigError where the file cannot be written."""
+        try:
+            with self._file.open("a", encoding="utf-8") as lines:
+                # The line end comes first: behind half a line of a process that was killed, too.
+                lines.write("\n" + json.dumps(asdict(text)))
+        except OSError as error:
+            raise ConfigError(f"{self._file} cannot be written: {error}", hint="is the disk full?") from error
 
     def all(self) -> list[WrittenText]:
-        """Every text, by number. Raises ConfigError for a shard that is damaged."""
-        found: dict[int, WrittenText] = {}
-        for file in sorted(self.folder.glob("texts-*.safetensors")):
-            for text in _read_shard(file):
-                found[text.number] = text
+        """Every text, by number. Half a line is no text: it is written again."""
+        lines = self._file.read_text(encoding="utf-8").splitlines() if self._file.exists() else []
+        found = {text.number: text for line in lines if (text := _text_of(line)) is not None}
         return [found[number] for number in sorted(found)]
 
 
-def _read_shard(file: Path) -> Iterable[WrittenText]:
-    tensors, metadata = read_tensors(file)
-    token_ids = torch.split(tensors["token_ids"], tensors["lengths"].tolist())
-    columns = tensors["numbers"].tolist(), tensors["prompt_lengths"].tolist(), json.loads(metadata["tasks"]), token_ids
-    for number, num_prompt, task, ids in zip(*columns, strict=True):
-        yield WrittenText(number, task, tuple(ids[:num_prompt].tolist()), tuple(ids[num_prompt:].tolist()))
+def _text_of(line: str) -> WrittenText | None:
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return None
+    return WrittenText(fields["number"], fields["task"], tuple(fields["prompt"]), tuple(fields["output"]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import math
 import random
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,13 +32,13 @@ from worker.decoding.training.recipe import Recipe
 _BETAS: Final = (0.9, 0.95)
 _MAX_NORM: Final = 1.0
 # `model.layers.7.…` of Llama, Qwen, Gemma, Mistral …, `transformer.h.7.…` of GPT-2.
-_LAYER: Final = re.compile(r"^(.*\.(?:layers|h)\.)(\d+)(\..+)$")
+_LAYER: Final = re.compile(r"^.*\.(?:layers|h)\.(\d+)\..+$")
 #: Ridge, in units of the mean variance of a coordinate.
 _RIDGE: Final = 1e-3
 
 
-def cut_draft(target: Any, layers: Sequence[int]) -> Any:
-    """A model of `target`'s kind with these of its layers, ascending, and copies of everything else; in float32.
+def cut_draft(target: Any, num_layers: int) -> Any:
+    """A model of `target`'s kind with the first of its layers, and copies of everything else; in float32.
 
     Only the layers can be trained: embeddings, final norm and head require no gradient. The head is never tied to the
     embeddings, so that a map can be folded into it. Raises UnsupportedModel if the target's layers differ in kind.
@@ -49,16 +50,18 @@ def cut_draft(target: Any, layers: Sequence[int]) -> Any:
         )
     settings = {**target.config.to_dict(), "tie_word_embeddings": False}
     if kinds := settings.get("layer_types"):
-        settings["layer_types"] = [kinds[layer] for layer in layers]
-    settings["num_hidden_layers"] = len(layers)
+        settings["layer_types"] = kinds[:num_layers]
+    settings["num_hidden_layers"] = num_layers
     # Qwen2 stores the number of its first sliding layer. It must not make a layer of the draft slide.
     if settings.get("max_window_layers") is not None:
-        settings["max_window_layers"] = len(layers)
+        settings["max_window_layers"] = num_layers
     try:
         draft = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             type(target.config)(**settings), dtype=torch.float32, attn_implementation=attention_of(target.config)
         )
-        draft.load_state_dict(_cut_state(target.state_dict(), layers))
+        state = target.state_dict()
+        behind = [name for name in state if (match := _LAYER.match(name)) and int(match[1]) >= num_layers]
+        draft.load_state_dict({name: tensor for name, tensor in state.items() if name not in behind})
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
         raise UnsupportedModel(f"layers of {target.config.model_type} cannot be taken out: {error}") from error
     draft.generation_config = target.generation_config
@@ -70,18 +73,6 @@ def cut_draft(target: Any, layers: Sequence[int]) -> Any:
 def num_layers(model: Any) -> int:
     """Layers of a model."""
     return int(text_config(model.config).num_hidden_layers)
-
-
-def _cut_state(state: dict[str, torch.Tensor], layers: Sequence[int]) -> dict[str, torch.Tensor]:
-    place = {layer: position for position, layer in enumerate(layers)}
-    kept = {}
-    for name, tensor in state.items():
-        match = _LAYER.match(name)
-        if match is None:
-            kept[name] = tensor
-        elif int(match[2]) in place:
-            kept[f"{match[1]}{place[int(match[2])]}{match[3]}"] = tensor
-    return kept
 
 
 @torch.inference_mode()
@@ -297,53 +288,11 @@ class Distillation:
         return 0.5 * (1 + math.cos(math.pi * (step - num_warm) / max(1, self.num_steps - num_warm)))
 
 
-def save_draft(draft: Any, tokenizer: Any, folder: Path, dtype: torch.dtype) -> None:
-    """Write a plain model folder in `dtype`. Does not change the given draft."""
-    state = {name: tensor.to(dtype) for name, tensor in draft.state_dict().items()}
-    copy = AutoModelForCausalLM.from_config(draft.config, dtype=dtype)  # type: ignore[no-untyped-call]
-    copy.load_state_dict(state)
-    copy.generation_config = draft.generation_config
-    copy.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-@dataclass(frozen=True, slots=True)
-class DraftAcceptance:
-    """Counts and sums over some texts. The sum of two is that of both sets of texts."""
-
-    num_texts: int = 0
-    counts: AcceptanceCounts = field(default_factory=AcceptanceCounts)  #: greedy rounds at k = the judge's
-    num_positions: int = 0
-    overlap: float = 0.0  #: sum over positions of Σ min(p, q); a lower bound, because the target's tail is not stored
-
-    def __add__(self, other: DraftAcceptance) -> DraftAcceptance:
-        return DraftAcceptance(
-            self.num_texts + other.num_texts,
-            self.counts + other.counts,
-            self.num_positions + other.num_positions,
-            self.overlap + other.overlap,
-        )
-
-    def measured(self) -> MeasuredDraft:
-        """The form in which a draft's card stores the figures."""
-        counts = self.counts
-        return MeasuredDraft(
-            num_texts=self.num_texts,
-            num_tokens=counts.num_tokens,
-            rounds=counts.rounds,
-            proposed=counts.proposed,
-            trials=counts.trials,
-            accepts=counts.accepts,
-            num_positions=self.num_positions,
-            overlap_sum=round(self.overlap, 3),
-        )
-
-
 @torch.inference_mode()
 def judge(
     draft: Any, lessons: Iterable[Lesson], columns: Tensor | None, num_draft_tokens: int
-) -> dict[str, DraftAcceptance]:
-    """A draft's acceptance on held-out texts, by task, without speculative decoding.
+) -> tuple[dict[str, MeasuredDraft], MeasuredDraft]:
+    """A draft's acceptance on held-out texts, by task and of all, without speculative decoding.
 
     Greedy decoding accepts a drafted token where it is the target's own next token, so one pass of the draft over the
     target's text gives every acceptance (teacher forcing): the rounds are simulated over it. Sampled decoding at
@@ -351,7 +300,7 @@ def judge(
 
     `columns` [vocabulary]: column of the draft's head for each token, -1: none; None: it has all.
     """
-    verdicts: dict[str, DraftAcceptance] = {}
+    found: defaultdict[str, list[tuple[AcceptanceCounts, Tensor]]] = defaultdict(list)
     for lesson in lessons:
         logits = draft(input_ids=lesson.token_ids[None, :-1].to(draft.device), use_cache=False).logits[0]
         # Position i predicts token i + 1: the answer's first token is predicted behind the prompt's last.
@@ -365,9 +314,24 @@ def judge(
         matches = (q.argmax(dim=-1) == wanted).tolist()
         # The prefill yields the first token; rounds begin behind it.
         counts = walk_rounds(matches[1:], num_draft_tokens)
-        verdict = DraftAcceptance(1, counts, len(overlap), float(overlap.double().sum()))
-        verdicts[lesson.text.task] = verdicts.get(lesson.text.task, DraftAcceptance()) + verdict
-    return verdicts
+        found[lesson.text.task].append((counts, overlap))
+    by_task = {task: _measured(texts) for task, texts in sorted(found.items())}
+    return by_task, _measured([text for texts in found.values() for text in texts])
+
+
+def _measured(texts: Sequence[tuple[AcceptanceCounts, Tensor]]) -> MeasuredDraft:
+    """Of each text the counts of its rounds, and Σ min(p, q) by position: a lower bound, without the target's tail."""
+    counts = sum((one for one, _ in texts), AcceptanceCounts())
+    return MeasuredDraft(
+        num_texts=len(texts),
+        num_tokens=counts.num_tokens,
+        rounds=counts.rounds,
+        proposed=counts.proposed,
+        trials=counts.trials,
+        accepts=counts.accepts,
+        num_positions=sum(len(overlap) for _, overlap in texts),
+        overlap_sum=round(sum(float(overlap.double().sum()) for _, overlap in texts), 3),
+    )
 
 
 def walk_rounds(matches: Sequence[bool], num_draft_tokens: int) -> AcceptanceCounts:

@@ -17,7 +17,6 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_layers: int = Field(2, ge=1)  #: number of layers: the target's first ones
-    layers: tuple[int, ...] | None = Field(None, min_length=1)  #: exactly these, counted from 0, instead
     num_draft_tokens_known: int = Field(8192, ge=0)  #: most frequent tokens, which the draft can propose; 0: all
     num_texts: int = Field(800, ge=1)  #: texts to train on
     num_taught: int = Field(200, ge=1)  #: texts that the target reads again; the others teach only their own tokens
@@ -36,20 +35,6 @@ class Recipe(BaseModel):
     weight_decay: float = Field(0.01, ge=0)
     precision: Literal["bfloat16", "float32"] = "bfloat16"  #: dtype of the passes in training; the weights stay float32
     seed: int = 0
-
-    def chosen_layers(self, num_target_layers: int) -> tuple[int, ...]:
-        """Which of the target's layers the draft consists of, ascending. Raises ConfigError."""
-        if self.layers is not None:
-            if sorted(set(self.layers)) != list(self.layers) or not 0 <= self.layers[0] <= self.layers[-1] < (
-                num_target_layers
-            ):
-                raise ConfigError(
-                    f"layers: expected ascending numbers from 0 to {num_target_layers - 1}, found {list(self.layers)}"
-                )
-            return self.layers
-        if self.num_layers > num_target_layers:
-            raise ConfigError(f"num_layers: the target has {num_target_layers}, found {self.num_layers}")
-        return tuple(range(self.num_layers))
 
 
 def read_recipe(file: Path | None, *, seed: int | None = None) -> Recipe:

@@ -48,14 +48,12 @@ from worker.decoding.training.data import (
 )
 from worker.decoding.training.distil import (
     Distillation,
-    DraftAcceptance,
     choose_vocabulary,
     columns_of,
     cut_draft,
     fit_map,
     judge,
     num_layers,
-    save_draft,
     turn_head,
 )
 from worker.decoding.training.recipe import Recipe
@@ -84,7 +82,8 @@ class TrainingRun:
         loaded = load_weights(served.source, served.revision, served.dtype, self._device)
         check_template(loaded.tokenizer)
         self._target, self._tokenizer, self._revision = loaded.model, loaded.tokenizer, loaded.revision
-        self._layers = self._recipe.chosen_layers(num_layers(self._target))
+        if recipe.num_layers > (most := num_layers(self._target)):
+            raise ConfigError(f"num_layers: the target has {most}, found {recipe.num_layers}")
         self._folder = _RunFolder(order.folder, self._plan())
 
     def close(self) -> None:
@@ -132,7 +131,7 @@ class TrainingRun:
             for file in (order.prompts, order.held_out)
         ]
         requests, num_held_out = plan_requests(self._tokenizer, self._settings.tasks, self._recipe, *given)
-        store = TextStore(self._folder.state / "texts")
+        store = TextStore(self._folder.state / "texts.jsonl")
         known = {text.number for text in store.all()}
         missing = [request for request in requests if request.number not in known]
         if missing:
@@ -174,7 +173,7 @@ class TrainingRun:
     def _align(self, lessons: Sequence[Lesson]) -> Tensor:
         file = self._folder.state / "mapping.safetensors"
         if not file.exists():
-            draft = cut_draft(self._target, self._layers).to(self._target.device, self._target.dtype)
+            draft = cut_draft(self._target, self._recipe.num_layers).to(self._target.device, self._target.dtype)
             with _stage(self._tell, "head aligned on texts", len(lessons)) as advance:
                 write_tensors(file, {"mapping": fit_map(draft, lessons, advance)})
         return read_tensors(file)[0]["mapping"]
@@ -200,7 +199,8 @@ class TrainingRun:
 
     def _save(self, mapping: Tensor, weights: dict[str, Tensor], token_ids: Tensor | None) -> None:
         dtype: torch.dtype = getattr(torch, self._served.dtype)
-        save_draft(self._draft(mapping, weights, None), self._tokenizer, self._order.folder, dtype)
+        self._draft(mapping, weights, None).to(dtype).save_pretrained(self._order.folder)
+        self._tokenizer.save_pretrained(self._order.folder)
         if token_ids is not None:
             write_draft_vocabulary(self._order.folder, token_ids)
 
@@ -212,23 +212,23 @@ class TrainingRun:
         if token_ids is not None:
             restrict_head(draft, token_ids)
         with _stage(self._tell, "held-out texts judged", 2 * len(exam)) as advance:
-            before = judge(untrained, exam, columns, _JUDGED_LENGTH)
+            _, before = judge(untrained, exam, columns, _JUDGED_LENGTH)
             advance(len(exam))
-            after = judge(draft, exam, columns, _JUDGED_LENGTH)
+            by_task, total = judge(draft, exam, columns, _JUDGED_LENGTH)
             advance(len(exam))
         # The last use of both, because measuring takes over the models.
         target_ms, draft_ms = measure_passes_ms([self._target, draft])
         return DraftJudgement(
             num_draft_tokens=_JUDGED_LENGTH,
-            by_task={task: verdict.measured() for task, verdict in sorted(after.items())},
-            total=sum(after.values(), start=DraftAcceptance()).measured(),
-            untrained=sum(before.values(), start=DraftAcceptance()).measured(),
+            by_task=by_task,
+            total=total,
+            untrained=before,
             target_pass_ms=round(target_ms, 3),
             draft_pass_ms=round(draft_ms, 3),
         )
 
     def _draft(self, mapping: Tensor | None, weights: dict[str, Tensor] | None, token_ids: Tensor | None) -> Any:
-        draft = cut_draft(self._target, self._layers)
+        draft = cut_draft(self._target, self._recipe.num_layers)
         if mapping is not None:
             turn_head(draft, mapping)
         if weights is not None:

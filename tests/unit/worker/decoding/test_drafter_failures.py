@@ -145,8 +145,7 @@ def test_a_drafter_that_raises_once_costs_no_text(
     assert "own words" not in told.getMessage()
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("drafter", ["lookup", "model", "tree"])
+@pytest.mark.parametrize(("drafter", "method"), [("lookup", "open"), ("model", "propose"), ("tree", "close")])
 def test_a_drafter_that_always_raises_ends_for_the_worker(
     engine: TransformersEngine,
     references: References,
@@ -215,27 +214,7 @@ def test_an_answer_that_is_no_proposal_counts_as_a_failure(
     assert all(len(finished[one.job.job_id].token_ids) == one.sampling.max_tokens for one in jobs)
 
 
-def test_a_drafter_that_fails_can_be_left_in_the_middle(
-    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random
-) -> None:
-    """What steers a sequence may ask again for the drafter that it lost, or for another one."""
-    jobs = prepare(engine, rng, 4)
-    expected = know(engine, references("llama"), jobs)
-    failing(engine._drafters["model"], "propose", lambda number: number == 2, monkeypatch)
-    for job in jobs:
-        engine.admit(job, decision("model", 3))
-    finished: dict[str, Generation] = {}
-    names = ("model", "lookup", "tree", None)
-    while engine.load().num_running:
-        step = engine.step()
-        finished |= {one.job_id: one for one in step.finished}
-        for sequence in list(engine._admitted.running):
-            if rng.random() < 0.5:
-                engine.redraft(sequence.job_id, rng.choice(names), rng.randint(0, 4))
-    check(engine, finished, expected)
-
-
-@pytest.mark.parametrize("method", ["remember", "rereading"])
+@pytest.mark.parametrize("method", ["remember", "rereading", "_propose"])
 def test_what_look_up_does_beside_decoding_may_fail(
     engine: TransformersEngine,
     references: References,
@@ -254,21 +233,6 @@ def test_what_look_up_does_beside_decoding_may_fail(
     assert all("lookup" not in {its.drafter for its in one.shadows} for one in finished.values()) or (
         method == "remember"
     )
-
-
-def test_a_shadow_that_fails_in_the_middle_of_a_text_is_left_out(
-    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random
-) -> None:
-    jobs = prepare(engine, rng, 4)
-    expected = know(engine, references("llama"), jobs)
-    drafter: Any = engine._drafters["lookup"]
-    at = rng.randint(1, 12)
-    failing(drafter, "_propose", lambda number: number == at, monkeypatch)
-    finished, failures = decode(engine, jobs, ["model"])
-    check(engine, finished, expected)
-    assert failures == {"lookup": 1}
-    num_shadowed = sum("lookup" in {its.drafter for its in one.shadows} for one in finished.values())
-    assert num_shadowed == len(jobs) - 1
 
 
 def test_a_score_that_fails_is_left_out(
@@ -290,16 +254,15 @@ def test_a_score_that_fails_is_left_out(
     assert finished[0].second_choices
 
 
-@pytest.mark.parametrize("method", ["clear"])
 def test_a_drafter_that_cannot_be_emptied_leaves_the_engine_emptied(
-    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random, method: str
+    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random
 ) -> None:
     jobs = prepare(engine, rng, 4)
     expected = know(engine, references("llama"), jobs)
     for job in jobs:
         engine.admit(job, decision("tree", 3))
     engine.step()
-    failing(engine._drafters["lookup"], method, lambda number: True, monkeypatch)
+    failing(engine._drafters["lookup"], "clear", lambda number: True, monkeypatch)
     engine.abandon()
     assert engine.load().num_running == 0
     finished, failures = decode(engine, jobs, ["tree", "model"])
@@ -308,16 +271,15 @@ def test_a_drafter_that_cannot_be_emptied_leaves_the_engine_emptied(
 
 
 @pytest.mark.parametrize(
-    "fault",
+    ("method", "fault"),
     [
-        torch.AcceleratorError("CUDA error: device-side assert triggered"),
-        RuntimeError("CUDA error: an illegal memory access was encountered"),
-        RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx"),
-        RuntimeError("Triton Error [CUDA]: misaligned address"),
+        ("open", torch.AcceleratorError("CUDA error: device-side assert triggered")),
+        ("propose", RuntimeError("CUDA error: an illegal memory access was encountered")),
+        ("propose", RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx")),
+        ("close", RuntimeError("Triton Error [CUDA]: misaligned address")),
     ],
     ids=["assert", "access", "library", "kernel"],
 )
-@pytest.mark.parametrize("method", METHODS)
 def test_a_fault_of_the_device_is_not_the_drafters(
     engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, rng: random.Random, method: str, fault: Exception
 ) -> None:

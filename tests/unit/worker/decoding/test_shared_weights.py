@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from itertools import product
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
@@ -65,37 +63,6 @@ def test_a_gate_between_none_and_the_decoding_one_is_not_judged() -> None:
         SharedWeightCounts([shared_weights(3, 0.3), shared_weights(3, 0.7, "strict")], 0.6).shadows()[0].drafter
         == "strict"
     )
-
-
-probabilities = st.lists(st.sampled_from([0.3, 0.6, 0.9, 1.0]), max_size=8)
-
-
-@given(
-    probabilities=probabilities,
-    accepted=st.integers(0, 8),
-    own=st.sampled_from([0.0, 0.4, 0.7]),
-    other=st.sampled_from([0.0, 0.4, 0.7, 0.95]),
-    longest=st.integers(1, 10),
-    more=st.integers(0, 3),
-    room=st.integers(0, 3),
-    cut=st.integers(1, 9),
-)
-def test_any_round_gives_counts_that_a_round_can_have(
-    probabilities: list[float], accepted: int, own: float, other: float, longest: int, more: int, room: int, cut: int
-) -> None:
-    drafted = proposal(*probabilities)
-    accepted = min(accepted, len(probabilities))
-    asked = len(probabilities) + more
-    counts = SharedWeightCounts([shared_weights(longest, other)], own)
-    counts.take(drafted, accepted, num_emitted=min(cut, accepted + 1), num_asked=asked, num_possible=asked + room)
-    for shadow in counts.shadows():
-        assert shadow.counts.rounds == 1
-        assert all(chance >= trial for chance, trial in zip(shadow.chances, shadow.counts.trials, strict=False)), (
-            "a trial is a chance"
-        )
-        before = (1, *shadow.counts.accepts)
-        assert all(chance <= reached for chance, reached in zip(shadow.chances, before, strict=False))
-        assert shadow.counts.num_accepted <= accepted
 
 
 def rounds(longest: int, gate: float) -> Iterator[tuple[float, Proposal, int]]:

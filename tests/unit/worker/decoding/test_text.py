@@ -14,7 +14,6 @@ from tests.fixtures.models import CJK, TOKENIZERS
 from worker.decoding.text import UNREADABLE, WINDOW, TextStream, byte_tokens, special_tokens
 
 relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-SCRIPTS = st.text(st.one_of(st.characters(codec="utf-8"), st.sampled_from("aé€😀 \n\t")), max_size=80)
 
 
 def characters(token_ids: Sequence[int]) -> str:
@@ -32,16 +31,6 @@ def stream(text: TextStream, token_ids: Sequence[int]) -> tuple[list[str], int]:
         deltas.append(text.take_delta())
     text.finish()
     return [*deltas, text.take_delta()], num
-
-
-@relaxed
-@given(SCRIPTS)
-def test_readable_text_arrives_whole_and_without_broken_characters(tiny_tokenizer: Any, written: str) -> None:
-    token_ids = tiny_tokenizer(written, add_special_tokens=False)["input_ids"]
-    text = TextStream(lambda ids: tiny_tokenizer.decode(ids, skip_special_tokens=True))
-    deltas, _ = stream(text, token_ids)
-    assert "".join(deltas) == text.text == written
-    assert all(delta.count(UNREADABLE) <= written.count(UNREADABLE) for delta in deltas)
 
 
 def test_a_stop_string_is_found_whether_anybody_watches_or_not() -> None:

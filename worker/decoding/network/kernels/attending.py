@@ -12,7 +12,6 @@ vectorised.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -21,7 +20,7 @@ import torch
 
 from worker.decoding.network.kernels.compiling import compiled
 from worker.decoding.network.kernels.multiplying import LANES, Tile, has_pair_products, multiplication
-from worker.decoding.network.kernels.numbers import NUMBERS, Numbers
+from worker.decoding.network.kernels.numbers import Numbers, exp, largest, to_bfloat16
 from worker.decoding.network.kv_layout import PAIR_BLOCK
 
 #: Values that are weighed together: each element of the sum is read and written once for so many.
@@ -39,8 +38,8 @@ def attend_by_token(numbers: Numbers, head_dim: int, num_shared: int) -> Callabl
     written from there on. They lie behind `length` others at `positions`; token i sees the tokens of the read whose
     bits are set in ancestry[i]. keys, values: [positions, head_dim].
     """
-    score, hide, soften = _score_keys(numbers, head_dim, num_shared), _hide_unseen(numbers), _softmax(numbers)
-    mix, load, store, real = _mix_values(numbers, head_dim, num_shared), numbers.load, numbers.store, numbers.real
+    score, mix = _score_keys(numbers, head_dim, num_shared), _mix_values(numbers, head_dim, num_shared)
+    load, store = numbers.load, numbers.store
     size = num_shared * head_dim
 
     @compiled
@@ -59,7 +58,11 @@ def attend_by_token(numbers: Numbers, head_dim: int, num_shared: int) -> Callabl
         seen: Any,
     ) -> None:
         total = length + len(positions)
-        queries, mixed, scores = np.empty(size, real), np.empty(size, real), np.empty(num_shared * total, real)
+        queries, mixed, scores = (
+            np.empty(size, np.float32),
+            np.empty(size, np.float32),
+            np.empty(num_shared * total, np.float32),
+        )
         for token in range(len(positions)):
             asked, written = qkv[token, query:], seen[token, query:]
             for d in range(size):
@@ -68,8 +71,8 @@ def attend_by_token(numbers: Numbers, head_dim: int, num_shared: int) -> Callabl
             end = total
             for shared in range(num_shared):
                 row = scores[shared * total : (shared + 1) * total]
-                end = hide(row, length, positions[token], ancestry[token], positions, window)
-                soften(row, end, scaling)
+                end = _hide(row, length, positions[token], ancestry[token], positions, window)
+                _soften(row, end, scaling)
             mix(scores, total, values, end, mixed)
             for d in range(size):
                 written[d] = store(mixed[d])
@@ -77,30 +80,25 @@ def attend_by_token(numbers: Numbers, head_dim: int, num_shared: int) -> Callabl
     return attend
 
 
-def _hide_unseen(numbers: Numbers) -> Callable[..., int]:
-    """`hide(scores, length, position, seen, positions, window)`; returns how many keys end with the last one seen."""
-    real = numbers.real
-
-    @compiled
-    def hide(scores: Any, length: Any, position: Any, seen: Any, positions: Any, window: Any) -> Any:
-        end = length
-        for column in range(len(positions)):
-            is_near = window == 0 or position - positions[column] < window
-            if (seen >> np.uint64(column)) & np.uint64(1) and is_near:
-                end = length + column + 1
-            else:
-                scores[length + column] = real(_NEVER)
-        if window:
-            for key in range(min(length, position - window + 1)):
-                scores[key] = real(_NEVER)
-        return end
-
-    return hide
+@compiled
+def _hide(scores: Any, length: Any, position: Any, seen: Any, positions: Any, window: Any) -> Any:
+    """Overwrite the scores of what is not seen; returns how many keys end with the last one seen."""
+    end = length
+    for column in range(len(positions)):
+        is_near = window == 0 or position - positions[column] < window
+        if (seen >> np.uint64(column)) & np.uint64(1) and is_near:
+            end = length + column + 1
+        else:
+            scores[length + column] = np.float32(_NEVER)
+    if window:
+        for key in range(min(length, position - window + 1)):
+            scores[key] = np.float32(_NEVER)
+    return end
 
 
 def _score_keys(numbers: Numbers, head_dim: int, num_shared: int) -> Callable[..., None]:
     """`score(queries, keys, num, scores)`: scores [num_shared, num] of queries [num_shared, head_dim]."""
-    load, real = numbers.load, numbers.real
+    load = numbers.load
 
     @compiled
     def score(queries: Any, keys: Any, num: Any, scores: Any) -> None:
@@ -108,7 +106,7 @@ def _score_keys(numbers: Numbers, head_dim: int, num_shared: int) -> Callable[..
             key = keys[j * head_dim : (j + 1) * head_dim]
             for shared in range(num_shared):
                 query = queries[shared * head_dim : (shared + 1) * head_dim]
-                total = real(0)
+                total = np.float32(0)
                 for d in range(head_dim):
                     total += query[d] * load(key[d])
                 scores[shared * num + j] = total
@@ -116,32 +114,27 @@ def _score_keys(numbers: Numbers, head_dim: int, num_shared: int) -> Callable[..
     return score
 
 
-def _softmax(numbers: Numbers) -> Callable[..., None]:
-    """`soften(scores, num, scaling)`: in place, over the first `num`."""
-    real, exp, largest = numbers.real, numbers.exp, numbers.largest
-
-    @compiled
-    def soften(scores: Any, num: Any, scaling: Any) -> None:
-        most = largest(scores[:num])
-        total = real(0)
-        for j in range(num):
-            weight = exp((scores[j] - most) * scaling)
-            scores[j] = weight
-            total += weight
-        for j in range(num):
-            scores[j] = scores[j] / total
-
-    return soften
+@compiled
+def _soften(scores: Any, num: Any, scaling: Any) -> None:
+    """Softmax in place, over the first `num`."""
+    most = largest(scores[:num])
+    total = np.float32(0)
+    for j in range(num):
+        weight = exp((scores[j] - most) * scaling)
+        scores[j] = weight
+        total += weight
+    for j in range(num):
+        scores[j] = scores[j] / total
 
 
 def _mix_values(numbers: Numbers, head_dim: int, num_shared: int) -> Callable[..., None]:
     """`mix(weights, stride, values, num, out)`: out [num_shared, head_dim], rows of weights `stride` apart."""
-    load, real = numbers.load, numbers.real
+    load = numbers.load
 
     @compiled
     def mix(weights: Any, stride: Any, values: Any, num: Any, out: Any) -> None:
         for d in range(num_shared * head_dim):
-            out[d] = real(0)
+            out[d] = np.float32(0)
         whole = num // _TOGETHER * _TOGETHER
         for j in range(0, whole, _TOGETHER):
             v0 = values[j * head_dim : (j + 1) * head_dim]
@@ -170,8 +163,8 @@ def attend_by_tile(head_dim: int, num_shared: int) -> Callable[..., None]:
 
     `block_bytes`: from the keys of a block to those of the next. `ahead`: the keys of the thread's next read.
     """
-    score, weigh, mix = score_blocks(head_dim), _weigh_tile(num_shared), mix_blocks(head_dim)
-    gather, write = gather_queries(head_dim, num_shared), write_seen(head_dim, num_shared)
+    score, weigh, mix = _score_blocks(head_dim), _weigh_tile(num_shared), _mix_blocks(head_dim)
+    gather, write = _gather_queries(head_dim, num_shared), _write_seen(head_dim, num_shared)
     together, size = tokens_together(num_shared), num_shared * head_dim
 
     @compiled
@@ -209,10 +202,9 @@ def attend_by_tile(head_dim: int, num_shared: int) -> Callable[..., None]:
 def _weigh_tile(num_shared: int) -> Callable[..., None]:
     """`weigh(scores, num, first, end, length, positions, ancestry, window, scaling, weights, totals)`.
 
-    `num`: keys of a row. The tile's tokens are `first` to `end` of those at `positions`. Scores of what they do not see
-    are overwritten.
+    `num`: keys of a row. The tile's tokens are `first` to `end` of those at `positions`. Weights are e^score, 0 for
+    what is not seen; totals: their sums before they are rounded. Scores of what is not seen are overwritten.
     """
-    hide, weigh_one = _hide_unseen(NUMBERS[torch.bfloat16]), weigh_row()
 
     @compiled
     def weigh(
@@ -230,13 +222,31 @@ def _weigh_tile(num_shared: int) -> Callable[..., None]:
     ) -> None:
         for row in range((end - first) * num_shared):
             token = first + row // num_shared
-            found = scores[row * num : (row + 1) * num]
-            num_seen = hide(found, length, positions[token], ancestry[token], positions, window)
-            # Summed up from the first key of the window on, as `wide_attention` does.
+            found, weighed = scores[row * num : (row + 1) * num], weights[row * num : (row + 1) * num]
+            num_seen = _hide(found, length, positions[token], ancestry[token], positions, window)
+            # Summed up from the first key of the window on.
             oldest = min(length, max(0, positions[token] - window + 1)) if window else 0
-            totals[row] = weigh_one(found, oldest, num_seen, scaling, weights[row * num : (row + 1) * num])
+            _clear(weighed[:oldest])
+            _clear(weighed[num_seen:])
+            totals[row] = _weigh(found[oldest:num_seen], np.float32(scaling), weighed[oldest:num_seen])
 
     return weigh
+
+
+@compiled
+def _weigh(scores: Any, factor: Any, weights: Any) -> Any:
+    most, total = largest(scores), np.float32(0)
+    for key in range(len(scores)):
+        weight = exp((scores[key] - most) * factor)
+        total += weight
+        weights[key] = to_bfloat16(weight)
+    return total
+
+
+@compiled
+def _clear(weights: Any) -> None:
+    for key in range(len(weights)):
+        weights[key] = np.uint16(0)
 
 
 #: Keys side by side: four registers of scores, six queries at a time.
@@ -255,13 +265,7 @@ def attends_in_tiles(dtype: torch.dtype, head_dim: int) -> bool:
     return dtype == torch.bfloat16 and has_pair_products() and head_dim % 32 == 0
 
 
-def _value_tile(head_dim: int) -> Tile:
-    """Elements of values side by side: as many registers as divide a head, whose size is a multiple of 32."""
-    return Tile(4 if head_dim % 64 == 0 else 2)
-
-
-@functools.cache
-def gather_queries(head_dim: int, num_shared: int) -> Callable[..., None]:
+def _gather_queries(head_dim: int, num_shared: int) -> Callable[..., None]:
     """`gather(qkv, first, num, query, queries)`: of `num` tokens, the queries of a key head from number `query` on."""
     size = num_shared * head_dim
 
@@ -275,8 +279,7 @@ def gather_queries(head_dim: int, num_shared: int) -> Callable[..., None]:
     return gather
 
 
-@functools.cache
-def score_blocks(head_dim: int) -> Callable[..., None]:
+def _score_blocks(head_dim: int) -> Callable[..., None]:
     """`score(keys, block_bytes, ahead, queries, rows, num_blocks, scores)`: scores [rows, num_blocks * BLOCK].
 
     Keys and values are those of one head in a slot, in pairs (`network.kv_layout`), at the address of a block and at
@@ -299,47 +302,12 @@ def score_blocks(head_dim: int) -> Callable[..., None]:
     return score
 
 
-@functools.cache
-def weigh_row() -> Callable[..., Any]:
-    """`weigh(scores, begin, end, scaling, weights)`: e^score from `begin` to `end`, 0 elsewhere.
-
-    Returns the sum of the weights before they are rounded.
-    """
-    numbers = NUMBERS[torch.bfloat16]
-    exp, store, largest = numbers.exp, numbers.store, numbers.largest
-
-    @compiled
-    def fill(scores: Any, factor: Any, weights: Any) -> Any:
-        most, total = largest(scores), np.float32(0)
-        for key in range(len(scores)):
-            weight = exp((scores[key] - most) * factor)
-            total += weight
-            weights[key] = store(weight)
-        return total
-
-    @compiled
-    def clear(weights: Any) -> None:
-        for key in range(len(weights)):
-            weights[key] = np.uint16(0)
-
-    @compiled
-    def weigh(scores: Any, begin: Any, end: Any, scaling: Any, weights: Any) -> Any:
-        clear(weights[:begin])
-        clear(weights[end:])
-        return fill(scores[begin:end], np.float32(scaling), weights[begin:end])
-
-    return weigh
-
-
-@functools.cache
-def mix_blocks(head_dim: int) -> Callable[..., None]:
+def _mix_blocks(head_dim: int) -> Callable[..., None]:
     """`mix(values, block_bytes, ahead, weights, rows, num_blocks, out)`: out [rows, head_dim], sums of values."""
-    tile = _value_tile(head_dim)
-    multiply, together, width = (
-        multiplication(tile, PAIR_BLOCK, by_pairs=True, num_outputs=head_dim),
-        tile.num_rows,
-        tile.num_outputs,
-    )
+    # As many registers of elements side by side as divide a head, whose size is a multiple of 32.
+    tile = Tile(4 if head_dim % 64 == 0 else 2)
+    multiply = multiplication(tile, PAIR_BLOCK, by_pairs=True, num_outputs=head_dim)
+    together, width = tile.num_rows, tile.num_outputs
 
     @compiled
     def mix(values: Any, block_bytes: Any, ahead: Any, weights: Any, rows: Any, num_blocks: Any, out: Any) -> None:
@@ -354,10 +322,9 @@ def mix_blocks(head_dim: int) -> Callable[..., None]:
     return mix
 
 
-@functools.cache
-def write_seen(head_dim: int, num_shared: int) -> Callable[..., None]:
+def _write_seen(head_dim: int, num_shared: int) -> Callable[..., None]:
     """`write(sums, totals, first, num, head, seen)`: a tile's sums over their totals, rounded, where they belong."""
-    store, size = NUMBERS[torch.bfloat16].store, num_shared * head_dim
+    size = num_shared * head_dim
 
     @compiled
     def write(sums: Any, totals: Any, first: Any, num: Any, head: Any, seen: Any) -> None:
@@ -366,6 +333,6 @@ def write_seen(head_dim: int, num_shared: int) -> Callable[..., None]:
             for shared in range(num_shared):
                 factor = np.float32(1) / totals[token * num_shared + shared]
                 for d in range(head_dim):
-                    written[shared * head_dim + d] = store(found[shared * head_dim + d] * factor)
+                    written[shared * head_dim + d] = to_bfloat16(found[shared * head_dim + d] * factor)
 
     return write

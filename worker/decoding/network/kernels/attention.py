@@ -21,12 +21,7 @@ from worker.decoding.network.kernels.attending import (
     attend_by_tile,
     attend_by_token,
     attends_in_tiles,
-    gather_queries,
-    mix_blocks,
-    score_blocks,
     tokens_together,
-    weigh_row,
-    write_seen,
 )
 from worker.decoding.network.kernels.compiling import array, compiled, float_of, inlined, kernel, take
 from worker.decoding.network.kernels.numbers import NUMBERS, Numbers
@@ -88,7 +83,7 @@ NUM_PASS_ARGUMENTS: Final = len(PassAt)
 def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Callable[[Any], None]:
     """For heads of that size and `num_shared` query heads a key head: loops over both are unrolled. Takes seconds."""
     numbers = NUMBERS[dtype]
-    raw, real, itemsize = numbers.dtype, numbers.real, dtype.itemsize
+    raw, itemsize = numbers.dtype, dtype.itemsize
     turn, ask, write = _rotate(numbers, head_dim), _turn_queries(numbers, head_dim, num_shared), _copy_out(numbers)
     is_paired = attends_in_tiles(dtype, head_dim)
     keep_key = _place_key(numbers, head_dim, is_paired=is_paired)
@@ -108,13 +103,13 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Call
         num_short, num_pieces = of_pass[PassAt.NUM_SHORT], of_pass[PassAt.NUM_PIECES]
         short = array(of_pass[PassAt.SHORT], (num_short, 4), np.int64)
         pieces = array(of_pass[PassAt.PIECES], (num_pieces, 4), np.int64)
-        rotations = array(a[AttentionAt.ROTATIONS], (a[AttentionAt.NUM_POSITIONS], head_dim), real)
+        rotations = array(a[AttentionAt.ROTATIONS], (a[AttentionAt.NUM_POSITIONS], head_dim), np.float32)
         positions = array(of_pass[PassAt.POSITIONS], (num_tokens,), np.int64)
         ancestry = array(of_pass[PassAt.ANCESTRY], (num_tokens,), np.uint64)
         norms = array(a[AttentionAt.NORMS], ((num_queries + num_keys) * head_dim,), raw)
-        is_normed, epsilon = a[AttentionAt.NORMS] != 0, real(float_of(a[AttentionAt.EPSILON]))
-        scaling, window = real(float_of(a[AttentionAt.SCALING])), a[AttentionAt.WINDOW]
-        turned = np.empty(num_shared * head_dim, real)
+        is_normed, epsilon = a[AttentionAt.NORMS] != 0, np.float32(float_of(a[AttentionAt.EPSILON]))
+        scaling, window = np.float32(float_of(a[AttentionAt.SCALING])), a[AttentionAt.WINDOW]
+        turned = np.empty(num_shared * head_dim, np.float32)
         item = take(a.ctypes.data)
         while item < (num_pieces + num_short) * num_keys:
             next_item = take(a.ctypes.data)
@@ -154,16 +149,13 @@ def wide_kernel(head_dim: int, num_shared: int) -> Callable[[Any], None]:
     """Attention of long reads, pieces of prompts, in bfloat16: products of pairs, and no key that no token sees.
 
     torch's attention on a CPU computes the scores of all keys, with a mask for the later ones, at a quarter of the
-    speed of these products. A tile of some tokens' queries is scored against all keys that its last token
-    sees, then weighed, then multiplied with the values. Scores and sums are float32, weights are rounded to bfloat16:
-    the precision of FlashAttention (Dao et al. 2022) with bfloat16 inputs. `num_shared`: query heads a key head.
+    speed of these products. Each tile attends as a short read would, behind what stands before it. Scores and sums are
+    float32, weights are rounded to bfloat16: the precision of FlashAttention (Dao et al. 2022) with bfloat16 inputs.
+    `num_shared`: query heads a key head.
 
-    Queries are rotated, and keys and values lie in the cache: `attention.attention_kernel` ran before.
+    Queries are rotated, and keys and values lie in the cache: `attention_kernel` ran before.
     """
-    num_together = tokens_together(num_shared)
-    num_most = num_together * num_shared
-    gather, write = gather_queries(head_dim, num_shared), write_seen(head_dim, num_shared)
-    score, weigh, mix = score_blocks(head_dim), weigh_row(), mix_blocks(head_dim)
+    attend, together = attend_by_tile(head_dim, num_shared), tokens_together(num_shared)
 
     def wide_attention(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
@@ -174,40 +166,31 @@ def wide_kernel(head_dim: int, num_shared: int) -> Callable[[Any], None]:
         seen = array(a[AttentionAt.SEEN], (num_tokens, num_queries * head_dim), np.uint16)
         wide = array(of_pass[PassAt.WIDE], (of_pass[PassAt.NUM_WIDE], 4), np.int64)
         slot_bytes, head_bytes = of_pass[PassAt.SLOT_SIZE] * 2, of_pass[PassAt.HEAD_SIZE] * 2
-        block_bytes = of_pass[PassAt.BLOCK_SIZE] * 2
-        queries = np.empty(num_most * head_dim, np.uint16)
-        totals = np.empty(num_most, np.float32)
-        out = np.empty(num_most * head_dim, np.float32)
+        block_bytes, scaling = of_pass[PassAt.BLOCK_SIZE] * 2, np.float32(float_of(a[AttentionAt.SCALING]))
+        positions, ancestry = np.empty(together, np.int64), np.empty(together, np.uint64)
+        for token in range(together):
+            ancestry[token] = (np.uint64(2) << np.uint64(token)) - np.uint64(1)
         item, first_item = take(a.ctypes.data), 0
         for read in range(len(wide)):
             slot, length, first_token, width = wide[read, 0], wide[read, 1], wide[read, 2], wide[read, 3]
-            num_tiles = (width + num_together - 1) // num_together
-            num_held = (length + width + PAIR_BLOCK - 1) // PAIR_BLOCK
-            of_slot = a[AttentionAt.HELD] + slot * slot_bytes
-            scores = np.empty(num_most * num_held * PAIR_BLOCK, np.float32)
-            weights = np.empty(num_most * num_held * PAIR_BLOCK, np.uint16)
+            num_tiles = (width + together - 1) // together
             while item < first_item + num_tiles * num_keys:
                 # The last tile first, because it sees most: those that see less end the work evenly.
                 tile = num_tiles - 1 - (item - first_item) // num_keys
                 head = (item - first_item) % num_keys
-                begin, end = tile * num_together, min((tile + 1) * num_together, width)
-                rows, first = (end - begin) * num_shared, first_token + begin
-                gather(qkv, first, end - begin, head * num_shared * head_dim, queries)
+                begin, end = tile * together, min((tile + 1) * together, width)
                 # Blocks that some token of the tile sees: the others are not computed.
                 block = max(0, length + begin - window + 1) // PAIR_BLOCK if window else 0
-                num = (length + end + PAIR_BLOCK - 1) // PAIR_BLOCK - block
-                keys = of_slot + head * head_bytes + block * block_bytes
-                score(keys, block_bytes, keys + num_keys * head_bytes, queries, rows, num, scores)
-                for row in range(rows):
-                    last = length + begin - block * PAIR_BLOCK + row // num_shared + 1
-                    oldest = max(0, last - window) if window else 0
-                    of_row, at = (
-                        weights[row * num * PAIR_BLOCK : (row + 1) * num * PAIR_BLOCK],
-                        scores[row * num * PAIR_BLOCK :],
-                    )
-                    totals[row] = weigh(at, oldest, last, float_of(a[AttentionAt.SCALING]), of_row)
-                mix(keys + num_keys * head_bytes, block_bytes, keys, weights, rows, num, out)
-                write(out, totals, first, end - begin, head, seen)
+                before = length + begin - block * PAIR_BLOCK
+                for token in range(end - begin):
+                    positions[token] = before + token
+                address_of_keys = a[AttentionAt.HELD] + slot * slot_bytes + head * head_bytes + block * block_bytes
+                keys = array(address_of_keys, (1,), np.uint16)
+                values = array(address_of_keys + num_keys * head_bytes, (1,), np.uint16)
+                rows, into = qkv[first_token + begin : first_token + end], seen[first_token + begin : first_token + end]
+                query, places, sees = head * num_shared * head_dim, positions[: end - begin], ancestry[: end - begin]
+                ahead = address_of_keys
+                attend(rows, query, keys, values, block_bytes, ahead, before, places, sees, window, scaling, into)
                 item = take(a.ctypes.data)
             first_item += num_tiles * num_keys
 
@@ -217,17 +200,17 @@ def wide_kernel(head_dim: int, num_shared: int) -> Callable[[Any], None]:
 @functools.cache
 def _rotate(numbers: Numbers, head_dim: int) -> Callable[..., None]:
     """`turn(x, rotation, norm, is_normed, epsilon, out)`: RMS norm where there is one, then each pair turned."""
-    load, real = numbers.load, numbers.real
+    load = numbers.load
 
     @compiled
     def turn(x: Any, rotation: Any, norm: Any, is_normed: Any, epsilon: Any, out: Any) -> None:
         for d in range(head_dim):
             out[d] = load(x[d])
         if is_normed:
-            squares = real(0)
+            squares = np.float32(0)
             for d in range(head_dim):
                 squares += out[d] * out[d]
-            factor = real(1) / np.sqrt(squares / real(head_dim) + epsilon)
+            factor = np.float32(1) / np.sqrt(squares / np.float32(head_dim) + epsilon)
             for d in range(head_dim):
                 out[d] = out[d] * factor * load(norm[d])
         for pair in range(head_dim // 2):
@@ -264,7 +247,7 @@ def _copy_out(numbers: Numbers) -> Callable[..., None]:
 
 
 def _place_key(numbers: Numbers, head_dim: int, *, is_paired: bool) -> Callable[..., None]:
-    """`place(key, keys, position, block_size)`: key [head_dim] of `real`s, rounded, into one head's keys.
+    """`place(key, keys, position, block_size)`: key [head_dim] of float32, rounded, into one head's keys.
 
     keys: [positions * head_dim]; in pairs, blocks of as many positions `block_size` numbers apart.
     """

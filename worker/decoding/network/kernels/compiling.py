@@ -210,7 +210,7 @@ def _package() -> str:
     """A hash of this package's files, and of the layout of the cache that kernels read."""
     here = Path(__file__).parent
     digest = hashlib.sha256()
-    for file in sorted([*here.glob("*.py"), *here.parent.glob("*.py")]):
+    for file in sorted([*here.glob("*.py"), here.parent / "kv_layout.py"]):
         digest.update(file.name.encode())
         digest.update(file.read_bytes())
     return digest.hexdigest()

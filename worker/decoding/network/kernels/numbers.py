@@ -1,4 +1,4 @@
-"""How kernels read and write the numbers of a dtype, and what they compute with.
+"""How kernels read and write the numbers of a dtype. They compute in float32.
 
 bfloat16 is the upper half of a float32, which neither numba nor numpy knows: it is read by a shift, and rounded to the
 nearest, ties to even, when written.
@@ -21,11 +21,8 @@ class Numbers:
     """A dtype inside kernels: functions for numba to compile in."""
 
     dtype: Any  #: numpy's, as it lies in memory
-    real: Any  #: numpy's, of all arithmetic
     load: Callable[[Any], Any]
     store: Callable[[Any], Any]
-    exp: Callable[[Any], Any]
-    largest: Callable[[Any], Any]  #: of a list of `real`s, one at least
 
 
 @inlined
@@ -39,13 +36,14 @@ def _from_bfloat16(x: Any) -> Any:
 
 
 @inlined
-def _to_bfloat16(x: Any) -> Any:
+def to_bfloat16(x: Any) -> Any:
+    """The bits of the nearest one."""
     bits = np.float32(x).view(np.uint32)
     return np.uint16((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16))
 
 
 @inlined
-def _exp_float32(x: Any) -> Any:
+def exp(x: Any) -> Any:
     """e^x within 2e-7 of itself, in operations that vector units have; 0 below -87.
 
     2^n times a polynomial of degree 6 on [-1/2, 1/2] (the coefficients of Cephes, S. Moshier, exp2f.c).
@@ -65,14 +63,9 @@ def _exp_float32(x: Any) -> Any:
     return np.float32(0.0) if low else p * power
 
 
-@inlined
-def _exp_float64(x: Any) -> Any:
-    return np.exp(x)
-
-
 @compiled
-def _largest_float32(x: Any) -> Any:
-    """As integers, whose maximum is vectorised: LLVM leaves that of floats to one lane."""
+def largest(x: Any) -> Any:
+    """Of one number at least. As integers, whose maximum is vectorised: LLVM leaves that of floats to one lane."""
     bits = x.view(np.int32)
     most = np.int32(-(2**31))
     for i in range(len(bits)):
@@ -83,16 +76,7 @@ def _largest_float32(x: Any) -> Any:
     return np.int32(most ^ np.int32((most >> np.int32(31)) & np.int32(0x7FFFFFFF))).view(np.float32)
 
 
-@compiled
-def _largest_float64(x: Any) -> Any:
-    most = x[0]
-    for one in x:
-        most = max(most, one)
-    return most
-
-
 NUMBERS: Final = {
-    torch.bfloat16: Numbers(np.uint16, np.float32, _from_bfloat16, _to_bfloat16, _exp_float32, _largest_float32),
-    torch.float32: Numbers(np.float32, np.float32, _same, _same, _exp_float32, _largest_float32),
-    torch.float64: Numbers(np.float64, np.float64, _same, _same, _exp_float64, _largest_float64),
+    torch.bfloat16: Numbers(np.uint16, _from_bfloat16, to_bfloat16),
+    torch.float32: Numbers(np.float32, _same, _same),
 }

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from worker.decoding.network.kernels.compiling import array, compiled, float_of, kernel, take
-from worker.decoding.network.kernels.numbers import NUMBERS
+from worker.decoding.network.kernels.numbers import NUMBERS, exp
 from worker.decoding.network.kernels.threads import argument_fields, team_functions
 
 
@@ -50,17 +50,17 @@ _GATED: Final = 512
 def norm_kernel(dtype: torch.dtype) -> Callable[[Any], None]:
     """y = x / sqrt(mean(x²) + ε) · weight (Zhang and Sennrich 2019) by rows, + held."""
     numbers = NUMBERS[dtype]
-    raw, real, load, store = numbers.dtype, numbers.real, numbers.load, numbers.store
+    raw, load, store = numbers.dtype, numbers.load, numbers.store
     _, team, _ = team_functions()
 
     # Functions of one row: over two dimensions loops are not vectorised.
     @compiled
     def norm_row(x: Any, weight: Any, epsilon: Any, y: Any) -> None:
-        squares = real(0)
+        squares = np.float32(0)
         for i in range(len(weight)):
             value = load(x[i])
             squares += value * value
-        factor = real(1) / np.sqrt(squares / real(len(weight)) + epsilon)
+        factor = np.float32(1) / np.sqrt(squares / np.float32(len(weight)) + epsilon)
         for i in range(len(weight)):
             y[i] = store(load(x[i]) * factor * load(weight[i]))
 
@@ -73,7 +73,11 @@ def norm_kernel(dtype: torch.dtype) -> Callable[[Any], None]:
 
     def norm(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
-        num_rows, size, epsilon = a[PointwiseAt.NUM_ROWS], a[PointwiseAt.SIZE], real(float_of(a[PointwiseAt.EPSILON]))
+        num_rows, size, epsilon = (
+            a[PointwiseAt.NUM_ROWS],
+            a[PointwiseAt.SIZE],
+            np.float32(float_of(a[PointwiseAt.EPSILON])),
+        )
         x = array(a[PointwiseAt.X], (num_rows, size), raw)
         y = array(a[PointwiseAt.Y], (num_rows, size), raw)
         held = array(a[PointwiseAt.HELD], (num_rows, size), raw)
@@ -95,9 +99,9 @@ def norm_kernel(dtype: torch.dtype) -> Callable[[Any], None]:
 def gate_kernel(dtype: torch.dtype, activation: str) -> Callable[[Any], None]:
     """y = activation(gate) · up; SiLU, or GELU in its tanh form, which is x · sigmoid(2 √(2/π) (x + .044715 x³))."""
     numbers = NUMBERS[dtype]
-    raw, real, load, store, exp = numbers.dtype, numbers.real, numbers.load, numbers.store, numbers.exp
+    raw, load, store = numbers.dtype, numbers.load, numbers.store
     is_gelu = activation == "gelu_pytorch_tanh"
-    slope, cubic = real(2 * np.sqrt(2 / np.pi)), real(0.044715)
+    slope, cubic = np.float32(2 * np.sqrt(2 / np.pi)), np.float32(0.044715)
     _, team, _ = team_functions()
 
     @compiled
@@ -105,7 +109,7 @@ def gate_kernel(dtype: torch.dtype, activation: str) -> Callable[[Any], None]:
         for i in range(len(y)):
             gate = load(gates[i])
             inner = slope * (gate + cubic * gate * gate * gate) if is_gelu else gate
-            y[i] = store(gate / (real(1) + exp(-inner)) * load(ups[i]))
+            y[i] = store(gate / (np.float32(1) + exp(-inner)) * load(ups[i]))
 
     def gate(address: Any) -> None:
         a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)

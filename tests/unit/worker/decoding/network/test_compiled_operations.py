@@ -1,4 +1,4 @@
-"""Compiled kernels beside torch's calls: the same numbers, in every dtype, for every kind of read and of heads."""
+"""Compiled kernels beside torch's calls: the same numbers, in both dtypes, for every kind of read and of heads."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ HEAD_DIMS = [16, 64]
 NUM_POSITIONS = 256
 WINDOW = 24
 CPU = torch.device("cpu")
-#: Of the results' norm: float32 and float64 round alike in both, torch rounds bfloat16 more often than the kernels do.
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 4e-2}
+#: Of the results' norm: float32 rounds alike in both, torch rounds bfloat16 more often than the kernels do.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 4e-2}
 DTYPES = list(TOLERANCE)
 
-pytestmark = pytest.mark.skipif(not can_compile(torch.float64), reason="no OpenMP runtime to call")
+pytestmark = pytest.mark.skipif(not can_compile(torch.float32), reason="no OpenMP runtime to call")
 
 
 def noise(rng: random.Random, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -84,7 +84,7 @@ def rotations(dtype: torch.dtype, head_dim: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("is_local", "is_normed"), [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize(("is_local", "is_normed"), [(False, False), (True, True)])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_attention_of_ragged_reads(
     dtype: torch.dtype, is_local: bool, is_normed: bool, head_dim: int, rng: random.Random
@@ -111,7 +111,7 @@ def test_attention_of_ragged_reads(
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("num_threads", [1, 2])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_a_token_attends_alike_alone_and_among_others(

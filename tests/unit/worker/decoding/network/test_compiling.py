@@ -127,6 +127,8 @@ def test_another_compiler_processor_or_source_has_another_file(
         patched.setattr(owner, name, value)
         assert not is_kept()
     assert is_kept()
+    monkeypatch.setenv("NUMBA_OPT", "1")
+    assert not is_kept()
 
 
 def test_an_edited_source_has_another_file_and_a_missing_one_has_none(tmp_path: Path) -> None:
@@ -172,9 +174,3 @@ def test_a_kernel_from_a_file_computes_without_being_built(folder: Path) -> None
     assert [scaled_by(made) for made in (first, again, other)] == [3.0, 3.0, 5.0]
     assert NUM_BUILT == [3, 5]
     assert len(list(folder.iterdir())) == 2
-
-
-def test_settings_of_numba_have_files_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    is_kept()
-    monkeypatch.setenv("NUMBA_OPT", "1")
-    assert [is_kept(), is_kept()] == [False, True]

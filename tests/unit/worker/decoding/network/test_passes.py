@@ -98,24 +98,6 @@ def _roots_first(read: Read) -> list[list[int]]:
     return paths
 
 
-@torch.inference_mode()
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_prompt_in_pieces_equals_the_prompt_at_once(
-    tiny_models: dict[str, Path], references: References, family: str, rng: random.Random
-) -> None:
-    model, text = load(tiny_models[family]), some_tokens(rng, 150)
-    cache = model.new_cache(2)
-    cache.acquire()
-    slot = cache.acquire()
-    begin = 0
-    while begin < len(text):
-        piece = text[begin : begin + rng.choice((1, 3, WIDEST_SHARED, WIDEST_SHARED + 1, 70))]
-        logits = model.read(cache, [Read(slot, piece)])
-        cache.lengths[slot] += len(piece)
-        begin += len(piece)
-    assert float((logits[0] - references(family).logits(text)[-1]).abs().max()) < TOLERANCE
-
-
 VOCABULARY = 97
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.fixtures.logical_devices import logical_gpus
-from worker.decoding.sampling import Penalties, TokenChooser
+from worker.decoding.sampling import TokenChooser
 from worker.engine import Sampling
 
 VOCABULARY = 23
@@ -97,14 +97,14 @@ def test_a_draft_on_another_device_keeps_counts_of_its_own(monkeypatch: pytest.M
     """Target and draft adjust in turn, for one text. Numbers that both used would cross with every token."""
     sampling = Sampling(max_tokens=9, temperature=0.0, frequency_penalty=0.5, logit_bias=((1, 2.0),))
     with logical_gpus(monkeypatch, 2) as gpus:
-        penalties, alone = Penalties(sampling, 1), Penalties(sampling, 1)
+        penalties, alone = TokenChooser("job", sampling, 1), TokenChooser("job", sampling, 1)
         text = [1]
         for token in (3, 3, 1, 4):
             scores = [
-                penalties.adjust(torch.zeros(2, 6, device=device), text, [(), (5,)]).tolist()
+                penalties.scores_behind(torch.zeros(2, 6, device=device), text, [(), (5,)]).tolist()
                 for device in ("cuda:0", "cuda:1", "cuda:0")
             ]
-            expected = alone.adjust(torch.zeros(2, 6), text, [(), (5,)]).tolist()
+            expected = alone.scores_behind(torch.zeros(2, 6), text, [(), (5,)]).tolist()
             assert scores == [expected] * 3
             text.append(token)
         assert gpus.from_gpus == []

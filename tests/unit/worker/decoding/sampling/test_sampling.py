@@ -10,7 +10,7 @@ import torch
 
 from alphaloop.errors import DecodeFailed
 from tests.fixtures.enumeration import coupled_tokens
-from worker.decoding.sampling import BLOCK, TokenChooser, key_of, probabilities, uniforms
+from worker.decoding.sampling import BLOCK, TokenChooser, key_of, probabilities, token_noise, uniforms
 from worker.engine import Sampling
 
 CPU = torch.device("cpu")
@@ -144,6 +144,13 @@ def test_scores_that_are_not_finite_are_refused(cut: dict[str, float], broken: f
         choice.tokens(scores, [0, 1])
 
 
+def noise_of(choice: TokenChooser, position: int, vocabulary: int) -> torch.Tensor:
+    """The noise of every token [vocabulary] at a position."""
+    tokens = torch.arange(vocabulary)
+    block = tokens.div(BLOCK, rounding_mode="floor")
+    return token_noise(choice.noise_key(position), block, tokens - block * BLOCK, vocabulary)
+
+
 @pytest.mark.parametrize("vocabulary", [5, BLOCK, 3 * BLOCK + 5])
 @pytest.mark.parametrize("spread", [0.0, 1.0, 10.0])
 @pytest.mark.parametrize("cut", CUTS, ids=str)
@@ -153,7 +160,7 @@ def test_the_token_is_that_of_the_whole_noise(
     scores = torch.tensor([[rng.gauss(0, spread) for _ in range(vocabulary)] for _ in range(6)])
     choice = TokenChooser("job", sampled(temperature=0.7, seed=rng.randrange(2**63), **cut), 3)
     positions = [7, 8, 8, 9, 10, 11]
-    noise = torch.stack([choice.noise(position, vocabulary, CPU) for position in positions])
+    noise = torch.stack([noise_of(choice, position, vocabulary) for position in positions])
     assert torch.equal(choice.tokens(scores, positions), coupled_tokens(choice.probabilities(scores), noise))
 
 
@@ -181,7 +188,7 @@ def test_the_noise_is_gumbel_noise_and_independent(seed: int) -> None:
     """Kolmogorov and Smirnov at 1e-9, and correlations within a block, between blocks and between positions."""
     choice = TokenChooser("job", sampled(seed=seed), 1)
     vocabulary = 3 * BLOCK + 9
-    noise = torch.stack([choice.noise(position, vocabulary, CPU) for position in range(600)])
+    noise = torch.stack([noise_of(choice, position, vocabulary) for position in range(600)])
     ordered = (-(-noise.flatten()).exp()).exp().sort().values
     steps = torch.arange(1, len(ordered) + 1) / len(ordered)
     assert (ordered - steps).abs().max() < math.sqrt(math.log(2 / 1e-9) / (2 * len(ordered)))
@@ -190,13 +197,13 @@ def test_the_noise_is_gumbel_noise_and_independent(seed: int) -> None:
 
 
 def test_noise_follows_from_seed_and_position_alone() -> None:
-    noise = TokenChooser("any job", sampled(seed=-5, top_k=3), 2).noise(11, 100, CPU)
-    assert torch.equal(noise, TokenChooser("other", sampled(seed=-5, temperature=0.3), 7).noise(11, 100, CPU))
+    noise = noise_of(TokenChooser("any job", sampled(seed=-5, top_k=3), 2), 11, 100)
+    assert torch.equal(noise, noise_of(TokenChooser("other", sampled(seed=-5, temperature=0.3), 7), 11, 100))
     # Another process, another machine, a later release: what a seed meant once it means for good.
     recorded = [-0.058276980213, 0.177761932995, 0.990476177483, 0.854357607188, 1.036845090622]
     assert noise[[0, 1, 63, 64, 99]].tolist() == pytest.approx(recorded, rel=1e-9)
     for seed, position in ((-5, 12), (5, 11), (2**32 - 5, 11)):
-        assert not torch.equal(noise, TokenChooser("any job", sampled(seed=seed), 2).noise(position, 100, CPU))
+        assert not torch.equal(noise, noise_of(TokenChooser("any job", sampled(seed=seed), 2), position, 100))
 
 
 def test_uniforms_are_splitmix64s() -> None:
@@ -227,6 +234,6 @@ def test_only_jobs_with_a_seed_have_noise() -> None:
     assert not unseeded.is_reproducible
     for choice in (greedy, unseeded):
         with pytest.raises(ValueError, match="seed"):
-            choice.noise(1, 5, CPU)
+            choice.noise_key(1)
     with pytest.raises(ValueError, match="seed"):
         unseeded.tokens(torch.zeros(1, 3), [1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from tests.fixtures.enumeration import (
     Draft,
     Fixed,
     Language,
+    Round,
+    Verify,
     bias,
     chain,
     drawn,
@@ -21,7 +24,7 @@ from tests.fixtures.enumeration import (
     likeliest,
     verify_sampled,
 )
-from worker.decoding.verification import DraftVerdict, draw, verify_deterministic, verify_greedy
+from worker.decoding.verification import DraftVerdict, draw, verify_block, verify_deterministic, verify_greedy
 
 EXACT = 1e-13
 TARGET, DRAFTER = Fixed(0.5, 0.3, 0.2), Fixed(0.2, 0.7, 0.1)
@@ -36,6 +39,10 @@ def pair(request: pytest.FixtureRequest, seed: int) -> tuple[Language, Language]
 
 def sampled(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
     return verify_sampled(p, draft.q, torch.tensor(draft.tokens, dtype=torch.long), uniforms)
+
+
+def by_block(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
+    return verify_block(p, draft.q, torch.tensor(draft.tokens, dtype=torch.long), uniforms)
 
 
 def deterministic(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
@@ -56,7 +63,7 @@ def test_a_drawn_draft_leaves_the_targets_distribution(
     pair: tuple[Language, Language], k: int, rng: random.Random
 ) -> None:
     target, drafter = pair
-    found = enumerate_round(target, drawn([drafter], chain(k)), sampled, rng)
+    found = enumerate_round(target, drawn(drafter, k), sampled, rng)
     assert bias(target, found, k + 1) < EXACT
 
 
@@ -64,7 +71,7 @@ def test_acceptance_is_one_minus_the_total_variation(pair: tuple[Language, Langu
     """A rule that accepts less could still be exact."""
     target, drafter = pair
     p, q = target.behind(()), drafter.behind(())
-    found = enumerate_round(target, drawn([drafter], chain(1)), sampled, rng)
+    found = enumerate_round(target, drawn(drafter, 1), sampled, rng)
     assert found.num_accepted == pytest.approx(float(torch.minimum(p, q).sum()), abs=EXACT)
     found = enumerate_round(target, likeliest(drafter, chain(1)), deterministic, rng)
     assert found.num_accepted == pytest.approx(float(p[q.argmax()]), abs=EXACT)
@@ -79,50 +86,71 @@ def test_a_deterministic_draft_judged_by_p_over_q_is_caught(rng: random.Random) 
     assert bias(TARGET, found, 2) == pytest.approx(9 / 35, abs=EXACT)
 
 
-Gate = Callable[[Tensor, int], bool]
+#: Whether a chain goes on behind its token at a place, given q at each place and the tokens.
+Gate = Callable[[Tensor, tuple[int, ...], int], bool]
 
 
-def shortened(drafts: Iterator[Draft], keep: Gate, *, stop_behind: bool) -> Iterator[Draft]:
-    """Chains that end before (or `stop_behind`) the first token that `keep` refuses, given its q and itself."""
+def likely_enough(least: float) -> Gate:
+    """The gate of draft models: the probability of the chain up to its token."""
+    return lambda q, tokens, i: float(q[range(i + 1), tokens[: i + 1]].prod()) >= least
+
+
+def shortened(drafts: Iterator[Draft], goes_on: Gate, *, stop_behind: bool) -> Iterator[Draft]:
+    """Chains that end before (or `stop_behind`) the first token that `goes_on` refuses."""
     for draft in drafts:
         num = 0
-        while num < len(draft.tokens) and keep(draft.q[num], draft.tokens[num]):
+        while num < len(draft.tokens) and goes_on(draft.q, draft.tokens, num):
             num += 1
         num = min(num + stop_behind, len(draft.tokens))
         yield Draft(draft.weight, draft.tokens[:num], chain(num), draft.q[:num])
 
 
-def enumerated(target: Language, drafts: Iterator[Draft], length: int, rng: random.Random) -> float:
+def enumerated(target: Language, drafts: Iterator[Draft], length: int, verify: Verify, rng: random.Random) -> float:
     """The bias over drafts of different lengths."""
-    groups: dict[int, list[Draft]] = {}
+    groups: dict[int, dict[tuple[int, ...], Draft]] = {}
     for draft in drafts:
-        groups.setdefault(len(draft.tokens), []).append(draft)
-    rounds = [enumerate_round(target, group, sampled, rng) for group in groups.values()]
-    for other in rounds[1:]:
-        rounds[0].begun.update(other.begun)
-    return bias(target, rounds[0], length)
+        group = groups.setdefault(len(draft.tokens), {})
+        before = group.get(draft.tokens)
+        group[draft.tokens] = draft if before is None else replace(before, weight=before.weight + draft.weight)
+    found = Round()
+    for group in groups.values():
+        found.begun.update(enumerate_round(target, group.values(), verify, rng).begun)
+    return bias(target, found, length)
 
 
-def test_dropping_a_drawn_token_for_its_probability_is_caught(rng: random.Random) -> None:
+@pytest.mark.parametrize("verify", [sampled, by_block])
+def test_dropping_a_drawn_token_for_its_probability_is_caught(verify: Verify, rng: random.Random) -> None:
     """Rule (f) of the known errors: a gate that looks at the token it drops.
 
     By hand: token 2 is drawn with .1 and dropped, p is drawn instead. The text is .55, .33, .12, not .5, .3, .2.
     """
-    gated = shortened(drawn([DRAFTER], chain(1)), lambda q, token: bool(q[token] > 0.15), stop_behind=False)
-    assert enumerated(TARGET, gated, 2, rng) == pytest.approx(0.16, abs=EXACT)
+    gated = shortened(drawn(DRAFTER, 1), likely_enough(0.15), stop_behind=False)
+    assert enumerated(TARGET, gated, 2, verify, rng) == pytest.approx(0.16, abs=EXACT)
 
 
+@pytest.mark.parametrize("verify", [sampled, by_block])
 @pytest.mark.parametrize(
-    ("keep", "stop_behind"),
-    [(lambda q, token: bool(q[token] > 0.3), True), (lambda q, _: bool(q.max() > 0.6), False)],
-    ids=["stopping behind an unlikely token", "stopping where no token is likely"],
+    ("goes_on", "stop_behind"),
+    [
+        (lambda q, tokens, i: bool(q[i, tokens[i]] > 0.3), True),
+        (likely_enough(0.3), True),
+        (lambda q, tokens, i: bool(q[i].max() > 0.6), False),
+    ],
+    ids=["stopping behind an unlikely token", "behind an unlikely chain", "stopping where no token is likely"],
 )
 def test_the_safe_gates_leave_the_targets_distribution(
-    pair: tuple[Language, Language], keep: Gate, stop_behind: bool, rng: random.Random
+    pair: tuple[Language, Language], goes_on: Gate, stop_behind: bool, verify: Verify, rng: random.Random
 ) -> None:
     target, drafter = pair
-    gated = shortened(drawn([drafter], chain(2)), keep, stop_behind=stop_behind)
-    assert enumerated(target, gated, 3, rng) < EXACT
+    gated = shortened(drawn(drafter, 2), goes_on, stop_behind=stop_behind)
+    assert enumerated(target, gated, 3, verify, rng) < EXACT
+
+
+@pytest.mark.parametrize("verify", [sampled, by_block])
+def test_a_longer_draft_of_any_length_is_exact(verify: Verify, seed: int, rng: random.Random) -> None:
+    target, drafter = Language(f"target {seed}", 2), Language(f"drafter {seed}", 2)
+    gated = shortened(drawn(drafter, 4), likely_enough(0.2), stop_behind=True)
+    assert enumerated(target, gated, 5, verify, rng) < EXACT
 
 
 def test_a_rule_that_is_a_little_too_generous_is_caught(rng: random.Random) -> None:
@@ -131,7 +159,7 @@ def test_a_rule_that_is_a_little_too_generous_is_caught(rng: random.Random) -> N
     def generous(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
         return sampled(p, draft, torch.cat((uniforms[:-1] / 1.01, uniforms[-1:])))
 
-    found = enumerate_round(TARGET, drawn([DRAFTER], chain(1)), generous, rng)
+    found = enumerate_round(TARGET, drawn(DRAFTER, 1), generous, rng)
     # Token 1 is accepted with .303 instead of .3, and .003 less is drawn from the rest.
     assert bias(TARGET, found, 2) == pytest.approx(0.006, abs=EXACT)
 

@@ -54,9 +54,9 @@ def test_a_longer_block(seed: int, rng: random.Random) -> None:
 
 
 def compare(target: Language, drafter: Language, k: int, rng: random.Random) -> None:
-    found = enumerate_round(target, drawn([drafter], chain(k)), by_block, rng)
+    found = enumerate_round(target, drawn(drafter, k), by_block, rng)
     assert bias(target, found, k + 1) < EXACT
-    token_wise = enumerate_round(target, drawn([drafter], chain(k)), by_token, rng)
+    token_wise = enumerate_round(target, drawn(drafter, k), by_token, rng)
     assert found.num_accepted > token_wise.num_accepted - EXACT
     if k == 1:
         assert found.num_accepted == pytest.approx(token_wise.num_accepted, abs=EXACT)
@@ -66,7 +66,7 @@ def compare(target: Language, drafter: Language, k: int, rng: random.Random) -> 
 def test_alpha_at_a_position_does_not_move_with_k(verify: Verify, seed: int, rng: random.Random) -> None:
     """What every decision and drift test stands on: counts of different k are counts of one thing, by block too."""
     target, drafter = Language(f"target {seed}", 2), Language(f"drafter {seed}", 2)
-    short, long = (enumerate_round(target, drawn([drafter], chain(k)), verify, rng) for k in (2, 3))
+    short, long = (enumerate_round(target, drawn(drafter, k), verify, rng) for k in (2, 3))
     assert [short.alpha(i) for i in (1, 2)] == pytest.approx([long.alpha(i) for i in (1, 2)], abs=EXACT)
 
 
@@ -74,7 +74,7 @@ def test_the_papers_example(rng: random.Random) -> None:
     """Sun et al. 2024, section 2: two tokens drafted, 10/9 accepted one by one, 11/9 as a block."""
     target, drafter = Fixed(1 / 3, 2 / 3), Fixed(2 / 3, 1 / 3)
     for verify, num_accepted in ((by_token, 10 / 9), (by_block, 11 / 9)):
-        found = enumerate_round(target, drawn([drafter], chain(2)), verify, rng)
+        found = enumerate_round(target, drawn(drafter, 2), verify, rng)
         assert found.num_accepted == pytest.approx(num_accepted, abs=EXACT)
         assert bias(target, found, 3) < EXACT
 
@@ -98,7 +98,7 @@ def test_one_uniform_number_for_all_prefixes_is_caught(rng: random.Random) -> No
     def with_one_number(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
         return by_block(p, draft, torch.cat((uniforms[:1].expand(len(uniforms) - 1), uniforms[-1:])))
 
-    found = enumerate_round(target, drawn([drafter], chain(2)), with_one_number, rng)
+    found = enumerate_round(target, drawn(drafter, 2), with_one_number, rng)
     assert bias(target, found, 3) > 0.01
 
 
