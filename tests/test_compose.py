@@ -513,17 +513,3 @@ def test_vllm_is_started_with_the_options_that_make_it_tell_its_counts() -> None
     config = json.loads(drafts.removeprefix("--speculative-config="))
     assert config["method"] == "ngram"
     assert [argument for argument in ngram if argument != drafts] == plain, "the pair differs in its drafts only"
-
-
-def test_profiles_start_nothing_unless_they_are_asked_for() -> None:
-    optional = {name for name, service in SERVICES.items() if "profiles" in service}
-    vllm = {"vllm-plain", "vllm-ngram", "check-vllm", "worker-vllm"}
-    assert optional == vllm | {"llama-cpp", "check-llama-cpp", "worker-llama-cpp", "kafka", "postgres"}
-
-
-def test_no_command_is_left_out() -> None:
-    """Who adds a service of ours adds the test that runs its command."""
-    assert set(OURS) == {
-        *("migrate", "scheduler", "worker"),
-        *("check-llama-cpp", "check-vllm", "worker-llama-cpp", "worker-vllm"),
-    }

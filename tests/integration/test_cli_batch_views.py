@@ -160,23 +160,6 @@ def test_a_batch_in_any_form_of_file(batch_cli: Cli, worker_settings: Settings, 
         assert {json.loads(row)["custom_id"] for row in shown} == {"ä", "語"}
 
 
-@pytest.mark.parametrize("form", ["utf-8-sig", "utf-16", "gzip", "-"])
-def test_jobs_are_waited_for_by_any_form_of_file(
-    batch_cli: Cli, worker_settings: Settings, tmp_path: Path, form: str
-) -> None:
-    client = Client(worker_settings)
-    plain = '{"job_id": "w-1"}\n{"job_id": "w-2", "text": "ä"}\n'
-    content = gzip.compress(plain.encode()) if form == "gzip" else plain.encode("utf-8" if form == "-" else form)
-    (tmp_path / "jobs.jsonl").write_bytes(content)
-    with running_worker(worker_settings, FakeEngine()):
-        client.send("code", [json.dumps({"job_id": name, "prompt": "p"}).encode() for name in ("w-1", "w-2")])
-        file = "-" if form == "-" else tmp_path / "jobs.jsonl"
-        ran = batch_cli("wait", "--file", file, "--output", "-", "--timeout", "120", stdin=content)
-    assert (ran.code, [json.loads(row)["job_id"] for row in ran.out.splitlines()]) == (0, ["w-1", "w-2"]), ran.err
-    again = batch_cli("wait", "--file", tmp_path / "jobs.jsonl", "--output", tmp_path / "jobs.jsonl")
-    assert (again.code, "is the input" in again.err) == (1, True)
-
-
 def test_the_output_goes_where_it_is_told_and_never_over_the_input(
     batch_cli: Cli, worker_settings: Settings, tmp_path: Path
 ) -> None:

@@ -217,24 +217,6 @@ def test_an_interrupted_wait_says_how_to_wait_again(
     assert at_once.out == f"{next(row['text'] for row in rows if row['job_id'] == 'job-2')}\n"
 
 
-def test_a_refused_job_is_waited_for_too(jobs_cli: Cli, worker_settings: Settings) -> None:
-    client = Client(worker_settings)
-    client.send("code", [b'{"job_id": "wrong", "prompt": "p", "temperature": 9}'])
-    with running_worker(worker_settings, FakeEngine()):
-        ran = jobs_cli("wait", "wrong", "--timeout", WAIT_S)
-    assert ran.code == 1
-    assert "wrong: refused, invalid_field: temperature: Input should be less than" in ran.err
-
-
-def test_the_end_of_a_job_is_awaited_from_a_file_with_a_mark_and_strange_ends_of_lines(
-    jobs_cli: Cli, tmp_path: Path
-) -> None:
-    file = tmp_path / "results.jsonl"
-    file.write_bytes('\ufeff{"job_id": "a", "text": "one\u2028two\x85"}\r\n{"job_id": "b"}\n'.encode())
-    waited = jobs_cli("wait", "--file", file, "--timeout", "0")
-    assert "2 of 2 jobs have not ended" in waited.err
-
-
 @pytest.mark.parametrize(
     "arguments", [["job", "X"], ["wait", "X"], ["cancel", "X"], ["batch", "status", "X"], ["dlq", "list", "--task=X"]]
 )

@@ -174,19 +174,6 @@ def test_up_starts_servers_that_were_killed_again_at_their_old_addresses(folder:
         assert f"{name} ended with code 137 (killed by signal 9); starting it again in 1 s" in told
 
 
-def test_a_demo_whose_worker_cannot_start_says_so(folder: Path, tmp_path: Path) -> None:
-    process = command(
-        folder, "demo", ALPHALOOP_EMBEDDED__BROKER="tansu", ALPHALOOP_MODELS__TARGET__SOURCE=str(tmp_path / "no-model")
-    )
-    _, told = process.communicate(timeout=150)
-    assert process.returncode == 1
-    assert f"The demo failed while starting the worker. Logs: {folder / 'logs'}" in told
-    assert "error: worker ended with code 1" in told
-    assert "no-model" in told  # the end of the worker's log says what was wrong
-    assert "hint: " in told
-    assert "Traceback" not in told
-
-
 @pytest.mark.model
 @pytest.mark.kafka
 @pytest.mark.timeout(600)

@@ -183,15 +183,6 @@ def test_the_second_takes_over_when_the_first_is_killed(place: Place) -> None:
         assert "run_finished" not in second_log.read_text(encoding="utf-8")
 
 
-def test_a_database_without_a_schema_is_refused(place: Place, empty_database_url: SecretStr) -> None:
-    environment = {**place.environment, "DATABASE_URL": empty_database_url.get_secret_value()}
-    done = subprocess.run(
-        place.command("once"), cwd=ROOT, env=environment, capture_output=True, text=True, timeout=WAIT_S
-    )
-    assert done.returncode == 1
-    assert json.loads(done.stderr.splitlines()[-1])["code"] == "schema_mismatch"
-
-
 class running:
     """A scheduler that stays, its log in a file; killed at the end if it is still there."""
 

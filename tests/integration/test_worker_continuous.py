@@ -59,12 +59,6 @@ def stepped_worker(settings: Settings, engine: SteppedEngine) -> Iterator[Runnin
             engine.run_freely()
 
 
-def wait_until_claimed_ahead(running: RunningWorker) -> None:
-    """Until the loop finds claimed jobs whenever a slot becomes free, or nothing waits any more."""
-    feed = running.worker.feed
-    until(lambda: len(feed.ready) >= 4 or feed.num_waiting == len(feed.ready), "jobs are claimed ahead")
-
-
 def wait_until_claimed(running: RunningWorker, num_jobs: int) -> None:
     """Until the worker holds so many jobs. Before a first round is allowed, because short jobs would end meanwhile."""
     until(lambda: running.worker.leases.num_held == num_jobs, "all jobs are claimed")
@@ -242,27 +236,6 @@ def test_in_a_hurry_all_is_given_back_and_no_crash_counted(worker_settings: Sett
     assert {name for name in names if results[name].attempt == 2} == claimed
     assert {name for name in names if results[name].attempt == 1} == set(names) - claimed
     assert num_crashes(database) == 0
-
-
-@pytest.mark.usefixtures("steady_claims")  # else a fast machine claims the whole backlog ahead
-def test_tasks_with_a_backlog_share_the_device_by_the_weights_of_the_settings(worker_settings: Settings) -> None:
-    settings = with_worker(worker_settings, task_quantum_s=0.1)
-    heavy = settings.tasks["code"].model_copy(update={"weight": 3.0})
-    settings = settings.model_copy(update={"tasks": {**settings.tasks, "code": heavy}})
-    client, engine = Client(settings), SteppedEngine(num_slots=4)
-    client.send("code", [job(f"code-{number}", 3) for number in range(500)], partition=0)
-    with stepped_worker(settings, engine) as running:
-        engine.wait_at_round()
-        # Later, because jobs that started before another task had any are not weighed against that task.
-        client.send("sql", [job(f"sql-{number}", 6) for number in range(120)], partition=0)
-        until(lambda: running.worker.intake.num_in_flight == 620, "all jobs were delivered")
-        for _ in range(360):
-            engine.wait_at_round()
-            wait_until_claimed_ahead(running)
-            engine.allow()
-        assert running.worker.feed.waiting().keys() == {"code", "sql"}
-    tasks = Counter(name.partition("-")[0] for round_ in engine.rounds[60:360] for name in round_)
-    assert tasks["code"] / tasks["sql"] == pytest.approx(3, rel=0.15)
 
 
 @pytest.mark.usefixtures("steady_claims")

@@ -51,18 +51,9 @@ def test_what_a_killed_run_left_is_replaced(repository: Path, tmp_path: Path) ->
         assert (folder / "file").read_text(encoding="utf-8") == "old"
 
 
-def test_a_commit_that_is_not_there_is_named(repository: Path) -> None:
-    with pytest.raises(ValueError, match="no-such-commit"):
-        commit_of(repository, "no-such-commit")
-
-
 def environment(checkout: Path, tmp_path: Path) -> dict[str, str]:
     servers = Servers(KafkaSettings(bootstrap_servers="b:1"), "postgresql://d", tmp_path)
     return environment_of(checkout, servers, database_url="postgresql://d", num_slots=8, data_dir=tmp_path)
-
-
-def test_a_process_that_imports_this_checkout_is_accepted(tmp_path: Path) -> None:
-    check_imports(REPOSITORY, environment(REPOSITORY, tmp_path))
 
 
 def test_a_process_that_imports_another_checkout_is_refused(tmp_path: Path) -> None:
@@ -73,12 +64,3 @@ def test_a_process_that_imports_another_checkout_is_refused(tmp_path: Path) -> N
     check_imports(other, environment(other, tmp_path))
     with pytest.raises(RuntimeError, match="the process imports"):
         check_imports(REPOSITORY, environment(other, tmp_path))
-
-
-def test_settings_of_the_person_do_not_reach_a_contestant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALPHALOOP_WORKER__LEASE_S", "1")
-    monkeypatch.setenv("DATABASE_URL", "postgresql://mine")
-    found = environment(REPOSITORY, tmp_path)
-    assert "ALPHALOOP_WORKER__LEASE_S" not in found
-    assert found["DATABASE_URL"] == "postgresql://d"
-    assert found["ALPHALOOP_WORKER__BATCH_SIZE"] == "8"
