@@ -29,11 +29,8 @@ from alphaloop.embedded.postgres import EmbeddedPostgres, binaries
 from alphaloop.settings import ConsoleSettings, load_settings
 from alphaloop.settings.models import EndpointSettings
 from alphaloop.store import schema as schema_of
-from tests.fixtures import server_replies
-from tests.fixtures.inference_server import listening_beside
 from tests.fixtures.postgres import as_member
 from tests.fixtures.worker import until
-from tests.integration.test_check_server import speaking
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 TEXT: Final = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
@@ -486,18 +483,6 @@ def test_a_worker_of_a_profile_sends_its_jobs_to_the_servers_that_were_checked(s
         told_k = re.findall(r'"num_speculative_tokens": (\d+)', command)
         assert [str(endpoint.num_draft_tokens)] == (told_k or ["None"])
         assert str(endpoint.max_requests) in (re.findall(r"--parallel (\d+)", command) or ["16"])
-
-
-def test_a_check_runs(tmp_path: Path) -> None:
-    """The command of one, over a server that answers in its kind's form; that of the other asks two in the same way."""
-    service = "check-llama-cpp"
-    with listening_beside(speaking(server_replies.llama_cpp())) as server:
-        settings = environment(service, ALPHALOOP_DATA_DIR=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
-        settings |= {name: server.url for name in settings if name.endswith("__URL")}
-        command = runnable(SERVICES[service]["command"])
-        done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "counts" in done.stdout
 
 
 def test_the_check_of_a_pair_fails_if_one_of_them_does() -> None:

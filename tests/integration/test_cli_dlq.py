@@ -7,7 +7,6 @@ from collections.abc import Callable
 from contextlib import closing
 
 import pytest
-from pydantic import SecretStr
 from sqlalchemy import text
 
 from alphaloop.errors import InvalidField, MalformedMessage, MessageError, UnknownTask
@@ -32,13 +31,7 @@ Write = Callable[..., None]
 
 
 @pytest.fixture
-def environment(worker_settings: Settings, database_url: SecretStr, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", worker_settings.kafka.bootstrap_servers or "")
-    monkeypatch.setenv("DATABASE_URL", database_url.get_secret_value())
-
-
-@pytest.fixture
-def client(worker_settings: Settings, environment: None) -> Client:
+def client(worker_settings: Settings, stack_cli: Cli) -> Client:
     return Client(worker_settings)
 
 

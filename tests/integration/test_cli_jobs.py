@@ -29,15 +29,10 @@ pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
 
 @pytest.fixture
-def jobs_cli(cli: Cli, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
-    """The command line on this test's servers, and workers that say at every turn what they do."""
-    assert worker_settings.postgres.url is not None
-    monkeypatch.setenv("DATABASE_URL", worker_settings.postgres.url.get_secret_value())
-    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", worker_settings.kafka.bootstrap_servers or "")
-    monkeypatch.setenv("ALPHALOOP_KAFKA__GROUP_ID", worker_settings.kafka.group_id)
-    monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path))
+def jobs_cli(stack_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Workers say at every turn what they do."""
     monkeypatch.setattr("worker.presence.EVERY_S", 0.0)
-    return cli
+    return stack_cli
 
 
 def jobs(*numbers: int, **fields: Any) -> bytes:
@@ -217,19 +212,15 @@ def test_an_interrupted_wait_says_how_to_wait_again(
     assert at_once.out == f"{next(row['text'] for row in rows if row['job_id'] == 'job-2')}\n"
 
 
-@pytest.mark.parametrize(
-    "arguments", [["job", "X"], ["wait", "X"], ["cancel", "X"], ["batch", "status", "X"], ["dlq", "list", "--task=X"]]
-)
-def test_an_argument_that_is_not_utf8_is_told(arguments: list[str], jobs_cli: Cli) -> None:
-    ran = jobs_cli(*(argument.replace("X", os.fsdecode(b"b\xe4d")) for argument in arguments))
-    assert "Traceback" not in ran.err
-    assert ran.code in (0, 1)
-    if ran.code:
-        assert ran.err.startswith("error: ")
+def test_an_argument_that_is_not_utf8_is_told(jobs_cli: Cli) -> None:
+    name = os.fsdecode(b"b\xe4d")
+    for arguments in (["job"], ["wait"], ["cancel"], ["batch", "status"], ["dlq", "list", "--task"]):
+        ran = jobs_cli(*arguments, name)
+        assert ran.code in (0, 1)
+        assert not ran.code or ran.err.startswith("error: ")
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-@pytest.mark.parametrize("as_json", [True, False])
+@pytest.mark.parametrize(("encoding", "as_json"), [("ascii", False), ("latin-1", False), ("ascii", True)])
 def test_standard_output_shows_what_its_encoding_lacks(encoding: str, as_json: bool, jobs_cli: Cli) -> None:
     job_id = "ä日🦜"
     done = subprocess.run(
@@ -244,6 +235,4 @@ def test_standard_output_shows_what_its_encoding_lacks(encoding: str, as_json: b
     if as_json:
         assert json.loads(shown)[0]["job_id"] == job_id
     else:
-        assert shown.startswith(
-            job_id if encoding == "utf-8" else "\\u00e4\\u65e5" if encoding == "ascii" else "ä\\u65e5"
-        )
+        assert shown.startswith("\\u00e4\\u65e5" if encoding == "ascii" else "ä\\u65e5")

@@ -67,8 +67,7 @@ def test_up_prints_why_a_model_does_not_load(tiny_models: dict[str, Path], folde
     assert "Traceback" not in told
 
 
-@pytest.mark.parametrize("end", ["down", "interrupt"])
-def test_up_prints_addresses_that_work_and_stops_clean(cli: Cli, folder: Path, end: str) -> None:
+def test_up_prints_addresses_that_work_and_stops_clean(cli: Cli, folder: Path) -> None:
     process = command(folder, "up", "--no-worker", ALPHALOOP_EMBEDDED__BROKER="tansu")
     try:
         assert process.stdout is not None
@@ -91,10 +90,7 @@ def test_up_prints_addresses_that_work_and_stops_clean(cli: Cli, folder: Path, e
         assert status.json["scheduler"] == addresses["scheduler metrics"]
         second = cli("--data-dir", folder, "up")
         assert (second.code, "is in use" in second.err) == (1, True)
-        if end == "down":
-            assert cli("--data-dir", folder, "down").err == "stopped\n"
-        else:
-            process.send_signal(signal.SIGINT)
+        assert cli("--data-dir", folder, "down").err == "stopped\n"
         _, told = process.communicate(timeout=60)
     finally:
         process.kill()
