@@ -15,7 +15,6 @@ import pytest
 from openai.types import BatchError, BatchRequestCounts, Completion, ErrorObject
 from openai.types.chat import ChatCompletion
 from openai.types.chat.chat_completion import Choice as ChatChoice
-from sqlalchemy import text
 
 from alphaloop.errors import DeliveryFailed
 from alphaloop.kafka.producer import Producer
@@ -23,6 +22,7 @@ from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
+from tests.fixtures.postgres import count
 from tests.fixtures.worker import WAIT_S, Client, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(400)]
@@ -103,10 +103,6 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(one) for one in path.read_text(encoding="utf-8").splitlines()]
 
 
-def num_jobs(database: Database) -> int:
-    return _count(database, "jobs")
-
-
 @pytest.mark.slow
 def test_a_thousand_lines_with_twenty_bad_ones_survive_kill_9(
     stack_cli: Cli, batch_file: Path, worker_settings: Settings, database: Database, tmp_path: Path
@@ -117,7 +113,7 @@ def test_a_thousand_lines_with_twenty_bad_ones_survive_kill_9(
         submission = subprocess.Popen(
             command, cwd=CHECKOUT, env=dict(os.environ), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        until(lambda: num_jobs(database) > 0, "a worker has seen the first requests")
+        until(lambda: count(database, "jobs") > 0, "a worker has seen the first requests")
         submission.kill()
         submission.wait(30)
         resumed = stack_cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "300", "--json")
@@ -151,7 +147,7 @@ def test_a_thousand_lines_with_twenty_bad_ones_survive_kill_9(
         "long": "prompt_too_long",
         "long text": "prompt_too_long",
     }
-    assert num_jobs(database) == NUM_GOOD
+    assert count(database, "jobs") == NUM_GOOD
 
 
 def test_a_submission_that_was_cut_off_goes_on_where_it_was(
@@ -173,7 +169,7 @@ def test_a_submission_that_was_cut_off_goes_on_where_it_was(
         cut.setattr(Producer, "send", send_thirty)
         assert stack_cli("batch", "submit", batch_file, "--task", "chat").code == 1
     with running_worker(worker_settings, FakeEngine(num_slots=32)):
-        until(lambda: num_jobs(database) == 29, "the worker has seen what was sent")
+        until(lambda: count(database, "jobs") == 29, "the worker has seen what was sent")
         resumed = stack_cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "300", "--json")
     assert f"{98 + 1 - 29} requests sent" in resumed.err, "the other bad line is refused by the worker"
     assert resumed.json["request_counts"] == {"total": 100, "completed": 98, "failed": 2}
@@ -194,15 +190,15 @@ def test_a_cancelled_batch_keeps_what_is_done(
     engine = FakeEngine(num_slots=1, acceptance=(), before_step=hold_the_second)
     stack_cli("batch", "submit", path, "--task", "chat")
     with running_worker(worker_settings, engine) as worker:
-        until(lambda: _count(database, "jobs WHERE status = 'succeeded'") == 1, "one request has ended")
-        until(lambda: num_jobs(database) == 4, "all are claimed")
+        until(lambda: count(database, "jobs WHERE status = 'succeeded'") == 1, "one request has ended")
+        until(lambda: count(database, "jobs") == 4, "all are claimed")
         told = stack_cli("batch", "status", path, "--json").json
         assert told["requests_by_status"] == {"succeeded": 1, "running": 3}
         assert told["status"] == "in_progress"
         assert "asked to cancel 3 requests" in stack_cli("batch", "cancel", path).err
         until(lambda: len(worker.worker.leases.cancelled()) == 3, "the worker knows")
         is_cancelled.set()
-        until(lambda: _count(database, "jobs WHERE status = 'cancelled'") == 3, "the batch is cancelled")
+        until(lambda: count(database, "jobs WHERE status = 'cancelled'") == 3, "the batch is cancelled")
     told = stack_cli("batch", "status", path, "--json").json
     assert (told["status"], told["request_counts"]) == ("cancelled", {"total": 4, "completed": 1, "failed": 3})
     errors = [json.loads(one) for one in stack_cli("batch", "errors", path).out.splitlines()]
@@ -234,8 +230,3 @@ def test_what_cannot_be_submitted_is_said(stack_cli: Cli, tmp_path: Path) -> Non
     assert "no task 'nobody'" in stack_cli("batch", "submit", file, "--task", "nobody").err
     ran = stack_cli("batch", "submit", file, "--task", "chat")
     assert (ran.code, f"{file}: expected one request a line" in ran.err) == (1, True)
-
-
-def _count(database: Database, rows: str) -> int:
-    with database.begin() as connection:
-        return int(connection.execute(text(f"SELECT count(*) FROM {rows}")).scalar_one())

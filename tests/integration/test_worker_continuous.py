@@ -24,6 +24,7 @@ from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
+from tests.fixtures.postgres import count
 from tests.fixtures.publishing import NOW
 from tests.fixtures.worker import Client, RunningWorker, SteppedEngine, running_worker, until
 from tests.integration.test_worker_flow import assert_counts_add_up
@@ -96,17 +97,6 @@ def by_id(records: list[Record]) -> dict[str, Result]:
 def results_of(client: Client, *job_ids: str) -> dict[str, Result]:
     """Everything on the topic, once there is a result of each of these jobs."""
     return by_id(client.read([RESULTS], lambda records: set(job_ids) <= by_id(records).keys()))
-
-
-def num_held(database: Database) -> int:
-    """Jobs that a worker holds."""
-    with database.begin() as connection:
-        return int(connection.execute(text("SELECT count(*) FROM jobs WHERE owner IS NOT NULL")).scalar_one())
-
-
-def num_crashes(database: Database) -> int:
-    with database.begin() as connection:
-        return int(connection.execute(text("SELECT sum(num_crashes) FROM jobs")).scalar_one())
 
 
 def committed(settings: Settings, topic: str = "jobs.code") -> int | None:
@@ -204,19 +194,19 @@ def test_a_stop_decodes_what_runs_and_gives_back_what_was_claimed_ahead(
         claimed = run_all_slots(running, engine)
         started = engine.running
         assert claimed == set(names[: len(claimed)])
-        assert num_held(database) == len(claimed)
+        assert count(database, "jobs WHERE owner IS NOT NULL") == len(claimed)
         running.stop.set()
     assert {name for round_ in engine.rounds for name in round_} == set(started) == set(names[:4])
     results = results_of(client, *started)
     assert {name: result.status for name, result in results.items()} == dict.fromkeys(started, Status.SUCCEEDED)
-    assert num_held(database) == 0
+    assert count(database, "jobs WHERE owner IS NOT NULL") == 0
     assert committed(worker_settings) == 4
     with running_worker(worker_settings, FakeEngine(num_slots=4)):
         results = results_of(client, *names)
     ahead = claimed - set(started)
     assert {name for name in names if results[name].attempt == 2} == ahead
     assert {name for name in names if results[name].attempt == 1} == set(names) - ahead
-    assert num_crashes(database) == 0
+    assert count(database, "jobs WHERE num_crashes > 0") == 0
     assert_counts_add_up(database, num_jobs=30)
 
 
@@ -229,13 +219,13 @@ def test_in_a_hurry_all_is_given_back_and_no_crash_counted(worker_settings: Sett
         claimed = run_all_slots(running, engine)
         running.stop.set()
         running.hurry.set()
-    assert num_held(database) == 0
+    assert count(database, "jobs WHERE owner IS NOT NULL") == 0
     with running_worker(worker_settings, FakeEngine(num_slots=4)):
         results = results_of(client, *names)
     assert {result.status for result in results.values()} == {Status.SUCCEEDED}
     assert {name for name in names if results[name].attempt == 2} == claimed
     assert {name for name in names if results[name].attempt == 1} == set(names) - claimed
-    assert num_crashes(database) == 0
+    assert count(database, "jobs WHERE num_crashes > 0") == 0
 
 
 @pytest.mark.usefixtures("steady_claims")
