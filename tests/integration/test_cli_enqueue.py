@@ -25,6 +25,7 @@ from alphaloop.messages.topics import jobs_topic
 from alphaloop.outcomes import reading
 from alphaloop.outcomes.reading import Outcome, read_outcome
 from alphaloop.settings import KafkaSettings
+from tests.fixtures.broker import settings_for
 from tests.fixtures.cli import Cli
 from tests.fixtures.worker import until
 
@@ -98,6 +99,7 @@ def task(fresh_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kaf
     (configs / "tasks.toml").write_text(f"[tasks.{fresh_prefix}]\n")
     monkeypatch.setenv("ALPHALOOP_CONFIGS", str(configs))
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka_broker)
+    monkeypatch.setenv("ALPHALOOP_KAFKA__EXTRA", json.dumps(settings_for(kafka_broker).extra))
     monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path / "data"))
     return fresh_prefix
 

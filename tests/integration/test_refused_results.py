@@ -39,7 +39,8 @@ def operator(clean_kafka: KafkaSettings) -> Operator:
 @pytest.fixture
 def settings(worker_settings: Settings) -> Settings:
     """Without compression, because the broker compares the compressed size with its limit."""
-    kafka = worker_settings.kafka.model_copy(update={"extra": {"compression.type": "none"}})
+    extra = {**worker_settings.kafka.extra, "compression.type": "none"}
+    kafka = worker_settings.kafka.model_copy(update={"extra": extra})
     return worker_settings.model_copy(update={"kafka": kafka})
 
 

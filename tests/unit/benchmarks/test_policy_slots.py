@@ -160,7 +160,7 @@ def test_rounds_with_a_proposal_come_in_runs(seed: int) -> None:
 
 
 def test_ours_follows_the_load_and_spends_a_small_share_on_control(seed: int) -> None:
-    of = scenario(jobs=150)
+    of = scenario(jobs=250)
     stream, known = stream_of(of, seed), know_slots(of, DEVICE, num_jobs=120)
     rule = OursOnSlots(of, DEVICE.points(), seed)
     trace = play_slots(stream, known.table, rule, is_control=rule.is_control)
@@ -168,7 +168,7 @@ def test_ours_follows_the_load_and_spends_a_small_share_on_control(seed: int) ->
     phases = {one.phase for one in rule.measured.slices}
     assert SlicePhase.CONTROL in phases
     assert SlicePhase.BEFORE in phases
-    assert [number for number, _, _ in rule.choices] == list(range(150))
+    assert [number for number, _, _ in rule.choices] == list(range(250))
     assert all(truth.speedup > 1.0 for truth in rule.measured.truth.values())
     explored = {number for number, _, reason in rule.choices if reason is Reason.EXPLORING}
     in_control = [ms for number, ms in enumerate(trace.budget_ms) if number not in explored]
