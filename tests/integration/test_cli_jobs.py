@@ -184,32 +184,35 @@ def wait_again(ran: Ran) -> list[str]:
     return shlex.split(ran.err.rsplit("Wait again: ", 1)[1])[1:]
 
 
-@pytest.mark.parametrize("by", ["ids", "batch", "file"])
 def test_an_interrupted_wait_says_how_to_wait_again(
-    jobs_cli: Cli, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by: str
+    jobs_cli: Cli, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """By ids, by the name of a batch, and by the file of results."""
     Client(worker_settings)
-    output = tmp_path / "results.jsonl"
-    extra = {"ids": ["--wait"], "batch": ["--wait", "--batch-id", "a batch"], "file": ["--output", output]}[by]
-    with monkeypatch.context() as patched:
-        patched.setattr(OutcomeReader, "outcomes", interrupted)
-        ran = jobs_cli("enqueue", "--file", "-", *extra, stdin=jobs(1, 2))
-        command = wait_again(ran)
-        stopped = jobs_cli(*command)
-    assert (ran.code, stopped.code) == (130, 130)
-    assert "stopped waiting; 2 jobs go on. Wait again: " in ran.err
-    assert wait_again(stopped) == command
-    late = jobs_cli(*command, "--timeout", "0.1")
-    assert (late.code, "2 of 2 jobs have not ended" in late.err) == (1, True)
+    ways = (["--wait"], ["--wait", "--batch-id", "a batch"], ["--output", tmp_path / "results.jsonl"])
+    commands: dict[tuple[int, int], list[str]] = {}
+    for number, extra in enumerate(ways):
+        both = (2 * number, 2 * number + 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(OutcomeReader, "outcomes", interrupted)
+            ran = jobs_cli("enqueue", "--file", "-", *extra, stdin=jobs(*both))
+            commands[both] = wait_again(ran)
+            stopped = jobs_cli(*commands[both])
+        assert (ran.code, stopped.code) == (130, 130)
+        assert "stopped waiting; 2 jobs go on. Wait again: " in ran.err
+        assert wait_again(stopped) == commands[both]
+        late = jobs_cli(*commands[both], "--timeout", "0.1")
+        assert (late.code, "2 of 2 jobs have not ended" in late.err) == (1, True)
     with running_worker(worker_settings, FakeEngine(num_slots=2)):
-        waited = jobs_cli(*command, "--json", "--output", tmp_path / "again.jsonl")
-        at_once = jobs_cli("wait", "job-2")
-    assert waited.code == 0
-    rows = [json.loads(line) for line in waited.out.splitlines()]
-    assert {row["job_id"]: row["status"] for row in rows} == {"job-1": "succeeded", "job-2": "succeeded"}
-    written = [json.loads(line) for line in (tmp_path / "again.jsonl").read_text().splitlines()]
-    assert sorted(rows, key=lambda row: row["job_id"]) == sorted(written, key=lambda row: row["job_id"])
-    assert at_once.out == f"{next(row['text'] for row in rows if row['job_id'] == 'job-2')}\n"
+        for both, command in commands.items():
+            waited = jobs_cli(*command, "--json", "--output", tmp_path / "again.jsonl")
+            assert waited.code == 0
+            rows = [json.loads(line) for line in waited.out.splitlines()]
+            assert {row["job_id"]: row["status"] for row in rows} == {f"job-{n}": "succeeded" for n in both}
+            written = [json.loads(line) for line in (tmp_path / "again.jsonl").read_text().splitlines()]
+            assert sorted(rows, key=lambda row: row["job_id"]) == sorted(written, key=lambda row: row["job_id"])
+        at_once = jobs_cli("wait", f"job-{both[1]}")
+    assert at_once.out == f"{next(row['text'] for row in rows if row['job_id'] == f'job-{both[1]}')}\n"
 
 
 def test_an_argument_that_is_not_utf8_is_told(jobs_cli: Cli) -> None:
