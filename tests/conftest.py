@@ -17,8 +17,8 @@ pytest_plugins = [f"tests.fixtures.{name}" for name in _FIXTURES]
 #: The seed of every run that asks for no other.
 FIXED_SEED = 20261122
 
-# A property does not fail because the machine is busy.
-hypothesis.settings.register_profile("alphaloop", deadline=None)
+# A property does not fail because the machine is busy. Those that need more examples ask for them.
+hypothesis.settings.register_profile("alphaloop", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("alphaloop")
 
 # Settings of the person who runs the tests must not change what they test; KAFKA_HOME names where Kafka lies.

@@ -28,33 +28,11 @@ from worker.engine import (
     TokenDelta,
 )
 
-WORDS: Final = (
-    "amber",
-    "basil",
-    "cedar",
-    "delta",
-    "ember",
-    "fjord",
-    "grove",
-    "heath",
-    "inlet",
-    "jetty",
-    "kelp",
-    "larch",
-    "meadow",
-    "nectar",
-    "opal",
-    "pollen",
-    "quartz",
-    "reed",
-    "slate",
-    "thyme",
-    "umber",
-    "violet",
-    "willow",
-    "yarrow",
-    "zephyr",
-)
+_TEXT: Final = """
+    amber basil cedar delta ember fjord grove heath inlet jetty kelp larch meadow nectar
+    opal pollen quartz reed slate thyme umber violet willow yarrow zephyr
+"""
+WORDS: Final = tuple(_TEXT.split())
 END: Final = len(WORDS)
 
 

@@ -29,11 +29,8 @@ from alphaloop.embedded.postgres import EmbeddedPostgres, binaries
 from alphaloop.settings import ConsoleSettings, load_settings
 from alphaloop.settings.models import EndpointSettings
 from alphaloop.store import schema as schema_of
-from tests.fixtures import server_replies
-from tests.fixtures.inference_server import listening_beside
 from tests.fixtures.postgres import as_member
 from tests.fixtures.worker import until
-from tests.integration.test_check_server import speaking
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 TEXT: Final = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
@@ -488,18 +485,6 @@ def test_a_worker_of_a_profile_sends_its_jobs_to_the_servers_that_were_checked(s
         assert str(endpoint.max_requests) in (re.findall(r"--parallel (\d+)", command) or ["16"])
 
 
-def test_a_check_runs(tmp_path: Path) -> None:
-    """The command of one, over a server that answers in its kind's form; that of the other asks two in the same way."""
-    service = "check-llama-cpp"
-    with listening_beside(speaking(server_replies.llama_cpp())) as server:
-        settings = environment(service, ALPHALOOP_DATA_DIR=str(tmp_path), XDG_CACHE_HOME=str(tmp_path))
-        settings |= {name: server.url for name in settings if name.endswith("__URL")}
-        command = runnable(SERVICES[service]["command"])
-        done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "counts" in done.stdout
-
-
 def test_the_check_of_a_pair_fails_if_one_of_them_does() -> None:
     shell, option, script = SERVICES["check-vllm"]["command"]
     assert (shell, option) == ("sh", "-c")
@@ -513,17 +498,3 @@ def test_vllm_is_started_with_the_options_that_make_it_tell_its_counts() -> None
     config = json.loads(drafts.removeprefix("--speculative-config="))
     assert config["method"] == "ngram"
     assert [argument for argument in ngram if argument != drafts] == plain, "the pair differs in its drafts only"
-
-
-def test_profiles_start_nothing_unless_they_are_asked_for() -> None:
-    optional = {name for name, service in SERVICES.items() if "profiles" in service}
-    vllm = {"vllm-plain", "vllm-ngram", "check-vllm", "worker-vllm"}
-    assert optional == vllm | {"llama-cpp", "check-llama-cpp", "worker-llama-cpp", "kafka", "postgres"}
-
-
-def test_no_command_is_left_out() -> None:
-    """Who adds a service of ours adds the test that runs its command."""
-    assert set(OURS) == {
-        *("migrate", "scheduler", "worker"),
-        *("check-llama-cpp", "check-vllm", "worker-llama-cpp", "worker-vllm"),
-    }

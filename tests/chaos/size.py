@@ -73,7 +73,7 @@ OUTAGES: Final = replace(
     is_ordered=True,
 )
 SHORT: Final = Size(
-    num_null_jobs=1_500,
+    num_null_jobs=1_000,
     num_real_jobs=0,
     planted={
         Fate.REFUSED: 8,
@@ -98,7 +98,7 @@ SHORT: Final = Size(
     round_s=0.02,
     session_timeout_s=2.5,
     lease_s=2.0,
-    catch_up_s=10.0,
+    catch_up_s=6.0,
     settle_s=120.0,
     measure_every_s=10.0,
 )

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pydantic import SecretStr
+from pydantic import SecretStr, TypeAdapter
 
 from alphaloop.cli.models import _show_costs
 from alphaloop.commands import CalibrateOrder, Calibration
@@ -19,8 +16,6 @@ from alphaloop.server_identity import EngineIdentity
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from tests.fixtures.cli import CarriedOut
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -43,49 +38,31 @@ def configs(tmp_path: Path, tiny_models: dict[str, Path]) -> Path:
 
 @pytest.mark.postgres
 @pytest.mark.timeout(300)
-def test_calibrate_measures_stores_and_prints(
-    configs: Path, tmp_path: Path, database: Database, database_url: SecretStr
+def test_calibrate_measures_and_stores(
+    configs: Path, tmp_path: Path, database: Database, database_url: SecretStr, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "alphaloop.cli",
-        "--configs",
-        str(configs),
-        "calibrate",
-        "--budget",
-        "150",  # more than a slow machine takes: what refines is measured only while the time lasts
-        "--json",
-    ]
-    environment = {
-        **os.environ,
-        "DATABASE_URL": database_url.get_secret_value(),
-        "ALPHALOOP_DATA_DIR": str(tmp_path),
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-    }
-    ran = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout)
-    assert told["target"] == "tiny"
-    assert told["is_stored"]
-    points = {
-        CostPoint(
-            p["drafter"], p["batch"], p["width"], p["median_ms"], p["num_samples"], p["context"], CostKind(p["kind"])
-        )
-        for p in told["points"]
-    }
+    monkeypatch.setenv("DATABASE_URL", database_url.get_secret_value())
+    monkeypatch.setenv("ALPHALOOP_CONFIGS", str(configs))
+    monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path))
+    # More time than a slow machine takes: what refines is measured only while the time lasts.
+    done = CarriedOut(CalibrateOrder(budget=150, no_store=False))
+    assert done.code == 0, done.error
+    (data,) = done.reports
+    found = TypeAdapter(Calibration).validate_python(data)
+    identity, points = found.identity, set(found.points)
+    assert (identity.target, found.is_stored) == ("tiny", True)
     assert {(p.batch, p.drafter) for p in points if p.kind is CostKind.ROUND} >= {
         (batch, drafter) for batch in (1, 2) for drafter in (None, "lookup")
     }
     assert {p.context for p in points if p.kind is CostKind.ROUND} == {256, 1024}
     assert any(p.kind is CostKind.PREFILL for p in points)
     revisions = {name: revision for name, revision in _revisions(database)}
-    stored = CostStore(database).load(told["host"], told["device"], told["engine"], told["target_revision"], revisions)
+    stored = CostStore(database).load(
+        identity.host, identity.device, identity.engine, identity.target_revision, revisions
+    )
     # The doubt of a correction is not measured: it grows from the time of storing.
-    assert {replace(point, correction_variance=0.0) for point in stored.points} == points
+    without_doubt = {replace(point, correction_variance=0.0) for point in points}
+    assert {replace(point, correction_variance=0.0) for point in stored.points} == without_doubt
 
 
 def _revisions(database: Database) -> list[tuple[str, str]]:

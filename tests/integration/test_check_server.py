@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,7 @@ from alphaloop.cli.models import _show_findings
 from alphaloop.commands import CheckServerOrder, ServerCheck
 from alphaloop.server_identity import ServerKind
 from tests.fixtures import server_replies
-from tests.fixtures.cli import CarriedOut, Cli
+from tests.fixtures.cli import CarriedOut
 from tests.fixtures.inference_server import Answer, Connection, MetricsPage, listening_beside, stream, whole
 from tests.fixtures.server_replies import openai, streamed
 
@@ -242,14 +239,6 @@ def test_a_server_that_refuses_is_an_error_in_words() -> None:
     assert (done.code, done.error.message) == (1, "the server answered 401")
 
 
-def test_the_command_starts_the_check() -> None:
-    with listening_beside(speaking(server_replies.sglang())) as server:
-        command = [sys.executable, "-m", "alphaloop.cli", "check-server", server.url, "--kind", "sglang", "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["granularity"] == "lengths"
-
-
 def test_findings_are_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     (data,) = check(speaking(server_replies.vllm()), "vllm").reports
@@ -266,9 +255,3 @@ def test_findings_are_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: p
         ["switch", "ok"],
         ["stop", "ok"],
     ]
-
-
-def test_a_kind_nobody_knows_is_named(cli: Cli) -> None:
-    ran = cli("check-server", "http://gpu:8000/v1", "--kind", "triton")
-    assert ran.code == 2
-    assert "'triton' is not one of 'vllm', 'sglang', 'llama_cpp', 'tensorrt_llm', 'openai'" in ran.err

@@ -40,8 +40,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def settings(worker_settings: Settings, clean_kafka: KafkaSettings, folder: Path) -> Settings:
     Operator(clean_kafka.bootstrap_servers).create(RESULTS, max_message_bytes=LIMIT)
+    extra = {**worker_settings.kafka.extra, "compression.type": "none"}
     update = {
-        "kafka": worker_settings.kafka.model_copy(update={"extra": {"compression.type": "none"}}),
+        "kafka": worker_settings.kafka.model_copy(update={"extra": extra}),
         "claim_check": ClaimCheckSettings(url=str(folder)),
         # An outcome that waits is tried again soon.
         "worker": worker_settings.worker.model_copy(update={"lease_s": 2.0}),

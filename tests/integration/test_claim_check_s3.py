@@ -60,8 +60,9 @@ def settings(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     Operator(clean_kafka.bootstrap_servers).create(RESULTS, max_message_bytes=LIMIT)
+    extra = {**worker_settings.kafka.extra, "compression.type": "none"}
     update = {
-        "kafka": worker_settings.kafka.model_copy(update={"extra": {"compression.type": "none"}}),
+        "kafka": worker_settings.kafka.model_copy(update={"extra": extra}),
         "claim_check": ClaimCheckSettings(url=URL, options={"endpoint_url": SecretStr(options["endpoint_url"])}),
         "worker": worker_settings.worker.model_copy(update={"lease_s": 2.0}),
     }

@@ -15,7 +15,6 @@ import pytest
 from openai.types import BatchError, BatchRequestCounts, Completion, ErrorObject
 from openai.types.chat import ChatCompletion
 from openai.types.chat.chat_completion import Choice as ChatChoice
-from sqlalchemy import text
 
 from alphaloop.errors import DeliveryFailed
 from alphaloop.kafka.producer import Producer
@@ -23,6 +22,7 @@ from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
+from tests.fixtures.postgres import count
 from tests.fixtures.worker import WAIT_S, Client, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(400)]
@@ -60,16 +60,6 @@ BAD = (
     line("model and more", body={**CHAT, "model": "gpt-5", "seed": 3}),
     line("long text", url="/v1/completions", body={"prompt": "word " * 6000}),
 )
-
-
-@pytest.fixture
-def batch_cli(cli: Cli, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
-    """The command line on this test's servers."""
-    assert worker_settings.postgres.url is not None
-    monkeypatch.setenv("DATABASE_URL", worker_settings.postgres.url.get_secret_value())
-    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", worker_settings.kafka.bootstrap_servers or "")
-    monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path))
-    return cli
 
 
 def write_batch(path: Path, num_good: int, bad: Sequence[str]) -> Path:
@@ -113,13 +103,9 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(one) for one in path.read_text(encoding="utf-8").splitlines()]
 
 
-def num_jobs(database: Database) -> int:
-    return _count(database, "jobs")
-
-
 @pytest.mark.slow
 def test_a_thousand_lines_with_twenty_bad_ones_survive_kill_9(
-    batch_cli: Cli, batch_file: Path, worker_settings: Settings, database: Database, tmp_path: Path
+    stack_cli: Cli, batch_file: Path, worker_settings: Settings, database: Database, tmp_path: Path
 ) -> None:
     Client(worker_settings)
     command = [sys.executable, "-m", "alphaloop.cli", "batch", "submit", str(batch_file), "--task", "chat", "--wait"]
@@ -127,19 +113,19 @@ def test_a_thousand_lines_with_twenty_bad_ones_survive_kill_9(
         submission = subprocess.Popen(
             command, cwd=CHECKOUT, env=dict(os.environ), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        until(lambda: num_jobs(database) > 0, "a worker has seen the first requests")
+        until(lambda: count(database, "jobs") > 0, "a worker has seen the first requests")
         submission.kill()
         submission.wait(30)
-        resumed = batch_cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "300", "--json")
-        told = batch_cli("batch", "status", batch_file, "--json")
+        resumed = stack_cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "300", "--json")
+        told = stack_cli("batch", "status", batch_file, "--json")
     assert resumed.json == told.json
     assert told.json["status"] == "completed"
     assert BatchRequestCounts.model_validate(told.json["request_counts"]).failed == len(BAD)
     assert told.json["request_counts"] == {"total": NUM_GOOD + len(BAD), "completed": NUM_GOOD, "failed": len(BAD)}
     assert told.json["requests_by_status"] == {"succeeded": NUM_GOOD, "invalid": 16, "refused": 4}
     output, errors = tmp_path / "output.jsonl", tmp_path / "errors.jsonl"
-    assert batch_cli("batch", "output", batch_file, "--to", output).code == 0
-    assert batch_cli("batch", "errors", batch_file, "--to", errors).code == 0
+    assert stack_cli("batch", "output", batch_file, "--to", output).code == 0
+    assert stack_cli("batch", "errors", batch_file, "--to", errors).code == 0
     done = rows(output)
     assert {row["custom_id"] for row in done} == {f"request-{number}" for number in range(NUM_GOOD)}
     assert len(done) == NUM_GOOD
@@ -161,11 +147,11 @@ def test_a_thousand_lines_with_twenty_bad_ones_survive_kill_9(
         "long": "prompt_too_long",
         "long text": "prompt_too_long",
     }
-    assert num_jobs(database) == NUM_GOOD
+    assert count(database, "jobs") == NUM_GOOD
 
 
 def test_a_submission_that_was_cut_off_goes_on_where_it_was(
-    batch_cli: Cli, worker_settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    stack_cli: Cli, worker_settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     batch_file = write_batch(tmp_path / "requests.jsonl", 98, (*BAD[:1], BAD[-1]))
     Client(worker_settings)
@@ -181,16 +167,16 @@ def test_a_submission_that_was_cut_off_goes_on_where_it_was(
 
     with monkeypatch.context() as cut:
         cut.setattr(Producer, "send", send_thirty)
-        assert batch_cli("batch", "submit", batch_file, "--task", "chat").code == 1
+        assert stack_cli("batch", "submit", batch_file, "--task", "chat").code == 1
     with running_worker(worker_settings, FakeEngine(num_slots=32)):
-        until(lambda: num_jobs(database) == 29, "the worker has seen what was sent")
-        resumed = batch_cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "300", "--json")
+        until(lambda: count(database, "jobs") == 29, "the worker has seen what was sent")
+        resumed = stack_cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "300", "--json")
     assert f"{98 + 1 - 29} requests sent" in resumed.err, "the other bad line is refused by the worker"
     assert resumed.json["request_counts"] == {"total": 100, "completed": 98, "failed": 2}
 
 
 def test_a_cancelled_batch_keeps_what_is_done(
-    batch_cli: Cli, worker_settings: Settings, database: Database, tmp_path: Path
+    stack_cli: Cli, worker_settings: Settings, database: Database, tmp_path: Path
 ) -> None:
     """One request has ended, one runs, and others wait when the batch is cancelled."""
     path = tmp_path / "few.jsonl"
@@ -202,25 +188,25 @@ def test_a_cancelled_batch_keeps_what_is_done(
             assert is_cancelled.wait(WAIT_S)
 
     engine = FakeEngine(num_slots=1, acceptance=(), before_step=hold_the_second)
-    batch_cli("batch", "submit", path, "--task", "chat")
+    stack_cli("batch", "submit", path, "--task", "chat")
     with running_worker(worker_settings, engine) as worker:
-        until(lambda: _count(database, "jobs WHERE status = 'succeeded'") == 1, "one request has ended")
-        until(lambda: num_jobs(database) == 4, "all are claimed")
-        told = batch_cli("batch", "status", path, "--json").json
+        until(lambda: count(database, "jobs WHERE status = 'succeeded'") == 1, "one request has ended")
+        until(lambda: count(database, "jobs") == 4, "all are claimed")
+        told = stack_cli("batch", "status", path, "--json").json
         assert told["requests_by_status"] == {"succeeded": 1, "running": 3}
         assert told["status"] == "in_progress"
-        assert "asked to cancel 3 requests" in batch_cli("batch", "cancel", path).err
+        assert "asked to cancel 3 requests" in stack_cli("batch", "cancel", path).err
         until(lambda: len(worker.worker.leases.cancelled()) == 3, "the worker knows")
         is_cancelled.set()
-        until(lambda: _count(database, "jobs WHERE status = 'cancelled'") == 3, "the batch is cancelled")
-    told = batch_cli("batch", "status", path, "--json").json
+        until(lambda: count(database, "jobs WHERE status = 'cancelled'") == 3, "the batch is cancelled")
+    told = stack_cli("batch", "status", path, "--json").json
     assert (told["status"], told["request_counts"]) == ("cancelled", {"total": 4, "completed": 1, "failed": 3})
-    errors = [json.loads(one) for one in batch_cli("batch", "errors", path).out.splitlines()]
+    errors = [json.loads(one) for one in stack_cli("batch", "errors", path).out.splitlines()]
     assert {BatchError.model_validate(row["error"]).code for row in errors} == {"batch_cancelled"}
-    assert len(batch_cli("batch", "output", path).out.splitlines()) == 1
+    assert len(stack_cli("batch", "output", path).out.splitlines()) == 1
 
 
-def test_a_batch_through_kafka_alone_is_known_by_its_name(batch_cli: Cli, worker_settings: Settings) -> None:
+def test_a_batch_through_kafka_alone_is_known_by_its_name(stack_cli: Cli, worker_settings: Settings) -> None:
     client = Client(worker_settings)
     jobs = [
         {"job_id": f"j{number}", "custom_id": f"c{number}", "batch_id": "monday", "body": CHAT} for number in range(3)
@@ -229,25 +215,18 @@ def test_a_batch_through_kafka_alone_is_known_by_its_name(batch_cli: Cli, worker
     with running_worker(worker_settings, FakeEngine()):
         client.send("chat", [json.dumps(job).encode() for job in jobs])
         client.results(4)
-    told = batch_cli("batch", "status", "monday", "--json").json
+    told = stack_cli("batch", "status", "monday", "--json").json
     assert told["request_counts"] == {"total": 4, "completed": 3, "failed": 1}
-    output = [json.loads(one) for one in batch_cli("batch", "output", "monday").out.splitlines()]
-    errors = [json.loads(one) for one in batch_cli("batch", "errors", "monday").out.splitlines()]
+    output = [json.loads(one) for one in stack_cli("batch", "output", "monday").out.splitlines()]
+    errors = [json.loads(one) for one in stack_cli("batch", "errors", "monday").out.splitlines()]
     assert sorted(row["custom_id"] for row in output) == ["c0", "c1", "c2"]
     assert [(row["custom_id"], row["error"]["code"]) for row in errors] == [("late", "batch_expired")]
 
 
-def test_what_cannot_be_submitted_is_said(batch_cli: Cli, batch_file: Path) -> None:
-    assert "No such file" in batch_cli("batch", "submit", "nothing.jsonl", "--task", "chat").err
-    assert "no task 'nobody'" in batch_cli("batch", "submit", batch_file, "--task", "nobody").err
-
-
-def _count(database: Database, rows: str) -> int:
-    return int(database.scalar(text(f"SELECT count(*) FROM {rows}")))
-
-
-def test_a_file_without_a_request_is_an_error(batch_cli: Cli, worker_settings: Settings, tmp_path: Path) -> None:
+def test_what_cannot_be_submitted_is_said(stack_cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "empty.jsonl"
     file.write_text("\n\n")
-    ran = batch_cli("batch", "submit", file, "--task", "chat")
+    assert "No such file" in stack_cli("batch", "submit", "nothing.jsonl", "--task", "chat").err
+    assert "no task 'nobody'" in stack_cli("batch", "submit", file, "--task", "nobody").err
+    ran = stack_cli("batch", "submit", file, "--task", "chat")
     assert (ran.code, f"{file}: expected one request a line" in ran.err) == (1, True)

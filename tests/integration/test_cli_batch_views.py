@@ -23,17 +23,6 @@ from tests.integration.test_worker_retries import UnluckyEngine
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(400)]
 
 
-@pytest.fixture
-def batch_cli(cli: Cli, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
-    """The command line on this test's servers."""
-    assert worker_settings.postgres.url is not None
-    monkeypatch.setenv("DATABASE_URL", worker_settings.postgres.url.get_secret_value())
-    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", worker_settings.kafka.bootstrap_servers or "")
-    monkeypatch.setenv("ALPHALOOP_KAFKA__GROUP_ID", worker_settings.kafka.group_id)
-    monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path / "data"))
-    return cli
-
-
 def chat(custom_id: str, prompt: str, **body: Any) -> dict[str, Any]:
     body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 3, **body}
     return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
@@ -61,36 +50,38 @@ def both_views(cli: Cli, file: Path, batch_id: str) -> dict[str, Any]:
     return by_file
 
 
+def by_status(cli: Cli, batch: Path | str) -> dict[str, int]:
+    return dict(cli("batch", "status", batch, "--json").json["requests_by_status"])
+
+
 def test_a_redriven_request_has_one_row_in_every_view(
-    batch_cli: Cli, worker_settings: Settings, database: Database, tmp_path: Path
+    stack_cli: Cli, worker_settings: Settings, database: Database, tmp_path: Path
 ) -> None:
     file = tmp_path / "requests.jsonl"
     file.write_bytes(encoded(chat("good", "tell"), chat("unlucky", "bad one"), older("older", "Once upon a time")))
     client = Client(worker_settings)
-    batch_id = batch_cli("batch", "submit", file, "--task", "code").out.strip()
-    waiting = both_views(batch_cli, file, batch_id)
-    assert waiting["status"]["requests_by_status"] == {"waiting": 3}, "no worker has seen them"
+    batch_id = stack_cli("batch", "submit", file, "--task", "code").out.strip()
+    assert by_status(stack_cli, batch_id) == {"waiting": 3}, "no worker has seen them"
     with running_worker(worker_settings, UnluckyEngine({"bad": 99})):
-        failed = batch_cli("batch", "submit", file, "--task", "code", "--wait", "--timeout", "120")
+        failed = stack_cli("batch", "submit", file, "--task", "code", "--wait", "--timeout", "120")
         client.read(["jobs.code.dlq"], lambda found: bool(found))
     assert failed.code == 1
     assert "unlucky: failed, decode_failed: " in failed.err
-    found = both_views(batch_cli, file, batch_id)
+    found = both_views(stack_cli, file, batch_id)
     assert found["status"]["requests_by_status"] == {"succeeded": 2, "failed": 1}
     for _ in range(2):  # the redriven job fails too, and is redriven
-        assert batch_cli("dlq", "redrive", "--task", "code", "--since", "1d").code == 0
-        found = both_views(batch_cli, file, batch_id)
-        assert found["status"]["requests_by_status"] == {"succeeded": 2, "waiting": 1}
+        assert stack_cli("dlq", "redrive", "--task", "code", "--since", "1d").code == 0
+        assert by_status(stack_cli, file) == by_status(stack_cli, batch_id) == {"succeeded": 2, "waiting": 1}
         if _ == 0:
             with running_worker(worker_settings, UnluckyEngine({"bad": 99})):
                 client.read(["jobs.code.dlq"], lambda found: bool(found))
-                waited = batch_cli("batch", "submit", file, "--task", "code", "--wait", "--timeout", "120")
+                waited = stack_cli("batch", "submit", file, "--task", "code", "--wait", "--timeout", "120")
             assert (waited.code, "0 requests sent" in waited.err) == (1, True)
-            assert both_views(batch_cli, file, batch_id)["status"]["requests_by_status"]["failed"] == 1
+            assert by_status(stack_cli, batch_id)["failed"] == 1
     with running_worker(worker_settings, FakeEngine()):
-        done = batch_cli("batch", "submit", file, "--task", "code", "--wait", "--timeout", "120", "--json")
+        done = stack_cli("batch", "submit", file, "--task", "code", "--wait", "--timeout", "120", "--json")
     assert (done.code, done.json["requests_by_status"]) == (0, {"succeeded": 3})
-    found = both_views(batch_cli, file, batch_id)
+    found = both_views(stack_cli, file, batch_id)
     answers = {row["custom_id"]: row["response"]["body"] for row in map(json.loads, found["output"])}
     kinds = {name: answer["object"] for name, answer in answers.items()}
     assert kinds == {"good": "chat.completion", "unlucky": "chat.completion", "older": "text_completion"}
@@ -100,95 +91,79 @@ def test_a_redriven_request_has_one_row_in_every_view(
 
 
 def test_a_refused_request_is_in_both_views_also_when_it_was_sent_again(
-    batch_cli: Cli, worker_settings: Settings, tmp_path: Path
+    stack_cli: Cli, worker_settings: Settings, tmp_path: Path
 ) -> None:
     file = tmp_path / "requests.jsonl"
     file.write_bytes(encoded(chat("other", "tell", model="gpt-5"), chat("good", "tell")))
     with running_worker(worker_settings, FakeEngine()):
-        submitted = batch_cli("batch", "submit", file, "--task", "code", "--wait", "--timeout", "120")
+        submitted = stack_cli("batch", "submit", file, "--task", "code", "--wait", "--timeout", "120")
     assert submitted.code == 1
     assert "other: refused, invalid_field: " in submitted.err
     batch_id = submitted.out.strip()
-    found = both_views(batch_cli, file, batch_id)
+    found = both_views(stack_cli, file, batch_id)
     assert found["status"]["requests_by_status"] == {"succeeded": 1, "refused": 1}
     assert json.loads(found["errors"][0])["custom_id"] == "other"
-    redriven = batch_cli("dlq", "redrive", "--task", "code", "--since", "1d", "--set", "body.model=fake")
+    redriven = stack_cli("dlq", "redrive", "--task", "code", "--since", "1d", "--set", "body.model=fake")
     assert redriven.code == 0, redriven.err
-    found = both_views(batch_cli, file, batch_id)
-    assert found["status"]["requests_by_status"] == {"succeeded": 1, "waiting": 1}
+    assert by_status(stack_cli, file) == by_status(stack_cli, batch_id) == {"succeeded": 1, "waiting": 1}
     with running_worker(worker_settings, FakeEngine()):
-        assert batch_cli("wait", "--batch-id", batch_id, "--timeout", "120").code == 0, "its letter was sent again"
-    assert both_views(batch_cli, file, batch_id)["status"]["requests_by_status"] == {"succeeded": 2}
+        assert stack_cli("wait", "--batch-id", batch_id, "--timeout", "120").code == 0, "its letter was sent again"
+    assert both_views(stack_cli, file, batch_id)["status"]["requests_by_status"] == {"succeeded": 2}
 
 
-def test_a_job_that_only_looks_redriven_counts_for_itself(batch_cli: Cli, worker_settings: Settings) -> None:
+def test_a_job_that_only_looks_redriven_counts_for_itself(stack_cli: Cli, worker_settings: Settings) -> None:
     client = Client(worker_settings)
     jobs = [{"job_id": name, "batch_id": "b", "prompt": p} for name, p in (("a", "bad one"), ("a~1", "tell"))]
     with running_worker(worker_settings, UnluckyEngine({"bad": 99})):
         client.send("code", [json.dumps(job).encode() for job in jobs])
         client.results(2)
-    told = batch_cli("batch", "status", "b", "--json").json
+    told = stack_cli("batch", "status", "b", "--json").json
     assert told["requests_by_status"] == {"failed": 1, "succeeded": 1}
 
 
-@pytest.mark.parametrize("form", ["utf-8", "utf-8-sig", "gzip", "pipe", "-"])
-def test_a_batch_in_any_form_of_file(batch_cli: Cli, worker_settings: Settings, tmp_path: Path, form: str) -> None:
-    plain = encoded(chat("ä", "tell"), chat("語", "tell more"))
-    content = {
-        "utf-8-sig": codecs.BOM_UTF8 + plain,
-        "gzip": gzip.compress(plain, mtime=0),
-    }.get(form, plain)
-    file: str | Path = tmp_path / "requests.jsonl"
-    (tmp_path / "requests.jsonl").write_bytes(content)
-    stdin = b""
-    if form == "pipe":
-        read, write = os.pipe()
-        os.write(write, content)
-        os.close(write)
-        file = f"/dev/fd/{read}"
-    elif form == "-":
-        file, stdin = "-", content
-    with running_worker(worker_settings, FakeEngine()):
-        ran = batch_cli("batch", "submit", file, "--task", "code", "--wait", "--timeout", "120", stdin=stdin)
-    assert (ran.code, "2 requests sent" in ran.err, "2 succeeded" in ran.err) == (0, True, True)
-    said = {"utf-8-sig": "UTF-8 with a byte order mark", "gzip": "gzip"}.get(form)
-    assert (f"is read as {said}" in ran.err) if said else ("is read as" not in ran.err)
-    if form != "pipe":
-        shown = batch_cli("batch", "output", file, stdin=stdin).out.splitlines()
-        assert {json.loads(row)["custom_id"] for row in shown} == {"ä", "語"}
+FORMS = {"utf-8-sig": "UTF-8 with a byte order mark", "utf-16": "UTF-16", "gzip": "gzip"}
 
 
-@pytest.mark.parametrize("form", ["utf-8-sig", "gzip", "-"])
-def test_jobs_are_waited_for_by_any_form_of_file(
-    batch_cli: Cli, worker_settings: Settings, tmp_path: Path, form: str
-) -> None:
-    client = Client(worker_settings)
-    plain = '{"job_id": "w-1"}\n{"job_id": "w-2", "text": "ä"}\n'
-    content = gzip.compress(plain.encode()) if form == "gzip" else plain.encode("utf-8" if form == "-" else form)
-    (tmp_path / "jobs.jsonl").write_bytes(content)
+def test_a_batch_in_any_form_of_file(stack_cli: Cli, worker_settings: Settings, tmp_path: Path) -> None:
     with running_worker(worker_settings, FakeEngine()):
-        client.send("code", [json.dumps({"job_id": name, "prompt": "p"}).encode() for name in ("w-1", "w-2")])
-        file = "-" if form == "-" else tmp_path / "jobs.jsonl"
-        ran = batch_cli("wait", "--file", file, "--output", "-", "--timeout", "120", stdin=content)
-    assert (ran.code, [json.loads(row)["job_id"] for row in ran.out.splitlines()]) == (0, ["w-1", "w-2"]), ran.err
-    again = batch_cli("wait", "--file", tmp_path / "jobs.jsonl", "--output", tmp_path / "jobs.jsonl")
-    assert (again.code, "is the input" in again.err) == (1, True)
+        for form in ("utf-8", *FORMS, "pipe", "-"):
+            plain = encoded(chat(f"ä {form}", "tell"), chat(f"語 {form}", "tell more"))
+            content = {
+                "utf-8-sig": codecs.BOM_UTF8 + plain,
+                "utf-16": codecs.BOM_UTF16_LE + plain.decode().encode("utf-16-le"),
+                "gzip": gzip.compress(plain, mtime=0),
+            }.get(form, plain)
+            file: str | Path = tmp_path / f"{form}.jsonl"
+            (tmp_path / f"{form}.jsonl").write_bytes(content)
+            if form == "pipe":
+                read, write = os.pipe()
+                os.write(write, content)
+                os.close(write)
+                file = f"/dev/fd/{read}"
+            elif form == "-":
+                file = "-"
+            ran = stack_cli("batch", "submit", file, "--task", "code", "--wait", "--timeout", "120", stdin=content)
+            assert (ran.code, "2 requests sent" in ran.err, "2 succeeded" in ran.err) == (0, True, True), form
+            assert f"is read as {FORMS[form]}" in ran.err if form in FORMS else "is read as" not in ran.err
+            if form != "pipe":
+                shown = stack_cli("batch", "output", file, stdin=content).out.splitlines()
+                assert {json.loads(row)["custom_id"] for row in shown} == {f"ä {form}", f"語 {form}"}
 
 
 def test_the_output_goes_where_it_is_told_and_never_over_the_input(
-    batch_cli: Cli, worker_settings: Settings, tmp_path: Path
+    stack_cli: Cli, worker_settings: Settings, tmp_path: Path
 ) -> None:
     file = tmp_path / "requests.jsonl"
     file.write_bytes(content := encoded(chat("one", "tell")))
     (tmp_path / "link").symlink_to(file)
     with running_worker(worker_settings, FakeEngine()):
-        batch_cli("batch", "submit", file, "--task", "code", "--wait", "--timeout", "120")
+        stack_cli("batch", "submit", file, "--task", "code", "--wait", "--timeout", "120")
     for destination in (file, tmp_path / "link", tmp_path):
-        assert batch_cli("batch", "output", file, "--to", destination).code == 1
+        assert stack_cli("batch", "output", file, "--to", destination).code == 1
     assert file.read_bytes() == content
     private = tmp_path / "private"
     private.write_text("before")
     private.chmod(0o600)
-    batch_cli("batch", "output", file, "--to", private)
+    stack_cli("batch", "output", file, "--to", private)
     assert (json.loads(private.read_text())["custom_id"], stat.S_IMODE(private.stat().st_mode)) == ("one", 0o600)
-    assert batch_cli("batch", "output", file, "--to", "-").out == private.read_text()
+    assert stack_cli("batch", "output", file, "--to", "-").out == private.read_text()

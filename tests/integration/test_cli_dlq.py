@@ -7,12 +7,10 @@ from collections.abc import Callable
 from contextlib import closing
 
 import pytest
-from pydantic import SecretStr
 from sqlalchemy import text
 
 from alphaloop.errors import InvalidField, MalformedMessage, MessageError, UnknownTask
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Failure, Origin, Result, Status, dead_letter
@@ -22,7 +20,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import RedriveStore
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
-from tests.fixtures.worker import Client, running_worker
+from tests.fixtures.worker import Client, everything, running_worker
 from tests.integration.test_worker_retries import UnluckyEngine, asking
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -32,13 +30,7 @@ Write = Callable[..., None]
 
 
 @pytest.fixture
-def environment(worker_settings: Settings, database_url: SecretStr, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", worker_settings.kafka.bootstrap_servers or "")
-    monkeypatch.setenv("DATABASE_URL", database_url.get_secret_value())
-
-
-@pytest.fixture
-def client(worker_settings: Settings, environment: None) -> Client:
+def client(worker_settings: Settings, stack_cli: Cli) -> Client:
     return Client(worker_settings)
 
 
@@ -64,18 +56,6 @@ def write(worker_settings: Settings, client: Client) -> Write:
             producer.flush(60)
 
     return written
-
-
-def everything(settings: Settings, topic: str) -> list[Record]:
-    """What lies on a topic now."""
-    with closing(Consumer(settings.kafka, group_id="unused")) as consumer:
-        consumer.assign_from([topic], at="earliest")
-        num_left = sum(high - low for low, high in consumer.bounds([topic]).values())
-        records: list[Record] = []
-        while len(records) < num_left:
-            if (record := consumer.poll(60)) is not None:
-                records.append(record)
-    return records
 
 
 def test_a_failed_job_is_redriven_once_and_both_outcomes_stand(
@@ -117,14 +97,14 @@ def test_letters_are_chosen_corrected_and_sent_where_they_came_from(
     assert (ran.json["sent"], ran.json["wrong"], ran.json["problems"][0]["code"]) == (0, 1, "invalid_field")
     tried = cli(*arguments, "--code", "invalid_field", "--set", "temperature=0.5", "--dry-run")
     assert (tried.code, tried.json["sent"]) == (0, 1)
-    assert everything(worker_settings, high_topic("code")) == []
+    assert everything(worker_settings.kafka, high_topic("code")) == []
     assert cli(*arguments, "--code", "invalid_field", "--set", "temperature=0.5").json["sent"] == 1
-    (sent,) = everything(worker_settings, high_topic("code"))
+    (sent,) = everything(worker_settings.kafka, high_topic("code"))
     assert json.loads(sent.value or b"") == {"job_id": "hot", "prompt": "x", "temperature": 0.5}
     assert (sent.key, sent.headers) == (b"key", trace)
     rest = cli(*arguments)
     assert (rest.code, rest.json["sent"], rest.json["sent_before"], rest.json["wrong"]) == (1, 1, 1, 1)
-    (named,) = everything(worker_settings, jobs_topic("code"))
+    (named,) = everything(worker_settings.kafka, jobs_topic("code"))
     assert json.loads(named.value or b"")["job_id"], "so that a second copy would be the same job"
     assert cli("dlq", "redrive").code == 2, "nothing was chosen"
 
@@ -138,7 +118,7 @@ def test_a_redrive_that_dies_before_it_marked_sends_the_same_job_again(
         patched.setattr(RedriveStore, "mark", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         cli("dlq", "redrive", "--task", "code")
     assert cli("dlq", "redrive", "--task", "code").code == 0
-    values = {record.value for record in everything(worker_settings, jobs_topic("code"))}
+    values = {record.value for record in everything(worker_settings.kafka, jobs_topic("code"))}
     assert [json.loads(value or b"")["job_id"] for value in values] == ["a~2"]
 
 
@@ -168,9 +148,9 @@ def test_a_purge_deletes_old_letters_after_a_dry_run(
         plan = cli("dlq", "purge", "--task", "code", "--before", "0s", "--dry-run", "--json").json
         assert (plan["letters"], plan["deleted"]) == (3, False)
         assert plan["partitions"][0]["codes"] == {"unknown_task": 3}
-        assert len(everything(worker_settings, "jobs.code.dlq")) == 3
+        assert len(everything(worker_settings.kafka, "jobs.code.dlq")) == 3
         assert cli("dlq", "purge", "--task", "code", "--before", "0s", "--yes").code == 0
-    assert everything(worker_settings, "jobs.code.dlq") == []
+    assert everything(worker_settings.kafka, "jobs.code.dlq") == []
     assert cli("dlq", "list", "--task", "code", "--json").json == []
     assert database.scalar(text("SELECT count(*) FROM redrives")) == 0
 

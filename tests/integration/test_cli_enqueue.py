@@ -25,6 +25,7 @@ from alphaloop.messages.topics import jobs_topic
 from alphaloop.outcomes import reading
 from alphaloop.outcomes.reading import Outcome, read_outcome
 from alphaloop.settings import KafkaSettings
+from tests.fixtures.broker import settings_for
 from tests.fixtures.cli import Cli
 from tests.fixtures.worker import until
 
@@ -98,6 +99,7 @@ def task(fresh_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kaf
     (configs / "tasks.toml").write_text(f"[tasks.{fresh_prefix}]\n")
     monkeypatch.setenv("ALPHALOOP_CONFIGS", str(configs))
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", kafka_broker)
+    monkeypatch.setenv("ALPHALOOP_KAFKA__EXTRA", json.dumps(settings_for(kafka_broker).extra))
     monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path / "data"))
     return fresh_prefix
 
@@ -163,50 +165,45 @@ def test_results_come_back_in_the_order_of_the_input(cli: Cli, task: str, respon
     assert {job.segment for job in responder.jobs} == {"gold"}
 
 
-def test_one_prompt_prints_its_text(cli: Cli, task: str, responder: Responder) -> None:
+def test_one_prompt_prints_its_text_its_id_or_both(cli: Cli, task: str, responder: Responder, tmp_path: Path) -> None:
     ran = cli("enqueue", "--task", task, "--prompt", "hello", "--wait", "--timeout", 60)
     assert (ran.code, ran.out) == (0, "re: hello\n")
     assert "1 sent; 1 succeeded; 3 tokens" in ran.err
-
-
-def test_without_waiting_the_job_id_is_printed(cli: Cli, task: str, responder: Responder) -> None:
     ran = cli("enqueue", "--task", task, "--prompt", SILENT)
     assert ran.code == 0
-    until(lambda: bool(responder.jobs), "the job has arrived")
-    assert [job.job_id for job in responder.jobs] == [ran.out.strip()]
-
-
-def test_json_holds_the_job_ids_and_with_a_wait_the_results(
-    cli: Cli, task: str, responder: Responder, tmp_path: Path
-) -> None:
+    until(lambda: len(responder.jobs) == 2, "the job has arrived")
+    assert responder.jobs[-1].job_id == ran.out.strip()
     file = write(tmp_path / "jobs.jsonl", *({"prompt": SILENT, "job_id": f"{task}-{n}"} for n in range(3)))
     ran = cli("enqueue", "--task", task, "--file", file, "--json")
     assert ran.json["job_ids"] == [f"{task}-{n}" for n in range(3)]
     ran = cli("enqueue", "--task", task, "--prompt", "hello", "--wait", "--json", "--timeout", 60)
     assert [row["text"] for row in ran.json["results"]] == ["re: hello"]
     assert [row["job_id"] for row in ran.json["results"]] == ran.json["job_ids"]
-
-
-def test_a_file_without_a_job_is_an_error(cli: Cli, task: str, responder: Responder, tmp_path: Path) -> None:
-    file = write(tmp_path / "empty.jsonl", "", "")
-    for wait in ((), ("--wait",), ("--strict",)):
-        ran = cli("enqueue", "--task", task, "--file", file, *wait)
-        assert ran.code == 1
-        assert f"{file}: expected one JSON object a line, found no line with text" in ran.err
-
-
-def test_standard_input_and_two_lines_of_one_job(cli: Cli, task: str, responder: Responder) -> None:
     line = json.dumps({"job_id": f"{task}-same", "prompt": "again"}).encode() + b"\n"
     ran = cli("enqueue", "--task", task, "--file", "-", "--output", "-", "--timeout", 60, stdin=line + b"\n" + line)
-    assert ran.code == 0
+    assert ran.code == 0, "two lines of one job are two rows"
     assert [json.loads(row)["text"] for row in ran.out.splitlines()] == ["re: again", "re: again"]
 
 
-def test_strict_sends_nothing(cli: Cli, task: str, responder: Responder) -> None:
+def test_what_is_wrong_is_told_before_anything_is_sent(
+    cli: Cli, task: str, responder: Responder, tmp_path: Path
+) -> None:
+    empty = write(tmp_path / "empty.jsonl", "", "")
+    for wait in ((), ("--wait",), ("--strict",)):
+        ran = cli("enqueue", "--task", task, "--file", empty, *wait)
+        assert ran.code == 1
+        assert f"{empty}: expected one JSON object a line, found no line with text" in ran.err
     good, bad = json.dumps({"prompt": "good"}).encode(), b'{"prompt": "p", "temperature": 9}'
     ran = cli("enqueue", "--strict", "--task", task, "--file", "-", stdin=good + b"\n" + bad)
-    assert ran.code == 1
-    assert "standard input:2: temperature:" in ran.err
+    assert (ran.code, "standard input:2: temperature:" in ran.err) == (1, True)
+    ran = cli("enqueue", "--task", task, "--prompt", "hello", "--output", tmp_path / "none" / "results.jsonl")
+    assert (ran.code, "No such file" in ran.err) == (1, True)
+    file = write(tmp_path / "jobs.jsonl", {"prompt": "p"})
+    (tmp_path / "link").symlink_to(file)
+    for output in (file, tmp_path / "link", tmp_path):
+        ran = cli("enqueue", "--file", file, "--task", task, "--output", output)
+        assert (ran.code, "sent" in ran.err) == (1, False), "the output is never the input"
+    assert json.loads(file.read_text()) == {"prompt": "p"}
     assert cli("enqueue", "--task", task, "--prompt", "hello", "--wait", "--timeout", 60).code == 0
     assert len(responder.jobs) == 1
 
@@ -231,16 +228,6 @@ def test_a_job_without_an_answer_ends_with_the_time(
     assert [json.loads(row)["status"] for row in ran.out.splitlines()] == ["succeeded", "missing"]
     assert "error: 1 job had no result within the timeout" in ran.err
     assert re.search(r"wait again: \S*alphaloop wait ", ran.err)
-
-
-def test_an_output_that_cannot_be_written_is_told_before_anything_is_sent(
-    cli: Cli, task: str, responder: Responder, tmp_path: Path
-) -> None:
-    ran = cli("enqueue", "--task", task, "--prompt", "hello", "--output", tmp_path / "none" / "results.jsonl")
-    assert ran.code == 1
-    assert "No such file" in ran.err
-    assert cli("enqueue", "--task", task, "--prompt", "second", "--wait", "--timeout", 60).code == 0
-    assert len(responder.jobs) == 1
 
 
 def test_dead_letters_are_listed_without_their_prompts(cli: Cli, task: str, responder: Responder) -> None:
@@ -286,23 +273,13 @@ def test_of_many_dead_letters_only_the_newest_are_read(
     assert sum(read) <= 3 * kafka_settings.num_partitions, "what is not shown is not read"
 
 
-@pytest.mark.parametrize("form", ["utf-8-sig", "gzip"])
 def test_a_file_is_read_in_the_form_that_it_begins_with(
-    cli: Cli, task: str, responder: Responder, tmp_path: Path, form: str
+    cli: Cli, task: str, responder: Responder, tmp_path: Path
 ) -> None:
     text = "".join(json.dumps({"prompt": f"ä語 {n}"}, ensure_ascii=False) + "\n" for n in range(3))
-    file = tmp_path / "jobs.jsonl"
-    file.write_bytes(gzip.compress(text.encode()) if form == "gzip" else text.encode(form))
-    ran = cli("enqueue", "--file", file, "--task", task, "--output", "-")
-    assert (ran.code, "is read as" in ran.err) == (0, True)
-    assert [json.loads(row)["text"] for row in ran.out.splitlines()] == [f"re: ä語 {n}" for n in range(3)]
-
-
-def test_the_output_is_never_the_input(cli: Cli, task: str, responder: Responder, tmp_path: Path) -> None:
-    file = write(tmp_path / "jobs.jsonl", {"prompt": "p"})
-    (tmp_path / "link").symlink_to(file)
-    for output in (file, tmp_path / "link", tmp_path):
-        ran = cli("enqueue", "--file", file, "--task", task, "--output", output)
-        assert (ran.code, "sent" in ran.err) == (1, False), "it is said before anything is sent"
-    assert json.loads(file.read_text()) == {"prompt": "p"}
-    assert not responder.jobs
+    for form in ("utf-8-sig", "utf-16", "gzip"):
+        file = tmp_path / f"{form}.jsonl"
+        file.write_bytes(gzip.compress(text.encode()) if form == "gzip" else text.encode(form))
+        ran = cli("enqueue", "--file", file, "--task", task, "--output", "-")
+        assert (ran.code, "is read as" in ran.err) == (0, True)
+        assert [json.loads(row)["text"] for row in ran.out.splitlines()] == [f"re: ä語 {n}" for n in range(3)]

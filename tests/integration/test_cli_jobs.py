@@ -29,15 +29,10 @@ pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
 
 @pytest.fixture
-def jobs_cli(cli: Cli, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
-    """The command line on this test's servers, and workers that say at every turn what they do."""
-    assert worker_settings.postgres.url is not None
-    monkeypatch.setenv("DATABASE_URL", worker_settings.postgres.url.get_secret_value())
-    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", worker_settings.kafka.bootstrap_servers or "")
-    monkeypatch.setenv("ALPHALOOP_KAFKA__GROUP_ID", worker_settings.kafka.group_id)
-    monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path))
+def jobs_cli(stack_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """Workers say at every turn what they do."""
     monkeypatch.setattr("worker.presence.EVERY_S", 0.0)
-    return cli
+    return stack_cli
 
 
 def jobs(*numbers: int, **fields: Any) -> bytes:
@@ -189,65 +184,46 @@ def wait_again(ran: Ran) -> list[str]:
     return shlex.split(ran.err.rsplit("Wait again: ", 1)[1])[1:]
 
 
-@pytest.mark.parametrize("by", ["ids", "batch", "file"])
 def test_an_interrupted_wait_says_how_to_wait_again(
-    jobs_cli: Cli, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, by: str
+    jobs_cli: Cli, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """By ids, by the name of a batch, and by the file of results."""
     Client(worker_settings)
-    output = tmp_path / "results.jsonl"
-    extra = {"ids": ["--wait"], "batch": ["--wait", "--batch-id", "a batch"], "file": ["--output", output]}[by]
-    with monkeypatch.context() as patched:
-        patched.setattr(OutcomeReader, "outcomes", interrupted)
-        ran = jobs_cli("enqueue", "--file", "-", *extra, stdin=jobs(1, 2))
-        command = wait_again(ran)
-        stopped = jobs_cli(*command)
-    assert (ran.code, stopped.code) == (130, 130)
-    assert "stopped waiting; 2 jobs go on. Wait again: " in ran.err
-    assert wait_again(stopped) == command
-    late = jobs_cli(*command, "--timeout", "0.1")
-    assert (late.code, "2 of 2 jobs have not ended" in late.err) == (1, True)
+    ways = (["--wait"], ["--wait", "--batch-id", "a batch"], ["--output", tmp_path / "results.jsonl"])
+    commands: dict[tuple[int, int], list[str]] = {}
+    for number, extra in enumerate(ways):
+        both = (2 * number, 2 * number + 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(OutcomeReader, "outcomes", interrupted)
+            ran = jobs_cli("enqueue", "--file", "-", *extra, stdin=jobs(*both))
+            commands[both] = wait_again(ran)
+            stopped = jobs_cli(*commands[both])
+        assert (ran.code, stopped.code) == (130, 130)
+        assert "stopped waiting; 2 jobs go on. Wait again: " in ran.err
+        assert wait_again(stopped) == commands[both]
+        late = jobs_cli(*commands[both], "--timeout", "0.1")
+        assert (late.code, "2 of 2 jobs have not ended" in late.err) == (1, True)
     with running_worker(worker_settings, FakeEngine(num_slots=2)):
-        waited = jobs_cli(*command, "--json", "--output", tmp_path / "again.jsonl")
-        at_once = jobs_cli("wait", "job-2")
-    assert waited.code == 0
-    rows = [json.loads(line) for line in waited.out.splitlines()]
-    assert {row["job_id"]: row["status"] for row in rows} == {"job-1": "succeeded", "job-2": "succeeded"}
-    written = [json.loads(line) for line in (tmp_path / "again.jsonl").read_text().splitlines()]
-    assert sorted(rows, key=lambda row: row["job_id"]) == sorted(written, key=lambda row: row["job_id"])
-    assert at_once.out == f"{next(row['text'] for row in rows if row['job_id'] == 'job-2')}\n"
+        for both, command in commands.items():
+            waited = jobs_cli(*command, "--json", "--output", tmp_path / "again.jsonl")
+            assert waited.code == 0
+            rows = [json.loads(line) for line in waited.out.splitlines()]
+            assert {row["job_id"]: row["status"] for row in rows} == {f"job-{n}": "succeeded" for n in both}
+            written = [json.loads(line) for line in (tmp_path / "again.jsonl").read_text().splitlines()]
+            assert sorted(rows, key=lambda row: row["job_id"]) == sorted(written, key=lambda row: row["job_id"])
+        at_once = jobs_cli("wait", f"job-{both[1]}")
+    assert at_once.out == f"{next(row['text'] for row in rows if row['job_id'] == f'job-{both[1]}')}\n"
 
 
-def test_a_refused_job_is_waited_for_too(jobs_cli: Cli, worker_settings: Settings) -> None:
-    client = Client(worker_settings)
-    client.send("code", [b'{"job_id": "wrong", "prompt": "p", "temperature": 9}'])
-    with running_worker(worker_settings, FakeEngine()):
-        ran = jobs_cli("wait", "wrong", "--timeout", WAIT_S)
-    assert ran.code == 1
-    assert "wrong: refused, invalid_field: temperature: Input should be less than" in ran.err
+def test_an_argument_that_is_not_utf8_is_told(jobs_cli: Cli) -> None:
+    name = os.fsdecode(b"b\xe4d")
+    for arguments in (["job"], ["wait"], ["cancel"], ["batch", "status"], ["dlq", "list", "--task"]):
+        ran = jobs_cli(*arguments, name)
+        assert ran.code in (0, 1)
+        assert not ran.code or ran.err.startswith("error: ")
 
 
-def test_the_end_of_a_job_is_awaited_from_a_file_with_a_mark_and_strange_ends_of_lines(
-    jobs_cli: Cli, tmp_path: Path
-) -> None:
-    file = tmp_path / "results.jsonl"
-    file.write_bytes('\ufeff{"job_id": "a", "text": "one\u2028two\x85"}\r\n{"job_id": "b"}\n'.encode())
-    waited = jobs_cli("wait", "--file", file, "--timeout", "0")
-    assert "2 of 2 jobs have not ended" in waited.err
-
-
-@pytest.mark.parametrize(
-    "arguments", [["job", "X"], ["wait", "X"], ["cancel", "X"], ["batch", "status", "X"], ["dlq", "list", "--task=X"]]
-)
-def test_an_argument_that_is_not_utf8_is_told(arguments: list[str], jobs_cli: Cli) -> None:
-    ran = jobs_cli(*(argument.replace("X", os.fsdecode(b"b\xe4d")) for argument in arguments))
-    assert "Traceback" not in ran.err
-    assert ran.code in (0, 1)
-    if ran.code:
-        assert ran.err.startswith("error: ")
-
-
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-@pytest.mark.parametrize("as_json", [True, False])
+@pytest.mark.parametrize(("encoding", "as_json"), [("ascii", False), ("latin-1", False), ("ascii", True)])
 def test_standard_output_shows_what_its_encoding_lacks(encoding: str, as_json: bool, jobs_cli: Cli) -> None:
     job_id = "ä日🦜"
     done = subprocess.run(
@@ -262,6 +238,4 @@ def test_standard_output_shows_what_its_encoding_lacks(encoding: str, as_json: b
     if as_json:
         assert json.loads(shown)[0]["job_id"] == job_id
     else:
-        assert shown.startswith(
-            job_id if encoding == "utf-8" else "\\u00e4\\u65e5" if encoding == "ascii" else "ä\\u65e5"
-        )
+        assert shown.startswith("\\u00e4\\u65e5" if encoding == "ascii" else "ä\\u65e5")

@@ -17,30 +17,20 @@ from tests.fixtures.worker import Client, Streamed, running_worker
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
 
-@pytest.fixture
-def tail_cli(cli: Cli, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cli:
-    """The command line on this test's servers."""
-    assert worker_settings.postgres.url is not None
-    monkeypatch.setenv("DATABASE_URL", worker_settings.postgres.url.get_secret_value())
-    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", worker_settings.kafka.bootstrap_servers or "")
-    monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path))
-    return cli
-
-
 def job(number: int, **fields: Any) -> bytes:
     plain = {"job_id": f"job-{number}", "prompt": f"tell story number {number}", "max_tokens": 24, "stream": True}
     return json.dumps({**plain, **fields}).encode()
 
 
-def test_jobs_of_a_worker_are_shown_until_all_have_ended(tail_cli: Cli, worker_settings: Settings) -> None:
+def test_jobs_of_a_worker_are_shown_until_all_have_ended(stack_cli: Cli, worker_settings: Settings) -> None:
     client = Client(worker_settings)
     with running_worker(worker_settings, FakeEngine(num_slots=2)):
         client.send("code", [job(1), job(2, stream=False), job(3, deadline="2020-01-01T00:00:00Z")])
-        shown = tail_cli("tail", "job-1", "job-2", "job-3", "--json")
+        shown = stack_cli("tail", "job-1", "job-2", "job-3", "--json")
         results = {result.job_id: result for result in client.results(3)}
-        again = tail_cli("tail", "job-1")
-        plain = tail_cli("tail", "job-2")
-        late = tail_cli("tail", "job-3")
+        again = stack_cli("tail", "job-1")
+        plain = stack_cli("tail", "job-2")
+        late = stack_cli("tail", "job-3")
     lines = [json.loads(line) for line in shown.out.splitlines()]
     ends = {line["job_id"]: line for line in lines if "streamed" in line}
     assert {job_id: (end["status"], end["text"], end["streamed"]) for job_id, end in ends.items()} == {
@@ -57,7 +47,7 @@ def test_jobs_of_a_worker_are_shown_until_all_have_ended(tail_cli: Cli, worker_s
 
 
 def test_a_text_grows_piece_by_piece_and_a_new_attempt_that_says_the_same_goes_on(
-    tail_cli: Cli, worker_settings: Settings
+    stack_cli: Cli, worker_settings: Settings
 ) -> None:
     streamed = Streamed(worker_settings.kafka)
     streamed.text("a", 1, 0, "one ")
@@ -67,13 +57,13 @@ def test_a_text_grows_piece_by_piece_and_a_new_attempt_that_says_the_same_goes_o
     streamed.text("a", 2, 0, "one ")
     streamed.text("a", 2, 1, "two three")
     streamed.end("a", 2, 2)
-    shown = tail_cli("tail", "a", "--timeout", "30")
+    shown = stack_cli("tail", "a", "--timeout", "30")
     assert (shown.code, shown.out) == (0, "one two three\n")
     assert "no such job was sent" in shown.err
     streamed.text("b", 1, 0, "one ")
     streamed.end("b", 1, 3, whole_text="one two three")
-    assert tail_cli("tail", "b").out == "one two three\n", "two chunks are missing for good"
-    as_json = [json.loads(line) for line in tail_cli("tail", "a", "--json").out.splitlines()]
+    assert stack_cli("tail", "b").out == "one two three\n", "two chunks are missing for good"
+    as_json = [json.loads(line) for line in stack_cli("tail", "a", "--json").out.splitlines()]
     assert [(line["attempt"], line["new_text"]) for line in as_json if "new_text" in line] == [
         (1, "one "),
         (1, "two "),
@@ -82,25 +72,25 @@ def test_a_text_grows_piece_by_piece_and_a_new_attempt_that_says_the_same_goes_o
     ]
 
 
-def test_a_new_attempt_with_another_text_is_shown_from_its_start(tail_cli: Cli, worker_settings: Settings) -> None:
+def test_a_new_attempt_with_another_text_is_shown_from_its_start(stack_cli: Cli, worker_settings: Settings) -> None:
     streamed = Streamed(worker_settings.kafka)
     streamed.text("a", 1, 0, "one way")
     streamed.text("a", 4, 0, "another ")
     streamed.text("a", 4, 1, "way")
     streamed.end("a", 4, 2)
-    shown = tail_cli("tail", "a")
+    shown = stack_cli("tail", "a")
     assert shown.out == "one way\nanother way\n"
     assert "decoded again" in shown.err
 
 
-def test_lines_of_several_jobs_name_their_job(tail_cli: Cli, worker_settings: Settings) -> None:
+def test_lines_of_several_jobs_name_their_job(stack_cli: Cli, worker_settings: Settings) -> None:
     streamed = Streamed(worker_settings.kafka)
     for number, piece in enumerate(("first line\nsec", "ond line")):
         for job_id in ("a", "b"):
             streamed.text(job_id, 1, number, piece)
     for job_id in ("a", "b"):
         streamed.end(job_id, 1, 2)
-    shown = tail_cli("tail", "a", "b", "a")
+    shown = stack_cli("tail", "a", "b", "a")
     assert sorted(shown.out.splitlines()) == [
         "a  first line",
         "a  second line",
@@ -109,15 +99,15 @@ def test_lines_of_several_jobs_name_their_job(tail_cli: Cli, worker_settings: Se
     ]
 
 
-def test_a_job_that_never_ends_is_told_after_the_timeout(tail_cli: Cli, worker_settings: Settings) -> None:
+def test_a_job_that_never_ends_is_told_after_the_timeout(stack_cli: Cli, worker_settings: Settings) -> None:
     Client(worker_settings)
-    shown = tail_cli("tail", "nobody", "--timeout", "0.5")
+    shown = stack_cli("tail", "nobody", "--timeout", "0.5")
     assert shown.code == 1
     assert "not ended within 0.5 s: nobody" in shown.err
     assert "alphaloop status" in shown.err
 
 
-def test_enqueue_streams_texts_as_they_are_decoded(tail_cli: Cli, worker_settings: Settings, tmp_path: Path) -> None:
+def test_enqueue_streams_texts_as_they_are_decoded(stack_cli: Cli, worker_settings: Settings, tmp_path: Path) -> None:
     """One text as it is, several by lines with their job_ids; a refused job ends the wait, too."""
     client = Client(worker_settings)
     file = tmp_path / "jobs.jsonl"
@@ -125,8 +115,8 @@ def test_enqueue_streams_texts_as_they_are_decoded(tail_cli: Cli, worker_setting
     file.write_text("".join(json.dumps(line) + "\n" for line in [*lines, {**lines[0], "job_id": "no", "model": "gpt"}]))
     output = tmp_path / "results.jsonl"
     with running_worker(worker_settings, FakeEngine(num_slots=2)):
-        one = tail_cli("enqueue", "--task", "code", "--prompt", "tell me", "--max-tokens", 24, "--stream")
-        several = tail_cli("enqueue", "--file", file, "--stream", "--output", output, "--timeout", "120")
+        one = stack_cli("enqueue", "--task", "code", "--prompt", "tell me", "--max-tokens", 24, "--stream")
+        several = stack_cli("enqueue", "--file", file, "--stream", "--output", output, "--timeout", "120")
         results = {result.job_id: result for result in client.results(4)}
     (alone,) = (result for result in results.values() if not result.job_id.startswith("s-"))
     assert alone.num_chunks, "it was streamed"
@@ -138,11 +128,11 @@ def test_enqueue_streams_texts_as_they_are_decoded(tail_cli: Cli, worker_setting
     assert [json.loads(row)["status"] for row in output.read_text().splitlines()] == [*["succeeded"] * 3, "refused"]
 
 
-def test_a_priority_and_a_deadline_are_the_jobs(tail_cli: Cli, worker_settings: Settings) -> None:
+def test_a_priority_and_a_deadline_are_the_jobs(stack_cli: Cli, worker_settings: Settings) -> None:
     client = Client(worker_settings)
     before = datetime.now(UTC)
     asked = ("enqueue", "--task", "code", "--prompt", "p")
-    assert tail_cli(*asked, "--priority", 7, "--deadline", "90m", "--stream", "--timeout", "0").code == 1
+    assert stack_cli(*asked, "--priority", 7, "--deadline", "90m", "--stream", "--timeout", "0").code == 1
     (sent,) = client.read(["jobs.code"], lambda found: bool(found))
     job = json.loads(sent.value or b"")
     assert (job["priority"], job["body"]["stream"]) == (7, True)
@@ -150,8 +140,8 @@ def test_a_priority_and_a_deadline_are_the_jobs(tail_cli: Cli, worker_settings: 
         timedelta() <= datetime.fromisoformat(job["deadline"]) - before - timedelta(minutes=90) < timedelta(minutes=5)
     )
     for wrong in ("2020-01-01", "soon", "-5m"):
-        ran = tail_cli(*asked, "--deadline", wrong)
+        ran = stack_cli(*asked, "--deadline", wrong)
         assert (ran.code, "--deadline: expected a time" in ran.err) == (1, True)
-    assert tail_cli(*asked, "--priority", 101).code == 2
-    assert tail_cli(*asked, "--stream", "--json").code == 2
-    assert tail_cli(*asked, "--stream", "--output", "-").code == 2
+    assert stack_cli(*asked, "--priority", 101).code == 2
+    assert stack_cli(*asked, "--stream", "--json").code == 2
+    assert stack_cli(*asked, "--stream", "--output", "-").code == 2

@@ -48,7 +48,6 @@ pytestmark = pytest.mark.postgres
 
 NASTY = reports.NASTY
 SECRET_TEXT = "the text of a caller"
-FOREIGN_SCRIPT = re.compile(r"<script(?! src=\"/static/console\.js\?[0-9a-f]{12}\" defer></script>)")
 PATHS = (
     *("/", "/tasks", "/tasks/code", "/jobs", "/job?id=j-1", "/batches", "/dead-letters", "/drift", "/drift/1"),
     *("/drafts", "/reports"),
@@ -300,22 +299,11 @@ def test_a_job_that_nobody_claimed_is_not_found(visitor: Visitor) -> None:
     assert "No worker has claimed a job of this id" in answer.text
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "/jobs?status=odd",
-        "/jobs?since=soon",
-        "/jobs?until=2999-01-01",
-        "/jobs?at=yesterday",
-        "/jobs?at=2026-11-23T07:00:00",
-        "/tasks?q=" + "x" * 400,
-        "/job?id=%00",
-    ],
-)
-def test_a_request_that_no_link_makes_is_refused_in_words(visitor: Visitor, address: str) -> None:
-    answer = visitor.get(address)
-    assert answer.status == 400
-    assert "xpected" in answer.text
+def test_a_request_that_no_link_makes_is_refused_in_words(visitor: Visitor) -> None:
+    asked = ("status=odd", "since=soon", "until=2999-01-01", "at=yesterday", "at=2026-11-23T07:00:00")
+    for address in (*(f"/jobs?{one}" for one in asked), "/tasks?q=" + "x" * 400, "/job?id=%00"):
+        answer = visitor.get(address)
+        assert (answer.status, "xpected" in answer.text) == (400, True), address
 
 
 def test_headers_of_every_answer(visitor: Visitor) -> None:
@@ -363,9 +351,9 @@ def test_a_program_may_read_with_basic_authentication(guest: Visitor) -> None:
     assert asking("alphaloop:wrong") == 401
 
 
-@pytest.mark.parametrize("to", ["https://evil.example", "//evil.example", "/\\evil.example", ""])
-def test_signing_in_leads_to_no_other_site(guest: Visitor, to: str) -> None:
-    assert guest.sign_in(to=to).headers["location"] == "/"
+def test_signing_in_leads_to_no_other_site(guest: Visitor) -> None:
+    for to in ("https://evil.example", "//evil.example", "/\\evil.example", ""):
+        assert guest.sign_in(to=to).headers["location"] == "/", to
 
 
 def test_a_database_that_is_away_is_told_in_words() -> None:

@@ -6,7 +6,6 @@ import hashlib
 import http.client
 import json
 import uuid
-from collections.abc import Iterator
 from contextlib import closing
 from urllib.parse import urlsplit
 
@@ -18,7 +17,7 @@ from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from tests.fixtures.console import PASSWORD, WAIT_S, Visitor, console
+from tests.fixtures.console import WAIT_S, Visitor, console
 from tests.fixtures.runs import claim_request, outcome
 from tests.integration.test_console_actions import cancelled
 
@@ -39,14 +38,6 @@ def content() -> bytes:
     unique = uuid.uuid4().hex
     good = [line(f"{name}-{unique}") for name in ("a", "b", "c")]
     return "\n".join([*good, "{half a line", good[0], line("hot", temperature=9), ""]).encode()
-
-
-@pytest.fixture
-def person(console_login: SecretStr, kafka_settings: KafkaSettings) -> Iterator[Visitor]:
-    """Somebody who signed in, at a console with the login of the Compose stack."""
-    with console(console_login, kafka=kafka_settings, password=SecretStr(PASSWORD), max_batch_mb=1) as visitor:
-        assert visitor.sign_in().status == 303
-        yield visitor
 
 
 def test_a_file_is_uploaded_watched_taken_and_cancelled(

@@ -31,10 +31,7 @@ def visitor(database_url: SecretStr, monkeypatch: pytest.MonkeyPatch) -> Iterato
         yield found
 
 
-@pytest.mark.parametrize(("is_phone", "is_dark"), [(False, False), (True, True)])
-def test_no_page_complains_or_is_wider_than_the_window(
-    browser: Browser, database: Database, visitor: Visitor, is_phone: bool, is_dark: bool
-) -> None:
+def test_no_page_complains_or_is_wider_than_the_window(browser: Browser, database: Database, visitor: Visitor) -> None:
     now = datetime.now(UTC)
     fill(database, plans(6), now=now)
     full = reports.full(tasks=("code", "sql"))
@@ -42,19 +39,20 @@ def test_no_page_complains_or_is_wider_than_the_window(
     ReportStore(database).save(StoredReport(now, now, now, "All is well.", content, "", render_page(full)))
     job = visitor.get("/jobs.json").data["jobs"][-1]["job_id"]
     (event,) = DriftEventStore(database).open_events()
-    with opened(browser, is_phone=is_phone, is_dark=is_dark) as page:
-        for path in ("/", "/tasks", "/tasks/code"):
-            settle(page, visitor.url + path)
-        for path in (
-            *("/", "/tasks", "/tasks/code", "/jobs", f"/job?id={job}", "/drift", f"/drift/{event.id}"),
-            *("/drafts", "/reports", "/report"),
-        ):
-            page.goto(visitor.url + path)
-            assert overhang(page) == 0, path
-            paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
-            assert paper == ("rgb(20, 24, 29)" if is_dark else "rgb(255, 255, 255)"), path
-        page.goto(visitor.url + "/tasks/code")
-        expect(page.locator("svg.plot .band")).to_have_count(2)
+    for is_phone_in_the_dark in (False, True):
+        with opened(browser, is_phone=is_phone_in_the_dark, is_dark=is_phone_in_the_dark) as page:
+            for path in ("/", "/tasks", "/tasks/code"):
+                settle(page, visitor.url + path)
+            for path in (
+                *("/", "/tasks", "/tasks/code", "/jobs", f"/job?id={job}", "/drift", f"/drift/{event.id}"),
+                *("/drafts", "/reports", "/report"),
+            ):
+                page.goto(visitor.url + path)
+                assert overhang(page) == 0, path
+                paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+                assert paper == ("rgb(20, 24, 29)" if is_phone_in_the_dark else "rgb(255, 255, 255)"), path
+            page.goto(visitor.url + "/tasks/code")
+            expect(page.locator("svg.plot .band")).to_have_count(2)
 
 
 def test_a_person_goes_through_it_by_keyboard(browser: Browser, database: Database, visitor: Visitor) -> None:
@@ -82,31 +80,39 @@ def test_a_person_goes_through_it_by_keyboard(browser: Browser, database: Databa
         expect(page.get_by_role("searchbox", name="Id of a job")).to_be_focused()
 
 
-def test_an_open_page_reads_itself_anew(browser: Browser, database: Database, visitor: Visitor) -> None:
+def test_an_open_page_reads_itself_anew_but_what_is_chosen_and_not_sent_yet_stays(
+    browser: Browser, database: Database, visitor: Visitor
+) -> None:
     with opened(browser) as page:
         page.goto(visitor.url + "/jobs")
         expect(page.get_by_text("No worker has claimed a job yet.")).to_be_visible()
         JobStore(database).claim([claim_request("a-new-job")], owner="w1", lease_s=60, max_attempts=3)
         expect(page.get_by_role("link", name="a-new-job")).to_be_visible(timeout=WAIT_MS)
+        page.get_by_label("Status").select_option("failed")
+        page.locator("h1").click()  # nothing has the focus any more
+        readings = list[str]()
+        page.on("request", lambda request: readings.append(request.url))
+        page.evaluate("readAnew()")  # what the page's clock does
+        assert readings == []
+        expect(page.get_by_label("Status")).to_have_value("failed")
+        page.get_by_label("Status").select_option("")
+        page.locator("h1").click()
+        page.evaluate("readAnew()")
+        assert readings != []
 
 
-def test_it_works_without_its_script(browser: Browser, database: Database, visitor: Visitor) -> None:
+def test_it_works_and_filters_jobs_without_its_script_and_on_a_phone(
+    browser: Browser, database: Database, visitor: Visitor
+) -> None:
     fill(database, plans(3), now=datetime.now(UTC))
     visitor.read("/tasks.json")
-    with opened(browser, has_script=False) as page:
+    with opened(browser, has_script=False, is_phone=True) as page:
         page.goto(visitor.url)
         page.get_by_role("link", name="Tasks", exact=True).click()
         page.get_by_role("searchbox").fill("sq")
         page.get_by_role("button", name="Find").click()
         page.get_by_role("link", name="sql").click()
         expect(page.get_by_role("heading", name="sql", exact=True)).to_be_visible()
-
-
-def test_jobs_are_filtered_without_the_script_and_on_a_phone(
-    browser: Browser, database: Database, visitor: Visitor
-) -> None:
-    fill(database, plans(3), now=datetime.now(UTC))
-    with opened(browser, has_script=False, is_phone=True) as page:
         page.goto(visitor.url + "/jobs")
         page.get_by_label("Task").fill("sql")
         page.get_by_label("Status").select_option("succeeded")
@@ -122,24 +128,6 @@ def test_jobs_are_filtered_without_the_script_and_on_a_phone(
             expect(row.locator("[data-label=Tokens]")).to_have_text(re.compile(r"^\d+$"))
             expect(row.locator("[data-label=Latency]")).to_have_text(re.compile(r"^\d+\.\d\d s$"))
             expect(row.locator("[data-label=Decoded]")).to_have_text(re.compile(r"^(vanilla|lookup k=\d+)$"))
-
-
-def test_what_is_chosen_and_not_sent_yet_stays_while_the_page_reads_itself_anew(
-    browser: Browser, visitor: Visitor
-) -> None:
-    with opened(browser) as page:
-        page.goto(visitor.url + "/jobs")
-        page.get_by_label("Status").select_option("failed")
-        page.locator("h1").click()  # nothing has the focus any more
-        readings = list[str]()
-        page.on("request", lambda request: readings.append(request.url))
-        page.evaluate("readAnew()")  # what the page's clock does
-        assert readings == []
-        expect(page.get_by_label("Status")).to_have_value("failed")
-        page.get_by_label("Status").select_option("")
-        page.locator("h1").click()
-        page.evaluate("readAnew()")
-        assert readings != []
 
 
 def test_a_person_signs_in_and_acknowledges(browser: Browser, database: Database, database_url: SecretStr) -> None:

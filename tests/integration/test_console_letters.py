@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -14,12 +13,12 @@ import pytest
 from pydantic import SecretStr
 
 from alphaloop.errors import InvalidField, MessageError, UnknownTask
-from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages import Failure, Origin, dead_letter
 from alphaloop.settings import KafkaSettings
-from tests.fixtures.console import PASSWORD, WAIT_S, Visitor, console
+from tests.fixtures.console import WAIT_S, Visitor, console
+from tests.fixtures.worker import everything
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -55,28 +54,6 @@ def write(kafka_settings: KafkaSettings, task: str) -> Write:
             producer.flush(WAIT_S)
 
     return written
-
-
-@pytest.fixture
-def person(console_login: SecretStr, kafka_settings: KafkaSettings) -> Iterator[Visitor]:
-    """Somebody who signed in, at a console with the login of the Compose stack."""
-    with console(console_login, kafka=kafka_settings, password=SecretStr(PASSWORD)) as visitor:
-        assert visitor.sign_in().status == 303
-        yield visitor
-
-
-def values(kafka: KafkaSettings, topic: str) -> list[dict[str, Any]]:
-    """The messages on a topic."""
-    found: list[dict[str, Any]] = []
-    with closing(Consumer(kafka, group_id="unused")) as consumer:
-        consumer.assign_from([topic], at="earliest")
-        num_left = sum(high - low for low, high in consumer.bounds([topic]).values())
-        deadline = time.monotonic() + WAIT_S
-        while len(found) < num_left:
-            assert time.monotonic() < deadline
-            if (record := consumer.poll(1)) is not None:
-                found.append(json.loads(record.value or b"{}"))
-    return found
 
 
 def test_letters_are_listed_newest_first_chosen_and_shown_without_their_messages(
@@ -121,7 +98,7 @@ def test_without_a_password_nobody_sees_a_message_or_sends_one_again(
             assert "a header of the sender" not in shown.text
         assert visitor.get(f"/dead-letters/redrive?at={at}").status == 400
         assert visitor.post("/dead-letters/redrive", {"at": at, "token": ""}).status == 403
-    assert values(kafka_settings, f"jobs.{task}") == []
+    assert everything(kafka_settings, f"jobs.{task}") == []
 
 
 def test_letters_are_sent_again_after_a_look_at_what_that_does(
@@ -135,7 +112,7 @@ def test_letters_are_sent_again_after_a_look_at_what_that_does(
     assert tried["problems"][0]["code"] == "invalid_field"
     corrected = {"task": task, "set": "temperature=0.5"}
     assert person.get(f"/dead-letters/redrive.json?{urlencode(corrected)}").data["sent"] == 2
-    assert values(kafka_settings, f"jobs.{task}") == [], "a look sends nothing"
+    assert everything(kafka_settings, f"jobs.{task}") == [], "a look sends nothing"
     form = {**corrected, "token": person.token(f"/dead-letters/redrive?{urlencode(corrected)}")}
     assert person.post("/dead-letters/redrive", {**form, "token": "guessed"}).status == 403
     assert person.post("/dead-letters/redrive", {**form, "set": "temperature"}).status == 400
@@ -143,13 +120,14 @@ def test_letters_are_sent_again_after_a_look_at_what_that_does(
     done = person.post("/dead-letters/redrive", form)
     assert done.status == 303
     assert "2 sent again" in person.get(done.headers["location"]).text
-    sent = {fields["job_id"]: fields for fields in values(kafka_settings, f"jobs.{task}")}
+    messages = [json.loads(record.value or b"") for record in everything(kafka_settings, f"jobs.{task}")]
+    sent = {fields["job_id"]: fields for fields in messages}
     assert sent.keys() == {"hot", "bad~1"}
     assert (sent["hot"]["temperature"], sent["bad~1"]["redrive_of"]) == (0.5, "bad")
     shown = person.get(f"/dead-letter.json?at=jobs.{task}.dlq:0:1").data
     assert shown["redriven_as"] == "bad~1"
     one = {"at": f"jobs.{task}.dlq:0:1", "token": form["token"]}
     person.post("/dead-letters/redrive", one)
-    assert len(values(kafka_settings, f"jobs.{task}")) == 2, "it was sent before"
+    assert len(everything(kafka_settings, f"jobs.{task}")) == 2, "it was sent before"
     person.post("/dead-letters/redrive", {**one, "again": "1"})
-    assert len(values(kafka_settings, f"jobs.{task}")) == 3
+    assert len(everything(kafka_settings, f"jobs.{task}")) == 3

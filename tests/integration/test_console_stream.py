@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator
 
 import pytest
 from pydantic import SecretStr
@@ -14,19 +13,11 @@ from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from tests.fixtures.console import PASSWORD, Visitor, console
+from tests.fixtures.console import Visitor, console
 from tests.fixtures.runs import claim_request, outcome
 from tests.fixtures.worker import Streamed, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
-
-
-@pytest.fixture
-def person(console_login: SecretStr, kafka_settings: KafkaSettings) -> Iterator[Visitor]:
-    """Somebody who signed in, at a console with the login of the Compose stack."""
-    with console(console_login, kafka=kafka_settings, password=SecretStr(PASSWORD)) as visitor:
-        assert visitor.sign_in().status == 303
-        yield visitor
 
 
 @pytest.fixture

@@ -5,14 +5,11 @@ The draft is the target itself, so every draft is accepted, and what is asked fo
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.policy import Decision
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import VANILLA, decision, make_job
@@ -63,21 +60,3 @@ def test_only_rounds_that_were_allowed_a_draft_are_the_drafters(engine: Transfor
     # 34 tokens are left: eight rounds of four, then one with room for a single draft.
     assert (drafted.counts.rounds, drafted.counts.num_tokens) == (9, LONG - SHORT)
     assert drafted.chances == drafted.counts.accepts == (9, 8, 8) == long.chances
-
-
-def test_a_longer_draft_than_the_drafter_has_is_never_asked_for(engine: TransformersEngine) -> None:
-    longest = engine._drafters["itself"].state.max_draft_tokens
-    _, long = decode(engine, decision("itself", 100))
-    assert long.drafted[0].num_draft_tokens == longest == len(long.chances)
-
-
-def test_with_one_length_chances_follow_from_the_counts(engine: TransformersEngine, rng: random.Random) -> None:
-    """But for the last round, which the token limit shortens: there the engine knows better."""
-    k = rng.randint(1, 6)
-    for generation in decode(engine, decision("itself", k)):
-        counts = generation.counts
-        derived = (counts.rounds - 1, *counts.accepts)[:k]
-        assert all(0 <= d - c <= 1 for c, d in zip(generation.chances, derived, strict=False))
-        now = datetime(2026, 1, 1, tzinfo=UTC)
-        sums = EvidenceSums.of_job(counts, k, now, counts.num_tokens, chances=generation.chances)
-        assert sums.trials == sums.chances

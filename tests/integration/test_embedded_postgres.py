@@ -23,7 +23,10 @@ def _wheel() -> None:
 
 
 def test_what_was_committed_survives_a_stop_and_a_kill_9(tmp_path: Path) -> None:
-    server = EmbeddedPostgres(tmp_path / "dät, a\\b 50% #1 'q\" $HOME")
+    folder = tmp_path / "dät, a\\b 50% #1 'q\" $HOME"
+    (folder / "data.1.new").mkdir(parents=True)
+    (folder / "data.1.new" / "PG_VERSION").write_text("18\n")  # an initdb that was cut off is no cluster
+    server = EmbeddedPostgres(folder)
     url = server.start()
     try:
         with psycopg.connect(url) as connection:
@@ -43,7 +46,10 @@ def test_what_was_committed_survives_a_stop_and_a_kill_9(tmp_path: Path) -> None
         server.stop()
 
 
-def test_only_its_own_password_opens_it_and_only_from_this_machine(tmp_path: Path) -> None:
+def test_only_its_own_password_opens_it_only_from_this_machine_and_its_folder_and_port_are_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "_LEFTOVER_S", 0.2)
     with EmbeddedPostgres(tmp_path / "pg", durable=False) as server:
         port = int((tmp_path / "pg" / "port").read_text())
         with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
@@ -62,32 +68,12 @@ def test_only_its_own_password_opens_it_and_only_from_this_machine(tmp_path: Pat
         if sys.platform == "linux":
             assert password.encode() not in Path(f"/proc/{server.pid}/cmdline").read_bytes()
             assert Path(f"/proc/{server.pid}").stat().st_uid != 0, "never as root"
-
-
-def test_a_folder_in_use_is_told_with_its_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_LEFTOVER_S", 0.2)
-    with (
-        EmbeddedPostgres(tmp_path / "pg", durable=False),
-        pytest.raises(StartFailed, match=rf"another PostgreSQL runs there, started by process {os.getpid()}"),
-    ):
-        EmbeddedPostgres(tmp_path / "pg").start()
-
-
-def test_a_port_that_is_taken_is_told_with_the_log(tmp_path: Path) -> None:
-    with EmbeddedPostgres(tmp_path / "one", durable=False):
-        port = int((tmp_path / "one" / "port").read_text())
+        with pytest.raises(StartFailed, match=rf"another PostgreSQL runs there, started by process {os.getpid()}"):
+            EmbeddedPostgres(tmp_path / "pg").start()
         other = EmbeddedPostgres(tmp_path / "two", port=port, durable=False)
         with pytest.raises(StartFailed, match="Address already in use"):
             other.start()
         assert other.pid is None
-
-
-def test_an_initdb_that_was_cut_off_is_no_cluster(tmp_path: Path) -> None:
-    half = tmp_path / "pg" / "data.1.new"
-    half.mkdir(parents=True)
-    (half / "PG_VERSION").write_text("18\n")
-    with EmbeddedPostgres(tmp_path / "pg", durable=False) as server:
-        assert server.pid is not None
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:

@@ -38,10 +38,6 @@ PROMPTS: Final = {
     "summary": f"Summarise this ticket in one sentence.\n\n{TICKET}",
     "rewriting": f"Rewrite this ticket so that it is about gate C instead of gate B.\n\n{TICKET}",
     "sql": "Table parts(id, name, price). Write a query for the three dearest parts.",
-    "arithmetic": "A crate holds 12 bottles and a pallet 40 crates. How many bottles are on 3 pallets? Explain.",
-    "translation": "Translate into French: The train to the coast leaves at noon from the second platform.",
-    "list": "List the days of the week, one a line, each followed by its number.",
-    "story": "Write the first lines of a story about a lighthouse keeper who collects clocks.",
     "question": "Why is the sky blue?",
 }
 

@@ -133,15 +133,6 @@ def test_the_second_choices_are_the_target_s(tiny_engine: Callable[..., Transfor
     assert float(top.values[0] - top.values[1]) == pytest.approx(plain.second_choices[3].gap, abs=1e-5)
 
 
-def test_traffic_keeps_no_tokens(tiny_engine: Callable[..., TransformersEngine]) -> None:
-    engine = tiny_engine("llama")
-    claimed = ClaimedJob(validation(engine).read(delivery("job", prompt=PROMPTS[0], max_tokens=8)), 1, 0)  # type: ignore[arg-type]
-    generation = decode(engine, claimed, VANILLA)
-    assert generation.second_choices == ()
-    ended = succeeded(claimed, generation, VANILLA, engine.identity, queue_s=0.0, now=NOW)
-    assert ended.probe_text is None
-
-
 def whole_pass(engine: TransformersEngine, token_ids: tuple[int, ...]) -> list[float]:
     """The target's logits behind these tokens, read at once."""
     from worker.decoding.network.passes import Read

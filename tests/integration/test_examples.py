@@ -21,7 +21,7 @@ from alphaloop.settings.models import ModelSettings
 from tests.fakes import FakeEngine
 from tests.fixtures.worker import Client, running_worker
 
-pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(400)]
 EXAMPLES: Final = Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -55,25 +55,17 @@ def run(settings: Settings, *command: str | Path, **environment: str) -> str:
     return done.stdout
 
 
-def test_a_job_is_sent_and_its_result_awaited(installation: Settings) -> None:
+def test_jobs_are_sent_awaited_and_streamed_and_a_batch_file_comes_back(installation: Settings, tmp_path: Path) -> None:
     with running_worker(installation, FakeEngine()):
-        output = run(installation, sys.executable, EXAMPLES / "enqueue_and_wait.py", "code", "def add(a, b):")
-    status, text = output.splitlines()[0], output.splitlines()[1:]
+        sent = run(installation, sys.executable, EXAMPLES / "enqueue_and_wait.py", "code", "def add(a, b):")
+        streamed = run(installation, sys.executable, EXAMPLES / "read_stream.py", "chat", "Tell me of rivers.")
+        run(installation, "sh", EXAMPLES / "openai_batch.sh", tmp_path)
+    status, *text = sent.splitlines()
     assert status == "succeeded"
     assert "".join(text)
-
-
-def test_a_stream_is_read_to_its_end(installation: Settings) -> None:
-    with running_worker(installation, FakeEngine()):
-        output = run(installation, sys.executable, EXAMPLES / "read_stream.py", "chat", "Tell me of rivers.")
-    text, end = output.rsplit("\n-- ", 1)
+    so_far, end = streamed.rsplit("\n-- ", 1)
     assert end == "succeeded --\n"
-    assert text
-
-
-def test_a_batch_file_comes_back_line_by_line(installation: Settings, tmp_path: Path) -> None:
-    with running_worker(installation, FakeEngine()):
-        run(installation, "sh", EXAMPLES / "openai_batch.sh", tmp_path)
+    assert so_far
     lines = [json.loads(line) for line in (tmp_path / "output.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [line["custom_id"] for line in lines] == ["request-1", "request-2", "request-3"]
     assert all(line["response"]["body"]["choices"][0]["message"]["content"] for line in lines)

@@ -30,6 +30,7 @@ from alphaloop.store.reports import ReportStore, StoredReport
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli, Ran
 from tests.fixtures.drift import content
+from tests.fixtures.postgres import count
 from tests.fixtures.worker import Client, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(400)]
@@ -44,25 +45,15 @@ LABEL = f"\x9b31m[bold]{BIDI}"
 ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
-@pytest.fixture(params=["terminal", "pipe"])
-def where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("TERM", "dumb")  # the program's own colours are escape sequences, too
-    return str(request.param)
-
-
 @pytest.fixture
-def screen(cli: Cli, where: str, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Screen:
-    assert worker_settings.postgres.url is not None
-    monkeypatch.setenv("DATABASE_URL", worker_settings.postgres.url.get_secret_value())
-    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", worker_settings.kafka.bootstrap_servers or "")
-    monkeypatch.setenv("ALPHALOOP_KAFKA__GROUP_ID", worker_settings.kafka.group_id)
-    monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path))
+def screen(stack_cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Screen:
+    monkeypatch.setenv("TERM", "dumb")  # the program's own colours are escape sequences, too
 
-    def run(*arguments: object) -> Ran:
+    def run(where: str, *arguments: object) -> Ran:
         with monkeypatch.context() as patched:
             for stream in (sys.stdout, sys.stderr):
                 patched.setattr(stream, "isatty", lambda: where == "terminal")
-            return cli(*arguments)
+            return stack_cli(*arguments)
 
     return run
 
@@ -101,10 +92,6 @@ def sent(worker_settings: Settings, database: Database) -> None:
     ReportStore(database).save(StoredReport(now, now - timedelta(days=1), now, HOSTILE, {"tasks": []}, HOSTILE, "<p>"))
 
 
-def count(database: Database, rows: str) -> int:
-    return int(database.scalar(text(f"SELECT count(*) FROM {rows}")))
-
-
 def said(database: Database, job_id: str, update: dict[str, Any]) -> None:
     """What a model, or a server's error, may have put into a result."""
     with database.begin() as connection:
@@ -116,8 +103,8 @@ def said(database: Database, job_id: str, update: dict[str, Any]) -> None:
         connection.execute(statement, found)
 
 
-def test_no_command_lets_foreign_text_act(
-    screen: Screen, sent: None, where: str, tmp_path: Path, database: Database
+def test_no_command_lets_foreign_text_act_and_a_pipe_gets_a_text_as_it_is(
+    screen: Screen, sent: None, tmp_path: Path
 ) -> None:
     lines = tmp_path / "lines.jsonl"
     lines.write_text(json.dumps({"task": HOSTILE, "prompt": "p"}) + "\n" + json.dumps({HOSTILE: HOSTILE}) + "\n")
@@ -125,9 +112,9 @@ def test_no_command_lets_foreign_text_act(
     batch.write_text(json.dumps({"custom_id": HOSTILE, "url": HOSTILE, "method": "POST"}) + "\n")
     probes = tmp_path / "probes.jsonl"
     probes.write_text("".join(json.dumps({"prompt": f"{HOSTILE} {number}"}) + "\n" for number in range(2)))
-    version = screen("probes", "register", probes, "--task", "code")
+    version = screen("pipe", "probes", "register", probes, "--task", "code")
     assert version.code == 0, version.err
-    places = [letter["at"] for letter in screen("dlq", "list", "--json").json]
+    places = [letter["at"] for letter in screen("pipe", "dlq", "list", "--json").json]
     assert len(places) == 4
     commands: list[tuple[object, ...]] = [
         ("dlq", "list"),
@@ -180,20 +167,17 @@ def test_no_command_lets_foreign_text_act(
         ("tail", "good"),
         *(("dlq", "show", p, "--value") for p in places),
     ]
-    for command in commands + (texts if where == "terminal" else []):
-        ran = screen(*command)
-        assert not ACTS.search(ran.out), (command, ran.out)
-        assert not ACTS.search(ran.err), (command, ran.err)
-        assert ran.out or ran.err, command
-    shown = screen("dlq", "list").out
-    assert "\\x1b[2J\\x1b]0;X\\x07[red]fake[/red] :boom:" in shown, "written out, and nothing of it is markup"
-    assert "\\u202e" in screen("dlq", "list", "--json").out
-
-
-def test_a_pipe_gets_a_text_as_it_is(screen: Screen, sent: None, where: str) -> None:
-    shown: Ran = screen("wait", "good")
-    assert (HOSTILE in shown.out) is (where == "pipe")
-    assert screen("wait", "good", "--json").json["text"] == HOSTILE
+    for where in ("terminal", "pipe"):
+        for command in commands + (texts if where == "terminal" else []):
+            ran = screen(where, *command)
+            assert not ACTS.search(ran.out), (command, ran.out)
+            assert not ACTS.search(ran.err), (command, ran.err)
+            assert ran.out or ran.err, command
+        shown = screen(where, "dlq", "list").out
+        assert "\\x1b[2J\\x1b]0;X\\x07[red]fake[/red] :boom:" in shown, "written out, and nothing of it is markup"
+        assert "\\u202e" in screen(where, "dlq", "list", "--json").out
+        assert (HOSTILE in screen(where, "wait", "good").out) is (where == "pipe")
+        assert screen(where, "wait", "good", "--json").json["text"] == HOSTILE
 
 
 def test_the_console_writes_it_out() -> None:

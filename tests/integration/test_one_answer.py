@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -88,35 +89,40 @@ def environment(asked: Asked, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setenv("ALPHALOOP_KAFKA__REQUEST_TIMEOUT_S", "0.2")
 
 
-def answers(asked: Asked, cli: Cli, task: str) -> dict[str, Answer]:
-    """By screen."""
-    status = next(one for one in cli("status", "--json").json["tasks"] if one["task"] == task)
-    explained = cli("explain", task, "--json").json
-    report = next(one for one in cli("report", "--json").json["tasks"] if one["task"] == task)
-    listed = next(one for one in asked.visitor.read("/tasks.json")["tasks"] if one["task"] == task)
-    alone = asked.visitor.get(f"/tasks/{task}.json").data["now"]
-    return {
-        "status": of_document(status, status["measured"], "num_alpha_jobs"),
-        "explain": of_document(explained["figures"], explained["measured"]["speedup"], "num_alpha_jobs"),
-        "report": of_document(report, report["measured"], "num_speculative_jobs"),
-        "console, tasks": of_document(listed, listed["measured"], "num_alpha_jobs"),
-        "console, task": of_document(alone, alone["measured"], "num_alpha_jobs"),
-        "metrics": of_metrics(asked.metrics.registry.get_sample_value, task, NUM_ALPHA_JOBS.get(task, 0)),
-    }
+def answers(asked: Asked, cli: Cli) -> dict[str, dict[str, Answer]]:
+    """By task and screen."""
+
+    def by_task(told: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        return {one["task"]: one for one in told}
+
+    status, report = (by_task(cli(command, "--json").json["tasks"]) for command in ("status", "report"))
+    listed = by_task(asked.visitor.read("/tasks.json")["tasks"])
+    found = {}
+    for task in NUM_JOBS:
+        explained = cli("explain", task, "--json").json
+        alone = asked.visitor.get(f"/tasks/{task}.json").data["now"]
+        found[task] = {
+            "status": of_document(status[task], status[task]["measured"], "num_alpha_jobs"),
+            "explain": of_document(explained["figures"], explained["measured"]["speedup"], "num_alpha_jobs"),
+            "report": of_document(report[task], report[task]["measured"], "num_speculative_jobs"),
+            "console, tasks": of_document(listed[task], listed[task]["measured"], "num_alpha_jobs"),
+            "console, task": of_document(alone, alone["measured"], "num_alpha_jobs"),
+            "metrics": of_metrics(asked.metrics.registry.get_sample_value, task, NUM_ALPHA_JOBS.get(task, 0)),
+        }
+    return found
 
 
-@pytest.mark.parametrize("task", NUM_JOBS)
-def test_every_screen_gives_one_answer(asked: Asked, cli: Cli, task: str) -> None:
-    found = answers(asked, cli, task)
-    status = found["status"]
-    assert (status.num_jobs, status.num_probes, status.num_controls) == NUM_JOBS[task]
-    assert status.num_alpha_jobs == NUM_ALPHA_JOBS.get(task, 0)
-    assert (status.alpha_1 is None) is (task not in NUM_ALPHA_JOBS)
-    assert (status.speedup is None) is (task not in ("faster", "split", "flagged"))
-    assert {screen: one for screen, one in found.items() if one != status} == {}
-    view = of_views(asked.database, task)
-    mean = status.alpha_1[0] if status.alpha_1 else None
-    assert view == replace(status, alpha_1=None if mean is None else (pytest.approx(mean),) * 3)
+def test_every_screen_gives_one_answer(asked: Asked, cli: Cli) -> None:
+    for task, found in answers(asked, cli).items():
+        status = found["status"]
+        assert (status.num_jobs, status.num_probes, status.num_controls) == NUM_JOBS[task]
+        assert status.num_alpha_jobs == NUM_ALPHA_JOBS.get(task, 0)
+        assert (status.alpha_1 is None) is (task not in NUM_ALPHA_JOBS)
+        assert (status.speedup is None) is (task not in ("faster", "split", "flagged"))
+        assert {screen: one for screen, one in found.items() if one != status} == {}
+        view = of_views(asked.database, task)
+        mean = status.alpha_1[0] if status.alpha_1 else None
+        assert view == replace(status, alpha_1=None if mean is None else (pytest.approx(mean),) * 3)
 
 
 def test_the_worker_counts_the_same_jobs_and_the_same_acceptance(asked: Asked) -> None:
@@ -137,17 +143,22 @@ def test_the_worker_counts_the_same_jobs_and_the_same_acceptance(asked: Asked) -
     assert accepts / trials == pytest.approx(probed.alpha_1.mean)
 
 
-def written(asked: Asked, cli: Cli, task: str) -> dict[str, str]:
-    """By screen, what a person reads of the task: its row where there is a table, else the whole."""
+def written(asked: Asked, cli: Cli) -> dict[str, dict[str, str]]:
+    """By task and screen, what a person reads of the task: its row where there is a table, else the whole."""
     report = ReportStore(asked.database).latest()
     assert report is not None
+    asked.visitor.read("/tasks.json")
+    status, listed = cli("status").out, asked.visitor.get("/tasks").text
     return {
-        "status": row(cli("status").out, task),
-        "explain": " ".join(cli("explain", task).out.split()),
-        "report": row(report.text, task),
-        "report, page": html_row(report.html, task),
-        "console, tasks": html_row(asked.visitor.get("/tasks").text, task),
-        "console, task": tiles(asked.visitor.get(f"/tasks/{task}").text),
+        task: {
+            "status": row(status, task),
+            "explain": cli("explain", task).out,
+            "report": row(report.text, task),
+            "report, page": html_row(report.html, task),
+            "console, tasks": html_row(listed, task),
+            "console, task": asked.visitor.get(f"/tasks/{task}").text,
+        }
+        for task in NUM_JOBS
     }
 
 
@@ -174,16 +185,20 @@ def without_tags(html: str) -> str:
     return " ".join(re.sub(r"<[^>]+>", " ", html).split())
 
 
-@pytest.mark.parametrize("task", NUM_JOBS)
-def test_people_read_what_the_json_says(asked: Asked, cli: Cli, task: str) -> None:
-    asked.visitor.read("/tasks.json")
-    now = next(one for one in recent_tasks(asked.database) if one.task == task)
-    apart = counted_apart(now.num_probes, now.num_controls)
-    for screen, words in written(asked, cli, task).items():
-        assert_alpha_1(screen, words, now.alpha_1)
-        assert_jobs(screen, words, now)
-        assert_speedup(screen, words, now)
-        assert screen == "report" or apart in words, screen
+def test_people_read_what_the_json_says_and_faster_of_what_was_measured_faster(asked: Asked, cli: Cli) -> None:
+    """Of the six tasks one is faster; one is slower, two are not measured, and of one another drafter was."""
+    tasks = {one.task: one for one in recent_tasks(asked.database)}
+    for task, screens in written(asked, cli).items():
+        now, page = tasks[task], screens["console, task"]
+        apart = counted_apart(now.num_probes, now.num_controls)
+        for screen, whole in screens.items():
+            words = tiles(whole) if screen == "console, task" else " ".join(whole.split())
+            assert_alpha_1(screen, words, now.alpha_1)
+            assert_jobs(screen, words, now)
+            assert_speedup(screen, words, now)
+            assert screen == "report" or apart in words, screen
+            assert_faster(screen, whole.splitlines()[0] if screen == "explain" else words, task)
+        assert_faster("console, changes", without_tags(page.split("Changes of the choice")[1]), task)
 
 
 def assert_alpha_1(screen: str, words: str, found: Interval | None) -> None:
@@ -215,19 +230,10 @@ def assert_speedup(screen: str, words: str, now: TaskFigures) -> None:
         assert not re.search(r"\d\.\d\d ?\[?\d\.\d\d \d\.\d\d\]", others), screen
 
 
-@pytest.mark.parametrize("task", NUM_JOBS)
-def test_no_screen_says_faster_of_what_was_not_measured_faster(asked: Asked, cli: Cli, task: str) -> None:
-    """Of the six tasks one is faster; one is slower, two are not measured, and of one another drafter was."""
-    asked.visitor.read("/tasks.json")
-    reasons = written(asked, cli, task)
-    reasons["explain"] = cli("explain", task).out.splitlines()[0]
-    reasons["console, changes"] = without_tags(
-        asked.visitor.get(f"/tasks/{task}").text.split("Changes of the choice")[1]
-    )
-    for screen, words in reasons.items():
-        told = " ".join(words.replace(task, "").split())
-        is_said = re.search(r"\bfaster\b", re.sub(r"(expected|not|not surely) faster", "", told))
-        assert not is_said or (task == "faster" and "changes" not in screen), f"{screen}: {told}"
+def assert_faster(screen: str, words: str, task: str) -> None:
+    told = " ".join(words.replace(task, "").split())
+    is_said = re.search(r"\bfaster\b", re.sub(r"(expected|not|not surely) faster", "", told))
+    assert not is_said or (task == "faster" and "changes" not in screen), f"{screen}: {told}"
 
 
 def test_stored_figures_say_of_when_they_are(asked: Asked, cli: Cli) -> None:
@@ -251,6 +257,7 @@ def test_stored_figures_say_of_when_they_are(asked: Asked, cli: Cli) -> None:
     assert figure(before) in " ".join(cli("report", "--html", "-").out.split())
     asked.run_scheduler()
     assert stamp not in report
-    assert answers(asked, cli, "faster")["report"] == answers(asked, cli, "faster")["status"]
+    found = answers(asked, cli)["faster"]
+    assert found["report"] == found["status"]
     computed = asked.database.scalar(text("SELECT computed_at FROM task_speedup_now WHERE task = 'faster'"))
     assert computed >= fresh.computed_at - timedelta(minutes=3)

@@ -18,7 +18,6 @@ from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSe
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.logical_devices import Gpus, logical_gpus
 from tests.fixtures.models import VANILLA, decision, make_job
-from worker.deciding.decider import conditions_of
 from worker.decoding.engine import load_engine
 from worker.engine import Generation, PreparedJob, Sampling
 
@@ -148,25 +147,6 @@ def test_distributions_cross_once_a_round_and_nothing_else_does(
     assert num_crossings > 5
 
 
-def test_a_round_with_drafts_of_two_devices_has_a_crossing_for_each(
-    tiny_models: dict[str, Path], small: Path, gpus: Gpus
-) -> None:
-    engine = load_engine(models(tiny_models["llama"], small, APART), num_slots=8)
-    for number, name in enumerate(APART):
-        engine.admit(engine.prepare(make_job(f"ab {number}", number), DRAWN), decision(name, 2))
-    while (step := engine.step()).num_prefill_tokens:
-        pass
-    while not all(step.proposed_by_job.get(job_id) for job_id in step.tokens_by_job):
-        step = engine.step()
-    gpus.copies.clear()
-    step = engine.step()
-    crossing = [copy for copy in gpus.copies if copy.place == "open_drafters.py"]
-    assert len(step.proposed_by_job) == len(APART)
-    assert {str(copy.source) for copy in crossing} == {"cuda:1", "cuda:2", "cpu"}
-    assert {str(copy.to) for copy in crossing} == {"cuda:0"}
-    assert len(crossing) == 3
-
-
 def test_the_placement_is_part_of_the_engines_name(tiny_models: dict[str, Path], small: Path, gpus: Gpus) -> None:
     """Costs, speed-ups and choices are stored under the identity's device."""
     named = {
@@ -179,21 +159,6 @@ def test_the_placement_is_part_of_the_engines_name(tiny_models: dict[str, Path],
         "Logical GPU, far on another Logical GPU",
         "Logical GPU, far on cpu-1-threads",
     }
-
-
-def test_weights_are_shared_on_a_device_and_loaded_again_on_another(
-    tiny_models: dict[str, Path], small: Path, gpus: Gpus
-) -> None:
-    devices = {"far": "cuda:1", "gated": "cuda:1", "beside": "auto"}
-    engine = load_engine(models(tiny_models["llama"], small, devices), num_slots=2)
-    drafts = engine._open_drafters.draft_models
-    assert drafts["far"].model is drafts["gated"].model
-    assert drafts["far"].model is not drafts["beside"].model
-    assert [str(drafts[name].device) for name in devices] == ["cuda:1", "cuda:1", "cuda:0"]
-    states = {state.name: state for state in engine.drafters}
-    assert states["far"].revision == states["beside"].revision, "the same history: only the time differs"
-    assert states["far"].shares_weights_with(states["gated"])
-    assert not states["far"].shares_weights_with(states["beside"]), "they do not take the same time"
 
 
 def prepared(engine: TransformersEngine, number: int) -> PreparedJob:
@@ -226,17 +191,6 @@ def test_each_device_has_its_own_memory(tiny_models: dict[str, Path], small: Pat
     assert engine.has_room(prepared(engine, 9)) is False, "every slot is taken"
     engine.cancel(jobs[3].job.job_id)
     assert engine.has_room(prepared(engine, 9)), "a full draft device keeps no job waiting"
-
-
-def test_a_decision_is_told_what_is_free_on_each_device(tiny_models: dict[str, Path], small: Path, gpus: Gpus) -> None:
-    engine = load_engine(models(tiny_models["llama"], small, {"far": "cuda:1", "beside": "auto"}), num_slots=4)
-    gpus.free = {0: 10 << 30, 1: 1 << 20, 2: 0}
-    conditions = conditions_of(engine, [prepared(engine, 0)], 4)
-    assert conditions.free_elsewhere.keys() == {"far"}
-    width = 1 + max(state.max_draft_tokens for state in engine.drafters)
-    assert conditions.free_elsewhere["far"] == (1 << 20) - 4 * width * engine.memory().per_row
-    assert conditions.free_cache_bytes is not None
-    assert conditions.free_cache_bytes > 9 << 30
 
 
 def test_a_draft_that_its_device_cannot_hold_is_refused_with_the_arithmetic(
@@ -283,23 +237,3 @@ def test_texts_on_real_devices_are_those_of_the_cpu(
     on_cpu, apart = found
     for name, generation in on_cpu.items():
         assert apart[name].token_ids == generation.token_ids, name
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("target_device", "draft_device"), LAYOUTS)
-def test_times_on_real_devices_add_up(
-    tiny_models: dict[str, Path], small: Path, target_device: str, draft_device: str
-) -> None:
-    """A device that still computes when its part is over would make the next part look long."""
-    if torch.cuda.device_count() < 1 + ("cuda:1" in (target_device, draft_device)):
-        pytest.skip("needs a GPU for each")
-    engine = load_engine(models(tiny_models["llama"], small, {"far": draft_device}, device=target_device), num_slots=4)
-    assert engine.measure_round_ms("far", 2, 4, 64, 3) > 0
-    assert engine.measure_round_ms(None, 2, 4, 64, 3) > 0
-    for number in range(4):
-        engine.admit(engine.prepare(make_job(f"ab {number}", number), DRAWN), decision("far", 3))
-    while engine.load().num_running:
-        step = engine.step()
-        assert step.draft_s + step.verify_s + step.overhead_s == pytest.approx(step.wall_s)
-        if step.proposed_by_job:
-            assert min(step.draft_s, step.verify_s) > 0

@@ -6,7 +6,6 @@ import json
 import random
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import replace
 
 import pytest
 from sqlalchemy import text
@@ -22,11 +21,10 @@ from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
-from tests.fakes import FakeEngine
+from tests.fakes import FakeEngine, VerboseEngine
 from tests.fixtures.broker import Operator
 from tests.fixtures.runs import claim_request, outcome
 from tests.fixtures.worker import WAIT_S, Client, RunningWorker, headers_of, running_worker, until
-from worker.engine import Step
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -41,22 +39,13 @@ def operator(clean_kafka: KafkaSettings) -> Operator:
 @pytest.fixture
 def settings(worker_settings: Settings) -> Settings:
     """Without compression, because the broker compares the compressed size with its limit."""
-    kafka = worker_settings.kafka.model_copy(update={"extra": {"compression.type": "none"}})
+    extra = {**worker_settings.kafka.extra, "compression.type": "none"}
+    kafka = worker_settings.kafka.model_copy(update={"extra": extra})
     return worker_settings.model_copy(update={"kafka": kafka})
 
 
 def job(name: str) -> bytes:
     return json.dumps({"job_id": name, "prompt": f"write about {name}", "max_tokens": 8}).encode()
-
-
-class VerboseEngine(FakeEngine):
-    """Its text of the job `large` is long."""
-
-    def step(self) -> Step:
-        step = super().step()
-        long = {"large": 200}
-        finished = (replace(one, text=one.text * long.get(one.job_id, 1)) for one in step.finished)
-        return replace(step, finished=tuple(finished))
 
 
 def count(worker: RunningWorker, name: str, **labels: str) -> float:
@@ -87,7 +76,7 @@ def test_a_result_too_large_for_its_topic_is_replaced_and_its_neighbours_go_on(
     operator.create(RESULTS, max_message_bytes=LIMIT)
     client = Client(settings)
     small = [f"small-{number}" for number in range(30)]
-    with running_worker(settings, VerboseEngine(num_slots=8)) as worker:
+    with running_worker(settings, VerboseEngine("large")) as worker:
         client.send("code", [*map(job, small[:15]), job("large"), *map(job, small[15:])])
         published = by_job(client.read([RESULTS], lambda records: len({r.key for r in records}) >= 31))
         assert count(worker, "alphaloop_results_refused_total", code="result_too_large", done="replaced") == 1.0

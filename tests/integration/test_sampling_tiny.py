@@ -29,10 +29,11 @@ from worker.engine import Sampling
 if TYPE_CHECKING:
     from worker.decoding.engine import TransformersEngine
 
+
 Build = Callable[..., "TransformersEngine"]
 Distribution = dict[tuple[int, ...], float]
 SAMPLED: Final = Sampling(max_tokens=5, temperature=1.0, top_k=3)
-NUM_TEXTS: Final = 600
+NUM_TEXTS: Final = 400
 # Chance that a right engine fails one of these tests, from the normal quantile 4.75 (chi-square by Wilson-Hilferty).
 SIGNIFICANCE, QUANTILE = 1e-6, 4.753424
 KINDS: Final = ("chain", "tree", "drawn chain")

@@ -24,7 +24,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
-from alphaloop.store.reports import ReportStore, StoredReport
+from alphaloop.store.reports import ReportStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.tables import decode_runs, draft_revisions, drift_events, probe_runs, schedule_runs
 from scheduler.loop import Scheduler
@@ -189,19 +189,6 @@ def test_an_accepted_level_is_the_norm_and_a_return_to_the_old_one_is_news(
     assert closed.closed_because == "accepted as the new level."
 
 
-def test_without_the_flag_the_old_level_stays_the_norm(make: Make, database: Database, history: History) -> None:
-    scheduler, events, now = make(), DriftEventStore(database), datetime.now(UTC)
-    fallen = history.traffic("code", 0.85, 200, now - 260 * 5 * MINUTE, 5 * MINUTE)
-    lower = history.traffic("code", 0.55, 60, fallen, 5 * MINUTE)
-    scheduler.run_once(lower)
-    (event,) = events.open_events()
-    events.acknowledge(event.id, "Ada", "", lower)
-    still = history.traffic("code", 0.55, 100, lower, 5 * MINUTE)
-    assert scheduler.run_once(still).num_events_open == 1
-    back = history.traffic("code", 0.85, 250, still, 5 * MINUTE)
-    assert scheduler.run_once(back).num_events_closed == 1
-
-
 def test_probes_are_compared_with_what_they_showed_when_the_level_was_accepted(
     make: Make, database: Database, history: History, outbox: Outbox
 ) -> None:
@@ -297,15 +284,6 @@ def test_a_report_begins_with_what_changed(make: Make, database: Database, histo
     assert told[2][1] == "code was last decided to be decoded vanilla, before with lookup k=3."
     scheduler.run_once(NOW + 4 * MINUTE)
     assert changes_told(database) == []
-
-
-def test_a_report_of_another_version_is_not_compared_with(make: Make, database: Database) -> None:
-    other = {"object": "alphaloop.report", "heading": "of another version"}
-    ReportStore(database).save(StoredReport(NOW - HOUR, NOW - DAY, NOW - HOUR, "", other, "", ""))
-    make().run_once(NOW)
-    stored = ReportStore(database).latest()
-    assert stored is not None
-    assert stored.content["changes"] == {"since": None, "lines": []}
 
 
 def test_times_without_a_good_run_are_gaps(make: Make, database: Database, outbox: Outbox) -> None:
@@ -456,17 +434,6 @@ def test_a_new_target_and_an_alarm_are_measured_at_once(
     planner = ProbePlanner(database, Settings(tasks={"code": TaskSettings()}))
     (due,) = planner.plan(planner.sets(), start + 5 * HOUR).chosen
     assert (due.task, due.drafter, due.why) == ("code", "lookup", Why.ALARM)
-
-
-def test_a_task_may_be_probed_more_often(make: Make, database: Database, history: History, outbox: Outbox) -> None:
-    DraftRegistry(database).register("lookup", DRAFT, TARGET)
-    for task in ("code", "sql"):
-        register_probe_set(database, task, prompts(2), NOW - 5 * DAY)
-    scheduler = make({"code": TaskSettings(probe_max_age_s=7200.0), "sql": TaskSettings()})
-    run_and_decode_probes(scheduler, database, history, outbox, NOW - DAY, 0.8)
-    outbox.sent.clear()
-    scheduler.run_once(NOW - DAY + 3 * HOUR)
-    assert {topic for topic, _, _ in outbox.sent if topic.startswith("jobs.")} == {"jobs.code"}
 
 
 def test_a_new_target_makes_the_draft_stale_and_its_recovery_active(

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Build = Callable[..., "TransformersEngine"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-NUM_JOBS: Final = int(os.environ.get("SOAK_JOBS", "600"))
+NUM_JOBS: Final = int(os.environ.get("SOAK_JOBS", "300"))
 NUM_SLOTS: Final = 8
 #: Growth behind the first tenth that is not called a leak: what an allocator keeps of blocks that come and go.
 MOST_GROWTH_BYTES: Final = 12 * 2**20

@@ -137,22 +137,6 @@ def test_each_point_is_reached_only_after_the_one_before(
         assert Result.decode(record.value or b"").job_id == "job-1"
 
 
-def test_a_whole_turn_ends_with_its_offset_committed(
-    worker_settings: Settings, database: Database, broker: Consumer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = Client(worker_settings)
-    with hand_turned(worker_settings, monkeypatch) as worker:
-        client.send("code", [VALUE], partition=0)
-        worker.claim()
-        worker.decode()
-        worker.record()
-        worker.publish()
-        assert (job_state(database), Outbox(database).num_pending()) == (("succeeded", 1), 0)
-        until(lambda: worker.worker.intake.num_in_flight == 0, "the delivery is finished")
-        until(lambda: broker.committed([JOBS])[JOBS] == 1, "the offset is committed")
-    assert num_results(broker) == 1
-
-
 def up_to(*names: str) -> Callable[[HandTurnedWorker], None]:
     def turn(worker: HandTurnedWorker) -> None:
         for name in names:
@@ -164,7 +148,6 @@ def up_to(*names: str) -> Callable[[HandTurnedWorker], None]:
 #: Decision 0003: what was done before the crash, what is made to fail, and the attempt whose outcome is recorded.
 CRASHES: dict[str, tuple[tuple[str, ...], str | None, int]] = {
     "1 claim": (("claim",), None, 2),
-    "2 decode": (("claim", "decode"), None, 2),
     "3 record": (("claim", "decode", "record"), None, 1),
     "4 publish": (("claim", "decode", "record", "publish"), "alphaloop.store.outbox.Outbox.delete", 1),
     "5 confirm": (("claim", "decode", "record", "publish"), "worker.intake.polling.Intake.finish", 1),

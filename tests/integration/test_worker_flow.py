@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import threading
 from datetime import UTC, datetime, timedelta
-from statistics import median
 
 import pytest
 from sqlalchemy import text
 
 from alphaloop.kafka.topics import CONTROL, RESULTS, ensure_topics
-from alphaloop.messages import Job, Mode, Result, Status
+from alphaloop.messages import Job, Result, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
@@ -104,20 +103,6 @@ def test_an_unknown_task_is_refused_even_where_no_dead_letter_topic_stands(worke
     assert headers_of(letter)["__dlq.errors.field"] == "task"
 
 
-def test_a_forced_mode_is_obeyed_and_said(worker_settings: Settings) -> None:
-    client = Client(worker_settings)
-    with running_worker(worker_settings, FakeEngine(num_slots=4)):
-        client.send("code", [job(1, decoding="speculative"), job(2, decoding="vanilla")])
-        by_id = {result.job_id: result for result in client.results(2)}
-    speculative, vanilla = by_id["job-1"].decoding, by_id["job-2"].decoding
-    assert speculative is not None
-    assert vanilla is not None
-    assert (speculative.mode, speculative.reason) == (Mode.SPECULATIVE, "forced")
-    assert speculative.num_draft_tokens > 0
-    assert speculative.draft_revision
-    assert (vanilla.mode, vanilla.num_draft_tokens, vanilla.trials) == (Mode.VANILLA, 0, ())
-
-
 def test_expired_and_cancelled_jobs_are_reported(worker_settings: Settings, database: Database) -> None:
     client = Client(worker_settings)
     past = (datetime.now(UTC) - timedelta(seconds=5)).isoformat()
@@ -133,44 +118,6 @@ def test_expired_and_cancelled_jobs_are_reported(worker_settings: Settings, data
     assert by_id["job-3"].status is Status.SUCCEEDED
     assert by_id["job-1"].error is not None
     assert by_id["job-1"].error.code == "expired"
-
-
-def test_two_workers_share_the_work_and_nothing_is_decoded_twice(worker_settings: Settings, database: Database) -> None:
-    client = Client(worker_settings)
-    with (
-        running_worker(worker_settings, FakeEngine(num_slots=4)) as one,
-        running_worker(worker_settings, FakeEngine(num_slots=4)) as two,
-    ):
-        until(
-            lambda: one.worker.intake.is_assigned and two.worker.intake.is_assigned,
-            "both workers have partitions",
-        )
-        for start in range(0, 60, 20):
-            client.send("code", [job(i) for i in range(start, start + 20)])
-        results = client.read([RESULTS], lambda r: len({Result.decode(x.value or b"").job_id for x in r}) >= 60)
-    by_id: dict[str, set[bytes]] = {}
-    for record in results:
-        by_id.setdefault(Result.decode(record.value or b"").job_id, set()).add(record.value or b"")
-    assert all(len(copies) == 1 for copies in by_id.values())
-    assert_counts_add_up(database, num_jobs=60)
-
-
-def test_the_consumer_is_polled_while_a_step_takes_long(worker_settings: Settings) -> None:
-    is_stepping, may_go_on = threading.Event(), threading.Event()
-
-    def step_slowly() -> None:
-        is_stepping.set()
-        assert may_go_on.wait(WAIT_S)
-
-    client = Client(worker_settings)
-    client.send("code", [job(1)])
-    with running_worker(worker_settings, FakeEngine(num_slots=4, before_step=step_slowly)) as running:
-        assert is_stepping.wait(WAIT_S)
-        ages = []
-        until(lambda: ages.append(running.worker.intake.poll_age_s) or len(ages) > 150, "three seconds have passed")
-        may_go_on.set()
-        assert client.results(1)[0].status is Status.SUCCEEDED
-    assert median(ages) < 1.0, "not the largest, because a busy machine may stop any thread for a second"
 
 
 def test_a_lost_claim_is_not_recorded_but_answered_by_whoever_has_it(

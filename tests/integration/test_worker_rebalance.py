@@ -78,7 +78,9 @@ def test_what_runs_ends_before_its_partition_goes_and_is_decoded_once(
 def test_what_outlasts_the_rebalance_is_given_back_uncounted_and_decoded_by_the_new_owner(
     worker_settings: Settings, database: Database
 ) -> None:
-    kafka = worker_settings.kafka.model_copy(update={"extra": {"max.poll.interval.ms": 6000}})
+    kafka = worker_settings.kafka.model_copy(
+        update={"extra": {**worker_settings.kafka.extra, "max.poll.interval.ms": 6000}}
+    )
     # A lease is renewed when half of it is over: one that runs out on a busy machine would count as a crash.
     settings = with_worker(worker_settings.model_copy(update={"kafka": kafka}), lease_s=6.0)
     client, engine = Client(settings), SteppedEngine(num_slots=2)

@@ -17,6 +17,7 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.session_limits import SessionLimits
 from tests.chaos.proxy import Proxy
 from tests.fakes import FakeEngine
+from tests.fixtures.postgres import count
 from tests.fixtures.worker import Client, SteppedEngine, running_worker, until
 from tests.integration.test_worker_flow import assert_counts_add_up
 
@@ -26,6 +27,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 STATES = ("53100", "53300", "40P01", "40001", "55P03", "25006", "57014", "57P01", "55000", "58030")
 #: Where each state is raised, one after the other: at the claim, at the ledger, at the outbox.
 TABLES = ("jobs", "decode_runs", "outbox")
+SUCCEEDED, CRASHED = "jobs WHERE status = 'succeeded'", "jobs WHERE num_crashes > 0"
 FAULTS = """
 CREATE SEQUENCE num_faults;
 CREATE TABLE faults (of_table text, state text);
@@ -90,20 +92,6 @@ def ever_in(engine: SteppedEngine) -> set[str]:
     return {name for round_ in engine.rounds for name in round_}
 
 
-def cancellations(database: Database) -> int:
-    return int(database.scalar(text("SELECT count(*) FROM cancellations")))
-
-
-def num_succeeded(database: Database) -> int:
-    with database.begin() as connection:
-        counted = "SELECT count(*) FROM jobs WHERE status = 'succeeded'"
-        return int(connection.execute(text(counted)).scalar_one())
-
-
-def crashes(database: Database) -> int:
-    return int(database.scalar(text("SELECT sum(num_crashes) FROM jobs")))
-
-
 def test_every_refusal_that_passes_is_waited_out_wherever_it_comes(
     worker_settings: Settings, database: Database
 ) -> None:
@@ -116,11 +104,11 @@ def test_every_refusal_that_passes_is_waited_out_wherever_it_comes(
                     client.send("code", [job(state)])
                 until(lambda before=raised: faults.num_raised() > before, f"{state} was raised at {table}")  # type: ignore[misc]
             faults.clear()
-            until(lambda wanted=number + 1: num_succeeded(database) == wanted, f"the job with {state} succeeded")  # type: ignore[misc]
+            until(lambda wanted=number + 1: count(database, SUCCEEDED) == wanted, f"the job with {state} succeeded")  # type: ignore[misc]
         results = client.results(len(STATES))
         fenced = running.worker.metrics.registry.get_sample_value("alphaloop_outcomes_fenced_total")
     assert {(result.status, result.attempt) for result in results} == {(Status.SUCCEEDED, 1)}
-    assert (fenced, crashes(database)) == (0.0, 0)
+    assert (fenced, count(database, CRASHED)) == (0.0, 0)
     assert_counts_add_up(database, num_jobs=len(STATES))
 
 
@@ -142,11 +130,11 @@ def test_rows_that_an_idle_session_holds_delay_outcomes_and_nothing_else(
             held = running.worker.leases.held()
             assert JobStore(database).renew(held, owner=running.owner, lease_s=30.0) == held.keys()
             client.send_to("control", b'{"action": "cancel", "job_id": "never-seen"}')
-            until(lambda: cancellations(database) == 1, "a cancellation is read meanwhile")
-            assert num_succeeded(database) == 1
+            until(lambda: count(database, "cancellations") == 1, "a cancellation is read meanwhile")
+            assert count(database, SUCCEEDED) == 1
         results = client.results(21)
     assert {(result.status, result.attempt) for result in results} == {(Status.SUCCEEDED, 1)}
-    assert crashes(database) == 0
+    assert count(database, CRASHED) == 0
     assert_counts_add_up(database, num_jobs=21)
 
 
@@ -175,11 +163,11 @@ def test_connections_that_break_in_mid_commit_cost_nothing(
         for number, name in enumerate(names):
             proxy.cut_commits(number % 2, 1)
             client.send("code", [job(name)])
-            until(lambda wanted=number + 1: num_succeeded(database) == wanted, f"{name} succeeded")  # type: ignore[misc]
+            until(lambda wanted=number + 1: count(database, SUCCEEDED) == wanted, f"{name} succeeded")  # type: ignore[misc]
         results = client.results(len(names))
         fenced = running.worker.metrics.registry.get_sample_value("alphaloop_outcomes_fenced_total")
     assert {result.job_id for result in results} == set(names)
     assert {result.status for result in results} == {Status.SUCCEEDED}
-    assert (fenced, crashes(database)) == (0.0, 0)
+    assert (fenced, count(database, CRASHED)) == (0.0, 0)
     assert proxy.num_cuts >= len(names)
     assert_counts_add_up(database, num_jobs=len(names))

@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.errors import BrokerError, DecodeFailed
-from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import RESULTS, cluster_id
 from alphaloop.messages import Origin, Result, Status, derived_job_id
@@ -20,7 +19,8 @@ from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.doomed_worker import DIED, doomed_worker
-from tests.fixtures.worker import WAIT_S, Client, RunningWorker, headers_of, running_worker, until
+from tests.fixtures.postgres import count
+from tests.fixtures.worker import Client, RunningWorker, everything, headers_of, running_worker, until
 from worker.engine import Step
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -150,28 +150,12 @@ def job(number: int) -> bytes:
     return json.dumps({"job_id": f"job-{number}", "prompt": f"complete {number}", "max_tokens": 6}).encode()
 
 
-def num_ended(database: Database) -> int:
-    return int(database.scalar(text("SELECT count(*) FROM jobs WHERE outcome IS NOT NULL")))
-
-
-def everything(settings: Settings, topic: str) -> list[Record]:
-    """All that lies on a topic now."""
-    consumer = Consumer(settings.kafka, group_id="unused")
-    records: list[Record] = []
-    try:
-        consumer.assign_from([topic], at="earliest")
-        num_records = sum(high - low for low, high in consumer.bounds([topic]).values())
-        while len(records) < num_records:
-            if (record := consumer.poll(WAIT_S)) is not None:
-                records.append(record)
-    finally:
-        consumer.close()
-    return records
-
-
 def works_until_done_or_dead(process: subprocess.Popen[str], database: Database) -> bool:
     """Whether everything is done."""
-    until(lambda: process.poll() is not None or num_ended(database) == NUM_JOBS, "all is done or the worker is dead")
+    until(
+        lambda: process.poll() is not None or count(database, "jobs WHERE outcome IS NOT NULL") == NUM_JOBS,
+        "all is done or the worker is dead",
+    )
     return process.poll() is None
 
 
@@ -198,7 +182,7 @@ def test_only_the_job_that_kills_workers_is_given_up(worker_settings: Settings, 
     poison = by_id.pop("job-5")
     assert (poison.status, poison.error and poison.error.code) == (Status.FAILED, "attempts_exhausted")
     assert {name: result.status for name, result in by_id.items() if result.status is not Status.SUCCEEDED} == {}
-    letters = everything(settings, "jobs.code.dlq")
+    letters = everything(settings.kafka, "jobs.code.dlq")
     assert {letter.value for letter in letters} == {job(5)}
     headers = headers_of(letters[0])
     assert headers["__dlq.errors.exception"] == "attempts_exhausted"

@@ -16,6 +16,7 @@ from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.inference_server import Answer, Connection, ServedEngine, engine_over, head, whole
 from tests.fixtures.models import VANILLA, make_job
+from tests.fixtures.postgres import count
 from tests.fixtures.worker import Client, running_worker, until
 from worker.engine import Sampling
 
@@ -99,10 +100,6 @@ def expected_texts() -> dict[int, str]:
     return texts
 
 
-def num_ended(database: Database) -> int:
-    return int(database.scalar(text("SELECT count(*) FROM jobs WHERE outcome IS NOT NULL")))
-
-
 def test_a_thousand_jobs_end_once_each_with_their_texts(worker_settings: Settings, database: Database) -> None:
     servers = {
         "plain-1": ServedEngine(FakeEngine(num_slots=8)),
@@ -122,7 +119,10 @@ def test_a_thousand_jobs_end_once_each_with_their_texts(worker_settings: Setting
         for number, first in enumerate(range(0, NUM_JOBS, portion)):
             faults.begin(number)
             client.send("code", jobs[first : first + portion])
-            until(lambda half=first + portion // 2: num_ended(database) >= half, "half of these jobs ended")  # type: ignore[misc]
+            until(
+                lambda half=first + portion // 2: count(database, "jobs WHERE outcome IS NOT NULL") >= half,
+                "half of these jobs ended",
+            )  # type: ignore[misc]
             until(lambda number=number: number in faults.met, f"a request met fault {number}")  # type: ignore[misc]
             faults.end()
         records = client.read([RESULTS], lambda found: len({record.key for record in found}) >= NUM_JOBS)

@@ -23,6 +23,12 @@ from worker.engine import Sampling
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
 
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is away is soon looked for again."""
+    monkeypatch.setattr("worker.servers.fleet_member._FIRST_WAIT_S", 0.1)
+
+
 def job(number: int, **fields: object) -> bytes:
     plain = {"job_id": f"job-{number}", "prompt": f"complete function number {number}", "max_tokens": 24}
     return json.dumps({**plain, **fields}).encode()

@@ -24,6 +24,7 @@ from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.messages import described
+from tests.fixtures.postgres import count
 from tests.fixtures.worker import WAIT_S, Client, RunningWorker, headers_of, running_worker, until
 from worker.engine import Step
 
@@ -251,10 +252,9 @@ def test_the_relay_ends_the_stream_of_a_worker_that_died_before_it_could(
     with running_worker(worker_settings, FakeEngine()) as running:
         running.worker.threads.end("publishing", WAIT_S)  # recorded, and never published
         client.send("code", [job(1)], headers=[(name, value.encode()) for name, value in TRACE.items()])
-        ended = "SELECT count(*) FROM jobs WHERE outcome IS NOT NULL"
-        until(lambda: _count(database, ended) == 1, "the outcome is recorded")
+        until(lambda: count(database, "jobs WHERE outcome IS NOT NULL") == 1, "the outcome is recorded")
         running.hurry.set()
-    assert _count(database, "SELECT count(*) FROM outbox") == 1
+    assert count(database, "outbox") == 1
     database.change(text("UPDATE outbox SET created_at = now() - interval '1 h'"))
     with running_worker(worker_settings, FakeEngine()):
         (record,) = client.read([RESULTS], lambda r: len(r) >= 1)
@@ -267,10 +267,6 @@ def test_the_relay_ends_the_stream_of_a_worker_that_died_before_it_could(
     reader = StreamReader()
     assert reader.take(end) == reader.text == result.text != ""
     assert reader.end == end
-
-
-def _count(database: Database, query: str) -> int:
-    return int(database.scalar(text(query)))
 
 
 NUM_JOBS = 24

@@ -35,10 +35,6 @@ def test_other_numbers_of_tokens_are_taken_into_account() -> None:
     assert found.mean == pytest.approx(2.0)
 
 
-def test_too_few_blocks_give_no_figure() -> None:
-    assert forced_speedup([block(1.2)] * (LEAST_BLOCKS - 1), 0.95) is None
-
-
 def test_bounds_hold_the_truth_as_often_as_they_say() -> None:
     rng = random.Random(5)
     held = 0
@@ -55,11 +51,6 @@ def test_figures_agree_within_both_intervals(shown: tuple[float, float, float], 
     forced = Interval(1.1, 1.0, 1.21)
     assert agree(Interval(*shown), forced) is is_chance
     assert agree(forced, Interval(*shown)) is is_chance
-
-
-def test_screens_that_show_one_figure_do_not_differ() -> None:
-    asked = [Asked("view", {"code": FIGURE}), Asked("metrics", {"code": {**FIGURE, "num_blocks": 12.0}})]
-    assert differences(asked, ["code", "sql"]) == []
 
 
 def test_another_or_a_missing_figure_is_told_with_its_places() -> None:

@@ -8,13 +8,6 @@ import pytest
 contest = pytest.importorskip("benchmarks.drift.contest", reason="it needs numba and river")
 contestants = pytest.importorskip("benchmarks.drift.contestants", reason="it needs numba and river")
 optimum = pytest.importorskip("benchmarks.drift.contest", reason="it needs numba")
-rivals = pytest.importorskip("benchmarks.drift.contestants", reason="it needs numba")
-
-
-def test_a_delay_counts_the_first_alarm_from_the_change_on() -> None:
-    assert contestants.first(np.array([-40, 0, 9])) == 1
-    assert contestants.first(np.array([-40, 9])) == 10
-    assert contestants.first(np.array([-40])) == contestants.LONGEST_DELAY
 
 
 def test_a_strength_lies_between_those_around_the_wanted_run_length() -> None:
@@ -28,19 +21,6 @@ def test_the_bounds_of_a_run_length_are_those_of_a_poisson_number(alarms: int, l
     found = contest.run_length_of(alarms, 1_000)
     assert 1_000 / found.high == pytest.approx(low, rel=0.02, abs=0.03)
     assert 1_000 / found.low == pytest.approx(high, rel=0.02)
-
-
-def test_counting_looks_only_around_the_wanted_run_lengths() -> None:
-    strengths = [float(2**power) for power in range(12)]
-    asked = []
-
-    def detect(values: object, strength: float) -> object:
-        asked.append(strength)
-        return np.full(int(1e6 / 500 / strength), contest.WARM_UP_JOBS)
-
-    counts = contest.count(detect, [np.zeros(1_000_000 + contest.WARM_UP_JOBS)], strengths)
-    assert len(asked) == len(set(asked)) < len(strengths)
-    assert counts.strength_for(50_000) == pytest.approx(100, rel=0.15)
 
 
 def test_the_least_delay_is_that_of_a_cusum_on_normal_values() -> None:

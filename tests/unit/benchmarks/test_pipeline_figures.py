@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from benchmarks.paired import percentile
 from benchmarks.pipeline.lone import LoneJob, overheads
 from benchmarks.pipeline.report import (
-    Entry,
-    Findings,
     Overhead,
-    Spread,
     jobs_per_s,
-    print_findings,
     ratios,
 )
-
-
-def test_an_even_stream_has_its_rate() -> None:
-    assert jobs_per_s(range(0, 10_001, 2)) == pytest.approx(500, rel=1e-3)
 
 
 @given(burst=st.integers(1, 300), gap_ms=st.integers(1, 500), num_bursts=st.integers(40, 80))
@@ -37,11 +25,6 @@ def test_bursts_win_nothing(burst: int, gap_ms: int, num_bursts: int) -> None:
 def test_a_slow_beginning_is_left_out() -> None:
     slow, fast = range(0, 100, 20), range(100, 1001)
     assert jobs_per_s([*slow, *fast]) == pytest.approx(1000, rel=0.01)
-
-
-def test_one_millisecond_tells_no_rate() -> None:
-    with pytest.raises(ValueError, match="one millisecond"):
-        jobs_per_s([7, 7, 7])
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.01, 1))
@@ -72,36 +55,3 @@ def test_a_lone_jobs_overheads_are_on_both_sides_of_its_step() -> None:
     assert found["arrival to first step"].max_ms == pytest.approx(20)
     assert found["last token to result"].max_ms == pytest.approx(29)
     assert found["last token to result"].num_jobs == 2
-
-
-def findings() -> Findings:
-    entry = Entry([100.0, 300.0, 200.0], [{}], [{"kafka": 50.0}], [0])
-    rates = {"ours": [100.0, 300.0, 200.0], "peer": [100.0, 100.0, 100.0]}
-    return Findings(
-        1000,
-        {"cores": 2},
-        ["Parallel Consumer: no Java"],
-        {"ours": entry},
-        ratios(rates, ["ours"], ["peer"]),
-        {"arrival to first step": Overhead.of([0.01])},
-    )
-
-
-def test_the_json_line_holds_every_figure() -> None:
-    found = json.loads(json.dumps(findings().as_json(), allow_nan=False))
-    assert found["contestants"]["ours"]["spread"] == {"low": 100.0, "median": 200.0, "high": 300.0}
-    assert found["ratios"]["ours / peer"]["rounds"] == [1.0, 3.0, 2.0]
-    assert found["ratios"]["ours / peer"]["median"] == 2.0
-    assert found["lone"]["arrival to first step"]["p99_ms"] == 10.0
-    assert found["missing"] == ["Parallel Consumer: no Java"]
-
-
-def test_the_tables_name_what_was_left_out() -> None:
-    console = Console(file=io.StringIO(), width=200)
-    print_findings(console, findings())
-    printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "left out: Parallel Consumer: no Java" in printed
-
-
-def test_a_spread_of_one_round_is_that_round() -> None:
-    assert Spread.of([5.0]) == Spread(5.0, 5.0, 5.0)

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import io
-import json
-import math
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from benchmarks.policy.__main__ import played
 from benchmarks.policy.compare import BUDGET_SHARE, Score, compare
 from benchmarks.policy.play import know
-from benchmarks.policy.plots import write_plot
 from benchmarks.policy.report import (
-    Mean,
     Seed,
     as_json,
-    best_static,
-    cold_share,
     meets_bars,
-    print_tables,
 )
 from benchmarks.policy.scenario import Scenario, read_scenarios
 
@@ -44,26 +34,6 @@ def two() -> list[Scenario]:
     return list(read_scenarios().scenarios[:2])
 
 
-def test_bounds_of_a_mean() -> None:
-    found = Mean.of([1.0, 2.0, 3.0])
-    assert found.mean == 2.0
-    assert found.high - found.mean == pytest.approx(1.959964 / math.sqrt(3))
-
-
-def test_the_best_static_setting_is_found_with_hindsight(rng: random.Random) -> None:
-    assert best_static(seeds(rng)) == "draft:2"
-
-
-def test_a_rule_that_played_fewer_seeds_is_judged_by_those(rng: random.Random) -> None:
-    of = seeds(rng)
-    for seed in of[2:]:
-        del seed["ema_tiers"]
-    told = as_json(two(), {s.name: of for s in two()}, range(1, 7))
-    rules = told["scenarios"][two()[0].name]["rules"]
-    assert rules["ema_tiers"]["of_oracle"][0] == pytest.approx(0.9, abs=0.011)
-    assert json.loads(json.dumps(told)) == told
-
-
 def test_an_interrupted_run_is_told_by_the_seeds_that_were_played(rng: random.Random) -> None:
     first, second = two()
     kept = {(first.name, 2): seeds(rng)[0], (first.name, 7): seeds(rng)[1], (second.name, 2): {}}
@@ -79,26 +49,6 @@ def test_bars_are_of_the_mean_over_the_oracles_and_of_the_worst_seed_over_vanill
     assert not meets_bars(stationary, [{"ours": replace(good, of_oracle_net=0.979)}])
     assert meets_bars(stationary.model_copy(update={"kind": "changing"}), [{"ours": replace(good, of_oracle_net=0.95)}])
     assert not meets_bars(stationary, [{"ours": good}, {"ours": replace(good, of_vanilla=0.969)}])
-
-
-def test_new_tasks_count_together() -> None:
-    of: list[Seed] = [{"ours": replace(NOTHING, cold=share)} for share in (1.0, 0.5, 0.0)]
-    assert cold_share(of, "ours") == 0.5
-    assert cold_share([{"ours": NOTHING}], "ours") is None
-
-
-def test_tables_name_every_scenario_and_rule(rng: random.Random) -> None:
-    out = io.StringIO()
-    print_tables(Console(file=out, width=120), two(), {s.name: seeds(rng) for s in two()})
-    for word in (*(s.name for s in two()), "ours", "ema", "tiers", "vanilla", "draft:2"):
-        assert word in out.getvalue()
-
-
-def test_the_same_scores_give_the_same_picture(rng: random.Random, tmp_path: Path) -> None:
-    scores = {s.name: seeds(rng) for s in two()}
-    one, other = (write_plot(tmp_path / name, two(), scores).read_bytes() for name in ("a", "b"))
-    assert one == other
-    assert one.rstrip().endswith(b"</svg>")
 
 
 def test_only_the_stated_budget_is_forgiven(seed: int) -> None:

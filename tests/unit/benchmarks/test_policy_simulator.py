@@ -11,9 +11,9 @@ from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.posterior import tokens_per_round
 from benchmarks.policy.compare import action_name, compare
 from benchmarks.policy.peers import EmaTiers
-from benchmarks.policy.play import BEGINNING, Choice, Played, know, play, play_rounds
-from benchmarks.policy.scenario import Acceptance, Device, Phase, Scenario, Surface, Task, read_scenarios
-from benchmarks.policy.stream import Costs, draw_stream, real_costs
+from benchmarks.policy.play import BEGINNING, Choice, Played, know, play_rounds
+from benchmarks.policy.scenario import Acceptance, Device, Phase, Scenario, Surface, Task
+from benchmarks.policy.stream import draw_stream, real_costs
 
 DEVICE = Device(
     target=Surface(widths=(1, 4, 8), by_batch={1: (10.0, 11.0, 14.0), 4: (12.0, 18.0, 30.0)}),
@@ -104,18 +104,6 @@ def test_following_rounds_takes_as_long_as_replaying_them(seed: int) -> None:
             assert took == pytest.approx(out.ms[index] - out.read_ms[index])
 
 
-def test_a_batch_at_full_width_costs_what_the_table_says(seed: int) -> None:
-    """All of a draft model's rounds are k + 1 wide; of the noise's mean little is left over so many rounds."""
-    certain = scenario(jobs=400, batch=4)
-    stream = draw_stream(certain, DEVICE, seed)
-    block = stream.blocks[0]
-    out = Played(stream).outcomes(block, "draft", 3)
-    costs = Costs.of(DEVICE.table(), 4, certain.draft_tokens)
-    a_round = costs.passes[4, 3] + costs.drafts["draft"][4, 3]
-    rounds = out.counts.rounds.sum() / 4
-    assert (out.ms - out.read_ms).sum() / rounds == pytest.approx(a_round, rel=6 * 0.05 / math.sqrt(rounds))
-
-
 def test_seeds_reproduce_and_differ(seed: int) -> None:
     of = scenario(jobs=40, batch=4, job_spread=0.8)
     oracle = know(of, DEVICE, num_jobs=40)
@@ -138,31 +126,6 @@ def test_the_oracle_is_not_beaten_in_expectation(seed: int) -> None:
         assert lost.mean() >= -2.2 * margin - 1e-9, action_name(*action)
 
 
-def test_a_rule_that_follows_rounds_learns_from_them(seed: int) -> None:
-    """Drafts that are always right raise the tier to the highest, drafts that never are to the lowest."""
-    for alpha, expected in ((1.0, 7), (0.0, 1)):
-        of = scenario(jobs=5)
-        task = of.tasks["code"].model_copy(
-            update={"drafters": {d: Acceptance(alpha=(alpha,)) for d in DEVICE.drafters}}
-        )
-        stream = draw_stream(of.model_copy(update={"tasks": {"code": task}}), DEVICE, seed)
-        rule = EmaTiers("draft", 7)
-        trace = play(Played(stream), rule)
-        assert rule.steps == expected
-        assert len(trace.ms) == 5
-
-
-def test_changes_last_and_gradual_ones_arrive(seed: int) -> None:
-    later = {"code": {"share": 0.5, "drafters": {"draft": {"alpha": [0.2]}}}}
-    phases = ({"jobs": 10}, {"jobs": 40, "steps": 4, "tasks": later}, {"jobs": 10})
-    blocks = draw_stream(scenario(phases=phases), DEVICE, seed).blocks
-    assert [block.tasks["code"].drafters["draft"].at(2)[0] for block in blocks] == [
-        pytest.approx(pair) for pair in ([0.8, 0.7], [0.65, 0.575], [0.5, 0.45], [0.35, 0.325], [0.2, 0.2], [0.2, 0.2])
-    ]
-    assert [len(block.cell_of) for block in blocks] == [10, 10, 10, 10, 10, 10]
-    assert [block.is_start for block in blocks] == [True, True, False, False, False, True]
-
-
 def test_jobs_of_one_task_differ_as_much_as_told(seed: int) -> None:
     """The variance of a job's α is far beyond that of its trials when jobs differ, and not when they do not."""
     ratios = []
@@ -173,11 +136,3 @@ def test_jobs_of_one_task_differ_as_much_as_told(seed: int) -> None:
         alpha = accepts.sum() / trials.sum()
         ratios.append(float(np.mean((accepts - alpha * trials) ** 2 / (trials * alpha * (1 - alpha)))))
     assert ratios[0] < 1.5 < 2.5 < ratios[1]
-
-
-def test_the_committed_scenarios_have_names_of_their_own_and_name_what_exists() -> None:
-    scenarios = read_scenarios().scenarios
-    assert len({s.name for s in scenarios}) == len(scenarios) == 20
-    assert sum(s.slots is None for s in scenarios) == 12
-    assert {s.kind for s in scenarios} == {"stationary", "changing"}
-    assert any(s.new_task for s in scenarios)

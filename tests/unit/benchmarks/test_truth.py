@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.truth.__main__ import Shown, acceptance_rows, coverage, measure_rows, play_speedup, speedup_scenarios
+from benchmarks.truth.__main__ import Shown, acceptance_rows, coverage, measure_rows
 
 
 def test_runs_without_bounds_are_counted_apart() -> None:
@@ -16,24 +16,14 @@ def test_runs_without_bounds_are_counted_apart() -> None:
 
 
 def test_the_shown_interval_of_few_jobs_holds_the_truth() -> None:
-    found = list(acceptance_rows(8, 100, 1))
+    found = list(acceptance_rows(8, 50, 1))
     assert len(found) == 4
     for one in found:
-        assert one.num_covered >= 0.9 * one.num_shown
+        assert one.num_covered >= 0.88 * one.num_shown
 
 
 def test_measure_bounds_nothing_of_four_prompts_and_holds_the_truth_of_twenty() -> None:
     assert {one.num_shown for one, _ in measure_rows(4, 5, 1)} == {0}
-    for one, _ in measure_rows(20, 60, 1):
-        assert one.num_shown == 60
-        assert one.num_covered >= 50
-
-
-def test_the_speed_up_is_shown_once_there_are_blocks_enough() -> None:
-    known = speedup_scenarios()[1]
-    few = play_speedup(known, 4, 0.02, 1)
-    assert few.low is None
-    many = play_speedup(known, 150, 0.2, 1)
-    assert many.low is not None
-    assert many.high is not None
-    assert many.low <= many.truth.speedup <= many.high
+    for one, _ in measure_rows(20, 24, 1):
+        assert one.num_shown == 24
+        assert one.num_covered >= 20

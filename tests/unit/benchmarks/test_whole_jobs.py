@@ -25,14 +25,6 @@ def test_a_prompt_of_two_tasks_is_taken_once(tmp_path: Path) -> None:
     assert read_folder(tmp_path) == {"chat": ["hello"], "poems": ["a poem"]}
 
 
-def test_a_folder_without_prompts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"TASK\.jsonl"):
-        read_folder(tmp_path)
-    write(tmp_path, "chat", {"prompt": "hello"}, {"text": "hello"})
-    with pytest.raises(ValueError, match=r"chat\.jsonl:2"):
-        read_folder(tmp_path)
-
-
 @given(st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 30), min_size=1), st.integers(0, 100))
 def test_shares_are_as_equal_as_the_prompts_allow(available: dict[str, int], num: int) -> None:
     if sum(available.values()) < num:
@@ -59,12 +51,6 @@ def test_no_prompt_is_sent_twice_and_limits_are_mixed() -> None:
     assert len(limits) > 20
     assert {job.task for job in jobs.warm_up} == {WARM_UP_TASK}
     assert jobs.tasks == ("a", "b", "c", WARM_UP_TASK)
-
-
-def test_tasks_are_mixed_as_they_would_arrive() -> None:
-    jobs = draw_jobs(PROMPTS, num=60, num_history=0, num_warm_up=0, seed=3)
-    changes = sum(one.task != other.task for one, other in zip(jobs.measured, jobs.measured[1:], strict=False))
-    assert changes > 20, "60 jobs behind one another by task change twice"
 
 
 def test_a_seed_gives_the_same_jobs_again() -> None:
