@@ -1,15 +1,16 @@
 """Files that a person names, `-` being standard input or output, and files that take the place of others in one step.
 
-An input is UTF-8, perhaps with a byte order mark and compressed with gzip. Its first bytes decide that once.
+What an input is written in is decided once, by its first bytes: UTF-8, or UTF-16 or UTF-32 with a byte order mark; each
+perhaps compressed with gzip. Its lines come out as UTF-8.
 """
 
 from __future__ import annotations
 
-import codecs
 import errno
 import gzip
 import io
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -27,23 +28,26 @@ from alphaloop.errors import ConfigError
 STANDARD: Final = "-"
 _GZIP: Final = b"\x1f\x8b"
 _OTHERS: Final = {b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zX": "xz", b"BZh": "bzip2"}
+#: Byte order marks with Python's name and that for people; longer ones first, because one begins with another.
+_MARKS: Final = (
+    (b"\xef\xbb\xbf", "utf-8", "UTF-8 with a byte order mark"),
+    (b"\xff\xfe\0\0", "utf-32-le", "UTF-32"),
+    (b"\0\0\xfe\xff", "utf-32-be", "UTF-32"),
+    (b"\xff\xfe", "utf-16-le", "UTF-16"),
+    (b"\xfe\xff", "utf-16-be", "UTF-16"),
+)
 _HINT: Final = "name a file of JSON lines, or - for standard input"
-_NUMBERED: Final = {1: "stdout", 2: "stderr"}
-#: Names of this process's own streams. They are written to, not opened again.
-_STREAMS: Final = {
-    "-": "stdout",
-    **{f"{folder}{number}": name for folder in ("/dev/fd/", "/proc/self/fd/") for number, name in _NUMBERED.items()},
-    **{f"/dev/{name}": name for name in _NUMBERED.values()},
-}
+_OWN_DESCRIPTORS: Final = re.compile(rf"/proc/{os.getpid()}(?:/task/[0-9]+)?/fd|/dev/fd")
+_STDOUT, _STDERR = 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An input. Its lines raise ConfigError where it breaks off."""
+    """An input. Its lines raise ConfigError where it breaks off, or goes on in another encoding than it began with."""
 
     name: str  #: for reports
     form: str  #: what it is written in, for people; empty for plain UTF-8
-    lines: Iterator[bytes]  #: with their line ends; read once
+    lines: Iterator[bytes]  #: UTF-8, with their line ends; read once
 
 
 def shown_name(name: Path | str) -> str:
@@ -84,14 +88,13 @@ def source_of(file: IO[bytes], name: str, *, max_bytes: int | None = None) -> So
             raise ConfigError(
                 f"{name}: expected JSON lines, found a file of {kind}", hint="decompress it; gzip is read"
             )
-    if b"\0" in head or head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if len(head) == 4 and (head[::2] == b"\0\0" or head[1::2] == b"\0\0") and not _mark(head)[0]:
         raise ConfigError(
-            f"{name}: expected UTF-8, found what looks like UTF-16 or UTF-32",
-            hint="convert it: iconv -t UTF-8 -f UTF-16",
+            f"{name}: expected UTF-8, found what looks like UTF-16 or UTF-32 without a byte order mark",
+            hint="convert it: iconv -t UTF-8 -f UTF-16LE",
         )
-    has_mark = head.startswith(codecs.BOM_UTF8)
-    told = ["UTF-8 with a byte order mark", *forms] if has_mark else forms
-    return Source(name, " in ".join(told), _lines(stream, name, len(codecs.BOM_UTF8) if has_mark else 0))
+    mark, encoding, told = _mark(head)
+    return Source(name, " in ".join([told, *forms] if told else forms), _lines(stream, name, len(mark), encoding))
 
 
 @contextmanager
@@ -123,50 +126,53 @@ class Destination:
 
     name: str
     _option: str
-    _path: Path | None  #: None: standard output or standard error
+    _path: Path | None  #: None: an open descriptor
+    _descriptor: int = _STDOUT
     _mode: int | None = None  #: rights of the regular file that is there
     _is_through: bool = False
 
     @classmethod
     def of(cls, name: Path | str, *, option: str, inputs: Iterable[Path | str] = ()) -> Destination:
         """The destination that `option` names. Raises ConfigError where it cannot be written, or is an input."""
-        if str(name) in _STREAMS:
+        if str(name) == STANDARD:
             return cls(str(name), option, None)
-        path = Path(os.path.realpath(name))
         try:
-            try:
-                found = os.stat(name)
-            except FileNotFoundError:
+            path, descriptor = _followed(Path(name))
+            if path is None:
+                return cls(str(name), option, None, descriptor)
+            found = path.stat() if path.exists() else None
+            if found is None:
                 if not path.parent.is_dir():
-                    raise
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
                 return cls(str(name), option, path)
             if any(_is_same(found, one) for one in inputs):
                 raise ConfigError(f"{name}: is the input; {option} would destroy it", hint="name another file")
             if stat.S_ISDIR(found.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            if not os.access(name, os.W_OK):
+            if not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             is_regular = stat.S_ISREG(found.st_mode)
-            if not is_regular:
-                return cls(str(name), option, Path(name), _is_through=True)
-            mode, is_through = stat.S_IMODE(found.st_mode), not os.access(path.parent, os.W_OK)
-            return cls(str(name), option, path, mode, is_through)
+            is_through = not is_regular or not os.access(path.parent, os.W_OK)
+            mode = stat.S_IMODE(found.st_mode) if is_regular else None
+            return cls(str(name), option, path, _mode=mode, _is_through=is_through)
         except OSError as error:
             raise _unwritable(str(name), option, error) from None
 
     @contextmanager
     def writing(self) -> Iterator[IO[str]]:
         """Open for text. An error in the block leaves a regular file as it was. Raises ConfigError."""
-        if self._path is None:
-            stream: IO[str] = getattr(sys, _STREAMS[self.name])
+        if self._path is None and self._descriptor in (_STDOUT, _STDERR):
+            stream = sys.stdout if self._descriptor == _STDOUT else sys.stderr
             yield stream
             stream.flush()
             return
         try:
             with ExitStack() as stack:
-                if self._is_through:
+                if self._path is None:
+                    file: IO[bytes] = stack.enter_context(open(os.dup(self._descriptor), "wb"))
+                elif self._is_through:
                     flags = os.O_WRONLY | (os.O_TRUNC if self._mode is not None else 0)
-                    file: IO[bytes] = stack.enter_context(open(os.open(self._path, flags), "wb"))
+                    file = stack.enter_context(open(os.open(self._path, flags), "wb"))
                 else:
                     file = stack.enter_context(replacing(self._path, mode=self._mode))
                 text = io.TextIOWrapper(file, encoding="utf-8", errors="backslashreplace", newline="\n")
@@ -252,11 +258,19 @@ def _head(file: IO[bytes]) -> bytes:
     return head
 
 
-def _lines(stream: _Stream, name: str, num_skipped: int) -> Iterator[bytes]:
+def _mark(head: bytes) -> tuple[bytes, str, str]:
+    return next((known for known in _MARKS if head.startswith(known[0])), (b"", "utf-8", ""))
+
+
+def _lines(stream: _Stream, name: str, num_skipped: int, encoding: str) -> Iterator[bytes]:
     with _in_words(name):
         buffered = io.BufferedReader(stream, 1 << 16)
         buffered.read(num_skipped)
-        yield from buffered  # a line that is not UTF-8 is for its reader to refuse
+        if encoding == "utf-8":  # a line that is not is for its reader to refuse
+            yield from buffered
+        else:
+            for line in io.TextIOWrapper(buffered, encoding=encoding, newline="\n"):
+                yield line.encode("utf-8", "surrogatepass")
 
 
 @contextmanager
@@ -264,10 +278,25 @@ def _in_words(name: str) -> Iterator[None]:
     """Errors of reading as ConfigError."""
     try:
         yield
+    except UnicodeDecodeError as error:
+        told = f"expected {error.encoding.upper()} to the end, as its byte order mark says, found something else"
+        raise ConfigError(f"{name}: {told}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise ConfigError(f"{name}: expected the whole of a gzip file, found a part or a damaged one") from None
     except OSError as error:
         raise ConfigError(f"{name}: {error.strerror or error}", hint=_HINT) from None
+
+
+def _followed(path: Path) -> tuple[Path | None, int]:
+    """Where a path leads after its symbolic links: a path, or a descriptor of this process. Raises OSError."""
+    for _ in range(40):
+        folder = os.path.realpath(path.parent)
+        if _OWN_DESCRIPTORS.fullmatch(folder) and path.name.isdecimal():
+            return None, int(path.name)
+        if not path.is_symlink():
+            return Path(folder) / path.name, 0
+        path = Path(folder) / path.readlink()
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
 def _is_same(found: os.stat_result, name: Path | str) -> bool:

@@ -116,6 +116,14 @@ def test_standard_output_is_written_through(name: str, capsys: pytest.CaptureFix
     assert capsys.readouterr().out == "before after"
 
 
+def test_a_file_of_an_open_descriptor_is_written_where_it_stands(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log:
+        log.write("before ")
+        log.flush()
+        write(f"/dev/fd/{log.fileno()}", "after")
+    assert (tmp_path / "log").read_text() == "before after"
+
+
 def _itself(path: Path) -> Path:
     return path
 
@@ -176,6 +184,9 @@ def told(source: Source) -> tuple[str, str]:
 FORMS = {
     "utf-8": (TEXT.encode(), ""),
     "utf-8-sig": (TEXT.encode("utf-8-sig"), "UTF-8 with a byte order mark"),
+    "utf-16-le": (codecs.BOM_UTF16_LE + TEXT.encode("utf-16-le"), "UTF-16"),
+    "utf-16-be": (codecs.BOM_UTF16_BE + TEXT.encode("utf-16-be"), "UTF-16"),
+    "utf-32": (codecs.BOM_UTF32_LE + TEXT.encode("utf-32-le"), "UTF-32"),
 }
 
 
@@ -199,9 +210,9 @@ def test_an_empty_file_has_no_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (TEXT.encode("utf-16-le"), "UTF-16 or UTF-32"),
-        (codecs.BOM_UTF16_BE + "語".encode("utf-16-be"), "UTF-16 or UTF-32"),
-        (TEXT.encode("utf-32"), "UTF-16 or UTF-32"),
+        (TEXT.encode("utf-16-le"), "UTF-16 or UTF-32 without a byte order mark"),
+        (TEXT.encode("utf-16-be"), "UTF-16 or UTF-32 without a byte order mark"),
+        (codecs.BOM_UTF16_LE + TEXT.encode("utf-16-le") + b"\n", "expected UTF-16-LE to the end"),
         (gzip.compress(TEXT.encode(), mtime=0)[:-9], "gzip"),
         (b"\x1f\x8bnot gzip at all", "gzip"),
         (b"PK\x03\x04...", "zip"),
