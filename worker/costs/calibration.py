@@ -55,6 +55,11 @@ class Shape:
             return engine.measure_prefill_ms(drafter, self.width, 1)
         return engine.measure_round_ms(drafter, self.batch, self.width, self.context, num_samples)
 
+    def point(self, ms: float, num_samples: int, variance: float) -> CostPoint:
+        """What was measured of it."""
+        shape = self.drafter or None, self.batch, self.width
+        return CostPoint(*shape, ms, num_samples, self.context, self.kind, correction_variance=variance)
+
     @property
     def num_tokens(self) -> int:
         """A measure of its size, to foresee how long it takes from one that was timed.
@@ -188,20 +193,8 @@ def calibrate(
     for _ in range(NUM_PASSES - 1):
         for shape in list(least):
             _try(shape, measure, left_out)
-    return [
-        CostPoint(
-            s.drafter or None,
-            s.batch,
-            s.width,
-            ms,
-            NUM_PASSES * num_samples,
-            s.context,
-            s.kind,
-            correction_variance=timing_variance(NUM_PASSES * num_samples),
-        )
-        for s, ms in least.items()
-        if s.drafter not in left_out
-    ]
+    num = NUM_PASSES * num_samples
+    return [s.point(ms, num, timing_variance(num)) for s, ms in least.items() if s.drafter not in left_out]
 
 
 def calibrate_servers(
@@ -240,17 +233,7 @@ def calibrate_servers(
                 log.warning("not measured: %s", error.message, extra={"action": "calibration_skipped"})
                 away.add(shape.drafter)
                 continue
-            point = CostPoint(
-                shape.drafter or None,
-                shape.batch,
-                shape.width,
-                ms,
-                1,
-                shape.context,
-                shape.kind,
-                correction_variance=ANSWER_VARIANCE / shape.batch,
-            )
-            found.append(point)
+            found.append(shape.point(ms, 1, ANSWER_VARIANCE / shape.batch))
             on_measured()
         last_s, last_load = clock() - step_began, load
     return found

@@ -75,27 +75,56 @@ class Prior:
     context_each: float = 0.0
 
 
+#: Values of θ, all as likely with nothing known.
+_SLOPES: Final = np.linspace(0.0, 2.0, 17)
+_PRIOR: Final = np.full(len(_SLOPES), 1 / len(_SLOPES))
+
+
 @dataclass(frozen=True, slots=True)
-class TimeLaw:
-    """A fitted law."""
+class Law:
+    """A fitted law; with `vanilla`, of a route at every draft length.
 
-    nodes: tuple[float, ...]
-    coefficients: tuple[float, ...]
-    covariance: npt.NDArray[np.floating]
-    least_ms: float  #: shorter times are not believed
+        ms(k) = V + w(k) · (L - V)        w(k) = max(0, 1 - θ · (1 - k / K))        L where L < V
 
-    def at(self, size: float, context: float = BASE_CONTEXT) -> LogEstimate:
-        """ln(milliseconds) and its variance."""
+    L is a round at the route's longest draft K, and V one of the vanilla route, to which such a server belongs. Both
+    are laws over requests in flight and context. A round of k drafts is a pass of k + 1 positions, so at θ = 1 time
+    grows evenly with the width, from V to L. θ = 0 is a server on which every length takes as long as the longest,
+    because the pass reads weights or drafting itself takes the time; θ > 1 one on which short drafts cost hardly more
+    than none. With nothing known θ is anywhere between 0 and 2. Time never falls with k.
+
+    Given θ, L is a linear regression. θ is summed over: each of a row of values has a law of its own, weighed by how
+    likely it makes the times (its marginal likelihood). What is told is their mean, and the variance of all together:
+    requests of one length alone leave it open whether L is long or θ is. V is taken as it is known. Its doubt counts in
+    what is told of short drafts.
+    """
+
+    nodes: tuple[float, ...]  #: where L may bend
+    weights: Array  #: of each θ; of a law without `vanilla` one
+    coefficients: Array  #: of L, one row for each θ, or one for all
+    covariances: npt.NDArray[np.floating]  #: of the coefficients, one matrix for each row
+    least_ms: float  #: a shorter L is not believed
+    vanilla: Law | None = None
+
+    def at(self, size: float, context: float = BASE_CONTEXT, *, length: float = 1.0) -> LogEstimate:
+        """ln(milliseconds) and its variance, at that share of the longest draft."""
         (row,) = rows_of(self.nodes, [size], [context])
-        ms = float(row @ np.asarray(self.coefficients))
-        variance = float(row @ self.covariance @ row)
-        ms = max(ms, self.least_ms)
+        each_ms = np.maximum(self.coefficients @ row, self.least_ms)
+        variances = self.covariances @ row @ row
+        if self.vanilla is not None:
+            vanilla = self.vanilla.at(size, context)
+            vanilla_ms = math.exp(vanilla.mean)
+            shares = np.where(each_ms > vanilla_ms, _shares(_SLOPES, length), 1.0)
+            each_ms = vanilla_ms + shares * (each_ms - vanilla_ms)
+            variances = shares**2 * variances + ((1.0 - shares) * vanilla_ms) ** 2 * vanilla.variance
+        ms = float(self.weights @ each_ms)
+        variance = float(self.weights @ (variances + (each_ms - ms) ** 2))
         return LogEstimate(math.log(ms), min(variance / ms**2, MOST_SD**2))
 
     def as_prior(self, ratio: float, level_sd: float, step_sd: float) -> Prior:
-        """The prior of something that takes about `ratio` times as long."""
-        values = tuple(ratio * max(value, self.least_ms) for value in self.coefficients[: len(self.nodes)])
-        context, context_each = (ratio * value for value in self.coefficients[len(self.nodes) :])
+        """The prior of something that takes about `ratio` times as long, from a law without `vanilla`."""
+        coefficients, count = self.coefficients[0].tolist(), len(self.nodes)
+        values = tuple(ratio * max(value, self.least_ms) for value in coefficients[:count])
+        context, context_each = (ratio * value for value in coefficients[count:])
         return Prior(values, level_sd, step_sd, True, context, context_each)
 
 
@@ -107,26 +136,47 @@ def usual(nodes: Sequence[float], shape: Sequence[float], times: Sequence[Time],
     return Prior(values, 1.0, slope_sd, context=_CONTEXT_MEAN * values[0])
 
 
-def fitted(nodes: Sequence[float], times: Sequence[Time], prior: Prior, half_life: float) -> TimeLaw:
-    """The law after `times`, the latest last. Without any it is the prior."""
+def fitted(
+    nodes: Sequence[float], times: Sequence[Time], prior: Prior, half_life: float, vanilla: Law | None = None
+) -> Law:
+    """The law after `times`, the latest last. Without any it is the prior, which is that of the longest draft."""
     nodes = tuple(nodes)
     mean = np.array([*prior.values, prior.context, prior.context_each])
     precision = precision_of(nodes, prior)
     least_ms = LEAST_SHARE * min([time.ms for time in times] or [min(prior.values)])
+    unknown = np.ones(1) if vanilla is None else _PRIOR
     if not times:
-        return TimeLaw(nodes, tuple(mean.tolist()), np.linalg.inv(precision), least_ms)
+        return Law(nodes, unknown, mean[None], np.linalg.inv(precision)[None], least_ms, vanilla)
     rows = rows_of(nodes, [time.size for time in times], [time.context for time in times])
-    ms = np.array([time.ms for time in times])
+    ms, vanilla_ms = np.array([time.ms for time in times]), np.zeros(len(times))
+    slopes = _SLOPES[:1]  # times of the longest draft say nothing of θ
+    if vanilla is not None and any(time.length < 1 for time in times):
+        slopes, vanilla_ms = _SLOPES, np.maximum(rows @ vanilla.coefficients[0], vanilla.least_ms)
+    shares = np.array([_shares(slopes, time.length) for time in times]).T  # by θ, then by time
     weighing = Weighing(times, half_life)
-    coefficients, expected = mean, np.maximum(ms, least_ms)
-    covariance = np.linalg.inv(precision)
+    expected, weights, likelihoods = np.maximum(ms, least_ms), unknown, np.empty(len(slopes))
+    coefficients, covariances = np.empty((len(slopes), len(mean))), np.empty((len(slopes), len(mean), len(mean)))
     for _ in range(NUM_SWEEPS):
-        weights = weighing.precisions(expected)
-        covariance = np.linalg.inv(precision + (rows * weights[:, None]).T @ rows)
-        coefficients = covariance @ (precision @ mean + rows.T @ (weights * ms))
-        expected = np.maximum(rows @ coefficients, least_ms)
+        precisions = weighing.precisions(expected)
+        for i, share in enumerate(shares):
+            moves, wanted = rows * share[:, None], ms - (1.0 - share) * vanilla_ms
+            known = precision + (moves * precisions[:, None]).T @ moves
+            covariances[i] = np.linalg.inv(known)
+            coefficients[i] = covariances[i] @ (precision @ mean + moves.T @ (precisions * wanted))
+            missed, moved = wanted - moves @ coefficients[i], coefficients[i] - mean
+            likelihoods[i] = -0.5 * (
+                precisions @ missed**2 + moved @ precision @ moved + float(np.linalg.slogdet(known)[1])
+            )
+        weights = np.exp(likelihoods - likelihoods.max())
+        weights = weights / weights.sum()
+        expected = np.maximum(weights @ (vanilla_ms + shares * (coefficients @ rows.T - vanilla_ms)), least_ms)
         weighing.learn((ms - expected) / expected)
-    return TimeLaw(nodes, tuple(coefficients.tolist()), covariance, least_ms)
+    return Law(nodes, weights if len(slopes) > 1 else unknown, coefficients, covariances, least_ms, vanilla)
+
+
+def _shares(slopes: Array, length: float) -> Array:
+    """w, for each θ."""
+    return np.maximum(0.0, 1.0 - slopes * (1.0 - length))
 
 
 class Weighing:
@@ -211,99 +261,6 @@ def _error_sd(residuals: Array, weights: Array) -> float:
     return max(math.sqrt((number * seen**2 + _USUAL_TIMES * _USUAL_SD**2) / (number + _USUAL_TIMES)), _LEAST_SD)
 
 
-#: Values of θ, all as likely with nothing known.
-_SLOPES: Final = np.linspace(0.0, 2.0, 17)
-_PRIOR: Final = np.full(len(_SLOPES), 1 / len(_SLOPES))
-
-
-@dataclass(frozen=True, slots=True)
-class LengthLaw:
-    """The law of a route at every draft length.
-
-        ms(k) = V + w(k) · (L - V)        w(k) = max(0, 1 - θ · (1 - k / K))        L where L < V
-
-    L is a round at the route's longest draft K, and V one of the vanilla route, to which such a server belongs. Both
-    are laws over requests in flight and context (`TimeLaw`). A round of k drafts is a pass of k + 1 positions, so at
-    θ = 1 time grows evenly with the width, from V to L. θ = 0 is a server on which every length takes as long as the
-    longest, because the pass reads weights or drafting itself takes the time; θ > 1 one on which short drafts cost
-    hardly more than none. With nothing known θ is anywhere between 0 and 2. Time never falls with k.
-
-    Given θ, L is a linear regression. θ is summed over: each of a row of values has a law of its own, weighed by how
-    likely it makes the times (its marginal likelihood). What is told is their mean, and the variance of all together:
-    requests of one length alone leave it open whether L is long or θ is. V is taken as it is known. Its doubt counts in
-    what is told of short drafts.
-    """
-
-    nodes: tuple[float, ...]  #: where L may bend
-    vanilla: TimeLaw
-    weights: Array  #: of each θ
-    coefficients: Array  #: of L, one row for each θ
-    covariances: npt.NDArray[np.floating]  #: of the coefficients, one matrix for each θ
-    least_ms: float  #: a shorter L is not believed
-
-    def at(self, size: float, context: float = BASE_CONTEXT, *, length: float = 1.0) -> LogEstimate:
-        """ln(milliseconds) and its variance, at that share of the longest draft."""
-        (row,) = rows_of(self.nodes, [size], [context])
-        vanilla = self.vanilla.at(size, context)
-        vanilla_ms = math.exp(vanilla.mean)
-        longest_ms = np.maximum(self.coefficients @ row, self.least_ms)
-        shares = np.where(longest_ms > vanilla_ms, _shares(length), 1.0)
-        each_ms = vanilla_ms + shares * (longest_ms - vanilla_ms)
-        ms = float(self.weights @ each_ms)
-        variances = shares**2 * (self.covariances @ row @ row)
-        variances += ((1.0 - shares) * vanilla_ms) ** 2 * vanilla.variance
-        variance = float(self.weights @ (variances + (each_ms - ms) ** 2))
-        return LogEstimate(math.log(ms), min(variance / ms**2, MOST_SD**2))
-
-
-def assumed_lengths(longest: TimeLaw, vanilla: TimeLaw) -> LengthLaw:
-    """Before any request with a shorter draft: about even growth from the vanilla round to the longest draft's."""
-    count = len(_SLOPES)
-    coefficients = np.tile(np.asarray(longest.coefficients), (count, 1))
-    covariances = np.tile(longest.covariance, (count, 1, 1))
-    return LengthLaw(longest.nodes, vanilla, _PRIOR, coefficients, covariances, longest.least_ms)
-
-
-def fitted_lengths(
-    nodes: Sequence[float], times: Sequence[Time], prior: Prior, vanilla: TimeLaw, half_life: float
-) -> LengthLaw:
-    """The law after `times` of any length, the latest last, at least one. `prior` is that of the longest draft."""
-    nodes = tuple(nodes)
-    rows = rows_of(nodes, [time.size for time in times], [time.context for time in times])
-    ms = np.array([time.ms for time in times])
-    least_ms = LEAST_SHARE * float(ms.min())
-    shares = np.array([_shares(time.length) for time in times]).T  # by θ, then by time
-    vanilla_ms = np.maximum(rows @ np.asarray(vanilla.coefficients), vanilla.least_ms)
-    mean = np.array([*prior.values, prior.context, prior.context_each])
-    precision = precision_of(nodes, prior)
-    weighing = Weighing(times, half_life)
-    expected, weights = np.maximum(ms, least_ms), _PRIOR
-    coefficients, covariances = np.empty((len(_SLOPES), len(mean))), np.empty((len(_SLOPES), len(mean), len(mean)))
-    for _ in range(NUM_SWEEPS):
-        precisions = weighing.precisions(expected)
-        likelihoods = np.empty(len(_SLOPES))
-        for i, share in enumerate(shares):
-            moves, wanted = rows * share[:, None], ms - (1.0 - share) * vanilla_ms
-            known = precision + (moves * precisions[:, None]).T @ moves
-            covariances[i] = np.linalg.inv(known)
-            coefficients[i] = covariances[i] @ (precision @ mean + moves.T @ (precisions * wanted))
-            missed, moved = wanted - moves @ coefficients[i], coefficients[i] - mean
-            likelihoods[i] = -0.5 * (
-                precisions @ missed**2 + moved @ precision @ moved + float(np.linalg.slogdet(known)[1])
-            )
-        weights = np.exp(likelihoods - likelihoods.max())
-        weights = weights / weights.sum()
-        each_ms = vanilla_ms + shares * (coefficients @ rows.T - vanilla_ms)
-        expected = np.maximum(weights @ each_ms, least_ms)
-        weighing.learn((ms - expected) / expected)
-    return LengthLaw(nodes, vanilla, weights, coefficients, covariances, least_ms)
-
-
-def _shares(length: float) -> Array:
-    """w, for each θ."""
-    return np.maximum(0.0, 1.0 - _SLOPES * (1.0 - length))
-
-
 #: A drafter, or None, the vanilla route.
 Route: TypeAlias = str | None
 
@@ -331,7 +288,7 @@ class _Learned:
     taken_s: float  #: when the last one was
     num_longest: int = 0  #: times ever taken with the longest draft, those before this process included
     num_shorter: int = 0  #: with a shorter one
-    law: LengthLaw | None = None
+    law: Law | None = None
     is_new: bool = False  #: whether times came since the law was fitted
     fitted_s: float = -math.inf
 
@@ -375,23 +332,20 @@ class RouteLaws:
         """
         if not any(self._is_due(its, now, pause_s) for its in self._routes.values()):
             return False
-        first = self._leading()
-        times, shape = list(self._routes[first].times), self._shape
-        priors = {first: usual(self.nodes, shape.values, times, shape.slope_sd)}
-        laws = {first: fitted(self.nodes, times, priors[first], self._half_life)}
+        first, half_life = self._leading(), self._half_life
+        times = {route: list(its.times) for route, its in self._routes.items()}
+        priors = {first: usual(self.nodes, self._shape.values, times[first], self._shape.slope_sd)}
+        lead = fitted(self.nodes, times[first], priors[first], half_life)
+        for route in self._routes.keys() - {first}:
+            priors[route] = lead.as_prior(self._assumed[route] / self._assumed[first], PRIOR_SD, _STEP_SD)
+        vanilla = lead if first is None else fitted(self.nodes, times[None], priors[None], half_life)
         for route, its in self._routes.items():
-            if route != first:
-                ratio = self._assumed[route] / self._assumed[first]
-                priors[route] = laws[first].as_prior(ratio, PRIOR_SD, _STEP_SD)
-                laws[route] = fitted(self.nodes, list(its.times), priors[route], self._half_life)
+            is_vanilla = route is None
+            its.law = vanilla if is_vanilla else fitted(self.nodes, times[route], priors[route], half_life, vanilla)
             its.is_new, its.fitted_s = False, now
-        for route, its in self._routes.items():
-            its.law = assumed_lengths(laws[route], laws[None])
-            if any(taken.length < 1 for taken in its.times):
-                its.law = fitted_lengths(self.nodes, list(its.times), priors[route], laws[None], self._half_life)
         return True
 
-    def law(self, route: Route) -> LengthLaw | None:
+    def law(self, route: Route) -> Law | None:
         """As last fitted; None while no route has times."""
         return self._routes[route].law
 

@@ -40,7 +40,7 @@ from alphaloop.errors import StoreError
 from alphaloop.settings import WorkerSettings
 from alphaloop.store.costs import CostStore
 from worker.background import Write
-from worker.costs.calibration import FAR_CONTEXT, calibrate, calibrate_servers, plan, timed_by
+from worker.costs.calibration import FAR_CONTEXT, Shape, calibrate, calibrate_servers, plan, timed_by
 from worker.costs.correction import Correction, Moment
 from worker.costs.laws import FITTED_EVERY_S, Route, RouteLaws, Time, UsualShape, loads_up_to
 from worker.engine import Engine, Generation, Served, Step
@@ -477,28 +477,17 @@ class RequestCosts(KnownCosts):
             # Of requests that choose it, the shortest draft and the longest.
             widths = {1} if drafter is None else {drafter.least_draft_tokens + 1, drafter.max_draft_tokens + 1}
             kind = CostKind.ROUND if drafter is None else CostKind.SERVED
-            said: list[tuple[CostKind, float, int, int, int, LogEstimate]] = []
+            said: list[tuple[Shape, int, LogEstimate]] = []
             if (law := self._rounds.law(route)) is not None:
                 for context, load, width in product((BASE_CONTEXT, FAR_CONTEXT), law.nodes, sorted(widths)):
                     length = self._length(route, width)
                     number, its = self._rounds.num_times(route, length=length), law.at(load, context, length=length)
-                    said.append((kind, load, width, context, number, its))
+                    said.append((Shape(route or "", int(load), width, context, kind), number, its))
             if (law := self._prompts.law(route)) is not None:
                 number = self._prompts.num_times(route)
-                said += [(CostKind.PREFILL, 1, int(size), 0, number, law.at(size)) for size in law.nodes]
-            found += [
-                CostPoint(
-                    route,
-                    int(load),
-                    width,
-                    math.exp(its.mean),
-                    number,
-                    context,
-                    kind,
-                    correction_variance=its.variance + doubt,
-                )
-                for kind, load, width, context, number, its in said
-            ]
+                prompts = [(Shape(route or "", 1, int(size), 0, CostKind.PREFILL), law.at(size)) for size in law.nodes]
+                said += [(shape, number, its) for shape, its in prompts]
+            found += [shape.point(math.exp(its.mean), number, its.variance + doubt) for shape, number, its in said]
         return found
 
     def _take_stored(self, point: CostPoint) -> None:

@@ -134,10 +134,9 @@ class ServerClient:
             return None
         try:
             async with self._http.asked("GET", f"{self.endpoint.root}{path}") as content:
-                found = read_form(Version, await content.whole())
+                name = read_form(Version, await content.whole()).name or ""
         except RequestRefused:  # a proxy lets only OpenAI's paths through
             return None
-        name = found.version or found.build_info or ""
         if self.endpoint.kind == "sglang":
             _refuse_old_sglang(name)
         return name if _VERSION.fullmatch(name) else None

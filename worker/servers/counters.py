@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -61,7 +61,7 @@ class Counting:
         """The job is sent there now."""
         if (slices := self._slices.get(name)) is not None:
             job = prepared.job
-            slices.began(SliceKey(job.task, prepared.segment, prepared.sampling.bucket, job.purpose.value))
+            slices.began((job.task, prepared.segment, prepared.sampling.bucket, job.purpose.value))
 
     def ended(self, name: str, reply: Reply | None) -> SliceEnd | None:
         """Its request ended, without a reply if it failed or was given up; what is to be read, if that left it idle.
@@ -104,18 +104,11 @@ class Counting:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class SliceKey:
-    """What of a request's evidence key is known before it is sent."""
-
-    task: str
-    segment: str
-    sampling_bucket: str
-    purpose: str
+#: What of a request's evidence key is known before it is sent: task, segment, sampling bucket, purpose.
+SliceKey: TypeAlias = tuple[str, str, str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(NamedTuple):
     """A request that ended well."""
 
     num_prompt_tokens: int
@@ -123,21 +116,13 @@ class Answered:
 
 
 @dataclass(slots=True)
-class _Open:
-    """A slice that runs."""
-
-    key: SliceKey
-    since: Counters
-    answered: list[Answered] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
 class SliceEnd:
-    """The server is idle: its counters are to be read now."""
+    """A slice; once it is handed out the server is idle, and its counters are to be read."""
 
-    turn: int
+    key: SliceKey | None
     since: Counters | None  #: None: the reading only begins the next slice
-    answered: tuple[Answered, ...] = ()
+    answered: list[Answered] = field(default_factory=list)
+    turn: int = 0
 
     @property
     def num_tokens(self) -> int:
@@ -151,16 +136,16 @@ class CounterSlices:
     def __init__(self, num_draft_tokens: int) -> None:
         self._k = num_draft_tokens
         self._idle: Counters | None = None  #: as read since the last request ended; None: not known
-        self._open: _Open | None = None
+        self._open = SliceEnd(None, None)  #: without `since` it will say nothing
         self._num_in_flight = 0
         self._turn = 0
 
     def began(self, key: SliceKey) -> None:
         """A request is sent there now."""
         if not self._num_in_flight:
-            self._open = _Open(key, self._idle) if self._idle is not None else None
-        elif self._open is not None and self._open.key != key:
-            self._open = None
+            self._open = SliceEnd(key, self._idle)
+        elif self._open.key != key:
+            self._open.since = None
         self._idle = None
         self._num_in_flight += 1
         self._turn += 1
@@ -172,16 +157,12 @@ class CounterSlices:
         """
         self._num_in_flight -= 1
         found = self._open
-        if found is not None and answered is not None:
+        if answered is not None:
             found.answered.append(answered)
-        if answered is None or (
-            found is not None and len({prompt_bucket(one.num_prompt_tokens) for one in found.answered}) > 1
-        ):
-            self._open = found = None
-        if self._num_in_flight:
-            return None
-        self._open = None
-        return SliceEnd(self._turn, found.since, tuple(found.answered)) if found else SliceEnd(self._turn, None)
+        if answered is None or len({prompt_bucket(one.num_prompt_tokens) for one in found.answered}) > 1:
+            found.since = None
+        found.turn = self._turn
+        return None if self._num_in_flight else found
 
     def is_early(self, due: SliceEnd, found: Counters) -> bool:
         """Whether another reading may show more."""
@@ -235,10 +216,7 @@ class Counters:
 
 async def ask_counters(client: ServerClient) -> Counters:
     """What the page of metrics says; the endpoint has its address. Raises ServerError."""
-    url = client.endpoint.metrics_url
-    if url is None:
-        raise RuntimeError("an endpoint without an address of metrics has no counters")
-    return Counters.of_page((await client.page(url)).decode(errors="replace"))
+    return Counters.of_page((await client.page(client.endpoint.metrics_url or "")).decode(errors="replace"))
 
 
 def lags(before: Counters, after: Counters, num_requests: int, num_tokens: int) -> bool:

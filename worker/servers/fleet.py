@@ -123,7 +123,7 @@ class Fleet:
         member = self._members[name]
         if alone:
             self._alone.began(member)
-        asked = member.asked_for(drafter, num_draft_tokens)
+        asked = member.server.asked_for(drafter, num_draft_tokens) if member.switches else None
         self._last_began_s = self._clock()
         return member.places.add(name, self._load_sums(), is_alone=alone, num_draft_tokens=asked)
 

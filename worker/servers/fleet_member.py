@@ -80,6 +80,16 @@ class InferenceServer:
         """Drafters that a request may have there; None: vanilla. Where each may ask for its k, it may ask for none."""
         return (self.drafter_name, None) if self.endpoint.switches_drafts else (self.drafter_name,)
 
+    def asked_for(self, drafter: str | None, num_draft_tokens: int | None) -> int | None:
+        """Draft tokens that a request of this route has to ask for here; None: for nothing, it drafts as it started."""
+        own = self.drafter
+        if own is None or not self.endpoint.switches_drafts:
+            return None
+        if drafter is None:
+            return 0
+        is_shorter = num_draft_tokens is not None and num_draft_tokens < own.max_draft_tokens
+        return num_draft_tokens if drafter == own.name and is_shorter else None
+
 
 @dataclass(frozen=True, slots=True)
 class EndpointStatus:
@@ -135,16 +145,6 @@ class Member:
     def routes(self) -> tuple[str | None, ...]:
         """Drafters that a request may have here now; None: vanilla."""
         return self.server.routes if self.switches else (self.server.drafter_name,)
-
-    def asked_for(self, drafter: str | None, num_draft_tokens: int | None) -> int | None:
-        """Draft tokens that a request of this route has to ask for here; None: for nothing, it drafts as it started."""
-        own = self.server.drafter
-        if not self.switches or own is None:
-            return None
-        if drafter is None:
-            return 0
-        is_shorter = num_draft_tokens is not None and num_draft_tokens < own.max_draft_tokens
-        return num_draft_tokens if drafter == own.name and is_shorter else None
 
     @property
     def is_open(self) -> bool:

@@ -15,7 +15,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Final
 
-from pydantic import Field
+from pydantic import AliasChoices, AliasPath, Field
 
 from alphaloop.errors import ConfigError, ModelNotServed, RequestRefused
 from alphaloop.messages import Body, Job, Purpose
@@ -211,8 +211,11 @@ class _AskingClient(ServerClient):
         if self._num_likeliest:
             body["logprobs"] = self._num_likeliest
         async with self._http.asked("POST", f"{endpoint.api}{path_of(job)}", body) as content:
-            choice = read_form(_Reply, await content.whole()).choices[0]
-        return Answer(choice.text, choice.logprobs.first if choice.logprobs else {})
+            found = read_form(_Continued, await content.whole())
+        likeliest = found.likeliest or {}
+        if isinstance(likeliest, tuple):
+            likeliest = {one.token: one.logprob for one in likeliest}
+        return Answer(found.text, dict(likeliest))
 
 
 class _Likely(Form):
@@ -220,28 +223,15 @@ class _Likely(Form):
     logprob: float
 
 
-class _Place(Form):
-    top_logprobs: tuple[_Likely, ...] = ()
+class _Continued(Form):
+    """vLLM, SGLang and TensorRT-LLM list mappings of probabilities; llama.cpp answers in the form of chats."""
 
-
-class _Logprobs(Form):
-    """vLLM, SGLang and TensorRT-LLM list mappings; llama.cpp answers in the form of chats."""
-
-    top_logprobs: tuple[Mapping[str, float] | None, ...] | None = None
-    content: tuple[_Place, ...] | None = None
-
-    @property
-    def first(self) -> dict[str, float]:
-        """Log-probabilities of the likeliest first tokens."""
-        if self.content:
-            return {one.token: one.logprob for one in self.content[0].top_logprobs}
-        return dict(self.top_logprobs[0] or {}) if self.top_logprobs else {}
-
-
-class _Choice(Form):
-    text: str
-    logprobs: _Logprobs | None = None
-
-
-class _Reply(Form):
-    choices: tuple[_Choice, ...] = Field(min_length=1)
+    text: str = Field(validation_alias=AliasPath("choices", 0, "text"))
+    #: The first tokens.
+    likeliest: Mapping[str, float] | tuple[_Likely, ...] | None = Field(
+        None,
+        validation_alias=AliasChoices(
+            AliasPath("choices", 0, "logprobs", "content", 0, "top_logprobs"),
+            AliasPath("choices", 0, "logprobs", "top_logprobs", 0),
+        ),
+    )

@@ -11,9 +11,18 @@ and an event of a stream are read alike: an event has `delta` in place of `messa
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    AliasPath,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
@@ -53,10 +62,8 @@ class ReplyReader:
     _texts: list[str] = field(default_factory=list)
     _token_ids: list[int] = field(default_factory=list)
     _usage: TokenUsage | None = None
-    _metrics: VllmMetrics | None = None
-    _timings: LlamaTimings | None = None
-    _sglang: SglangDrafts | None = None
-    _tensorrt: TensorrtSpeculation | None = None
+    _times: ServerTimes | None = None
+    _drafts: ToldDrafts | None = None
 
     def add(self, piece: Piece) -> str:
         """Take a piece in, and return its text. Raises ReplyInvalid, or ModelNotServed where another model answers."""
@@ -69,9 +76,8 @@ class ReplyReader:
         self._usage = piece.usage or self._usage
         if len(piece.choices) > 1 or any(choice.index for choice in piece.choices):
             raise ReplyInvalid(f"expected one text, found {len(piece.choices)}")
-        self._metrics = piece.metrics or self._metrics
-        self._timings = piece.timings or self._timings
-        self._sglang = (piece.sglext.spec_tokens_details if piece.sglext else None) or self._sglang
+        self._times = piece.times or self._times
+        self._drafts = piece.drafts or self._drafts
         return self._choose(piece.choices[0]) if piece.choices else ""
 
     def _choose(self, choice: ReplyChoice) -> str:
@@ -80,7 +86,6 @@ class ReplyReader:
                 "expected the whole text, found a part of it set apart as reasoning",
                 hint="start the server without a reasoning parser",
             )
-        self._tensorrt = choice.speculative_decoding or self._tensorrt
         self._texts.append(choice.words)
         self._token_ids += choice.token_ids or ()
         self.finish_reason = choice.finish_reason or self.finish_reason
@@ -98,17 +103,12 @@ class ReplyReader:
             raise ReplyInvalid(f"expected {usage.completion_tokens} token ids, found {len(self._token_ids)}")
         if text and not usage.completion_tokens:
             raise ReplyInvalid("expected no text of 0 tokens, found some")
-        return Reply(
-            text,
-            reason,
-            usage.prompt_tokens,
-            usage.completion_tokens,
-            tuple(self._token_ids),
-            self._drafts(usage.completion_tokens),
-            self._times(),
-            self.first_text_s,
-            wall_s,
-        )
+        told = self._times if self.kind == "llama_cpp" else self._drafts
+        num, drafts = usage.completion_tokens, draft_counts.NOTHING
+        if told is not None and self.kind != "openai":
+            drafts = drafts_of(self.kind, told, num, self.num_draft_tokens)
+        ids, times = tuple(self._token_ids), self._times or ServerTimes()
+        return Reply(text, reason, usage.prompt_tokens, num, ids, drafts, times, self.first_text_s, wall_s)
 
     def _reason(self, usage: TokenUsage) -> Literal["stop", "length"]:
         found, num = self.finish_reason, usage.completion_tokens
@@ -124,30 +124,6 @@ class ReplyReader:
         if num < self.max_tokens and not at_context:
             raise ReplyInvalid(f"expected {self.max_tokens} tokens of a text cut at its limit, found {num}")
         return "length"
-
-    def _drafts(self, num_tokens: int) -> DraftCounts:
-        """What that kind of server reported about the drafts of a text of `num_tokens`."""
-        if self.kind == "vllm" and self._metrics and self._metrics.speculative_decoding:
-            return drafts_of_vllm(self._metrics.speculative_decoding, num_tokens, self.num_draft_tokens)
-        if self.kind == "sglang" and self._sglang:
-            return _drafts_of_sglang(self._sglang, num_tokens, self.num_draft_tokens)
-        if self.kind == "llama_cpp" and (found := self._timings):
-            return draft_counts.from_sums(found.draft_n or 0, found.draft_n_accepted or 0, num_tokens)
-        if self.kind == "tensorrt_llm" and (told := self._tensorrt):
-            if told.acceptance_histogram is None:
-                return draft_counts.from_sums(told.total_draft_tokens, told.total_accepted_draft_tokens, num_tokens)
-            histogram, num_rounds = told.acceptance_histogram, told.num_spec_steps
-            return draft_counts.from_lengths(histogram, told.total_draft_tokens, num_tokens, num_rounds)
-        return draft_counts.NOTHING
-
-    def _times(self) -> ServerTimes:
-        if (found := self._metrics) is not None:
-            told = found.queue_time_ms, found.time_to_first_token_ms, found.generation_time_ms
-        elif self._timings is not None:
-            told = None, self._timings.prompt_ms, self._timings.predicted_ms
-        else:
-            return ServerTimes()
-        return ServerTimes(*(None if ms is None else ms / 1000 for ms in told))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,60 +223,43 @@ def _first_token_s(reply: Reply) -> float:
     return reply.wall_s if reply.first_text_s is None else reply.first_text_s
 
 
-@dataclass(frozen=True, slots=True)
-class ServerTimes:
-    """Times that the server measured itself, in seconds; None where it does not tell."""
-
-    queue_s: float | None = None
-    prefill_s: float | None = None  #: from the start of work to the first token
-    decode_s: float | None = None  #: from the first token to the last
-
-
-def drafts_of_vllm(found: VllmSpeculation, num_tokens: int, num_draft_tokens: int | None) -> DraftCounts:
-    """`num_draft_tokens`: k that was asked for. vLLM's list of lengths is as long as the k of its start."""
-    if not found.num_spec_steps:  # then there are no arrays, whether they were asked for or not
+def drafts_of(kind: ServerKind, told: ToldDrafts, num_tokens: int, num_draft_tokens: int | None) -> DraftCounts:
+    """What that kind of server reported about the drafts of a text; `num_draft_tokens`: k that was asked for."""
+    num_rounds, num_proposed, histogram = told.num_rounds, told.num_proposed, told.histogram
+    if kind == "vllm" and not num_rounds:  # then there are no arrays, whether they were asked for or not
         return draft_counts.of_vanilla("rounds", num_tokens)
-    if found.per_step_drafted is not None and found.per_step_accepted is not None:
-        rounds = draft_counts.from_rounds(found.per_step_drafted, found.per_step_accepted, num_tokens)
-        sums = (found.num_draft_tokens, found.num_accepted_draft_tokens)
+    if kind == "sglang" and not num_rounds:  # nothing drafts, or it does not tell
+        return draft_counts.NOTHING
+    if told.drafted is not None and told.accepted is not None:
+        rounds = draft_counts.from_rounds(told.drafted, told.accepted, num_tokens)
+        sums = num_proposed, told.num_accepted
         if rounds.doubt is None and (rounds.num_proposed, rounds.num_accepted) != sums:
             return draft_counts.doubtful("rounds", f"the rounds do not add up to {sums[1]} of {sums[0]} tokens")
         return rounds
-    if found.acceptance_histogram is not None:
-        k, histogram = num_draft_tokens or 0, found.acceptance_histogram
-        if found.num_draft_tokens == k * found.num_spec_steps and not any(histogram[k + 1 :]):
-            histogram = histogram[: k + 1]
-        return draft_counts.from_lengths(histogram, found.num_draft_tokens, num_tokens, found.num_spec_steps)
-    return draft_counts.from_sums(found.num_draft_tokens, found.num_accepted_draft_tokens, num_tokens)
-
-
-def _drafts_of_sglang(found: SglangDrafts, num_tokens: int, num_draft_tokens: int | None) -> DraftCounts:
-    """Every round drafts as much, so what came is counts by position, or by level where drafts are trees.
-
-    A tree of more tokens than k levels offers k tokens in a row, and its accepted ones are a path in it. SGLang does
-    not tell the depth of its trees, so k is that of its start, where it is known.
-    """
-    if not found.spec_verify_ct:  # told of no round: nothing drafts, or it does not tell
-        return draft_counts.NOTHING
-    num_rounds, num_proposed = found.spec_verify_ct, found.spec_num_proposed_drafts or 0
-    histogram = found.spec_correct_drafts_histogram
     if histogram is None:
-        return draft_counts.from_sums(num_proposed, found.spec_num_correct_drafts or 0, num_tokens)
-    num_drafted, rest = divmod(num_proposed, num_rounds)  # in each round
-    k = num_drafted if num_draft_tokens is None else num_draft_tokens
-    if rest or k > num_drafted or len(histogram) > k + 1:
-        return draft_counts.doubtful(
-            "lengths",
-            f"{num_rounds} rounds drafted {num_proposed} tokens and accepted up to {len(histogram) - 1}: "
-            f"drafts are not of {k} tokens",
-        )
-    # The server's list ends at the longest that was accepted.
-    padded = (*histogram, *(0,) * (k + 1 - len(histogram)))
-    return draft_counts.from_lengths(padded, num_rounds * k, num_tokens, num_rounds)
+        return draft_counts.from_sums(num_proposed, told.num_accepted, num_tokens)
+    if kind == "vllm":
+        # Its list is as long as the k of its start.
+        k = num_draft_tokens or 0
+        if num_proposed == k * num_rounds and not any(histogram[k + 1 :]):
+            histogram = histogram[: k + 1]
+    elif kind == "sglang":
+        # Every round drafts as much, so what came is counts by position, or by level where drafts are trees. A tree of
+        # more tokens than k levels offers k tokens in a row, and its accepted ones are a path in it. SGLang does not
+        # tell the depth of its trees, so k is that of its start, where it is known.
+        num_drafted, rest = divmod(num_proposed, num_rounds)  # in each round
+        k = num_drafted if num_draft_tokens is None else num_draft_tokens
+        if rest or k > num_drafted or len(histogram) > k + 1:
+            found = f"{num_rounds} rounds drafted {num_proposed} tokens and accepted up to {len(histogram) - 1}"
+            return draft_counts.doubtful("lengths", f"{found}: drafts are not of {k} tokens")
+        # Its list ends at the longest that was accepted.
+        histogram, num_proposed = (*histogram, *(0,) * (k + 1 - len(histogram))), num_rounds * k
+    return draft_counts.from_lengths(histogram, num_proposed, num_tokens, num_rounds)
 
 
 Count = Annotated[int, Field(ge=0, le=1 << 40)]
-Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Number = Annotated[Count, BeforeValidator(lambda told: told or 0)]
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(lambda told_ms: told_ms / 1000)]
 
 
 class Form(BaseModel):
@@ -331,28 +290,54 @@ class Said(Form):
     reasoning_content: str | None = None
 
 
-class SglangDrafts(Form):
-    """What SGLang says of drafts, with `return_spec_tokens_details`."""
+class ToldDrafts(Form):
+    """What servers say of drafts.
 
-    spec_verify_ct: Count | None = None
-    spec_num_correct_drafts: Count | None = None
-    spec_num_proposed_drafts: Count | None = None
-    spec_correct_drafts_histogram: tuple[Count, ...] | None = None
+    `metrics.speculative_decoding` of vLLM with `--per-request-spec-decode-metrics`, the arrays of rounds with
+    `detailed`; `spec_tokens_details` of SGLang's `sglext` with `return_spec_tokens_details`; `speculative_decoding` of
+    a choice of TensorRT-LLM's, with `per_request_spec_decode_stats: true`. llama.cpp's are beside its times, and absent
+    where nothing was drafted, whatever the server is set to.
+    """
+
+    num_rounds: _Number = Field(0, validation_alias=AliasChoices("num_spec_steps", "spec_verify_ct"))
+    num_proposed: _Number = Field(
+        0,
+        validation_alias=AliasChoices("num_draft_tokens", "spec_num_proposed_drafts", "total_draft_tokens", "draft_n"),
+    )
+    num_accepted: _Number = Field(
+        0,
+        validation_alias=AliasChoices(
+            "num_accepted_draft_tokens",
+            "spec_num_correct_drafts",
+            "total_accepted_draft_tokens",
+            "draft_n_accepted",
+        ),
+    )
+    histogram: tuple[Count, ...] | None = Field(
+        None, validation_alias=AliasChoices("acceptance_histogram", "spec_correct_drafts_histogram")
+    )
+    drafted: tuple[Count, ...] | None = Field(None, validation_alias="per_step_drafted")
+    accepted: tuple[Count, ...] | None = Field(None, validation_alias="per_step_accepted")
 
 
-class SglangExtension(Form):
-    """SGLang's `sglext`; no `spec_tokens_details` where nothing drafts."""
+class ServerTimes(ToldDrafts):
+    """Times that the server measured itself; None where it does not tell.
 
-    spec_tokens_details: SglangDrafts | None = None
+    vLLM's `metrics`, with `--enable-per-request-metrics`, and llama.cpp's `timings`.
+    """
+
+    queue_s: _Seconds | None = Field(None, validation_alias="queue_time_ms")
+    #: From the start of work to the first token.
+    prefill_s: _Seconds | None = Field(None, validation_alias=AliasChoices("time_to_first_token_ms", "prompt_ms"))
+    #: From the first token to the last.
+    decode_s: _Seconds | None = Field(None, validation_alias=AliasChoices("generation_time_ms", "predicted_ms"))
 
 
-class TensorrtSpeculation(Form):
-    """TensorRT-LLM's `speculative_decoding` of a choice, with `per_request_spec_decode_stats: true`."""
-
-    num_spec_steps: Count
-    total_accepted_draft_tokens: Count
-    total_draft_tokens: Count
-    acceptance_histogram: tuple[Count, ...] | None = None
+_DRAFTS_AT: Final = AliasChoices(
+    AliasPath("metrics", "speculative_decoding"),
+    AliasPath("sglext", "spec_tokens_details"),
+    AliasPath("choices", 0, "speculative_decoding"),
+)
 
 
 class ReplyChoice(Form):
@@ -364,7 +349,6 @@ class ReplyChoice(Form):
     delta: Said | None = None
     finish_reason: str | None = None
     token_ids: tuple[Count, ...] | None = None  #: vLLM's, asked for with `return_token_ids`
-    speculative_decoding: TensorrtSpeculation | None = None
 
     @property
     def words(self) -> str:
@@ -386,35 +370,6 @@ class TokenUsage(Form):
     completion_tokens: Count
 
 
-class VllmSpeculation(Form):
-    """vLLM's `metrics.speculative_decoding`, with `--per-request-spec-decode-metrics`; the arrays are of `detailed`."""
-
-    num_spec_steps: Count
-    num_draft_tokens: Count
-    num_accepted_draft_tokens: Count
-    acceptance_histogram: tuple[Count, ...] | None = None
-    per_step_drafted: tuple[Count, ...] | None = None
-    per_step_accepted: tuple[Count, ...] | None = None
-
-
-class VllmMetrics(Form):
-    """vLLM's `metrics`, with `--enable-per-request-metrics`."""
-
-    queue_time_ms: Milliseconds | None = None
-    time_to_first_token_ms: Milliseconds | None = None
-    generation_time_ms: Milliseconds | None = None
-    speculative_decoding: VllmSpeculation | None = None
-
-
-class LlamaTimings(Form):
-    """llama.cpp's `timings`; `draft_n` is absent where nothing was drafted, whatever the server is set to."""
-
-    prompt_ms: Milliseconds | None = None
-    predicted_ms: Milliseconds | None = None
-    draft_n: Count | None = None
-    draft_n_accepted: Count | None = None
-
-
 class ServerFailure(Form):
     """`error` of a refusal. Its message may quote the prompt, so it is read and never shown."""
 
@@ -432,9 +387,8 @@ class Piece(Form):
     model: str | None = None
     choices: tuple[ReplyChoice, ...] = ()
     usage: TokenUsage | None = None
-    metrics: VllmMetrics | None = None
-    timings: LlamaTimings | None = None
-    sglext: SglangExtension | None = None
+    times: ServerTimes | None = Field(None, validation_alias=AliasChoices("metrics", "timings"))
+    drafts: ToldDrafts | None = Field(None, validation_alias=_DRAFTS_AT)
     error: ServerFailure | str | None = None
 
 
@@ -451,27 +405,18 @@ class RefusalBody(Form):
 class ModelCard(Form):
     """A model of `GET /v1/models`."""
 
-    class Meta(Form):
-        """llama.cpp's facts of it."""
-
-        n_ctx: Count | None = None
-
     id: str
     root: str | None = None
-    max_model_len: Count | None = None  #: of vLLM and SGLang
-    meta: Meta | None = None
-
-    @property
-    def context_length(self) -> int | None:
-        """Tokens of prompt and text together; None where the server does not say."""
-        return self.max_model_len or (self.meta.n_ctx if self.meta else None) or None
+    #: Tokens of prompt and text together, of vLLM and SGLang, and of llama.cpp; None where the server does not say.
+    context_length: Annotated[Count, AfterValidator(lambda told: told or None)] | None = Field(
+        None, validation_alias=AliasChoices("max_model_len", AliasPath("meta", "n_ctx"))
+    )
 
 
 class Version(Form):
     """`/version` of vLLM and TensorRT-LLM, `/server_info` of SGLang, `/props` of llama.cpp."""
 
-    version: str | None = None
-    build_info: str | None = None
+    name: str | None = Field(None, validation_alias=AliasChoices("version", "build_info"))
 
 
 class Tokenized(Form):

@@ -17,21 +17,22 @@ import random
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeAlias
 
-from alphaloop.commands import CheckFinding, ServerCheck
+from alphaloop.commands import CheckFinding, ServerCheck, Verdict
 from alphaloop.errors import AlphaloopError, DecodeFailed, ServerError, ServerFailed, ServerSilent, reason_of
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.server_identity import ServerIdentity, ServerKind, differs, told_apart
 from worker.engine import Generation, Sampling
 from worker.servers.client import ServerClient
 from worker.servers.counters import ask_counters
+from worker.servers.draft_counts import DraftCounts
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import Endpoint
 from worker.servers.identity import ask_identity, card_of
 from worker.servers.load_watch import ask_num_present
-from worker.servers.replies import ModelCard, Reply, SentRequest, generation_of
+from worker.servers.replies import Reply, SentRequest, generation_of
 
 log = logging.getLogger(__name__)
 
@@ -248,7 +249,7 @@ class Timing:
         server = self._server(drafter)
         sampling = Sampling(max_tokens=num_tokens, temperature=0.0)
         jobs = [self._job(number, num_prompt_tokens) for number in range(batch)]
-        asked = _length_to_ask(server, drafter, k)
+        asked = server.asked_for(drafter, k)
         try:
             async with asyncio.timeout(_TIMING_S):
                 return await asyncio.gather(*(self._ask(server, job, sampling, asked, batch) for job in jobs))
@@ -280,14 +281,7 @@ class Timing:
         return Job(job_id=f"measuring-{number}", task="measuring", body=Body(prompt=words), purpose=Purpose.CONTROL)
 
 
-def _length_to_ask(server: InferenceServer, drafter: str | None, k: int | None) -> int | None:
-    """Draft tokens to ask the server for; None: for nothing, so that it drafts as it was started."""
-    if server.drafter is None:
-        return None
-    if drafter is None:
-        return 0
-    is_shorter = server.endpoint.switches_drafts and k is not None and k < server.drafter.max_draft_tokens
-    return k if is_shorter else None
+_Found: TypeAlias = tuple[Verdict, str]
 
 
 async def check_server(endpoint: Endpoint) -> ServerCheck:
@@ -304,99 +298,82 @@ async def check_server(endpoint: Endpoint) -> ServerCheck:
         stopped = await client.complete(_JOB, replace(_GREEDY, stop=(ending,))) if ending else None
         may_switch = endpoint.switches_drafts or (endpoint.kind == "vllm" and whole.drafts.num_proposed > 0)
         load = await _load(client)
-        switching = [_switching(await why_not(client), is_set=endpoint.switches_drafts)] if may_switch else []
-    findings = [
-        _server(endpoint.kind, version),
-        _model(card),
-        _text(streamed),
-        _stream(whole, streamed, len(pieces)),
-        _counts(endpoint.kind, whole),
-        load,
-        *switching,
-    ]
+        is_set = endpoint.switches_drafts
+        switching = {"switch": _switching(await why_not(client), is_set=is_set)} if may_switch else {}
+    found: dict[str, _Found] = {
+        "server": ("ok", f"{endpoint.kind} {version}")
+        if version is not None
+        else ("warning", f"{endpoint.kind}; it does not say its version, so a change of it goes unseen"),
+        "model": ("ok", f"{card.id}, {card.context_length} tokens of context")
+        if card.context_length is not None
+        else ("warning", f"{card.id}; the server does not say how long its context is"),
+        "text": ("ok", _told_times(streamed)),
+        "stream": _stream(whole, streamed, len(pieces)),
+        "counts": _counts(endpoint.kind, whole.drafts),
+        "load": load,
+        **switching,
+    }
     if endpoint.metrics_url is not None:
-        findings.append(await _counters(asked))
+        found["counters"] = await _counters(asked)
     if stopped is not None:
-        findings.append(_stop(whole, stopped, ending))
-    return ServerCheck(endpoint.url, endpoint.kind, card.id, whole.drafts.granularity, tuple(findings))
+        found["stop"] = _stop(whole, stopped, ending)
+    findings = tuple(CheckFinding(name, *told) for name, told in found.items())
+    return ServerCheck(endpoint.url, endpoint.kind, card.id, whole.drafts.granularity, findings)
 
 
-def _server(kind: ServerKind, version: str | None) -> CheckFinding:
-    if version is None:
-        return CheckFinding("server", "warning", f"{kind}; it does not say its version, so a change of it goes unseen")
-    return CheckFinding("server", "ok", f"{kind} {version}")
-
-
-def _model(card: ModelCard) -> CheckFinding:
-    if card.context_length is None:
-        return CheckFinding("model", "warning", f"{card.id}; the server does not say how long its context is")
-    return CheckFinding("model", "ok", f"{card.id}, {card.context_length} tokens of context")
-
-
-def _text(reply: Reply) -> CheckFinding:
+def _told_times(reply: Reply) -> str:
     first = "" if reply.first_text_s is None else f", the first after {reply.first_text_s:.2f} s"
-    return CheckFinding("text", "ok", f"{reply.num_tokens} tokens in {reply.wall_s:.2f} s{first}")
+    return f"{reply.num_tokens} tokens in {reply.wall_s:.2f} s{first}"
 
 
-def _stream(whole: Reply, streamed: Reply, num_pieces: int) -> CheckFinding:
+def _stream(whole: Reply, streamed: Reply, num_pieces: int) -> _Found:
     if streamed.text != whole.text:
-        return CheckFinding(
-            "stream", "warning", "the same greedy request gave another text: this server's texts differ"
-        )
+        return "warning", "the same greedy request gave another text: this server's texts differ"
     if streamed.drafts.granularity != whole.drafts.granularity:
-        return CheckFinding(
-            "stream", "warning", "of a streamed text the server tells less of drafts than of a whole one"
-        )
-    return CheckFinding("stream", "ok", f"the same text in {num_pieces} pieces")
+        return "warning", "of a streamed text the server tells less of drafts than of a whole one"
+    return "ok", f"the same text in {num_pieces} pieces"
 
 
-def _counts(kind: ServerKind, reply: Reply) -> CheckFinding:
-    drafts = reply.drafts
+def _counts(kind: ServerKind, drafts: DraftCounts) -> _Found:
     if drafts.doubt is not None:
-        return CheckFinding("counts", "warning", f"not to be believed: {drafts.doubt}")
+        return "warning", f"not to be believed: {drafts.doubt}"
     if drafts.granularity == "nothing":
-        return CheckFinding("counts", "warning", f"the server tells nothing of drafts; {_HINTS[kind]}")
+        return "warning", f"the server tells nothing of drafts; {_HINTS[kind]}"
     if not drafts.num_proposed:
-        return CheckFinding(
-            "counts", "ok", "nothing was drafted: the server does not speculate, or found nothing to draft"
-        )
+        return "ok", "nothing was drafted: the server does not speculate, or found nothing to draft"
     found = f"{drafts.num_accepted} of {drafts.num_proposed} drafted tokens accepted"
     if drafts.counts is None:
         hint = f"; {_HINTS[kind]}" if kind == "vllm" else ""
-        return CheckFinding("counts", "warning", f"{found}, and at which positions is not told{hint}")
-    return CheckFinding("counts", "ok", f"{found}, at which positions is told")
+        return "warning", f"{found}, and at which positions is not told{hint}"
+    return "ok", f"{found}, at which positions is told"
 
 
-async def _load(client: ServerClient) -> CheckFinding:
+async def _load(client: ServerClient) -> _Found:
     """Whether it tells how many requests it has: while other workers ask it too, speed-ups are measured only then."""
-    hint = _LOAD_HINTS[client.endpoint.kind]
+    why = ""
     try:
-        num_present = await ask_num_present(client)
+        if (num_present := await ask_num_present(client)) is not None:
+            return "ok", f"it has {num_present} requests now"
     except ServerError as error:
-        return CheckFinding("load", "warning", f"how many requests it has is not told: {error.message}; {hint}")
-    if num_present is None:
-        return CheckFinding("load", "warning", f"how many requests it has is not told; {hint}")
-    return CheckFinding("load", "ok", f"it has {num_present} requests now")
+        why = f": {error.message}"
+    return "warning", f"how many requests it has is not told{why}; {_LOAD_HINTS[client.endpoint.kind]}"
 
 
-async def _counters(endpoint: Endpoint) -> CheckFinding:
+async def _counters(endpoint: Endpoint) -> _Found:
     try:
         async with ServerClient(endpoint) as client:
             found = await ask_counters(client)
     except ServerError as error:
-        return CheckFinding("counters", "warning", f"not read: {error.message}")
-    return CheckFinding(
-        "counters", "ok", f"{sum(found.accepts)} of {found.num_draft_tokens} drafted tokens accepted since its start"
-    )
+        return "warning", f"not read: {error.message}"
+    return "ok", f"{sum(found.accepts)} of {found.num_draft_tokens} drafted tokens accepted since its start"
 
 
-def _switching(told: str | None, *, is_set: bool) -> CheckFinding:
+def _switching(told: str | None, *, is_set: bool) -> _Found:
     """Whether a request can ask for no drafts; `told`: why not. Most servers cannot, which is no fault."""
-    if told is not None:
-        words = f"switches_drafts is set, but {told}" if is_set else "every request is drafted for"
-        return CheckFinding("switch", "warning" if is_set else "ok", words)
-    hint = "" if is_set else ": one endpoint with switches_drafts = true serves both routes"
-    return CheckFinding("switch", "ok", f"a request that asks for no drafts gets none{hint}")
+    if told is None:
+        hint = "" if is_set else ": one endpoint with switches_drafts = true serves both routes"
+        return "ok", f"a request that asks for no drafts gets none{hint}"
+    return ("warning", f"switches_drafts is set, but {told}") if is_set else ("ok", "every request is drafted for")
 
 
 def _ending(reply: Reply) -> str:
@@ -405,9 +382,9 @@ def _ending(reply: Reply) -> str:
     return words[len(words) // 2] if len(words) > 2 else ""
 
 
-def _stop(whole: Reply, stopped: Reply, ending: str) -> CheckFinding:
+def _stop(whole: Reply, stopped: Reply, ending: str) -> _Found:
     if stopped.finish_reason != "stop" or stopped.text != whole.text[: whole.text.index(ending)]:
-        return CheckFinding("stop", "warning", "a stop string does not end the text where it stands")
+        return "warning", "a stop string does not end the text where it stands"
     if stopped.drafts.granularity != whole.drafts.granularity:
-        return CheckFinding("stop", "warning", "of a text that a stop string ended, the server tells nothing of drafts")
-    return CheckFinding("stop", "ok", "a stop string ends the text")
+        return "warning", "of a text that a stop string ended, the server tells nothing of drafts"
+    return "ok", "a stop string ends the text"

@@ -20,7 +20,7 @@ from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
 from tests.fixtures.costs import Clock, ServerLaw, Store, answered, step_of
 from tests.fixtures.deciding import inferred
-from worker.costs.laws import Time, assumed_lengths, fitted, fitted_lengths, usual
+from worker.costs.laws import Time, fitted, usual
 from worker.costs.learning import RequestCosts
 
 FIXED = DrafterState("lookup", "r1", 4, least_draft_tokens=4)
@@ -179,10 +179,8 @@ def test_whatever_was_timed_no_longer_draft_is_faster_and_nothing_is_certain(
     times = [time._replace(length=1.0) for time in vanilla]
     target = fitted(NODES, times, usual(NODES, shape, times, 0.3), 128)
     prior = target.as_prior(1.25, 0.4, 0.2)
-    for law in (
-        fitted_lengths(NODES, drafted, prior, target, 128),
-        assumed_lengths(fitted(NODES, drafted, prior, 128), target),
-    ):
+    for counted in (drafted, [time._replace(length=1.0) for time in drafted], []):
+        law = fitted(NODES, counted, prior, 128, target)
         found = [law.at(load, context, length=k / 4) for k in (1, 2, 3, 4)]
         assert all(math.isfinite(one.mean) and one.variance > 0 for one in found)
         assert all(one.mean <= other.mean + 1e-12 for one, other in pairwise(found))

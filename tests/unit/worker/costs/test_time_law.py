@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from alphaloop.acceptance import Z95
-from worker.costs.laws import Time, TimeLaw, fitted, usual
+from worker.costs.laws import Law, Time, fitted, usual
 
 NODES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 SHAPE = tuple(1 + 0.05 * (load - 1) for load in NODES)
@@ -35,7 +35,7 @@ def times(
     return found
 
 
-def fit(found: Sequence[Time]) -> TimeLaw:
+def fit(found: Sequence[Time]) -> Law:
     return fitted(NODES, found, usual(NODES, SHAPE, found, 0.3), HALF_LIFE)
 
 

@@ -127,7 +127,7 @@ SLICE_K = 2
 
 
 def key(task: str = "code", *, segment: str = "", bucket: str = "greedy", purpose: str = "traffic") -> SliceKey:
-    return SliceKey(task, segment, bucket, purpose)
+    return task, segment, bucket, purpose
 
 
 @dataclass(eq=False)

@@ -17,8 +17,8 @@ from worker.servers.replies import (
     Reply,
     SentRequest,
     ServerTimes,
-    VllmSpeculation,
-    drafts_of_vllm,
+    ToldDrafts,
+    drafts_of,
     generation_of,
 )
 
@@ -31,7 +31,7 @@ REPLY = Reply(
     num_tokens=9,
     token_ids=tuple(range(9)),
     drafts=from_rounds([4, 4], [3, 2], 9),
-    times=ServerTimes(queue_s=0.25, prefill_s=0.5, decode_s=2.0),
+    times=ServerTimes.model_validate({"queue_time_ms": 250, "prompt_ms": 500, "predicted_ms": 2000}),
     first_text_s=None,
     wall_s=3.0,
 )
@@ -136,16 +136,18 @@ def test_lengths_of_a_shorter_draft_than_the_servers_tell_positions_too(found: P
     """vLLM's list is as long as the k of its start, whatever a request asked for."""
     counts = played(found)
     lengths = Counter(accepted for _, accepted in found)
-    whole = VllmSpeculation(
-        num_spec_steps=len(found),
-        num_draft_tokens=2 * len(found),
-        num_accepted_draft_tokens=sum(accepted for _, accepted in found),
-        acceptance_histogram=tuple(lengths[i] for i in range(5)),
+    whole = ToldDrafts.model_validate(
+        {
+            "num_spec_steps": len(found),
+            "num_draft_tokens": 2 * len(found),
+            "num_accepted_draft_tokens": sum(accepted for _, accepted in found),
+            "acceptance_histogram": [lengths[i] for i in range(5)],
+        }
     )
-    said = drafts_of_vllm(whole, counts.num_tokens, 2)
+    said = drafts_of("vllm", whole, counts.num_tokens, 2)
     assert said.counts == counts
     assert said.longest_draft == 2
-    assert drafts_of_vllm(whole, counts.num_tokens, 4).counts is None, "rounds of two, where four were asked for"
+    assert drafts_of("vllm", whole, counts.num_tokens, 4).counts is None, "rounds of two, where four were asked for"
 
 
 @given(rounds())
