@@ -2,7 +2,10 @@
 
 `RoundSteering` sets drafter and k before each round. The distribution of a text does not depend on either, so they may
 change between any two rounds. `RequestSteering` is for engines whose requests stay as they were admitted: it says how a
-job is admitted. What both count, `SliceRecorder` stores.
+job is admitted. What both count, `SliceRecorder` stores. The loop's thread owns either.
+
+A *subject* of the experiment is the set of sequences of one task and one sampling bucket that were free to speculate
+and do so with one drafter. Slices have its name as their `task`.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence
 from alphaloop.deciding.policy import Decision, DraftSetting, Reason
@@ -43,28 +46,8 @@ REFRESH_EVERY_S: Final = 10.0
 _ON_TRIAL: Final = frozenset({Reason.FASTER, Reason.ON_TARGET, Reason.NO_HISTORY, Reason.UNCERTAIN, Reason.NOT_FASTER})
 
 
-class Steering(Protocol):
-    """The loop's thread owns it.
-
-    A *subject* of the experiment is the set of sequences of one task and one sampling bucket that were free to
-    speculate and do so with one drafter.
-    """
-
-    def begin(self, job_id: str, lane: LaneKey, decision: Decision, running: RunningJobs) -> DraftSetting:
-        """How the engine is to admit a job that starts now beside others."""
-
-    def steer(self, running: RunningJobs) -> None:
-        """Before each step: set how every sequence drafts, where that may change."""
-
-    def observe(self, step: Step) -> Sequence[Slice]:
-        """Count the step that ran; returns the slices that ended with it, whose `task` is the subject's name."""
-
-    def close(self) -> Sequence[Slice]:
-        """End all slices and return them: when the worker ends, or when a step failed."""
-
-
 class RoundSteering:
-    """A `Steering` that sets drafters and k before each round and counts the round afterwards."""
+    """Sets drafters and k before each round and counts the round afterwards."""
 
     def __init__(self, schedule: RoundSchedule, lengths: LengthsTogether, now: Callable[[], datetime]) -> None:
         self._schedule = schedule
@@ -161,7 +144,7 @@ class RoundSteering:
 
 
 class RequestSteering:
-    """A `Steering` that draws the arm of each request when it starts.
+    """Draws the arm of each request when it starts.
 
     A request that had another drafter than its arm's, or another draft length, is not counted, in either arm. While
     other workers ask the same servers, requests are on trial only where the load of every server is known: in a
@@ -279,6 +262,9 @@ class RequestSteering:
             self._tells_rounds.add(served.endpoint)
             return served.num_rounds
         return None if served.endpoint in self._tells_rounds else num_tokens
+
+
+Steering: TypeAlias = RoundSteering | RequestSteering
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,10 +81,12 @@ class SeenLoad:
         now_s = self._clock()
         if now_s >= self._answered_at_s:
             for name, (present, own) in zip(_NAMES, self._answer, strict=True):
-                self._fleet.told_load(name, present, (own + self._fleet.num_own(name)) / 2)
+                places = self._fleet.members[name].places
+                places.told(present, (own + places.num_in_flight) / 2)
             self._answered_at_s = math.inf
         if now_s >= self._asks_at_s:
-            self._answer = tuple((num_at[index], self._fleet.num_own(name)) for index, name in enumerate(_NAMES))
+            ours = [self._fleet.members[name].places.num_in_flight for name in _NAMES]
+            self._answer = tuple(zip(num_at, ours, strict=True))
             self._answered_at_s = now_s + self._delay_s
             self._asks_at_s = now_s + max(self._every_s * self._rng.uniform(0.9, 1.1), self._delay_s)
 

@@ -10,8 +10,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, aclosing
-from types import TracebackType
+from contextlib import aclosing
 from typing import Final, Self
 
 from alphaloop.errors import ConfigError, RequestRefused, ServerSilent
@@ -44,17 +43,13 @@ class ServerClient:
         self._http = HttpSession(endpoint.api_key, endpoint.limits)
         # A page of metrics elsewhere does not see the server's key.
         self._metrics = self._http if endpoint.has_own_metrics else HttpSession(None, endpoint.limits)
-        self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
-        for session in {self._http, self._metrics}:
-            await self._open.enter_async_context(session)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._open.aclose()
+    async def __aexit__(self, *_: object) -> None:
+        for session in {self._http, self._metrics}:
+            await session.close()
 
     async def complete(
         self,

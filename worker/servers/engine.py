@@ -152,8 +152,6 @@ class ServerEngine(Engine):
         self._thread.wait_for(self._open())
 
     async def _open(self) -> None:
-        for client in self._clients.values():
-            await client.__aenter__()
         self._watching = asyncio.gather(self._sending.watch(), self._loads.run())
 
     @property
@@ -267,7 +265,7 @@ class ServerEngine(Engine):
         await asyncio.gather(self._watching, return_exceptions=True)
         await self._sending.end()
         for client in self._clients.values():
-            await client.__aexit__(None, None, None)
+            await client.__aexit__()
 
     def load(self) -> Load:
         """How full the engine is. A request that waits for its route alone leaves its slot to one that does not."""

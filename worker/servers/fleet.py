@@ -44,13 +44,13 @@ class Fleet:
         deaths_alone_to_blame: int = DEATHS_ALONE_TO_BLAME,
     ) -> None:
         self.servers: Final = {server.name: server for server in servers}
-        self._members = {server.name: Member(server, clock=clock, rng=rng) for server in servers}
+        self.members: Final = {server.name: Member(server, clock=clock, rng=rng) for server in servers}
         self._clock, self._rng = clock, rng
         self._last_began_s = -math.inf
-        self._alone = Alone(self._members, clock=clock, rng=rng)
-        self._deaths = Deaths(self._members, clock=clock)
+        self._alone = Alone(self.members, clock=clock, rng=rng)
+        self._deaths = Deaths(self.members, clock=clock)
         self._num_killers = 0
-        self._suspicion = Suspicion(self._deaths, deaths_alone_to_blame=deaths_alone_to_blame)
+        self.suspicion: Final = Suspicion(self._deaths, deaths_alone_to_blame=deaths_alone_to_blame)
 
     def choose(
         self,
@@ -71,7 +71,7 @@ class Fleet:
         Whoever waits asks again when something changed, at least every `ASKS_AGAIN_S` seconds, the longest waiting
         first. Whoever got a name says `began` before anyone asks again.
         """
-        members = [member for name, member in self._members.items() if name not in barred]
+        members = [member for name, member in self.members.items() if name not in barred]
         of_route = [member for member in members if drafter in member.routes]
         is_bound = is_bound and bool(of_route)
         usable = [member for member in (of_route if is_bound else members) if member.is_open]
@@ -89,28 +89,24 @@ class Fleet:
 
     def is_away(self, drafter: str | None, *, is_bound: bool, barred: Collection[str] = ()) -> bool:
         """Whether every endpoint is away that `choose` could name for such a request."""
-        members = [member for name, member in self._members.items() if name not in barred]
+        members = [member for name, member in self.members.items() if name not in barred]
         of_route = [member for member in members if drafter in member.routes]
         return all(member.is_away for member in (of_route if is_bound and of_route else members))
 
     def switches(self, name: str, obeys: bool) -> None:
         """Whether the endpoint drafts as each request asks. If not, it is no vanilla route, and drafts as started."""
-        member = self._members[name]
+        member = self.members[name]
         member.switches = obeys and member.server.endpoint.switches_drafts
 
     def drafters(self) -> tuple[DrafterState, ...]:
         """What drafts, each once; of one length where any of its endpoints does not draft as requests ask."""
         found: dict[str, DrafterState] = {}
-        for member in self._members.values():
+        for member in self.members.values():
             if (drafter := member.server.drafter) is not None:
                 found.setdefault(drafter.name, drafter)
                 if not member.switches:
                     found[drafter.name] = replace(drafter, least_draft_tokens=drafter.max_draft_tokens)
         return tuple(found.values())
-
-    def has_route(self, name: str, drafter: str | None) -> bool:
-        """Whether requests of that route go to the endpoint."""
-        return drafter in self._members[name].routes
 
     def began(
         self, name: str, *, drafter: str | None = None, num_draft_tokens: int | None = None, alone: bool = False
@@ -120,7 +116,7 @@ class Fleet:
         `drafter` is its route, `num_draft_tokens` the k of its decision, if any. The flight says which k the request
         has to ask the endpoint for.
         """
-        member = self._members[name]
+        member = self.members[name]
         if alone:
             self._alone.began(member)
         asked = member.server.asked_for(drafter, num_draft_tokens) if member.switches else None
@@ -129,7 +125,7 @@ class Fleet:
 
     def ended(self, flight: Flight) -> Landing:
         """A request ended or was given up: how many were in flight while it was."""
-        member = self._members[flight.endpoint]
+        member = self.members[flight.endpoint]
         landing = member.places.remove(flight, self._load_sums())
         if flight.is_alone:
             self._alone.ended(member)
@@ -139,21 +135,9 @@ class Fleet:
         """Whether requests of ours are under way, or were a moment ago, so that it is worth asking for the load."""
         return self.num_in_flight > 0 or self._clock() - self._last_began_s < _LOAD_LINGERS_S
 
-    def num_own(self, name: str) -> int:
-        """Our requests in flight at the endpoint."""
-        return self._members[name].places.num_in_flight
-
-    def told_load(self, name: str, num_present: int, num_own: float) -> None:
-        """The endpoint reports `num_present` requests of all clients, `num_own` of them ours."""
-        self._members[name].places.told(num_present, num_own)
-
-    def succeeded(self, name: str) -> None:
-        """A request was finished there."""
-        self._members[name].succeeded()
-
     def failed(self, name: str, error: AlphaloopError) -> None:
         """A request failed there. Not called for one that was cancelled or is over its deadline."""
-        if self._members[name].failed(error):
+        if self.members[name].failed(error):
             self._deaths.note(name)
 
     def needs_test(self, flight: Flight, error: AlphaloopError) -> bool:
@@ -161,7 +145,7 @@ class Fleet:
 
         One is due then, or under way. It is not waited for where the endpoint is known to be gone, or is retired.
         """
-        state = self._members[flight.endpoint].circuit.state
+        state = self.members[flight.endpoint].circuit.state
         return state != "retired" and needs_test(error) and self._deaths.in_flight(flight) is None
 
     def judge(
@@ -173,30 +157,15 @@ class Fleet:
         No verdict yet: a job was alone where a server died, and it is not known if all servers are gone, so that it was
         the network; ask again after each `tested`.
         """
-        if needs_test(error) and self._members[flight.endpoint].circuit.state == "retired":
+        if needs_test(error) and self.members[flight.endpoint].circuit.state == "retired":
             test = ModelNotServed()
-        verdict = self._suspicion.judge(job_id, flight, error, test)
+        verdict = self.suspicion.judge(job_id, flight, error, test)
         self._num_killers += verdict is not None and isinstance(verdict.error, RequestKillsServer)
         return verdict
 
-    def standing(self, job_id: str) -> FailureVerdict | None:
-        """How a job goes on that failed here, left to be sent again, and is back; None of one that never failed."""
-        return self._suspicion.standing(job_id)
-
-    def forget(self, job_id: str) -> None:
-        """The job has ended, so its failures are of no interest any more.
-
-        Not called for one that leaves to be sent again, because it may come back here.
-        """
-        self._suspicion.forget(job_id)
-
-    def retired(self, name: str, reason: str) -> None:
-        """Another model or other settings answer at the endpoint's address: it gets no jobs until the worker ends."""
-        self._members[name].circuit.retire(reason)
-
     def all_retired(self) -> str | None:
         """Where no endpoint is left, and waiting brings none back: why, in words."""
-        if any(member.circuit.state != "retired" for member in self._members.values()):
+        if any(member.circuit.state != "retired" for member in self.members.values()):
             return None
         return "; ".join(f"{status.name}: {status.reason}" for status in self.statuses())
 
@@ -205,14 +174,14 @@ class Fleet:
 
         A test should ask for a short text: servers whose engine has died may still list their models.
         """
-        due = tuple(name for name, member in self._members.items() if member.circuit.is_test_due())
+        due = tuple(name for name, member in self.members.items() if member.circuit.is_test_due())
         for name in due:
-            self._members[name].circuit.test_begins()
+            self.members[name].circuit.test_begins()
         return due
 
     def tested(self, name: str, error: AlphaloopError | None) -> None:
         """The test of the endpoint ended; None: it passed."""
-        member = self._members[name]
+        member = self.members[name]
         was_down = member.circuit.state == "down"
         if member.tested(error):
             self._deaths.note(name)
@@ -225,23 +194,23 @@ class Fleet:
         Look again after each call of `choose` and `failed`, because both can make a test due.
         """
         now = self._clock()
-        tests = [member.circuit.test_due_s for member in self._members.values()]
-        pauses = [member.places.paused_until_s for member in self._members.values() if member.places.is_paused]
+        tests = [member.circuit.test_due_s for member in self.members.values()]
+        pauses = [member.places.paused_until_s for member in self.members.values() if member.places.is_paused]
         moments = [moment for moment in tests if moment is not None] + pauses
         return max(0.0, min(moments) - now) if moments else None
 
     @property
     def num_in_flight(self) -> int:
         """Requests that began and have not ended."""
-        return sum(member.places.num_in_flight for member in self._members.values())
+        return sum(member.places.num_in_flight for member in self.members.values())
 
     def suspects(self) -> SuspectCounts:
         """Jobs that failed and have to run alone, and those that killed servers."""
-        return SuspectCounts(self._suspicion.num_alone, self._num_killers)
+        return SuspectCounts(self.suspicion.num_alone, self._num_killers)
 
     def unavailable(self) -> str | None:
         """Why no job can be sent at all, in words; None where an endpoint is up, if only busy."""
-        if any(member.circuit.state in ("up", "doubted") for member in self._members.values()):
+        if any(member.circuit.state in ("up", "doubted") for member in self.members.values()):
             return None
         said = [
             f"{status.name} is {status.state} for {status.since_s:.0f} s ({status.reason})"
@@ -251,11 +220,11 @@ class Fleet:
 
     def statuses(self) -> tuple[EndpointStatus, ...]:
         """How each endpoint is."""
-        return tuple(member.status() for member in self._members.values())
+        return tuple(member.status() for member in self.members.values())
 
     def _load_sums(self) -> LoadSums:
         """Requests summed over time, of all endpoints, up to now."""
-        return LoadSums.of_all(member.places.load_sums for member in self._members.values())
+        return LoadSums.of_all(member.places.load_sums for member in self.members.values())
 
     def _bound(self, own: Sequence[Member]) -> str | None:
         found = self._least_loaded(own)

@@ -15,8 +15,9 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from types import SimpleNamespace, TracebackType
-from typing import Final, Self
+from functools import cached_property
+from types import SimpleNamespace
+from typing import Final
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -138,33 +139,30 @@ def _origin(url: str) -> tuple[str, str]:
 
 
 class HttpSession:
-    """Sends requests and hands over replies. An asynchronous context manager; raises errors of alphaloop's tree."""
+    """Sends requests and hands over replies, until it is closed. Raises errors of alphaloop's tree."""
 
     def __init__(self, api_key: SecretStr | None, limits: Limits) -> None:
         self._api_key, self._limits = api_key, limits
-        self._session: aiohttp.ClientSession | None = None
 
-    async def __aenter__(self) -> Self:
+    @cached_property
+    def _session(self) -> aiohttp.ClientSession:
         # Nothing is compressed, so that a limit on bytes is a limit on memory; cookies have no place here.
         headers = {"Accept-Encoding": "identity"}
         if self._api_key is not None:
             headers["Authorization"] = f"Bearer {self._api_key.get_secret_value()}"
         watched = aiohttp.TraceConfig()
         watched.on_connection_reuseconn.append(_on_kept_connection)
-        self._session = aiohttp.ClientSession(
+        return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self._limits.max_connections, keepalive_timeout=_KEEP_ALIVE_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._limits.connect_s),
             trace_configs=[watched],
         )
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._session is not None:
-            await self._session.close()
+    async def close(self) -> None:
+        """Close its connections."""
+        await self._session.close()
 
     @asynccontextmanager
     async def asked(self, method: str, url: str, body: Body | None = None) -> AsyncIterator[Content]:
@@ -185,8 +183,6 @@ class HttpSession:
         that finds it closed is sent again: a text that was begun twice costs time and changes nothing. The server may
         also have died of the request; then no other connection can be made, and the first loss is what is told.
         """
-        if self._session is None:
-            raise RuntimeError("an HttpSession is used as an asynchronous context manager")
         first: AlphaloopError | None = None
         while True:
             on_kept_connection, began = asyncio.Event(), time.perf_counter()

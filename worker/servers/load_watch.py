@@ -60,7 +60,8 @@ class LoadWatch:
 
     async def _ask(self, name: str) -> float:
         """Ask once; seconds from its beginning until it is asked again."""
-        client, before = self._clients[name], self._fleet.num_own(name)
+        client, places = self._clients[name], self._fleet.members[name].places
+        before = places.num_in_flight
         try:
             num_present = await ask_num_present(client)
         except AlphaloopError as error:
@@ -71,7 +72,7 @@ class LoadWatch:
         if num_present is None:
             return SELDOM_S
         # It counted at some moment in between.
-        self._fleet.told_load(name, num_present, (before + self._fleet.num_own(name)) / 2)
+        places.told(num_present, (before + places.num_in_flight) / 2)
         if name in self._failing:
             self._failing.discard(name)
             log.info("%s tells its load", name, extra={"action": "load_told", "endpoint": name})
@@ -79,7 +80,7 @@ class LoadWatch:
 
     def _failed(self, name: str, error: AlphaloopError) -> float:
         if isinstance(error, ServerUnreachable) and self._clients[name].endpoint.has_own_metrics:
-            self._fleet.told_load(name, 0, 0)  # what takes no connection has no requests
+            self._fleet.members[name].places.told(0, 0)  # what takes no connection has no requests
         elif name not in self._failing:
             self._failing.add(name)
             extra = {"action": "load_not_told", "endpoint": name, "code": error.code}

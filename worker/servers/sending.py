@@ -72,7 +72,7 @@ class Sending:
 
     def put(self, request: ServerRequest) -> None:
         """Let it wait for its endpoint; a job that left after a failure goes on as it would have here."""
-        if (standing := self._fleet.standing(request.job_id)) is not None:
+        if (standing := self._fleet.suspicion.standing(request.job_id)) is not None:
             request.avoid, request.must_be_alone = standing.avoid, standing.action == "alone"
         self._line.append(request)
         self._dispatch()
@@ -80,7 +80,7 @@ class Sending:
     def drop(self, request: ServerRequest) -> None:
         """Forget a request and close its connection, so that its server aborts it."""
         request.is_dropped = True
-        self._fleet.forget(request.job_id)
+        self._fleet.suspicion.forget(request.job_id)
         if request in self._line:
             self._line.remove(request)
         # A task that is cancelled before its first step never runs: it would not give its place back.
@@ -174,8 +174,8 @@ class Sending:
             if isinstance(outcome, AlphaloopError):
                 await self._after(request, flight, outcome)
             else:
-                self._fleet.succeeded(name)
-                self._fleet.forget(request.job_id)
+                self._fleet.members[name].succeeded()
+                self._fleet.suspicion.forget(request.job_id)
                 self._tokens.learn(request.prepared.job, outcome.num_prompt_tokens)
                 length = self._length_of(flight, outcome)
                 drafter = None if length == 0 else self._fleet.servers[name].drafter
@@ -239,7 +239,7 @@ class Sending:
         extra = {"action": f"request_{verdict.action}", "endpoint": name, "job_id": request.job_id, "code": error.code}
         log.warning("a request failed: %s", error.message, extra=extra)
         if is_blamed:
-            fleet.forget(request.job_id)
+            fleet.suspicion.forget(request.job_id)
             failure = FailedRequest(request.job_id, verdict.error, is_final=verdict.is_final)
             self._say(request, failure)
         elif request.num_deltas:
@@ -256,7 +256,7 @@ class Sending:
         servers = self._fleet.servers
         request.barred |= {other for other, server in servers.items() if server.drafter == servers[name].drafter}
         left = [other for other in servers if other not in request.barred]
-        return any(not request.is_bound or self._fleet.has_route(other, request.drafter) for other in left)
+        return any(not request.is_bound or request.drafter in self._fleet.members[other].routes for other in left)
 
     def _say(self, request: ServerRequest, what: TokenDelta | Generation | FailedRequest | None) -> None:
         if not request.is_dropped:

@@ -123,7 +123,7 @@ class Tests:
             if told is not None:
                 hint = "start the worker again to take the new server in"
                 log.error("endpoint %s came back as another: %s; %s", name, told, hint, extra=_extra(name))
-                self._fleet.retired(name, f"it came back as another server: {told}")
+                self._fleet.members[name].circuit.retire(f"it came back as another server: {told}")
             return None
         finally:
             del self._running[name]

@@ -120,7 +120,7 @@ def test_a_server_that_is_back_starts_slowly(clock: Clock) -> None:
 def test_a_doubted_server_gets_nothing_until_its_test_has_passed(clock: Clock, error: AlphaloopError) -> None:
     fleet = fleet_of(clock, PLAIN)
     fleet.failed("plain", error)
-    fleet.succeeded("plain")
+    fleet.members["plain"].succeeded()
     assert state_of(fleet) == "doubted"
     assert fleet.choose(None, is_bound=False) is None
     assert fleet.unavailable() is None
@@ -164,7 +164,7 @@ def test_a_busy_server_is_sent_half_as_many_and_nothing_for_as_long_as_it_asks(c
     assert fleet.next_change_s() == pytest.approx(5.0)
     clock.pass_s(5.0)
     assert limit_of(fleet) == 29
-    fleet.succeeded("plain")
+    fleet.members["plain"].succeeded()
     clock.pass_s(10.0)
     assert limit_of(fleet) == pytest.approx(39, abs=1), "one of 60 places more each second"
     clock.pass_s(60.0)
@@ -323,7 +323,7 @@ class FleetModel(RuleBasedStateMachine):
         assert mean >= 1 - 1e-9
         assert not flight.is_alone or mean < 1 + 1e-9
         if failure is None:
-            self.fleet.succeeded(flight.endpoint)
+            self.fleet.members[flight.endpoint].succeeded()
             return
         self.fleet.failed(flight.endpoint, failure)
         if not self.fleet.needs_test(flight, failure):

@@ -113,7 +113,7 @@ def test_what_is_lost_though_servers_are_well_is_tried_alone_and_blamed_the_thir
     assert three.fail("s1", error) == FailureVerdict("alone", error, avoid=frozenset({"s0", "s1"}))
     assert three.fleet.suspects().num_alone == 1
     assert three.fail("s2", error, alone=True) == FailureVerdict("blame", error)
-    three.fleet.forget("job")
+    three.fleet.suspicion.forget("job")
     assert three.fleet.suspects().num_alone == 0
 
 
@@ -143,14 +143,14 @@ def test_a_request_that_kills_servers_runs_alone_and_is_then_blamed_for_good() -
 
 def test_a_suspect_that_left_and_comes_back_is_a_suspect() -> None:
     three = Three()
-    assert three.fleet.standing("job") is None
+    assert three.fleet.suspicion.standing("job") is None
     three.dies("s0")
     three.dies("s1")
-    standing = three.fleet.standing("job")
+    standing = three.fleet.suspicion.standing("job")
     assert standing is not None
     assert standing.action == "alone"
-    three.fleet.forget("job")
-    assert three.fleet.standing("job") is None
+    three.fleet.suspicion.forget("job")
+    assert three.fleet.suspicion.standing("job") is None
 
 
 def test_a_proxy_that_answers_for_a_dead_server_does_not_hide_who_killed_it() -> None:

@@ -38,7 +38,8 @@ class Servers:
         self.fleet = Fleet(endpoints, clock=self.clock, rng=Random(0))
 
     def told(self, name: str, num_present: int) -> None:
-        self.fleet.told_load(name, num_present, self.fleet.num_own(name))
+        places = self.fleet.members[name].places
+        places.told(num_present, places.num_in_flight)
 
     def told_both(self, plain: int, ngram: int) -> None:
         self.told("plain", plain)
