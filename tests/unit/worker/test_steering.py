@@ -23,6 +23,7 @@ from tests.fakes import FakeEngine
 from tests.fixtures.costs import ServingEngine
 from tests.fixtures.publishing import NOW, claimed_job
 from tests.fixtures.runs import block_rows, subject
+from tests.fixtures.simulated import Clock
 from worker.running import RunningJob, RunningJobs, Stepped
 from worker.steering import REFRESH_EVERY_S, RequestSteering, RoundSteering, SliceRecorder
 
@@ -341,15 +342,6 @@ class Store:
         assert now == NOON
         self.refreshed.append(set(tasks or ()))
         return 1
-
-
-class Clock:
-    """Seconds that pass when told."""
-
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def slices_of(*tasks: str) -> list[Slice]:

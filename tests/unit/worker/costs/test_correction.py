@@ -82,13 +82,3 @@ def test_a_shape_calibrated_in_a_bad_moment_is_told_from_a_slow_device(rng: rand
     assert factor(correction, "wide") / factor(correction, "narrow") == pytest.approx(1.6, rel=0.15)
     assert correction.deviation("wide").num_rounds > 300
     assert correction.deviation("seldom").num_rounds == 0
-
-
-def test_what_was_learned_before_a_restart_is_where_the_next_life_begins() -> None:
-    known = {"narrow": 2.0, "wide": 3.0, "seldom": 2.0}
-    correction = OfTheTarget({shape: LogEstimate(math.log(x), 0.01) for shape, x in known.items()})
-    assert correction.level(NOW, None).factor == pytest.approx(2.0)
-    for shape, expected in known.items():
-        assert factor(correction, shape) == pytest.approx(expected)
-    correction.took("narrow", 50.0)
-    assert factor(correction, "narrow") == pytest.approx(2.0)

@@ -51,13 +51,3 @@ def test_the_variance_is_that_of_a_median_of_independent_values() -> None:
         medians.append(median.value)
         variances.append(median.variance)
     assert statistics.mean(variances) == pytest.approx(statistics.variance(medians), rel=0.3)
-
-
-@given(st.integers(4, 40), st.sampled_from([0.25, 0.5, 1.0]), st.floats(0.1, 3))
-def test_a_doubtful_beginning_is_outweighed_sooner(half_life: int, share: float, value: float) -> None:
-    median, num_needed = ExponentialMedian(half_life, 0.0, 0.1, share), 0
-    while median.value == 0.0:
-        median.add(value)
-        num_needed += 1
-    assert median.value == value
-    assert num_needed <= half_life * (0.45 if share < 0.3 else 0.75 if share < 0.6 else 1.0) + 1

@@ -9,7 +9,7 @@ import pytest
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import ConfigError
-from alphaloop.payoff.figures import VANILLA, Candidate
+from alphaloop.payoff.figures import VANILLA
 from worker.measuring.observing import choose_candidates, choose_drafters, divide, turns
 
 LOOKUP = DrafterState("lookup", "1", 12)
@@ -62,9 +62,3 @@ def test_every_block_is_decoded_in_every_way_and_nobody_is_always_first(seed: in
     # 120 turns, 40 expected for each of three; five standard errors.
     assert all(14 <= first[candidate] <= 66 for candidate in (VANILLA, *candidates))
     assert order == list(turns(blocks, candidates, 3, random.Random(seed)))
-
-
-def test_a_candidate_is_a_decision() -> None:
-    assert VANILLA.decision.drafter is None
-    speculative = Candidate("lookup", 4, "r").decision
-    assert (speculative.drafter, speculative.num_draft_tokens, speculative.draft_revision) == ("lookup", 4, "r")

@@ -262,29 +262,19 @@ def test_no_key_is_credited_with_counts_of_another_and_none_of_strangers(tasks: 
     assert num_told > 20  # the test shows nothing where nothing is told
 
 
-def settled(slices: CounterSlices, counters: Counters = Counters(0, 0, 0, 0, (0, 0))) -> None:  # noqa: B008
-    """One request of no interest, and a reading behind it."""
+@pytest.mark.parametrize(
+    "other", [key("sql"), key(segment="gold"), key(bucket="t<=1"), key(purpose="probe")], ids=lambda one: one[0]
+)
+def test_another_key_ends_the_slice_without_a_word(other: SliceKey) -> None:
+    slices = CounterSlices(SLICE_K)
     slices.began(key("before"))
     due = slices.ended(None)
     assert due is not None
     assert due.since is None
-    assert slices.read(due, counters) is None
-
-
-def run(slices: CounterSlices, keys: list[SliceKey], num_prompt_tokens: int = 5) -> SliceEnd | None:
-    for one in keys:
+    assert slices.read(due, Counters(0, 0, 0, 0, (0, 0))) is None
+    for one in (key(), other, key()):
         slices.began(one)
-    dues = [slices.ended(Answered(num_prompt_tokens, 4)) for _ in keys]
-    assert dues[:-1] == [None] * (len(keys) - 1), "only the last leaves the server idle"
-    return dues[-1]
-
-
-@pytest.mark.parametrize(
-    "other", [key("sql"), key(segment="gold"), key(bucket="t<=1"), key(purpose="probe")], ids=lambda one: one.task
-)
-def test_another_key_ends_the_slice_without_a_word(other: SliceKey) -> None:
-    slices = CounterSlices(SLICE_K)
-    settled(slices)
-    due = run(slices, [key(), other, key()])
+    *early, due = [slices.ended(Answered(5, 4)) for _ in range(3)]
+    assert early == [None, None], "only the last leaves the server idle"
     assert due is not None
     assert due.since is None

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphaloop.errors import RequestKillsServer, ServerFailed
+from alphaloop.errors import RequestKillsServer
 from tests.fixtures.simulated import FleetSimulation, SimulatedJob, server_of
 
 ALL_DAY_S = 86_400.0
@@ -127,18 +127,6 @@ def test_outages_of_all_servers_count_against_nobody() -> None:
     assert len(simulation.finished) == 200
     assert num_deaths(simulation) == 20
     assert simulation.max_alone == 0
-
-
-def test_a_job_that_a_healthy_server_fails_is_tried_twice_and_no_more() -> None:
-    simulation = fleet_of(4, seed=7)
-    sent = jobs(200, 5.0, Random(7))
-    sent[50] = SimulatedJob("failing", 2.0, fails=ServerFailed("the server answered 500"))
-    simulation.send(sent)
-    simulation.run(ALL_DAY_S)
-    assert set(simulation.blamed) == {"failing"}
-    assert not simulation.blamed["failing"].is_final
-    assert simulation.num_tries["failing"] == 2
-    assert len(simulation.finished) == 199
 
 
 def test_neither_suspects_nor_bound_requests_starve() -> None:

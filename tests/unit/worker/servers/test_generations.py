@@ -168,12 +168,6 @@ def test_lengths_of_ragged_drafts_tell_no_positions() -> None:
     assert (said.num_proposed, said.num_accepted, said.counts, said.doubt) == (3, 2, None, None)
 
 
-def test_lengths_count_what_was_cut() -> None:
-    said = draft_counts.from_lengths([0, 0, 2], 4, 6, 2)
-    assert said.counts is not None
-    assert (said.counts.rounds, said.counts.num_cropped, said.counts.num_tokens) == (3, 1, 6)
-
-
 @pytest.mark.parametrize(
     "said",
     [
