@@ -37,7 +37,7 @@ def identity(version: str = "0.32.0", text: str = "red") -> ServerIdentity:
     return ServerIdentity(f"vllm-{version}", "m", None, 4096, (Answer(text, {text: -0.1, "green": -3.0}),) * 16)
 
 
-def tested(
+def outcome_of(
     fleet: Fleet, known: dict[str, ServerIdentity], *, goes_away: bool = False, error: Exception | None = None
 ) -> AlphaloopError | None:
     """What the test says of a server that may go away while it is under way."""
@@ -71,7 +71,7 @@ def test_a_server_that_was_away_while_it_was_tested_has_to_be_the_same(
     """Who was never away is not asked what it is: that takes sixteen texts."""
     now_is(identity(version), monkeypatch)
     fleet = Fleet([SERVER], clock=Clock(), rng=Random(0))
-    tested(fleet, {"plain": identity()}, goes_away=goes_away)
+    outcome_of(fleet, {"plain": identity()}, goes_away=goes_away)
     assert [status.state for status in fleet.statuses()] == [state]
 
 
@@ -79,7 +79,7 @@ def test_a_test_that_fails_in_an_unknown_way_is_a_verdict_too() -> None:
     """The endpoint is tested again later, and who waits for the test goes on."""
     clock = Clock()
     fleet = Fleet([SERVER], clock=clock, rng=Random(0))
-    assert isinstance(tested(fleet, {}, error=OSError("no processes left")), ServerFailed)
+    assert isinstance(outcome_of(fleet, {}, error=OSError("no processes left")), ServerFailed)
     assert [status.state for status in fleet.statuses()] == ["down"]
     clock.pass_s(60.0)
     assert list(fleet.due_tests()) == ["plain"]
@@ -92,5 +92,5 @@ def test_a_server_that_was_away_at_the_start_has_to_have_the_model_of_the_others
     now_is(identity(text=late_text), monkeypatch)
     fleet = Fleet([SERVER], clock=Clock(), rng=Random(0))
     fleet.failed("plain", ServerUnreachable())
-    tested(fleet, {"other": identity()})
+    outcome_of(fleet, {"other": identity()})
     assert [status.state for status in fleet.statuses()] == [state]
