@@ -51,6 +51,7 @@ from alphaloop.files import readable_again
 from alphaloop.payoff.figures import VANILLA
 from alphaloop.payoff.report import Footprint
 from alphaloop.settings import ModelSettings, Settings, load_settings
+from alphaloop.settings.models import EndpointSettings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from worker.assembly import open_engine
@@ -62,7 +63,6 @@ from worker.measuring.session import MeasuringPlan, MeasuringSession, draw, prep
 
 if TYPE_CHECKING:
     from worker.decoding.pairing import DeviceRoom
-    from worker.servers.http import Endpoint
 
 
 INTERRUPTED: Final = 130
@@ -286,13 +286,13 @@ def _check_server(order: CheckServerOrder, settings: Settings, tell: Tell) -> in
     return 0
 
 
-def _endpoint(order: CheckServerOrder, settings: Settings) -> Endpoint:
-    from worker.servers.http import Endpoint
+def _endpoint(order: CheckServerOrder, settings: Settings) -> EndpointSettings:
+    from worker.servers.http import endpoint_of
 
     if "://" in order.server:
         if order.kind is None:
             raise ConfigError("expected --kind for the server at an address")
-        return Endpoint(order.server, order.kind, order.model or "", _key(order.api_key_env))
+        return endpoint_of(order.server, order.kind, order.model or None, _key(order.api_key_env))
     for name, given in (("--kind", order.kind), ("--api-key-env", order.api_key_env)):
         if given is not None:
             raise ConfigError(f"expected {name} only for an address: an endpoint's is in the settings")
@@ -303,7 +303,8 @@ def _endpoint(order: CheckServerOrder, settings: Settings) -> Endpoint:
             f"found {order.server!r}",
             hint="endpoints are tables of configs/models.toml: [models.endpoints.NAME]",
         )
-    return Endpoint.of(endpoints[order.server], model=order.model)
+    found = endpoints[order.server]
+    return found.model_copy(update={"model": order.model or found.model})
 
 
 def _key(name: str | None) -> SecretStr | None:

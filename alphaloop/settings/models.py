@@ -56,15 +56,12 @@ def refuse_address(url: str) -> str:
     return url
 
 
-def refuse_key(key: str | None) -> None:
-    """Raise ValueError for a key that no HTTP header can hold."""
-    if key is not None and not (key.isascii() and key.isprintable() and key and key.strip() == key):
+def _sendable(secret: SecretStr) -> SecretStr:
+    """The key as it is. Raises ValueError for one that no HTTP header can hold."""
+    key = secret.get_secret_value()
+    if not (key.isascii() and key.isprintable() and key and key.strip() == key):
         raise ValueError("expected printable ASCII without spaces around it, found something else")
-
-
-def _sendable(key: SecretStr) -> SecretStr:
-    refuse_key(key.get_secret_value())
-    return key
+    return secret
 
 
 class EndpointSettings(Section):
@@ -83,6 +80,22 @@ class EndpointSettings(Section):
     max_requests: int = Field(16, ge=1, le=1024)  #: most requests at once
     answer_s: float = Field(600.0, gt=0)  #: from a request to the first byte of its reply: a queue lies between
     silence_s: float = Field(60.0, gt=0)  #: between two pieces of a reply that has begun
+
+    @property
+    def api(self) -> str:
+        """The address before /completions."""
+        stripped = self.url.rstrip("/")
+        return stripped if urlsplit(stripped).path else f"{stripped}/v1"
+
+    @property
+    def root(self) -> str:
+        """The address before /version, /props and other paths outside of OpenAI's form."""
+        return self.api.removesuffix("/v1")
+
+    @property
+    def has_own_metrics(self) -> bool:
+        """Whether the page of metrics, if there is one, is the server's own and may see its key."""
+        return self.metrics_url is None or urlsplit(self.metrics_url)[:2] == urlsplit(self.url)[:2]
 
     @field_validator("kind", mode="before")
     @classmethod

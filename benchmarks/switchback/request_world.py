@@ -17,7 +17,7 @@ from benchmarks.switchback.world import Truth
 from worker.engine import ServerLoad
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
-from worker.servers.http import Endpoint
+from worker.servers.http import endpoint_of
 from worker.servers.load import Flight
 
 _NAMES: Final = ("vanilla", "speculative")  #: by whether a server speculates
@@ -62,7 +62,7 @@ class SeenLoad:
     """
 
     def __init__(self, clock: Callable[[], float], rng: random.Random, every_s: float, delay_s: float) -> None:
-        endpoint = Endpoint("http://simulated", "vllm", "m")
+        endpoint = endpoint_of("http://simulated", "vllm", "m")
         self._fleet = Fleet(
             [InferenceServer(name, endpoint, None, _MOST, 4096) for name in _NAMES], clock=clock, rng=random.Random(0)
         )

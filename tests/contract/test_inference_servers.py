@@ -42,8 +42,9 @@ from tests.fixtures.inference_server import (
 from tests.fixtures.models import make_job
 from tests.fixtures.server_replies import MAX_TOKENS, PROMPT, TEXT, openai, streamed
 from worker.engine import Sampling
+from worker.servers import http
 from worker.servers.client import ServerClient
-from worker.servers.http import Endpoint, Limits
+from worker.servers.http import endpoint_of
 from worker.servers.replies import Reply
 
 KINDS: Final[tuple[ServerKind, ...]] = get_args(ServerKind)
@@ -69,13 +70,13 @@ Ask = Callable[[ServerClient], Coroutine[Any, Any, Result]]
 
 
 def asked(
-    answer: Answer, ask: Ask[Result], *, kind: ServerKind = "openai", limits: Limits | None = None
+    answer: Answer, ask: Ask[Result], *, kind: ServerKind = "openai", **limits: float
 ) -> tuple[Result, list[Asked]]:
     """What `ask` returns of a client of such a server, and the requests that came."""
 
     async def run() -> tuple[Result, list[Asked]]:
         async with listening(answer) as server:
-            endpoint = Endpoint(server.url, kind, "smollm2", SecretStr(SECRET), limits or Limits())
+            endpoint = endpoint_of(server.url, kind, "smollm2", SecretStr(SECRET), **limits)
             async with ServerClient(endpoint) as client:
                 return await ask(client), server.asked
 
@@ -169,7 +170,7 @@ def test_a_connection_is_used_again(is_streamed: bool) -> None:
 
     async def run() -> int:
         async with listening(answer, closes=False) as server:
-            async with ServerClient(Endpoint(server.url, "openai", "smollm2")) as client:
+            async with ServerClient(endpoint_of(server.url, "openai", "smollm2")) as client:
                 for number in range(3):
                     on_text = [].append if is_streamed else None
                     await client.complete(make_job(PROMPT, number), GREEDY, on_text=on_text)
@@ -193,7 +194,7 @@ def second_on_a_kept_connection(lose: Callable[[InferenceServer], None]) -> tupl
 
         async with (
             listening(answer, closes=False) as server,
-            ServerClient(Endpoint(server.url, "openai", "smollm2")) as client,
+            ServerClient(endpoint_of(server.url, "openai", "smollm2")) as client,
         ):
             return [(await client.complete(make_job(PROMPT, number), GREEDY)).text for number in range(2)], server
 
@@ -421,7 +422,7 @@ def test_nobody_at_the_address_is_unavailable() -> None:
     async def run() -> None:
         async with listening(_reset) as server:
             url = server.url  # nobody listens there when the block has ended
-        async with ServerClient(Endpoint(url, "vllm", "smollm2")) as client:
+        async with ServerClient(endpoint_of(url, "vllm", "smollm2")) as client:
             await client.complete(make_job(PROMPT), GREEDY)
 
     with pytest.raises(ServerUnavailable, match="no connection to the server"):
@@ -431,7 +432,7 @@ def test_nobody_at_the_address_is_unavailable() -> None:
 def test_plain_http_where_tls_is_expected_is_a_refused_login() -> None:
     async def run() -> None:
         async with listening(_no_http, waits=False) as server:
-            endpoint = Endpoint(server.url.replace("http:", "https:"), "vllm", "smollm2")
+            endpoint = endpoint_of(server.url.replace("http:", "https:"), "vllm", "smollm2")
             async with ServerClient(endpoint) as client:
                 await client.models()
 
@@ -448,12 +449,10 @@ async def _stop_inside(connection: Connection) -> None:
     await connection.left()
 
 
-@pytest.mark.parametrize(
-    ("answer", "limits"), [(_say_nothing, Limits(answer_s=0.2)), (_stop_inside, Limits(silence_s=0.2))]
-)
-def test_a_server_that_hangs_is_silent(answer: Answer, limits: Limits) -> None:
+@pytest.mark.parametrize(("answer", "limits"), [(_say_nothing, {"answer_s": 0.2}), (_stop_inside, {"silence_s": 0.2})])
+def test_a_server_that_hangs_is_silent(answer: Answer, limits: dict[str, float]) -> None:
     with pytest.raises(ServerSilent, match=r"0\.2 s"):
-        asked(answer, heard([]), limits=limits)
+        asked(answer, heard([]), **limits)
 
 
 async def _endless(connection: Connection) -> None:
@@ -463,16 +462,19 @@ async def _endless(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "limits"),
+    ("answer", "limit", "most"),
     [
-        (whole(openai()), Limits(max_reply_bytes=100)),
-        (_endless, Limits(max_reply_bytes=50_000)),
-        (stream([openai(text="x" * 5000)]), Limits(max_event_bytes=1000)),
+        (whole(openai()), "MAX_REPLY_BYTES", 100),
+        (_endless, "MAX_REPLY_BYTES", 50_000),
+        (stream([openai(text="x" * 5000)]), "MAX_EVENT_BYTES", 1000),
     ],
 )
-def test_no_more_is_read_than_the_limits_allow(answer: Answer, limits: Limits) -> None:
-    with pytest.raises(ReplyInvalid, match="at most"):
-        asked(answer, heard([]), limits=limits)
+def test_no_more_is_read_than_the_limits_allow(
+    answer: Answer, limit: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, limit, most)
+    with pytest.raises(ReplyInvalid, match=f"at most {most} bytes"):
+        asked(answer, heard([]))
 
 
 def test_the_body_of_a_refusal_is_limited_too() -> None:
@@ -521,7 +523,7 @@ def test_a_text_that_ends_with_the_context_is_no_cut() -> None:
     async def run() -> Reply:
         async with (
             listening(whole(sent)) as server,
-            ServerClient(Endpoint(server.url, "openai", "smollm2"), context_length=2048) as client,
+            ServerClient(endpoint_of(server.url, "openai", "smollm2"), context_length=2048) as client,
         ):
             return await client.complete(make_job(PROMPT), GREEDY)
 

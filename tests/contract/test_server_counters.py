@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -28,7 +29,7 @@ from worker.engine import Generation, Sampling, SliceCounts
 from worker.servers.client import ServerClient
 from worker.servers.counters import Counters, ask_counters
 from worker.servers.engine import ServerEngine
-from worker.servers.http import Endpoint
+from worker.servers.http import endpoint_of
 
 DRAFTING = Decision(Mode.SPECULATIVE, "lookup", None, 4, Reason.FORCED, "by the test")
 SAMPLING = Sampling(max_tokens=24, temperature=0.0)
@@ -150,7 +151,7 @@ def test_a_server_that_tells_of_requests_is_not_asked_for_counters() -> None:
         await answer(connection)
 
     async def run() -> None:
-        async with listening(noted) as listener, ServerClient(Endpoint(listener.url, "vllm", "fake")) as client:
+        async with listening(noted) as listener, ServerClient(endpoint_of(listener.url, "vllm", "fake")) as client:
             await client.complete(make_job("one two"), SAMPLING)
 
     asyncio.run(run())
@@ -162,13 +163,16 @@ def test_a_server_that_tells_of_requests_is_not_asked_for_counters() -> None:
     assert found.served.draft_revision == "vllm-0.32.0"
 
 
+DRAFTS: dict[str, Any] = {"drafter": "ngram", "num_draft_tokens": 4}
+
+
 def read(metrics_url: Callable[[InferenceServer], str]) -> tuple[Counters, InferenceServer]:
     page = MetricsPage(num_requests=2, num_tokens=9).text().encode()
 
     async def run() -> tuple[Counters, InferenceServer]:
         async with listening(whole(page)) as server:
             url = metrics_url(server)
-            endpoint = Endpoint(server.url, "openai", "fake", SecretStr("hunter2"), metrics_url=url)
+            endpoint = endpoint_of(server.url, "openai", "fake", SecretStr("hunter2"), metrics_url=url, **DRAFTS)
             async with ServerClient(endpoint) as client:
                 return await ask_counters(client), server
 
@@ -186,7 +190,7 @@ def test_the_servers_own_page_sees_its_key_and_no_other_page_does() -> None:
 def test_a_page_without_the_counters_is_invalid() -> None:
     async def run() -> None:
         async with listening(whole(b"# no metrics\n")) as server:
-            endpoint = Endpoint(server.url, "openai", "fake", metrics_url=f"{server.url}/metrics")
+            endpoint = endpoint_of(server.url, "openai", "fake", metrics_url=f"{server.url}/metrics", **DRAFTS)
             async with ServerClient(endpoint) as client:
                 await ask_counters(client)
 

@@ -15,7 +15,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.workers import ServerIdentityStore
 from scheduler.probe_history import ProbeSetup, differences
 from tests.fixtures.inference_server import Answer, Asked, Connection, listening, whole
-from worker.servers.http import Endpoint, Limits
+from worker.servers.http import endpoint_of
 from worker.servers.identity import PROMPTS, ask_identity, name_servers
 
 MODELS = {"data": [{"id": "smollm2", "root": "/models/smollm2", "max_model_len": 2048}]}
@@ -43,10 +43,10 @@ def serving(logprobs: dict[str, Any] | None, *, refuses: bool = False) -> Answer
     return answer
 
 
-def ask(answer: Answer, kind: ServerKind = "vllm", model: str = "") -> tuple[ServerIdentity, list[Asked]]:
+def ask(answer: Answer, kind: ServerKind = "vllm", model: str | None = None) -> tuple[ServerIdentity, list[Asked]]:
     async def run() -> tuple[ServerIdentity, list[Asked]]:
         async with listening(answer) as server:
-            return await ask_identity(Endpoint(server.url, kind, model), max_requests=16), server.asked
+            return await ask_identity(endpoint_of(server.url, kind, model)), server.asked
 
     return asyncio.run(run())
 
@@ -100,8 +100,8 @@ def test_no_more_is_asked_at_once_than_the_endpoint_takes_and_a_busy_server_is_w
 
     async def run() -> ServerIdentity:
         async with listening(slow) as server:
-            endpoint = Endpoint(server.url, "vllm", "", limits=Limits(answer_s=0.005))
-            return await ask_identity(endpoint, max_requests=3)
+            endpoint = endpoint_of(server.url, "vllm", answer_s=0.005, max_requests=3)
+            return await ask_identity(endpoint)
 
     assert len(asyncio.run(run()).answers) == len(PROMPTS)
     assert most == 3

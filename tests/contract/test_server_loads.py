@@ -28,7 +28,7 @@ from tests.fixtures.models import make_job
 from worker.engine import Generation, Sampling
 from worker.servers.client import ServerClient
 from worker.servers.engine import ServerEngine
-from worker.servers.http import Endpoint
+from worker.servers.http import endpoint_of
 from worker.servers.load_watch import LoadWatch, ask_num_present
 
 VLLM = MetricsPage(num_strangers=3).text(4).encode()
@@ -44,7 +44,7 @@ def ask(kind: ServerKind, answer: Answer) -> tuple[int | None, InferenceServer]:
     async def run() -> tuple[int | None, InferenceServer]:
         async with (
             listening(answer) as server,
-            ServerClient(Endpoint(server.url, kind, "fake", SecretStr("hunter2"))) as client,
+            ServerClient(endpoint_of(server.url, kind, "fake", SecretStr("hunter2"))) as client,
         ):
             return await ask_num_present(client), server
 

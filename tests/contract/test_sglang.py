@@ -24,7 +24,7 @@ from tests.fixtures.models import make_job
 from tests.fixtures.server_replies import PROMPT, SGLANG_DETAILS, TEXT
 from worker.engine import Sampling
 from worker.servers.client import ServerClient
-from worker.servers.http import Endpoint
+from worker.servers.http import endpoint_of
 from worker.servers.replies import Reply
 
 GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
@@ -50,7 +50,7 @@ def asked(
 
     async def run() -> tuple[Reply, Asked]:
         async with listening(of_version(version, answer)) as server:
-            endpoint = Endpoint(server.url, "sglang", "smollm2", num_draft_tokens=k)
+            endpoint = endpoint_of(server.url, "sglang", "smollm2", drafter=k and "d", num_draft_tokens=k)
             async with ServerClient(endpoint) as client:
                 on_text = None if texts is None else texts.append
                 reply = await client.complete(job or make_job(PROMPT), GREEDY, on_text=on_text)
@@ -70,7 +70,7 @@ def test_a_server_that_is_too_old_is_refused_with_what_to_do(version: str) -> No
     async def run() -> None:
         async with (
             listening(of_version(version, whole(server_replies.sglang()))) as server,
-            ServerClient(Endpoint(server.url, "sglang", "smollm2")) as client,
+            ServerClient(endpoint_of(server.url, "sglang", "smollm2")) as client,
         ):
             await client.version()
 
@@ -105,7 +105,7 @@ def test_a_proxy_that_lets_openais_paths_through_alone_hides_the_version() -> No
     async def run() -> str | None:
         async with (
             listening(whole({"detail": "Not Found"}, 404)) as server,
-            ServerClient(Endpoint(server.url, "sglang", "smollm2")) as client,
+            ServerClient(endpoint_of(server.url, "sglang", "smollm2")) as client,
         ):
             return await client.version()
 

@@ -16,8 +16,9 @@ from typing import Final, Self
 from alphaloop.errors import ConfigError, RequestRefused, ServerSilent
 from alphaloop.messages import Job
 from alphaloop.server_identity import ServerKind
+from alphaloop.settings.models import EndpointSettings
 from worker.engine import Sampling
-from worker.servers.http import Content, Endpoint, HttpSession, events, of_piece
+from worker.servers.http import Content, HttpSession, events, of_piece
 from worker.servers.replies import ModelCard, ModelList, Piece, Reply, ReplyReader, Tokenized, Version, read_form
 from worker.servers.request_body import body_of, path_of, tokenize_body_of
 
@@ -38,11 +39,12 @@ _FIRST_SGLANG: Final = (0, 5, 19)
 class ServerClient:
     """Asks one endpoint. An asynchronous context manager; every method raises errors of alphaloop's tree only."""
 
-    def __init__(self, endpoint: Endpoint, *, context_length: int | None = None) -> None:
+    def __init__(self, endpoint: EndpointSettings, *, context_length: int | None = None) -> None:
         self.endpoint, self._context_length = endpoint, context_length
-        self._http = HttpSession(endpoint.api_key, endpoint.limits)
+        self._model = endpoint.model or ""
+        self._http = HttpSession(endpoint)
         # A page of metrics elsewhere does not see the server's key.
-        self._metrics = self._http if endpoint.has_own_metrics else HttpSession(None, endpoint.limits)
+        self._metrics = self._http if endpoint.has_own_metrics else HttpSession(endpoint, shows_key=False)
 
     async def __aenter__(self) -> Self:
         return self
@@ -69,10 +71,10 @@ class ServerClient:
         endpoint = self.endpoint
         url = f"{endpoint.api}{path_of(job)}"
         stream = on_text is not None
-        body = body_of(endpoint.kind, endpoint.model, job, sampling, stream=stream, num_draft_tokens=num_draft_tokens)
+        body = body_of(endpoint.kind, self._model, job, sampling, stream=stream, num_draft_tokens=num_draft_tokens)
         reader = ReplyReader(
             endpoint.kind,
-            endpoint.model,
+            self._model,
             sampling.max_tokens,
             self._context_length,
             endpoint.num_draft_tokens if num_draft_tokens is None else num_draft_tokens,
@@ -97,7 +99,7 @@ class ServerClient:
         """
         if self.endpoint.kind != "vllm":
             return None
-        body = tokenize_body_of(self.endpoint.model, job)
+        body = tokenize_body_of(self._model, job)
         async with self._http.asked("POST", f"{self.endpoint.root}/tokenize", body) as content:
             found = read_form(Tokenized, await content.whole())
         return found.max_model_len - found.count
@@ -143,7 +145,7 @@ class ServerClient:
         on_text: Callable[[str], None],
         began: float,
     ) -> None:
-        found = events(content.chunks(), max_event_bytes=self.endpoint.limits.max_event_bytes)
+        found = events(content.chunks())
         async with aclosing(found):
             async for data in found:
                 if text := reader.add(_taken(data)):

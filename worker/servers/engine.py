@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
@@ -50,7 +49,6 @@ from worker.engine import (
 from worker.servers.client import ServerClient
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import EndpointStatus, InferenceServer, SuspectCounts
-from worker.servers.http import Endpoint
 from worker.servers.identity import NamedServers, ask_identity, name_servers
 from worker.servers.load_watch import LoadWatch
 from worker.servers.sending import Arrival, InLine, Sending, ServerRequest, TokenEstimate, prepare, refusal_of
@@ -84,18 +82,16 @@ def open_server_engine(
     once; all that the endpoints take unless given. Raises ConfigError where an endpoint does not serve what the
     settings say, or another model than the others, ServerError where none answers, and StoreError.
     """
-    endpoints = {name: Endpoint.of(settings) for name, settings in models.endpoints.items()}
     thread = LoopThread("servers")
     try:
-        most = {name: settings.max_requests for name, settings in models.endpoints.items()}
-        found, missing = thread.wait_for(_ask_all(endpoints, most))
+        found, missing = thread.wait_for(_ask_all(models.endpoints))
         if not found:
             raise next(iter(missing.values()))
         named = name_servers(found, identities)
         models = thread.wait_for(_obeyed(models, found))
-        identity = _identity(models, named, endpoints)
+        identity = _identity(models, named)
         servers = [
-            _server(models, name, endpoints[name], found.get(name), identity)
+            _server(models, name, found.get(name), identity)
             for name, settings in models.endpoints.items()
             if name in found or settings.model is not None
         ]
@@ -323,11 +319,10 @@ class ServerEngine(Engine):
 
 
 async def _ask_all(
-    endpoints: Mapping[str, Endpoint], max_requests: Mapping[str, int]
+    endpoints: Mapping[str, EndpointSettings],
 ) -> tuple[dict[str, ServerIdentity], dict[str, ServerError]]:
     """What each endpoint said, and why the others did not. Raises ConfigError."""
-    asked = (ask_identity(one, max_requests=max_requests[name]) for name, one in endpoints.items())
-    answers = await asyncio.gather(*asked, return_exceptions=True)
+    answers = await asyncio.gather(*map(ask_identity, endpoints.values()), return_exceptions=True)
     found: dict[str, ServerIdentity] = {}
     missing: dict[str, ServerError] = {}
     for name, answer in zip(endpoints, answers, strict=True):
@@ -349,7 +344,7 @@ async def _obeyed(models: ModelSettings, found: Mapping[str, ServerIdentity]) ->
         if not settings.switches_drafts or name not in found:
             return settings
         try:
-            async with ServerClient(Endpoint.of(settings, model=found[name].model)) as client:
+            async with ServerClient(settings.model_copy(update={"model": found[name].model})) as client:
                 why = await why_not(client)
         except AlphaloopError as error:
             why = f"it could not be asked: {error.message}"
@@ -364,11 +359,10 @@ async def _obeyed(models: ModelSettings, found: Mapping[str, ServerIdentity]) ->
 
 
 def _server(
-    models: ModelSettings, name: str, endpoint: Endpoint, found: ServerIdentity | None, identity: EngineIdentity
+    models: ModelSettings, name: str, found: ServerIdentity | None, identity: EngineIdentity
 ) -> InferenceServer:
     settings = models.endpoints[name]
-    model = found.model if found is not None else endpoint.model
-    endpoint = replace(endpoint, model=model, switches_drafts=settings.switches_drafts)
+    endpoint = settings.model_copy(update={"model": found.model}) if found else settings
     length = (found.context_length if found else None) or identity.context_length
     server = found.server if found else settings.kind
     # What is counted in another way is evidence of another kind, and has another name.
@@ -379,9 +373,9 @@ def _server(
     return InferenceServer(name, endpoint, drafter or None, settings.max_requests, length)
 
 
-def _identity(models: ModelSettings, named: NamedServers, endpoints: Mapping[str, Endpoint]) -> EngineIdentity:
+def _identity(models: ModelSettings, named: NamedServers) -> EngineIdentity:
     """Of all endpoints together: they serve one model."""
-    target = models.target
+    target, endpoints = models.target, models.endpoints
     hosts = {urlsplit(one.url).netloc for one in endpoints.values()}
     addresses = "\n".join(sorted(f"{name} {one.url}" for name, one in endpoints.items()))
     return EngineIdentity(

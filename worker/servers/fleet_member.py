@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import (
@@ -34,10 +34,8 @@ from alphaloop.errors import (
     ServerUnavailable,
     reason_of,
 )
+from alphaloop.settings.models import EndpointSettings
 from worker.servers.load import Places
-
-if TYPE_CHECKING:
-    from worker.servers.http import Endpoint
 
 EndpointState = Literal["up", "starting", "busy", "doubted", "down", "retired"]
 
@@ -65,7 +63,7 @@ class InferenceServer:
     """An endpoint of the fleet. Those with the same drafter are replicas of one route."""
 
     name: str
-    endpoint: Endpoint
+    endpoint: EndpointSettings
     drafter: DrafterState | None  #: what drafts there
     max_requests: int  #: at once, at least 1
     context_length: int

@@ -1,6 +1,6 @@
-"""One server over HTTP: where it is, how much of it is waited for and read, and what its failures are.
+"""One server over HTTP: how much of it is waited for and read, and what its failures are.
 
-    Endpoint, with its Limits → HttpSession.asked → Content → events: the data of server-sent events
+    endpoint → HttpSession.asked → Content → events: the data of server-sent events
     a reply that is not 200, or an error in place of a text → one of alphaloop's errors
 
 Connections are kept for the next request. A server's own words may quote the prompt, so no message of ours repeats
@@ -17,8 +17,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from types import SimpleNamespace
-from typing import Final
-from urllib.parse import urlsplit
+from typing import Any, Final
 
 import aiohttp
 from pydantic import SecretStr, ValidationError
@@ -39,7 +38,7 @@ from alphaloop.errors import (
     ServerUnreachable,
 )
 from alphaloop.server_identity import ServerKind
-from alphaloop.settings.models import EndpointSettings, refuse_address, refuse_key
+from alphaloop.settings.models import EndpointSettings
 from worker.servers.replies import RefusalBody, ServerFailure
 from worker.servers.request_body import Body
 
@@ -67,82 +66,30 @@ _BUSY_HINT: Final = "send fewer requests at once, or raise the server's limit"
 _AWAY: Final = frozenset({408, 425, 502, 503, 504})
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a client allows a server."""
-
-    connect_s: float = 10.0
-    answer_s: float = 600.0  #: from the request to the first byte of its reply: a queue and the prompt lie between
-    silence_s: float = 60.0  #: between two pieces of a reply that has begun
-    max_reply_bytes: int = 64 << 20  #: of a whole reply, streamed or not
-    max_event_bytes: int = 8 << 20  #: of one event of a stream
-    max_connections: int = 1024
+CONNECT_S: Final = 10.0
+MAX_REPLY_BYTES: Final = 64 << 20  #: of a whole reply, streamed or not
+MAX_EVENT_BYTES: Final = 8 << 20  #: of one event of a stream
+MAX_CONNECTIONS: Final = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """One server and the model that it is asked for."""
-
-    url: str  #: as OpenAI's clients take it, http://host:8000/v1; without a path /v1 is added
-    kind: ServerKind
-    model: str
-    api_key: SecretStr | None = None
-    limits: Limits = Limits()
-    num_draft_tokens: int | None = None  #: k with which it was started; None: nothing drafts, or k is not known
-    metrics_url: str | None = None  #: of a server whose counters are read, because it tells nothing of a request
-    switches_drafts: bool = False  #: whether the settings say that a request may ask it not to draft
-
-    def __post_init__(self) -> None:
-        field = "url"
-        try:
-            refuse_address(self.url)
-            field = "api_key"
-            refuse_key(self.api_key.get_secret_value() if self.api_key is not None else None)
-        except ValueError as error:
-            raise ConfigError(f"{field}: {error}") from None
-
-    @classmethod
-    def of(cls, settings: EndpointSettings, *, model: str | None = None) -> Endpoint:
-        """The endpoint that the settings describe; an empty model is the server's only one."""
-        limits = Limits(answer_s=settings.answer_s, silence_s=settings.silence_s)
-        return cls(
-            settings.url,
-            settings.kind,
-            model or settings.model or "",
-            settings.api_key,
-            limits,
-            settings.num_draft_tokens,
-            settings.metrics_url,
-            settings.switches_drafts,
-        )
-
-    @property
-    def has_own_metrics(self) -> bool:
-        """Whether the page of metrics, if there is one, is the server's own and may see its key."""
-        return self.metrics_url is None or _origin(self.metrics_url) == _origin(self.url)
-
-    @property
-    def api(self) -> str:
-        """The address before /completions."""
-        stripped = self.url.rstrip("/")
-        return stripped if urlsplit(stripped).path else f"{stripped}/v1"
-
-    @property
-    def root(self) -> str:
-        """The address before /version, /props and other paths outside of OpenAI's form."""
-        return self.api.removesuffix("/v1")
-
-
-def _origin(url: str) -> tuple[str, str]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.netloc
+def endpoint_of(
+    url: str, kind: ServerKind, model: str | None = None, api_key: SecretStr | None = None, **more: Any
+) -> EndpointSettings:
+    """An endpoint that is not in the settings; `more` are its other ones. Raises ConfigError."""
+    try:
+        return EndpointSettings(url=url, kind=kind, model=model, api_key=api_key, **more)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_input=False)[0]
+        field, told = ".".join(map(str, found["loc"])), found["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{field}: {told}" if field else told) from None
 
 
 class HttpSession:
     """Sends requests and hands over replies, until it is closed. Raises errors of alphaloop's tree."""
 
-    def __init__(self, api_key: SecretStr | None, limits: Limits) -> None:
-        self._api_key, self._limits = api_key, limits
+    def __init__(self, endpoint: EndpointSettings, *, shows_key: bool = True) -> None:
+        self._endpoint = endpoint
+        self._api_key = endpoint.api_key if shows_key else None
 
     @cached_property
     def _session(self) -> aiohttp.ClientSession:
@@ -153,10 +100,10 @@ class HttpSession:
         watched = aiohttp.TraceConfig()
         watched.on_connection_reuseconn.append(_on_kept_connection)
         return aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=self._limits.max_connections, keepalive_timeout=_KEEP_ALIVE_S),
+            connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=_KEEP_ALIVE_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=headers,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._limits.connect_s),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
             trace_configs=[watched],
         )
 
@@ -169,7 +116,7 @@ class HttpSession:
         """The content of a reply with status 200. Raises errors of alphaloop's for all others."""
         try:
             async with await self._answered(method, url, body) as response:
-                content = Content(response, self._limits)
+                content = Content(response, self._endpoint.silence_s)
                 if response.status != 200:
                     raise refusal_of_reply(response.status, response.headers, await content.at_most(_MAX_REFUSAL_BYTES))
                 yield content
@@ -187,15 +134,15 @@ class HttpSession:
         while True:
             on_kept_connection, began = asyncio.Event(), time.perf_counter()
             try:
-                async with asyncio.timeout(self._limits.answer_s):
+                async with asyncio.timeout(self._endpoint.answer_s):
                     return await self._session.request(
                         method, url, json=body, allow_redirects=False, trace_request_ctx=on_kept_connection
                     )
             except aiohttp.ConnectionTimeoutError:
-                told = f"no connection to the server within {self._limits.connect_s:g} s"
+                told = f"no connection to the server within {CONNECT_S:g} s"
                 raise first or ServerUnreachable(told) from None
             except TimeoutError:
-                raise ServerSilent(f"the server did not answer within {self._limits.answer_s:g} s") from None
+                raise ServerSilent(f"the server did not answer within {self._endpoint.answer_s:g} s") from None
             except aiohttp.ClientConnectorError as error:
                 raise first or _lost(error) from None
             except (aiohttp.ClientConnectionError, ConnectionError) as error:
@@ -209,7 +156,7 @@ class Content:
     """The body of a reply."""
 
     _response: aiohttp.ClientResponse
-    _limits: Limits
+    _silence_s: float
 
     async def whole(self) -> bytes:
         """All of it."""
@@ -226,18 +173,18 @@ class Content:
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """It as it comes, within the limits on its size and on silence."""
-        limits, num_bytes = self._limits, 0
+        num_bytes = 0
         while True:
             try:
-                async with asyncio.timeout(limits.silence_s):
+                async with asyncio.timeout(self._silence_s):
                     chunk = await self._response.content.readany()
             except TimeoutError:
-                raise ServerSilent(f"the server stopped inside a reply: nothing for {limits.silence_s:g} s") from None
+                raise ServerSilent(f"the server stopped inside a reply: nothing for {self._silence_s:g} s") from None
             if not chunk:
                 return
             num_bytes += len(chunk)
-            if num_bytes > limits.max_reply_bytes:
-                raise ReplyInvalid(f"expected a reply of at most {limits.max_reply_bytes} bytes, found a larger one")
+            if num_bytes > MAX_REPLY_BYTES:
+                raise ReplyInvalid(f"expected a reply of at most {MAX_REPLY_BYTES} bytes, found a larger one")
             yield chunk
 
     async def end(self) -> None:
@@ -266,7 +213,7 @@ def _lost(error: aiohttp.ClientError | OSError) -> AlphaloopError:
     return ReplyInvalid(f"expected a reply of HTTP, found none that can be read: {type(error).__name__}")
 
 
-async def events(chunks: AsyncIterable[bytes], *, max_event_bytes: int) -> AsyncGenerator[bytes, None]:
+async def events(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
     """The data of every event until [DONE] or the end of the chunks. Raises ReplyInvalid for an event too large.
 
     Lines end with LF or CRLF; comments and other fields are left out. Where a stream ends inside an event, that event
@@ -275,8 +222,8 @@ async def events(chunks: AsyncIterable[bytes], *, max_event_bytes: int) -> Async
     rest, data = b"", b""
     async for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > max_event_bytes:
-            raise _too_large(max_event_bytes)
+        if len(rest) > MAX_EVENT_BYTES:
+            raise _too_large()
         for line in lines:
             stripped = line.removesuffix(b"\r")
             if not stripped and data:
@@ -286,8 +233,8 @@ async def events(chunks: AsyncIterable[bytes], *, max_event_bytes: int) -> Async
                 data = b""
             elif (found := _data(stripped)) is not None:
                 data = data + b"\n" + found if data else found
-                if len(data) > max_event_bytes:
-                    raise _too_large(max_event_bytes)
+                if len(data) > MAX_EVENT_BYTES:
+                    raise _too_large()
 
 
 def _data(line: bytes) -> bytes | None:
@@ -298,8 +245,8 @@ def _data(line: bytes) -> bytes | None:
     return value.removeprefix(b" ")
 
 
-def _too_large(max_event_bytes: int) -> ReplyInvalid:
-    return ReplyInvalid(f"expected events of at most {max_event_bytes} bytes, found a larger one")
+def _too_large() -> ReplyInvalid:
+    return ReplyInvalid(f"expected events of at most {MAX_EVENT_BYTES} bytes, found a larger one")
 
 
 def refusal_of_reply(status: int, headers: Mapping[str, str], content: bytes) -> AlphaloopError:

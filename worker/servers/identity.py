@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from pydantic import AliasChoices, AliasPath, Field
@@ -20,10 +20,10 @@ from pydantic import AliasChoices, AliasPath, Field
 from alphaloop.errors import ConfigError, ModelNotServed, RequestRefused
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.server_identity import Answer, ServerIdentity, differs, distance, told_apart
+from alphaloop.settings.models import EndpointSettings
 from alphaloop.store.workers import ServerIdentityStore, ServerLife
 from worker.engine import Sampling
 from worker.servers.client import ServerClient
-from worker.servers.http import Endpoint
 from worker.servers.replies import Form, ModelCard, read_form
 from worker.servers.request_body import Body as RequestBody
 from worker.servers.request_body import body_of, path_of
@@ -59,21 +59,20 @@ _MOST_NAMED: Final = 8
 _REVISION_CHARS: Final = 12  #: as many as the revision of a model that this process loads
 
 
-async def ask_identity(endpoint: Endpoint, *, max_requests: int) -> ServerIdentity:
+async def ask_identity(endpoint: EndpointSettings) -> ServerIdentity:
     """Ask the names, and every prompt twice: one at a time, then together, to see how far its answers scatter.
 
-    Takes 32 short requests, at most `max_requests` at once, beside what others ask of the server. Raises ConfigError
-    where the endpoint names no model and the server lists several, and errors as `ServerClient` does.
+    Takes 32 short requests, at most the endpoint's `max_requests` at once, beside what others ask of the server. Raises
+    ConfigError where the endpoint names no model and the server lists several, and errors as `ServerClient` does.
     """
     # A busy server has others to serve first, however soon their requests are given up.
-    limits = replace(endpoint.limits, answer_s=max(endpoint.limits.answer_s, _LEAST_ANSWER_S))
-    endpoint = replace(endpoint, limits=limits)
+    endpoint = endpoint.model_copy(update={"answer_s": max(endpoint.answer_s, _LEAST_ANSWER_S)})
     async with _AskingClient(endpoint) as client:
         card = card_of(await client.models(), endpoint.model)
         version = await client.version()
-    async with _AskingClient(replace(endpoint, model=card.id)) as client:
+    async with _AskingClient(endpoint.model_copy(update={"model": card.id})) as client:
         answers = [await client.answer(prompt) for prompt in PROMPTS]
-        places = asyncio.Semaphore(max_requests)
+        places = asyncio.Semaphore(endpoint.max_requests)
 
         async def beside_others(prompt: str) -> Answer:
             async with places:
@@ -90,8 +89,8 @@ async def ask_identity(endpoint: Endpoint, *, max_requests: int) -> ServerIdenti
     )
 
 
-def card_of(cards: tuple[ModelCard, ...], model: str) -> ModelCard:
-    """The card of `model`, or of the only one where it is empty.
+def card_of(cards: tuple[ModelCard, ...], model: str | None) -> ModelCard:
+    """The card of `model`, or of the only one without.
 
     Raises ConfigError where the server lists several or none and no model is named, and ModelNotServed.
     """
@@ -102,7 +101,7 @@ def card_of(cards: tuple[ModelCard, ...], model: str) -> ModelCard:
             hint=f"name one of {listed}" if cards else None,
         )
     for card in cards:
-        if model in ("", card.id):
+        if model in (None, card.id):
             return card
     raise ModelNotServed(f"expected the model {model!r} at /models, found {listed}")
 
@@ -190,7 +189,7 @@ def _is_same_model(before: ServerIdentity, after: ServerIdentity) -> bool:
 class _AskingClient(ServerClient):
     """A client that asks for a text with probabilities."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: EndpointSettings) -> None:
         super().__init__(endpoint)
         self._num_likeliest = NUM_LIKELIEST
 
@@ -207,7 +206,7 @@ class _AskingClient(ServerClient):
     async def _answer(self, prompt: str) -> Answer:
         endpoint = self.endpoint
         job = Job(job_id=NAME, task=NAME, body=Body(prompt=prompt), purpose=Purpose.CONTROL)
-        body: RequestBody = body_of(endpoint.kind, endpoint.model, job, GREEDY, stream=False)
+        body: RequestBody = body_of(endpoint.kind, self._model, job, GREEDY, stream=False)
         if self._num_likeliest:
             body["logprobs"] = self._num_likeliest
         async with self._http.asked("POST", f"{endpoint.api}{path_of(job)}", body) as content:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from alphaloop.errors import AlphaloopError, ReplyInvalid, ServerUnavailable, ServerUnreachable
+from alphaloop.settings.models import EndpointSettings
 from worker.servers.client import ServerClient
 from worker.servers.counters import values
 from worker.servers.fleet import Fleet
-from worker.servers.http import Endpoint
 from worker.servers.replies import Count, Form, read_form
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ async def ask_num_present(client: ServerClient) -> int | None:
     return None if url is None else num_present_on(client.endpoint, await client.page(url))
 
 
-def load_url(endpoint: Endpoint) -> str | None:
+def load_url(endpoint: EndpointSettings) -> str | None:
     """The address of the page; None of a server that has none."""
     match endpoint.kind:
         case "vllm":
@@ -110,7 +110,7 @@ def load_url(endpoint: Endpoint) -> str | None:
             return endpoint.metrics_url  # in vLLM's form, as its counters are
 
 
-def num_present_on(endpoint: Endpoint, page: bytes) -> int:
+def num_present_on(endpoint: EndpointSettings, page: bytes) -> int:
     """Requests of all clients that run or wait there. Raises ReplyInvalid."""
     if endpoint.kind == "sglang":
         loads = read_form(_Loads, page).loads

@@ -23,13 +23,13 @@ from alphaloop.commands import CheckFinding, ServerCheck, Verdict
 from alphaloop.errors import AlphaloopError, DecodeFailed, ServerError, ServerFailed, ServerSilent, reason_of
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.server_identity import ServerIdentity, ServerKind, differs, told_apart
+from alphaloop.settings.models import EndpointSettings
 from worker.engine import Generation, Sampling
 from worker.servers.client import ServerClient
 from worker.servers.counters import ask_counters
 from worker.servers.draft_counts import DraftCounts
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
-from worker.servers.http import Endpoint
 from worker.servers.identity import ask_identity, card_of
 from worker.servers.load_watch import ask_num_present
 from worker.servers.replies import Reply, SentRequest, generation_of
@@ -146,8 +146,7 @@ class Tests:
         A server that was away at the worker's start must have the weights of the others, because a task may be sent to
         either.
         """
-        server = self._fleet.servers[name]
-        found = await ask_identity(server.endpoint, max_requests=server.max_requests)
+        found = await ask_identity(self._fleet.servers[name].endpoint)
         if (before := self._known.get(name)) is not None:
             return differs(before, found)
         first = next(iter(self._known.values()), found)
@@ -284,12 +283,12 @@ class Timing:
 _Found: TypeAlias = tuple[Verdict, str]
 
 
-async def check_server(endpoint: Endpoint) -> ServerCheck:
+async def check_server(endpoint: EndpointSettings) -> ServerCheck:
     """Ask the endpoint; where it names no model, the server's only one. Raises ConfigError and ServerError."""
     async with ServerClient(endpoint) as client:
         card = card_of(await client.models(), endpoint.model)
         version = await client.version()
-    asked = replace(endpoint, model=card.id)
+    asked = endpoint.model_copy(update={"model": card.id})
     pieces: list[str] = []
     async with ServerClient(asked, context_length=card.context_length) as client:
         whole = await client.complete(_JOB, _GREEDY)
@@ -359,7 +358,7 @@ async def _load(client: ServerClient) -> _Found:
     return "warning", f"how many requests it has is not told{why}; {_LOAD_HINTS[client.endpoint.kind]}"
 
 
-async def _counters(endpoint: Endpoint) -> _Found:
+async def _counters(endpoint: EndpointSettings) -> _Found:
     try:
         async with ServerClient(endpoint) as client:
             found = await ask_counters(client)

@@ -17,7 +17,7 @@ from alphaloop.messages import Origin, Purpose, parse_job
 from alphaloop.server_identity import ServerKind
 from tests.fixtures.models import make_job
 from worker.engine import Sampling
-from worker.servers.http import Endpoint, events
+from worker.servers.http import endpoint_of, events
 from worker.servers.request_body import body_of, path_of
 
 
@@ -31,7 +31,7 @@ from worker.servers.request_body import body_of, path_of
     ],
 )
 def test_the_address_is_taken_as_openai_clients_take_it(url: str, api: str, root: str) -> None:
-    endpoint = Endpoint(url, "vllm", "m")
+    endpoint = endpoint_of(url, "vllm", "m")
     assert (endpoint.api, endpoint.root) == (api, root)
 
 
@@ -49,7 +49,7 @@ def test_the_address_is_taken_as_openai_clients_take_it(url: str, api: str, root
 )
 def test_an_address_that_cannot_be_is_refused_without_quoting_it(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Endpoint(url, "vllm", "m")
+        endpoint_of(url, "vllm", "m")
     assert str(caught.value).startswith("url: expected")
     assert "hunter2" not in str(caught.value)
 
@@ -57,11 +57,11 @@ def test_an_address_that_cannot_be_is_refused_without_quoting_it(url: str) -> No
 @pytest.mark.parametrize("key", ["", " a", "a\r\nHost: other", "ключ"])
 def test_a_key_that_no_header_can_hold_is_refused(key: str) -> None:
     with pytest.raises(ConfigError, match="api_key: expected printable ASCII"):
-        Endpoint("http://gpu", "vllm", "m", SecretStr(key))
+        endpoint_of("http://gpu", "vllm", "m", SecretStr(key))
 
 
 def test_the_key_is_never_shown() -> None:
-    assert "hunter2" not in repr(Endpoint("http://gpu", "vllm", "m", SecretStr("hunter2")))
+    assert "hunter2" not in repr(endpoint_of("http://gpu", "vllm", "m", SecretStr("hunter2")))
 
 
 STREAM = (
@@ -71,13 +71,13 @@ STREAM = (
 FOUND = [b'{"a":1}', b'{"b":\n2}', b'{"c":3}']
 
 
-def read(chunks: list[bytes], max_event_bytes: int = 1024) -> list[bytes]:
+def read(chunks: list[bytes]) -> list[bytes]:
     async def sent() -> AsyncIterator[bytes]:
         for chunk in chunks:
             yield chunk
 
     async def gather() -> list[bytes]:
-        return [data async for data in events(sent(), max_event_bytes=max_event_bytes)]
+        return [data async for data in events(sent())]
 
     return asyncio.run(gather())
 

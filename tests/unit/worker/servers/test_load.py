@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import AlphaloopError, ReplyInvalid, RequestRefused, ServerSilent
 from alphaloop.server_identity import ServerKind
+from alphaloop.settings.models import EndpointSettings
 from tests.fixtures.inference_server import MetricsPage
 from tests.fixtures.simulated import Clock, server_of
 from worker.engine import ServerLoad
 from worker.servers.client import ServerClient
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
-from worker.servers.http import Endpoint
+from worker.servers.http import endpoint_of
 from worker.servers.load import FRESH_S, Flight
 from worker.servers.load_watch import LoadWatch, load_url, num_present_on
 
@@ -124,7 +125,7 @@ URL = "http://gpu:8000/v1"
 class Telling(ServerClient):
     """A client whose server answers as it is told."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: EndpointSettings) -> None:
         super().__init__(endpoint)
         self.says: int | Exception = 5
         self.meanwhile: Callable[[], Awaitable[object]] | None = None
@@ -142,10 +143,10 @@ class Telling(ServerClient):
 class World:
     """A fleet of a vanilla and a drafting server; it is asked again at once, and seconds pass when a test says so."""
 
-    def __init__(self, *, drafts: bool = True, metrics_url: str | None = None) -> None:
+    def __init__(self, *, drafts: bool = True) -> None:
         self.clock = Clock()
         drafter = DrafterState("ngram", "r1", 4, least_draft_tokens=4) if drafts else None
-        endpoint = Endpoint(URL, "vllm", "m", metrics_url=metrics_url)
+        endpoint = endpoint_of(URL, "vllm", "m")
         servers = [
             InferenceServer("plain", endpoint, None, 8, 4096),
             InferenceServer("ngram", endpoint, drafter, 8, 4096),
@@ -266,10 +267,6 @@ RANK = {"dp_rank": 0, "num_running_reqs": 6, "num_waiting_reqs": 1, "token_usage
 SGLANG = json.dumps({"version": "0.5.23", "loads": [RANK, {**RANK, "dp_rank": 1, "num_running_reqs": 0}]})
 
 
-def endpoint(kind: ServerKind, metrics_url: str | None = None) -> Endpoint:
-    return Endpoint("http://gpu:8000/v1", kind, "m", metrics_url=metrics_url)
-
-
 @pytest.mark.parametrize(
     ("kind", "page", "url", "num"),
     [
@@ -282,5 +279,5 @@ def endpoint(kind: ServerKind, metrics_url: str | None = None) -> Endpoint:
 def test_requests_that_run_and_that_wait_are_added_up_over_a_servers_parts(
     kind: ServerKind, page: str, url: str, num: int
 ) -> None:
-    assert load_url(endpoint(kind)) == url
-    assert num_present_on(endpoint(kind), page.encode()) == num
+    assert load_url(endpoint_of(URL, kind, "m")) == url
+    assert num_present_on(endpoint_of(URL, kind, "m"), page.encode()) == num

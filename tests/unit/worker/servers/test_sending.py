@@ -20,14 +20,14 @@ from tests.fixtures.simulated import Clock, server_of
 from worker.engine import PreparedJob, Sampling
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
-from worker.servers.http import Endpoint
+from worker.servers.http import endpoint_of
 from worker.servers.sending import Arrival, InLine, Sending, ServerRequest, TokenEstimate, prepare
 
 
 class Servers:
     """Two servers that die with every request, after its first word; a test finds them gone, and they come back."""
 
-    endpoint = Endpoint("http://gpu", "vllm", "m")
+    endpoint = endpoint_of("http://gpu", "vllm", "m")
 
     must_stream = False
 
@@ -135,7 +135,7 @@ NGRAM = DrafterState("ngram", "vllm-0.32.0", 4, least_draft_tokens=4)
 
 
 def server(kind: ServerKind, drafter: DrafterState | None = None) -> InferenceServer:
-    return InferenceServer(kind, Endpoint("http://localhost:1/v1", kind, "m"), drafter, 4, 512)
+    return InferenceServer(kind, endpoint_of("http://localhost:1/v1", kind, "m"), drafter, 4, 512)
 
 
 def prepared(sampling: Sampling, *servers: InferenceServer) -> int:

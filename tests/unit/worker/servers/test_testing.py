@@ -14,9 +14,9 @@ from tests.fixtures.simulated import Clock
 from worker.servers import testing
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
-from worker.servers.http import Endpoint
+from worker.servers.http import endpoint_of
 
-SERVER = InferenceServer("plain", Endpoint("http://gpu:8000/v1", "vllm", "m"), None, 8, 4096)
+SERVER = InferenceServer("plain", endpoint_of("http://gpu:8000/v1", "vllm", "m"), None, 8, 4096)
 
 
 class Answering:
