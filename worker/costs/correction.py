@@ -148,7 +148,8 @@ class ExponentialMedian:
         self._effective: Final = (1 + fade) / (1 - fade)  # values of equal weight in it: (Σw)² / Σw², Kish 1965
         self._kept: deque[tuple[float, int]] = deque(maxlen=num_kept)
         self._ordered: list[tuple[float, int]] = []
-        self._first = self._value = first
+        self._first = first
+        self.value = first  #: the least value up to which at least half of the weight lies
         self._first_variance, self._lacking_share = first_variance, 1 - first_share
         self._variance: float | None = None
         self.num_values = 0
@@ -160,13 +161,8 @@ class ExponentialMedian:
         self._kept.append((value, self.num_values))
         insort(self._ordered, self._kept[-1])
         self.num_values += 1
-        self._value = self._quantile(0.5)
+        self.value = self._quantile(0.5)
         self._variance = None
-
-    @property
-    def value(self) -> float:
-        """The least value up to which at least half of the weight lies."""
-        return self._value
 
     @property
     def variance(self) -> float:

@@ -19,7 +19,7 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -215,11 +215,11 @@ class KnownCosts(ABC):
         """The costs of this moment."""
 
     def _remember(self, saved: Sequence[CostPoint]) -> None:
-        self._saved, self._saved_at = {_name(point): point for point in saved}, self._clock()
+        self._saved, self._saved_at = {Shape.of(point): point for point in saved}, self._clock()
 
     def _is_news(self, now: CostPoint) -> bool:
         """Whether it has moved since it was stored; fading alone is no news."""
-        if (then := self._saved.get(_name(now))) is None:
+        if (then := self._saved.get(Shape.of(now))) is None:
             return True
         more_doubt = math.sqrt(now.correction_variance) - math.sqrt(then.correction_variance)
         return abs(math.log(now.ms / then.ms)) >= _NEWS or abs(more_doubt) >= _DOUBT_NEWS
@@ -509,7 +509,3 @@ class RequestCosts(KnownCosts):
         if drafter is None or drafter.least_draft_tokens == drafter.max_draft_tokens:
             return 1.0
         return drafter.within(width - 1) / drafter.max_draft_tokens
-
-
-def _name(point: CostPoint) -> Hashable:
-    return (point.drafter, point.kind, point.batch, point.width, point.context)

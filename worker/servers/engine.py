@@ -393,7 +393,7 @@ class LoopThread:
     """Runs from its making until `close`. Any thread may call it."""
 
     def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop, self._end = asyncio.new_event_loop(), asyncio.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -411,17 +411,12 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel all that runs and end the thread."""
-        self.call(self._loop.stop)
+        self.call(self._end.set)
         self._thread.join(_END_S)
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        try:
-            self._loop.run_forever()
-            running = asyncio.all_tasks(self._loop)
-            for task in running:
-                task.cancel()
-            if running:
-                self._loop.run_until_complete(asyncio.wait(running))
-        finally:
-            self._loop.close()
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._ended())
+
+    async def _ended(self) -> None:
+        await self._end.wait()

@@ -251,23 +251,20 @@ def _too_large() -> ReplyInvalid:
 
 def refusal_of_reply(status: int, headers: Mapping[str, str], content: bytes) -> AlphaloopError:
     """The error of a reply that is not 200."""
-    failure = _failure(content)
-    said = _said(status, failure)
-    wait_s = _retry_after_s(headers)
-    if status == 429 or (status == 503 and wait_s is not None):
+    asked = headers.get("Retry-After", "").strip()
+    wait_s = float(asked) if re.fullmatch(r"[0-9]{1,7}", asked) else None  # dates are not read
+    return _error_of(status, _failure(content), wait_s)
+
+
+def _error_of(status: int, failure: ServerFailure, wait_s: float | None = None) -> AlphaloopError:
+    """The error that a server's status, names and words mean; `wait_s`: for how long it asks to wait."""
+    said, words = _said(status, failure), failure.message or ""
+    if status == 429 or (status == 503 and (wait_s is not None or _FULL_WORDS.search(words))):
         return ServerBusy(said, retry_after_s=wait_s, hint=_BUSY_HINT)
     if status in (401, 403, 407):
         return ServerLoginRefused(said, hint=_LOGIN_HINT)
     if 300 <= status < 400:
         return RequestRefused(said, hint="give the address that this one leads to: redirects are not followed")
-    return _error_of(status, failure)
-
-
-def _error_of(status: int, failure: ServerFailure) -> AlphaloopError:
-    """The error that a server's status, names and words mean."""
-    said, words = _said(status, failure), failure.message or ""
-    if status == 429 or (status == 503 and _FULL_WORDS.search(words)):
-        return ServerBusy(said, retry_after_s=None, hint=_BUSY_HINT)
     if status in _AWAY:
         return ServerUnavailable(said)
     names = {str(name) for name in (failure.type, failure.code) if name is not None}
@@ -290,12 +287,6 @@ def of_piece(failure: ServerFailure | str) -> AlphaloopError:
     found = ServerFailure(message=failure) if isinstance(failure, str) else failure
     status = found.code if isinstance(found.code, int) and 400 <= found.code < 600 else 500
     return _error_of(status, found)
-
-
-def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the server asks to wait; None where it does not say. Dates are not read."""
-    asked = headers.get("Retry-After", "").strip()
-    return float(asked) if re.fullmatch(r"[0-9]{1,7}", asked) else None
 
 
 def _failure(content: bytes) -> ServerFailure:

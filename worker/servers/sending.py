@@ -207,16 +207,15 @@ class Sending:
         """The reply. A prompt that leaves less than the job's limit in the context is asked for what it leaves."""
         client, prepared = self._clients[name], request.prepared
         on_text = partial(self._streamed, request) if client.must_stream or prepared.job.body.stream else None
-        sampling = replace(prepared.sampling, max_tokens=request.max_tokens)
+        ask = partial(client.complete, prepared.job, on_text=on_text, num_draft_tokens=num_draft_tokens)
         try:
-            return await client.complete(prepared.job, sampling, on_text=on_text, num_draft_tokens=num_draft_tokens)
+            return await ask(replace(prepared.sampling, max_tokens=request.max_tokens))
         except PromptTooLong:
             room = await client.room_behind(prepared.job)
             if room is None or not 0 < room < request.max_tokens:
                 raise
             request.max_tokens = room
-            sampling = replace(sampling, max_tokens=room)
-            return await client.complete(prepared.job, sampling, on_text=on_text, num_draft_tokens=num_draft_tokens)
+            return await ask(replace(prepared.sampling, max_tokens=room))
 
     def _streamed(self, request: ServerRequest, text: str) -> None:
         if request.prepared.job.body.stream:

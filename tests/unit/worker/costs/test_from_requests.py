@@ -15,8 +15,9 @@ from alphaloop.deciding.decision import Decision, DecisionContext, Reason
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
-from tests.fixtures.costs import Clock, ServerLaw, Store, answered, step_of
+from tests.fixtures.costs import ServerLaw, Store, answered, step_of
 from tests.fixtures.deciding import inferred
+from tests.fixtures.simulated import Clock
 from worker.costs.learning import ASSUMED_RATIO, RequestCosts
 
 NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4)
@@ -28,7 +29,7 @@ TOKENS = 2.2  #: a round of ngram
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0.0)
 
 
 @pytest.fixture

@@ -18,8 +18,9 @@ from alphaloop.deciding.decision import DecisionContext, DraftSetting
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
-from tests.fixtures.costs import Clock, ServerLaw, Store, answered, step_of
+from tests.fixtures.costs import ServerLaw, Store, answered, step_of
 from tests.fixtures.deciding import inferred
+from tests.fixtures.simulated import Clock
 from worker.costs.laws import Time, fitted, usual
 from worker.costs.learning import RequestCosts
 
@@ -46,7 +47,7 @@ def steep(k: int) -> ServerLaw:
 
 
 def made(drafter: DrafterState = FREE, points: Sequence[CostPoint] = (), store: Store | None = None) -> RequestCosts:
-    clock = Clock()
+    clock = Clock(0.0)
     return RequestCosts(
         [drafter],
         points,

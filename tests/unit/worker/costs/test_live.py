@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from alphaloop.costs import HALF_LIFE_S, CostKind, CostPoint
-from tests.fixtures.costs import Clock, Store
+from tests.fixtures.costs import Store
+from tests.fixtures.simulated import Clock
 from worker.costs.learning import LiveCosts
 from worker.engine import Step
 
@@ -30,7 +31,7 @@ def store() -> Store:
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0.0)
 
 
 def live(store: Store, clock: Clock, points: Sequence[CostPoint] = POINTS) -> LiveCosts:
