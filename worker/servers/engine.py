@@ -416,7 +416,4 @@ class LoopThread:
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._ended())
-
-    async def _ended(self) -> None:
-        await self._end.wait()
+            runner.run(self._end.wait())

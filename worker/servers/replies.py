@@ -258,7 +258,7 @@ def drafts_of(kind: ServerKind, told: ToldDrafts, num_tokens: int, num_draft_tok
 
 
 Count = Annotated[int, Field(ge=0, le=1 << 40)]
-_Number = Annotated[Count, BeforeValidator(lambda told: told or 0)]
+_Number = Annotated[Count, BeforeValidator(lambda told: 0 if told is None else told)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(lambda told_ms: told_ms / 1000)]
 
 
