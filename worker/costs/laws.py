@@ -144,12 +144,12 @@ def fitted(
     mean = np.array([*prior.values, prior.context, prior.context_each])
     precision = precision_of(nodes, prior)
     least_ms = LEAST_SHARE * min([time.ms for time in times] or [min(prior.values)])
-    unknown = np.ones(1) if vanilla is None else _PRIOR
+    unknown: Array = np.ones(1) if vanilla is None else _PRIOR
     if not times:
         return Law(nodes, unknown, mean[None], np.linalg.inv(precision)[None], least_ms, vanilla)
     rows = rows_of(nodes, [time.size for time in times], [time.context for time in times])
     ms, vanilla_ms = np.array([time.ms for time in times]), np.zeros(len(times))
-    slopes = _SLOPES[:1]  # times of the longest draft say nothing of θ
+    slopes: npt.NDArray[np.floating] = _SLOPES[:1]  # times of the longest draft say nothing of θ
     if vanilla is not None and any(time.length < 1 for time in times):
         slopes, vanilla_ms = _SLOPES, np.maximum(rows @ vanilla.coefficients[0], vanilla.least_ms)
     shares = np.array([_shares(slopes, time.length) for time in times]).T  # by θ, then by time
@@ -174,7 +174,7 @@ def fitted(
     return Law(nodes, weights if len(slopes) > 1 else unknown, coefficients, covariances, least_ms, vanilla)
 
 
-def _shares(slopes: Array, length: float) -> Array:
+def _shares(slopes: npt.NDArray[np.floating], length: float) -> Array:
     """w, for each θ."""
     return np.maximum(0.0, 1.0 - slopes * (1.0 - length))
 
