@@ -176,7 +176,8 @@ def fitted(
 
 def _shares(slopes: npt.NDArray[np.floating], length: float) -> Array:
     """w, for each θ."""
-    return np.maximum(0.0, 1.0 - slopes * (1.0 - length))
+    shares: Array = np.maximum(0.0, 1.0 - slopes * (1.0 - length))
+    return shares
 
 
 class Weighing:
