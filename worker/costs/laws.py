@@ -152,9 +152,9 @@ def fitted(
     slopes: npt.NDArray[np.floating] = _SLOPES[:1]  # times of the longest draft say nothing of θ
     if vanilla is not None and any(time.length < 1 for time in times):
         slopes, vanilla_ms = _SLOPES, np.maximum(rows @ vanilla.coefficients[0], vanilla.least_ms)
-    shares = np.array([_shares(slopes, time.length) for time in times]).T  # by θ, then by time
+    shares = _shares(slopes, np.array([time.length for time in times]))  # by θ, then by time
     weighing = Weighing(times, half_life)
-    expected, weights, likelihoods = np.maximum(ms, least_ms), unknown, np.empty(len(slopes))
+    expected, weights, likelihoods = np.maximum(ms, least_ms), unknown, np.zeros(len(slopes))
     coefficients, covariances = np.empty((len(slopes), len(mean))), np.empty((len(slopes), len(mean), len(mean)))
     for _ in range(NUM_SWEEPS):
         precisions = weighing.precisions(expected)
@@ -163,10 +163,11 @@ def fitted(
             known = precision + (moves * precisions[:, None]).T @ moves
             covariances[i] = np.linalg.inv(known)
             coefficients[i] = covariances[i] @ (precision @ mean + moves.T @ (precisions * wanted))
-            missed, moved = wanted - moves @ coefficients[i], coefficients[i] - mean
-            likelihoods[i] = -0.5 * (
-                precisions @ missed**2 + moved @ precision @ moved + float(np.linalg.slogdet(known)[1])
-            )
+            if len(slopes) > 1:
+                missed, moved = wanted - moves @ coefficients[i], coefficients[i] - mean
+                likelihoods[i] = -0.5 * (
+                    precisions @ missed**2 + moved @ precision @ moved + np.linalg.slogdet(known)[1]
+                )
         weights = np.exp(likelihoods - likelihoods.max())
         weights = weights / weights.sum()
         expected = np.maximum(weights @ (vanilla_ms + shares * (coefficients @ rows.T - vanilla_ms)), least_ms)
@@ -174,9 +175,9 @@ def fitted(
     return Law(nodes, weights if len(slopes) > 1 else unknown, coefficients, covariances, least_ms, vanilla)
 
 
-def _shares(slopes: npt.NDArray[np.floating], length: float) -> Array:
+def _shares(slopes: npt.NDArray[np.floating], length: float | Array) -> Array:
     """w, for each θ."""
-    shares: Array = np.maximum(0.0, 1.0 - slopes * (1.0 - length))
+    shares: Array = np.maximum(0.0, 1.0 - np.multiply.outer(slopes, 1.0 - length))
     return shares
 
 
