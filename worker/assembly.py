@@ -41,7 +41,7 @@ from worker.engine import AsksServers, Engine, EngineIdentity
 from worker.feed import UndecodedJobs, open_feed
 from worker.intake.control import ControlReader
 from worker.intake.polling import TopicWatch, make_topics, open_intake
-from worker.intake.validation import Fetching, MessageReader, open_validation
+from worker.intake.validation import Fetching, open_validation
 from worker.loop import Worker
 from worker.metrics import WorkerMetrics
 from worker.presence import Presence
@@ -174,7 +174,7 @@ def assemble(
         settings,
         engine,
         intake,
-        MessageReader(validation, Fetching(contents, validation, retry=retry, wake=intake.wake)),
+        Fetching(contents, validation, retry=retry, wake=intake.wake),
         claiming,
         UndecodedJobs(intake, publishing, forwarder, recorder, now=clock.now),
         deciding=deciding,

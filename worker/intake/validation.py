@@ -1,16 +1,14 @@
 """From a message to a job that this worker can decode, or to the error for the dead-letter topic.
 
-`MessageReader` holds the messages that were taken from Kafka. `Validation` reads one. `Fetching` reads prompts that lie
-outside Kafka.
+`Validation` reads a message. `Fetching` reads prompts that lie outside Kafka.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -60,8 +58,6 @@ Refusal: TypeAlias = tuple[Delivery, MessageError]
 
 #: A number of Python and its place in a tuple.
 _TOKEN_BYTES: Final = 40
-#: A portion ends after this long, because long prompts take seconds and claims must go on between them.
-MOST_READING_S: Final = 0.05
 NUM_AT_ONCE: Final = 4  #: prompts outside Kafka that a worker reads at once
 
 
@@ -290,61 +286,6 @@ def _given(value: Value | None, default: Value) -> Value:
     return default if value is None else value
 
 
-class MessageReader:
-    """Messages that were taken from Kafka, each lane in its order, until they are read. One thread owns it, the feed's.
-
-    A job whose prompt lies elsewhere goes on to `fetching`.
-    """
-
-    def __init__(self, validation: Validation, fetching: Fetching, clock: Callable[[], float] = time.monotonic) -> None:
-        self._validation = validation
-        self.fetching = fetching
-        self._clock = clock
-        self._unread: dict[bool, deque[Delivery]] = {True: deque(), False: deque()}  # by whether the lane is high
-        self._num_bytes = {True: 0, False: 0}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._unread.values())) + len(self.fetching)
-
-    def load(self, *, is_high: bool) -> tuple[int, int]:
-        """Jobs of a lane that are not read yet, and the bytes of their messages."""
-        num_fetching = 0 if is_high else len(self.fetching)
-        return len(self._unread[is_high]) + num_fetching, self._num_bytes[is_high]
-
-    def task(self, name: str) -> TaskSettings:
-        """The settings of a task that a job was read for."""
-        return self._validation.task(name)
-
-    def add(self, deliveries: Iterable[Delivery]) -> None:
-        """Let these be read after the others of their lane."""
-        for delivery in deliveries:
-            self._unread[delivery.is_high].append(delivery)
-            self._num_bytes[delivery.is_high] += delivery.num_bytes
-
-    def read(self, room_bytes: int, *, is_high: bool) -> tuple[list[ReadyJob], list[Refusal]]:
-        """Read until the jobs take `room_bytes`, or the portion's time is over; the jobs, and what was refused."""
-        ready: list[ReadyJob] = []
-        refused: list[Refusal] = []
-        begun, unread = self._clock(), self._unread[is_high]
-        while unread and room_bytes > 0 and self._clock() - begun <= MOST_READING_S:
-            delivery = unread.popleft()
-            self._num_bytes[is_high] -= delivery.num_bytes
-            found = _read(delivery, partial(self._validation.read, delivery), refused)
-            if isinstance(found, PromptElsewhere):
-                self.fetching.add(found)
-            elif found is not None:
-                ready.append(found)
-                room_bytes -= found.num_bytes
-        return ready, refused
-
-    def discard(self, unwanted: Callable[[Delivery], bool]) -> None:
-        """Drop the deliveries for which `unwanted` holds (their partition went to another worker)."""
-        for is_high, unread in self._unread.items():
-            self._unread[is_high] = deque(delivery for delivery in unread if not unwanted(delivery))
-            self._num_bytes[is_high] = sum(delivery.num_bytes for delivery in self._unread[is_high])
-        self.fetching.discard(unwanted)
-
-
 def _read(delivery: Delivery, read: Callable[[], Found], refused: list[Refusal]) -> Found | None:
     """What `read` makes of a delivery; a message that is no job is added to `refused`.
 
@@ -364,7 +305,7 @@ def _read(delivery: Delivery, read: Callable[[], Found], refused: list[Refusal])
 
 
 class Fetching:
-    """Jobs whose prompts lie outside Kafka and are being read. One thread owns it, the feed's.
+    """Reads messages, and the prompts of those whose prompts lie outside Kafka. One thread owns it, the feed's.
 
     Each prompt is read in a thread of its own, so that a slow store holds up no other job.
 
@@ -383,7 +324,7 @@ class Fetching:
     ) -> None:
         """`wake` is called from the reading threads each time that a prompt is there."""
         self._contents = contents
-        self._validation = validation
+        self.validation = validation
         self._num_at_once = num_at_once
         self._retry = retry
         self._wake = wake
@@ -392,11 +333,16 @@ class Fetching:
         self._done: SimpleQueue[tuple[PromptElsewhere, bytes | Failure | None]] = SimpleQueue()
 
     def __len__(self) -> int:
+        """Jobs whose prompts have not come."""
         return len(self._waiting) + self._num_running
 
-    def add(self, waiting: PromptElsewhere) -> None:
-        """Let this prompt be read after the others."""
-        self._waiting.append(waiting)
+    def read(self, delivery: Delivery, refused: list[Refusal]) -> ReadyJob | None:
+        """The job of a message; None where its prompt is read later, or where it is no job, and then in `refused`."""
+        found = _read(delivery, partial(self.validation.read, delivery), refused)
+        if not isinstance(found, PromptElsewhere):
+            return found
+        self._waiting.append(found)
+        return None
 
     def discard(self, unwanted: Callable[[Delivery], bool]) -> None:
         """Drop the jobs for which `unwanted` holds and whose prompts are not being read yet."""
@@ -407,7 +353,7 @@ class Fetching:
         ready: list[ReadyJob] = []
         refused: list[Refusal] = []
         for waiting, content in self._arrived():
-            found = _read(waiting.delivery, partial(self._validation.with_prompt, waiting, content), refused)
+            found = _read(waiting.delivery, partial(self.validation.with_prompt, waiting, content), refused)
             if found is not None:
                 ready.append(found)
                 room_bytes -= found.num_bytes

@@ -180,7 +180,7 @@ def test_jobs_are_claimed_between_prompts_that_take_long_to_read() -> None:
     one.send("a", "b", "c")
     one.feed.turn()
     assert [claimed.job_id for claimed in one.start(9)] == ["a"], "the device does not wait for the other prompts"
-    assert one.feed.num_waiting == 2
+    assert len(one.intake.waiting) == 2
     assert one.decode_all() == ["b", "c"]
 
 
