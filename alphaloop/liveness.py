@@ -244,7 +244,7 @@ SOCKET_TIMEOUT_S: Final = 10.0
 class MetricsServer:
     """Serves until closed. /healthz: should this process be restarted? /readyz: does it take work?
 
-    With a `password` /metrics is shown to who sends `username` and that password only.
+    With a `password` /metrics is shown to who sends the name `metrics` and that password only.
     """
 
     def __init__(
@@ -255,13 +255,12 @@ class MetricsServer:
         *,
         healthy: Check,
         ready: Check,
-        username: str = "metrics",
         password: SecretStr | None = None,
     ) -> None:
         handler = _handler(
             registry,
             {"/healthz": healthy, "/readyz": ready},
-            None if password is None else f"{username}:{password.get_secret_value()}",
+            None if password is None else f"metrics:{password.get_secret_value()}",
         )
         self._server = _Server(listening(host, port, "http_port"), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, name="endpoint", daemon=True)

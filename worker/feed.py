@@ -5,7 +5,6 @@ The feed has a thread of its own, so the device never waits for Kafka, a tokeniz
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections import Counter, deque
@@ -14,13 +13,11 @@ from datetime import datetime
 from typing import Final
 
 from alphaloop.errors import MessageError
-from alphaloop.settings import Settings, WorkerSettings
+from alphaloop.settings import WorkerSettings
 from worker.admission import AdmissionQueue, LaneKey, beginnings_of
 from worker.background import BoundedQueue
 from worker.claims import ClaimedJob, Claiming, Claims
 from worker.dead_letters import DeadMessage, Forwarder
-from worker.deciding.decider import Deciding
-from worker.engine import Engine
 from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake
 from worker.intake.validation import Fetching, ReadyJob, Refusal
@@ -351,33 +348,3 @@ class UndecodedJobs:
             )
         gone = [job for job, _ in (*claims.suspects, *claims.held, *claims.refused, *claims.answered)]
         return [job.lane for job in (*gone, *(one.claimed.ready for one in claims.ended))]
-
-
-def open_feed(
-    settings: Settings,
-    engine: Engine,
-    intake: Intake,
-    reader: Fetching,
-    claiming: Claiming,
-    undecoded: UndecodedJobs,
-    *,
-    deciding: Deciding,
-    is_ending: Callable[[], bool],
-    rng: random.Random,
-) -> JobFeed:
-    """The feed of a worker; `is_ending`: whether to wait for room no longer."""
-    limits, num_slots = settings.worker, engine.load().num_slots
-    queue: AdmissionQueue[ReadyJob] = AdmissionQueue(
-        num_slots=num_slots,
-        quantum_s=limits.task_quantum_s,
-        weight_of=lambda task: reader.validation.task(task).weight,
-        read_s=deciding.costs.read_s,
-    )
-    ready = ClaimedAhead(
-        max(LEAST_AHEAD, num_slots), limits.max_buffered_bytes, is_ending=is_ending, wake_engine=engine.wake
-    )
-    suspects = Suspects(claiming.leases, rng, delay_s=limits.suspect_delay_s)
-    prepare = deciding.first_reads.prepare
-    return JobFeed(
-        intake, reader, queue, claiming, suspects, undecoded, ready, limits=limits, prepare_decisions=prepare
-    )

@@ -28,7 +28,6 @@ from alphaloop.errors import (
     UnknownTask,
     reason_of,
 )
-from alphaloop.kafka.topics import cluster_id
 from alphaloop.messages import (
     ContentReference,
     Failure,
@@ -43,8 +42,7 @@ from alphaloop.messages import (
 )
 from alphaloop.messages.headers import refuse_envelope
 from alphaloop.messages.topics import task_of
-from alphaloop.settings import Settings, TaskSettings, WorkerSettings, read_tasks
-from alphaloop.store.probes import ProbeStore
+from alphaloop.settings import TaskSettings, WorkerSettings, read_tasks
 from worker.admission import LaneKey, lane_of
 from worker.background import Retry
 from worker.engine import Engine, PreparedJob, Sampling
@@ -96,32 +94,6 @@ class PromptElsewhere:
     job: Job
     reference: ContentReference
     payload_sha256: bytes
-
-
-def open_validation(
-    settings: Settings,
-    configs: Path | None,
-    engine: Engine,
-    contents: ContentStore | None,
-    probes: ProbeStore,
-    *,
-    keeps_apart: Callable[[str, str], bool],
-    retry: Retry,
-) -> Validation:
-    """Validation against the engine and the tasks of the folder `configs`; it asks the database whether a probe is one.
-
-    `keeps_apart` says whether a segment of a task has evidence of its own.
-    """
-    return Validation(
-        engine,
-        settings.tasks,
-        reread_tasks=_tasks_reader(configs),
-        limits=settings.worker,
-        cluster=cluster_id(settings.kafka),
-        keeps_apart=keeps_apart,
-        check_reference=contents.check if contents else no_references,
-        is_probe=lambda job_id, digest: retry.until_done("probe", partial(probes.is_recorded, job_id, digest)),
-    )
 
 
 def no_references(reference: ContentReference, field: str) -> None:
@@ -324,7 +296,7 @@ class Fetching:
     ) -> None:
         """`wake` is called from the reading threads each time that a prompt is there."""
         self._contents = contents
-        self.validation = validation
+        self._validation = validation
         self._num_at_once = num_at_once
         self._retry = retry
         self._wake = wake
@@ -338,7 +310,7 @@ class Fetching:
 
     def read(self, delivery: Delivery, refused: list[Refusal]) -> ReadyJob | None:
         """The job of a message; None where its prompt is read later, or where it is no job, and then in `refused`."""
-        found = _read(delivery, partial(self.validation.read, delivery), refused)
+        found = _read(delivery, partial(self._validation.read, delivery), refused)
         if not isinstance(found, PromptElsewhere):
             return found
         self._waiting.append(found)
@@ -353,7 +325,7 @@ class Fetching:
         ready: list[ReadyJob] = []
         refused: list[Refusal] = []
         for waiting, content in self._arrived():
-            found = _read(waiting.delivery, partial(self.validation.with_prompt, waiting, content), refused)
+            found = _read(waiting.delivery, partial(self._validation.with_prompt, waiting, content), refused)
             if found is not None:
                 ready.append(found)
                 room_bytes -= found.num_bytes
@@ -415,7 +387,7 @@ def covers(pattern: str, folded: str) -> bool:
     return True
 
 
-def _tasks_reader(configs: Path | None) -> Callable[[], Mapping[str, TaskSettings]]:
+def tasks_reader(configs: Path | None) -> Callable[[], Mapping[str, TaskSettings]]:
     """Reads the tasks of the folder again at each call; none while the file cannot be read."""
 
     def reread() -> Mapping[str, TaskSettings]:
