@@ -343,28 +343,19 @@ class Store:
         return 1
 
 
-class Clock:
-    """Seconds that pass when told."""
-
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 def slices_of(*tasks: str) -> list[Slice]:
     rows = [row for task in tasks for row in block_rows(subject(task), NOON, 1)]
     return [replace(row.slice, task=f"{row.slice.task} greedy") for row in rows]
 
 
-def recorder(store: Store, clock: Clock) -> SliceRecorder:
+def recorder(store: Store, clock: Callable[[], float] = lambda: 0.0) -> SliceRecorder:
     return SliceRecorder(store, FakeEngine().identity, {"lookup": "r7"}, owner="w1", now=lambda: NOON, clock=clock)
 
 
 def test_slices_are_stored_for_this_engine_and_the_drafter_that_is_loaded() -> None:
     store = Store()
     slices = slices_of("code")
-    recorder(store, Clock()).store(slices)
+    recorder(store).store(slices)
     identity = FakeEngine().identity
     assert [row.slice for row in store.rows] == [replace(one, task="code") for one in slices]
     (found,) = {row.subject for row in store.rows}
@@ -381,17 +372,17 @@ def test_slices_are_stored_for_this_engine_and_the_drafter_that_is_loaded() -> N
 
 def test_speed_ups_are_computed_at_once_and_then_at_most_every_few_seconds() -> None:
     """No task is forgotten that had slices in between."""
-    store, clock = Store(), Clock()
-    kept = recorder(store, clock)
+    store, now_s = Store(), [100.0]
+    kept = recorder(store, lambda: now_s[0])
     kept.store(slices_of("code"))
     assert store.refreshed == [{"code"}]
     kept.store(slices_of("sql"))
-    clock.now_s += REFRESH_EVERY_S / 2
+    now_s[0] += REFRESH_EVERY_S / 2
     kept.store(slices_of("chat"))
     assert store.refreshed == [{"code"}]
-    clock.now_s += REFRESH_EVERY_S / 2
+    now_s[0] += REFRESH_EVERY_S / 2
     kept.store(slices_of("code"))
     assert store.refreshed == [{"code"}, {"sql", "chat", "code"}]
-    clock.now_s += REFRESH_EVERY_S
+    now_s[0] += REFRESH_EVERY_S
     kept.store([])
     assert len(store.refreshed) == 2
