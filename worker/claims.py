@@ -157,6 +157,10 @@ class Claiming:
 
     def _sort(self, claims: Claims, ready: ReadyJob, answer: Claim) -> None:
         claimed = ClaimedJob(ready, answer.attempt, answer.num_crashes, answer.num_failures)
+
+        def end(status: Status, failure: Failure) -> None:
+            claims.ended.append(EndedUndecoded(claimed, status, failure))
+
         match answer.state:
             case ClaimState.ENDED:
                 claims.answered.append((ready, answer))
@@ -168,14 +172,12 @@ class Claiming:
             case ClaimState.HELD:
                 claims.held.append((ready, answer.held_for_s or 0.0))
             case ClaimState.CANCELLED:
-                claims.ended.append(EndedUndecoded(claimed, Status.CANCELLED, cancelled()))
+                end(Status.CANCELLED, cancelled())
             case ClaimState.EXHAUSTED:
                 message = f"{answer.num_crashes} workers died with this job, all but the first while it ran alone"
-                claims.ended.append(
-                    EndedUndecoded(claimed, Status.FAILED, Failure(code="attempts_exhausted", message=message))
-                )
+                end(Status.FAILED, Failure(code="attempts_exhausted", message=message))
             case ClaimState.CLAIMED if ready.failure is not None:
-                claims.ended.append(EndedUndecoded(claimed, Status.FAILED, ready.failure))
+                end(Status.FAILED, ready.failure)
             case ClaimState.CLAIMED:
                 claims.to_decode.append(claimed)
 

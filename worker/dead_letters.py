@@ -66,11 +66,6 @@ class DeadMessage:
     job_id: str | None = None
     attempt: int = 1
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of the message."""
-        return self.delivery.num_bytes
-
 
 def failed_job(delivery: Delivery, outcome: bytes, intake: Intake) -> DeadMessage | None:
     """The message of a recorded Result's job, if it failed."""
@@ -229,11 +224,6 @@ class TryAgain:
     code: str  #: of the failure
     intake: Intake
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of the message."""
-        return self.delivery.num_bytes
-
 
 Forwarded = DeadMessage | TryAgain
 
@@ -260,7 +250,7 @@ class Forwarder:
         self._clock = clock
         self._producer: Producer | None = None
         self._queue: BoundedQueue[Forwarded] = BoundedQueue(
-            max_items=1, max_bytes=1, num_bytes_of=lambda one: one.num_bytes, give_up=lambda: True
+            max_items=1, max_bytes=1, num_bytes_of=lambda one: 1, give_up=lambda: True
         )
         self._ensured: set[str] = set()
         self._retry_due: dict[str, float] = {}  #: topics that are unavailable
@@ -305,10 +295,11 @@ class Forwarder:
     def _publish(self, topic: str, messages: list[_Going]) -> None:
         # A message of a partition that went to another worker is that worker's.
         messages = [one for one in messages if one.origin.intake.is_current(one.origin.delivery)]
-        failure = self._ensure(topic)
+        failure = None if topic in self._ensured else self.topics.ensure(topic)
         while messages and failure is None:
             messages, failure = self._send(messages)
         if failure is None:
+            self._ensured.add(topic)
             self._retry_due.pop(topic, None)
             self.topics.works(topic)
             return
@@ -316,12 +307,6 @@ class Forwarder:
         self._ensured.discard(topic)
         self._retry_due[topic] = self._clock() + RETRY_S
         self._waiting[topic] = messages
-
-    def _ensure(self, topic: str) -> BrokerError | None:
-        failure = None if topic in self._ensured else self.topics.ensure(topic)
-        if failure is None:
-            self._ensured.add(topic)
-        return failure
 
     def _send(self, messages: Sequence[_Going]) -> tuple[list[_Going], BrokerError | None]:
         """Send each once. Returns what is not published, shortened where that may help, and why it cannot be now."""
@@ -360,12 +345,10 @@ class Forwarder:
 
     def _balance(self, before: Sequence[_Going], waiting: Sequence[_Going]) -> None:
         """Have the intake read no more of the topics that many waiting messages came from, or go on with them."""
-        is_full = len(waiting) >= MOST_WAITING or sum(one.origin.num_bytes for one in waiting) >= MOST_WAITING_BYTES
+        num_bytes = sum(one.origin.delivery.num_bytes for one in waiting)
+        is_full = len(waiting) >= MOST_WAITING or num_bytes >= MOST_WAITING_BYTES
         for intake, topic in {(one.origin.intake, one.origin.delivery.record.topic) for one in (*before, *waiting)}:
-            if is_full:
-                intake.hold(topic)
-            else:
-                intake.release(topic)
+            (intake.hold if is_full else intake.release)(topic)
 
 
 @dataclass(frozen=True, slots=True)

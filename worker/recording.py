@@ -217,10 +217,7 @@ class Recorder:
 
     def take_recorded(self) -> list[Outcome]:
         """Outcomes that were recorded since the last call: evidence for the next decision. Called by the loop."""
-        taken: list[Outcome] = []
-        while self._recorded:
-            taken.append(self._recorded.popleft())
-        return taken
+        return [self._recorded.popleft() for _ in range(len(self._recorded))]
 
 
 def _delivery(one: EndedJob) -> Delivery:
