@@ -213,9 +213,9 @@ class Worker:
 
     def _drop_unwanted(self) -> None:
         """End the jobs that nobody waits for any more, without a text."""
-        if asked := self.leases.cancelled():
-            self._end_cancelled(self.running.drop(asked))
-        self._end_expired(self.running.drop(self.running.overdue(self.now())))
+        asked = self.leases.cancelled()
+        unwanted = self.running.drop(asked) if asked else []
+        self._end_unwanted(unwanted, self.running.drop(self.running.overdue(self.now())))
 
     # 4. Set aside.
 
@@ -278,8 +278,7 @@ class Worker:
                 self.running.run_alone_later([claimed])
             else:
                 startable.append(claimed)
-        self._end_cancelled(unwanted)
-        self._end_expired(overdue)
+        self._end_unwanted(unwanted, overdue)
         return startable
 
     def _num_beside(self, num_jobs: int, num_startable: int) -> int:
@@ -320,7 +319,7 @@ class Worker:
                 if len(self.running):
                     self.running.run_alone_later([claimed])
                 else:
-                    self._end(self._failed_for_good([(job, error)]))
+                    self._end(self._failed(self._blame.failed_for_good([(job, error)])))
         return len(jobs)
 
     def _decide(self, jobs: Sequence[ClaimedJob], *, num_running: int, decision_id: UUID) -> Sequence[Decision]:
@@ -376,10 +375,8 @@ class Worker:
             self._blame.worked(job.claimed.ready.prepared)
         now = self.now()
         ended = [self._succeeded(job, generation, now) for job, generation in stepped.finished]
-        ended += self._failed_for_good(stepped.failed)
-        for job, failure in self._blame.refused_for_good(stepped.refused):
-            ended.append(self._undecoded(job.claimed, Status.FAILED, failure))
-        self._end(ended)
+        self._end([*ended, *self._failed(self._blame.failed_for_good(stepped.failed))])
+        self._end(self._failed(self._blame.refused_for_good(stepped.refused)))
 
     def _keep(self, slices: Sequence[Slice]) -> None:
         if slices:
@@ -406,11 +403,9 @@ class Worker:
             self.recorder.put(ended)
             self.feed.ended([one.claimed.ready.lane for one in ended])
 
-    def _end_cancelled(self, claimed: Sequence[ClaimedJob]) -> None:
-        self._end([self._undecoded(one, Status.CANCELLED, cancelled()) for one in claimed])
-
-    def _end_expired(self, claimed: Sequence[ClaimedJob]) -> None:
-        self._end([self._undecoded(one, Status.EXPIRED, recording.expired(one)) for one in claimed])
+    def _end_unwanted(self, unwanted: Sequence[ClaimedJob], overdue: Sequence[ClaimedJob]) -> None:
+        self._end([self._undecoded(one, Status.CANCELLED, cancelled()) for one in unwanted])
+        self._end([self._undecoded(one, Status.EXPIRED, recording.expired(one)) for one in overdue])
 
     def _succeeded(self, job: RunningJob, generation: Generation, now: datetime) -> EndedJob:
         outcome = recording.succeeded(
@@ -424,10 +419,8 @@ class Worker:
         )
         return EndedJob(job.claimed, outcome)
 
-    def _failed_for_good(self, failed: Sequence[tuple[RunningJob, DecodeFailed]]) -> list[EndedJob]:
-        """Of jobs that the engine could not decode, those that are not tried again."""
-        blamed = self._blame.failed_for_good(failed)
-        return [self._undecoded(job.claimed, Status.FAILED, failure) for job, failure in blamed]
+    def _failed(self, failed: Sequence[tuple[RunningJob, Failure]]) -> list[EndedJob]:
+        return [self._undecoded(job.claimed, Status.FAILED, failure) for job, failure in failed]
 
     def _undecoded(self, claimed: ClaimedJob, status: Status, failure: Failure) -> EndedJob:
         return EndedJob(claimed, recording.ended(claimed, status, failure, now=self.now()))

@@ -8,8 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -147,11 +146,7 @@ class Validation:
         return Origin(self._cluster, record.topic, record.partition, record.offset, record.timestamp_ms)
 
     def read(self, delivery: Delivery) -> ReadyJob | PromptElsewhere:
-        """Raises the MessageError that goes into the dead letter."""
-        with _fields_as_sent(delivery):
-            return self._read(delivery)
-
-    def _read(self, delivery: Delivery) -> ReadyJob | PromptElsewhere:
+        """Raises MessageError."""
         topic = delivery.record.topic
         task = task_of(topic) or topic
         settings = self._settings_of(task)
@@ -188,9 +183,7 @@ class Validation:
             sampling = sampling_of(job, settings)
             prepared = PreparedJob(job, (), sampling)
             return ReadyJob(waiting.delivery, prepared, digest, lane_of(job, sampling), content)
-        with _fields_as_sent(waiting.delivery):
-            job = with_prompt(job, content)
-            return self._ready(waiting.delivery, job, digest, settings)
+        return self._ready(waiting.delivery, with_prompt(job, content), digest, settings)
 
     def _ready(self, delivery: Delivery, job: Job, digest: bytes, settings: TaskSettings) -> ReadyJob:
         prepared = self._engine.prepare(job, sampling_of(job, settings))
@@ -259,7 +252,7 @@ def _given(value: Value | None, default: Value) -> Value:
 
 
 def _read(delivery: Delivery, read: Callable[[], Found], refused: list[Refusal]) -> Found | None:
-    """What `read` makes of a delivery; a message that is no job is added to `refused`.
+    """What `read` makes of a delivery; a message that is no job is added to `refused`, with its field as it was sent.
 
     A message on which our own code raises is refused too, so that it does not stop its partition. The exception's text
     is left out of the dead letter and of the log, because it may quote the prompt.
@@ -267,6 +260,7 @@ def _read(delivery: Delivery, read: Callable[[], Found], refused: list[Refusal])
     try:
         return read()
     except MessageError as error:
+        error.field = field_as_sent(error.field, fields_of(delivery.record.value) or {})
         refused.append((delivery, error))
     except AlphaloopError:
         raise
@@ -399,13 +393,3 @@ def tasks_reader(configs: Path | None) -> Callable[[], Mapping[str, TaskSettings
             return {}
 
     return reread
-
-
-@contextmanager
-def _fields_as_sent(delivery: Delivery) -> Iterator[None]:
-    """An error that is raised within names its field as the message does."""
-    try:
-        yield
-    except MessageError as error:
-        error.field = field_as_sent(error.field, fields_of(delivery.record.value) or {})
-        raise
