@@ -142,7 +142,8 @@ class JobFeed:
         wait_s = HELD_WAIT_S if self._held else IDLE_WAIT_S
         came = self._intake.take(1 if min(self._room(is_high=False)) > 0 else 0, wait_s)
         until = self._clock() + MOST_READING_S
-        for is_high, unread in ((True, []), (False, came)):
+        lanes: tuple[tuple[bool, list[Delivery]], ...] = (True, []), (False, came)
+        for is_high, unread in lanes:
             ready: list[ReadyJob] = []
             refused: list[Refusal] = []
             num, num_bytes = self._room(is_high=is_high)
@@ -153,10 +154,11 @@ class JobFeed:
                 if not (unread := unread or self._intake.take(1, 0.0, is_high=is_high)):
                     break
                 delivery = unread.pop()
+                num -= 1
                 job = self._reader.read(delivery, refused) if self._intake.is_current(delivery) else None
                 if job is not None:
                     ready.append(job)
-                    num, num_bytes = num - 1, num_bytes - job.num_bytes
+                    num_bytes -= job.num_bytes
             self._add(ready)
             self._undecoded.refuse(refused)
 

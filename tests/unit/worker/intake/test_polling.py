@@ -217,17 +217,6 @@ def test_revoked_work_is_committed_and_its_buffer_dropped(source: ScriptedSource
     assert [d.record.offset for d in take_all(intake, 1)] == [7]
 
 
-def test_nothing_is_committed_for_lost_partitions(source: ScriptedSource, intake: Intake) -> None:
-    source.script.put(record(P0, 0))
-    (delivery,) = take_all(intake, 1)
-    source.script.put(lambda: source.on_lost([P0]))
-    source.settle()
-    intake.finish([delivery])
-    source.settle()
-    source.settle()
-    assert all(commit.get(P0, 0) == 0 for commit in source.commits)
-
-
 def test_completions_of_an_earlier_assignment_are_void(source: ScriptedSource, intake: Intake) -> None:
     source.script.put(record(P0, 0))
     (old,) = take_all(intake, 1)
