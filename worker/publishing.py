@@ -279,7 +279,13 @@ class RefusedResults:
             if self._store.set_aside(message.id, {job_id: error.message}):
                 self._tell(job_id, error, OnRefusal.SET_ASIDE)
             return None
-        value = failure_instead(result, error, len(message.value)).encode()
+        failure = Failure(
+            code=_code(error),
+            message=f"Kafka refused the result of {len(message.value)} bytes: {error.message}",
+            hint="ask for fewer tokens; an operator can read the text and raise the topic's limit",
+        )
+        instead = {"status": Status.FAILED, "text": None, "finish_reason": None, "decoding": None, "error": failure}
+        value = result.model_copy(update=instead).encode()
         if not self._store.replace(message.id, {job_id: value}):
             return None
         self._tell(job_id, error, OnRefusal.REPLACE)
@@ -307,17 +313,6 @@ class RefusedResults:
         self._count(code, done.value)
         told = {"action": f"result_{done.value}", "job_id": job_id, "code": code, "hint": error.hint or ""}
         log.error("a result was refused and %s: %s", done.value.replace("_", " "), error.message, extra=told)
-
-
-def failure_instead(result: Result, error: MessageRefused, num_bytes: int) -> Result:
-    """The result that says why the refused one, of so many bytes, cannot be read."""
-    failure = Failure(
-        code=_code(error),
-        message=f"Kafka refused the result of {num_bytes} bytes: {error.message}",
-        hint="ask for fewer tokens; an operator can read the text and raise the topic's limit",
-    )
-    kept = {"status": Status.FAILED, "text": None, "finish_reason": None, "decoding": None, "error": failure}
-    return result.model_copy(update=kept)
 
 
 def _code(error: MessageRefused) -> str:

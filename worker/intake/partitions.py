@@ -122,12 +122,16 @@ class Watermark:
 JITTER: Final = 0.2
 
 
-def as_sent(record: Record) -> Record:
-    """The message that failed, at its origin, if this is a retry of it; else the record itself."""
-    said = RetryHeaders.read(record.headers) if retry_delay_s(record.topic) is not None else None
-    if said is None:
-        return record
-    return replace(
+def as_sent(record: Record, now: datetime) -> tuple[Record, float]:
+    """Of a retry, the message that failed, at its origin, and the seconds until it is due; else the record itself.
+
+    It waits no longer than the topic's delay and its jitter, whatever the clock of the worker was that sent it.
+    """
+    delay_s = retry_delay_s(record.topic)
+    said = RetryHeaders.read(record.headers) if delay_s is not None else None
+    if delay_s is None or said is None:
+        return record, 0.0
+    sent = replace(
         record,
         topic=said.topic,
         partition=said.partition,
@@ -135,18 +139,7 @@ def as_sent(record: Record) -> Record:
         timestamp_ms=said.timestamp_ms,
         headers=tuple(sent_headers(record.headers)),
     )
-
-
-def due_in_s(record: Record, now: datetime) -> float:
-    """Seconds until a message may be delivered, 0 for all but retries.
-
-    No more than the topic's delay and its jitter, whatever the clock of the worker was that sent it.
-    """
-    delay_s = retry_delay_s(record.topic)
-    said = RetryHeaders.read(record.headers) if delay_s is not None else None
-    if delay_s is None or said is None:
-        return 0.0
-    return min(max(0.0, said.not_before_ms / 1000 - now.timestamp()), delay_s * (1 + JITTER))
+    return sent, min(max(0.0, said.not_before_ms / 1000 - now.timestamp()), delay_s * (1 + JITTER))
 
 
 @dataclass(slots=True)
@@ -178,9 +171,8 @@ class AssignedPartition:
             log.warning("offsets went back: the topic was made anew or cut", extra={"action": "log_went_back", **where})
         if not self.is_retry:
             return Delivery(record, self.epoch, number)
-        sent = as_sent(record)
+        sent, wait_s = as_sent(record, now())
         delivery = Delivery(sent, self.epoch, number, None if sent is record else self.partition)
-        wait_s = due_in_s(record, now())
         if wait_s > 0 or self.not_due:
             self.not_due.append((at_s + wait_s, delivery))
             return None
