@@ -475,27 +475,20 @@ def _evidence_of_sums(run: DecodeRun, generation: Generation) -> list[ShadowRun]
     if served is None or not served.drafter or run.purpose == Purpose.CONTROL:
         return []
     k, found = served.num_draft_tokens, served.slice_counts
-    num_prompt_tokens, num_tokens = run.num_prompt_tokens, run.num_tokens
+    counts: AcceptanceCounts | None = None
+    lengths = {"num_prompt_tokens": run.num_prompt_tokens, "num_output_tokens": run.num_tokens}
     if found is not None:
-        counts: AcceptanceCounts | None = found.counts
-        num_prompt_tokens = round(found.num_prompt_tokens / found.num_requests)
-        num_tokens = round(found.num_tokens / found.num_requests)
-    else:
-        is_told = served.num_proposed > 0
-        counts = counts_from_sums(num_tokens, served.num_proposed, served.num_accepted, k) if is_told else None
+        counts = found.counts
+        lengths = {
+            "num_prompt_tokens": round(found.num_prompt_tokens / found.num_requests),
+            "num_output_tokens": round(found.num_tokens / found.num_requests),
+        }
+    elif served.num_proposed > 0:
+        counts = counts_from_sums(run.num_tokens, served.num_proposed, served.num_accepted, k)
     if counts is None:
         return []
-    return [
-        ShadowRun(
-            key=replace(run.key, drafter=served.drafter, draft_revision=served.draft_revision),
-            num_draft_tokens=k,
-            counts=counts,
-            num_prompt_tokens=num_prompt_tokens,
-            num_output_tokens=num_tokens,
-            decoded_at=run.decoded_at,
-            is_drafted=True,
-        )
-    ]
+    row = _shadow(run, ShadowCounts(served.drafter, served.draft_revision, k, counts))
+    return [replace(row, **lengths, is_drafted=True)]
 
 
 def _told(one: EndedJob) -> EndedJob:

@@ -23,7 +23,7 @@ from alphaloop.errors import (
     StoreUnavailable,
     TopicUnavailable,
 )
-from alphaloop.messages import Failure
+from alphaloop.messages import DeadLetter, Failure
 from alphaloop.messages.dead_letter import SHORTENED
 from alphaloop.messages.headers import RetryHeaders as RetryHeaders
 from tests.fixtures.publishing import (
@@ -39,10 +39,10 @@ from tests.fixtures.publishing import (
 from worker import dead_letters
 from worker.background import Retry
 from worker.claims import ClaimedJob
-from worker.dead_letters import RETRY_S, DeadMessage, FailedTry, Forwarded, Forwarder, JobRetries, TryAgain, letter_of
+from worker.dead_letters import RETRY_S, DeadMessage, FailedTry, Forwarded, Forwarder, JobRetries, letter_of
 from worker.intake.partitions import JITTER
 from worker.metrics import WorkerMetrics
-from worker.sending import DeliveryReport, UnavailableTopics
+from worker.sending import DeliveryReport, KafkaMessage, UnavailableTopics
 
 CODE, SQL = "jobs.code.dlq", "jobs.sql.dlq"
 
@@ -250,9 +250,9 @@ class World:
         if self.topic_errors:
             raise self.topic_errors.pop(0)
 
-    def sent(self) -> list[TryAgain]:
+    def sent(self) -> list[DeadLetter | KafkaMessage]:
         sent, self.forwarding.taken = self.forwarding.taken, []
-        return [one for one in sent if isinstance(one, TryAgain)]
+        return [one.letter for one in sent]
 
 
 def failed(num_failures: int = 0, **given: Any) -> ClaimedJob:
