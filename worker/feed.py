@@ -85,7 +85,7 @@ class JobFeed:
 
     @property
     def num_waiting(self) -> int:
-        """Jobs that were read, or whose prompts are, and that the engine does not have."""
+        """Jobs whose messages were read and that the engine does not have."""
         return self.num_in_turn + len(self._held) + len(self._suspects)
 
     @property

@@ -97,11 +97,10 @@ class Watermark:
         went_back = self._next is not None and offset < self._next
         while went_back and self._unfinished and next(reversed(self._unfinished.values())) >= offset:
             self._unfinished.popitem()
-        self._num_delivered += 1
-        self._unfinished[self._num_delivered] = offset
-        self._next = offset + 1
+        number, self._num_delivered = self._num_delivered, self._num_delivered + 1
+        self._unfinished[number], self._next = offset, offset + 1
         self._move()
-        return self._num_delivered, went_back
+        return number, went_back
 
     def pass_over(self, offset: int) -> None:
         """Note that no message lies between the newest delivered one and this offset."""
