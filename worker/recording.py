@@ -476,19 +476,17 @@ def _evidence_of_sums(run: DecodeRun, generation: Generation) -> list[ShadowRun]
         return []
     k, found = served.num_draft_tokens, served.slice_counts
     counts: AcceptanceCounts | None = None
-    lengths = {"num_prompt_tokens": run.num_prompt_tokens, "num_output_tokens": run.num_tokens}
+    num_prompt_tokens, num_tokens = run.num_prompt_tokens, run.num_tokens
     if found is not None:
         counts = found.counts
-        lengths = {
-            "num_prompt_tokens": round(found.num_prompt_tokens / found.num_requests),
-            "num_output_tokens": round(found.num_tokens / found.num_requests),
-        }
+        num_prompt_tokens = round(found.num_prompt_tokens / found.num_requests)
+        num_tokens = round(found.num_tokens / found.num_requests)
     elif served.num_proposed > 0:
-        counts = counts_from_sums(run.num_tokens, served.num_proposed, served.num_accepted, k)
+        counts = counts_from_sums(num_tokens, served.num_proposed, served.num_accepted, k)
     if counts is None:
         return []
     row = _shadow(run, ShadowCounts(served.drafter, served.draft_revision, k, counts))
-    return [replace(row, **lengths, is_drafted=True)]
+    return [replace(row, num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_tokens, is_drafted=True)]
 
 
 def _told(one: EndedJob) -> EndedJob:
