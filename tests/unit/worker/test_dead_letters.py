@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -204,16 +205,6 @@ def test_a_dead_producer_is_replaced() -> None:
 FAILURE = Failure(code="decode_failed", message="no luck")
 
 
-class Forwarding:
-    """The forwarder, which sends nothing here."""
-
-    def __init__(self) -> None:
-        self.taken: list[Forwarded] = []
-
-    def put(self, *messages: Forwarded) -> None:
-        self.taken += messages
-
-
 class World:
     """The store, the leases and the recorder as the retries see them; `events` has what was asked, in order."""
 
@@ -222,11 +213,11 @@ class World:
         self.store_errors: list[Exception] = []
         self.topic_errors: list[Exception] = []
         self.failed: list[FailedTry] = []
-        self.forwarding = Forwarding()
+        self.taken: list[Forwarded] = []
         self.retries = JobRetries(
             (10, 60),
             self,  # type: ignore[arg-type]
-            self.forwarding,  # type: ignore[arg-type]
+            SimpleNamespace(put=lambda *messages: self.taken.extend(messages)),  # type: ignore[arg-type]
             FinishedDeliveries(),  # type: ignore[arg-type]
             count=self._count,
             fail=self.failed.append,
@@ -242,7 +233,7 @@ class World:
             raise self.store_errors.pop(0)
 
     def let_go(self, job_ids: Mapping[str, int]) -> None:
-        assert not self.forwarding.taken, "let go before it is sent"
+        assert not self.taken, "let go before it is sent"
         self.events.append(("let go", sorted(job_ids)))
 
     def _ensure(self, task: str) -> None:
@@ -251,7 +242,7 @@ class World:
             raise self.topic_errors.pop(0)
 
     def sent(self) -> list[DeadLetter | KafkaMessage]:
-        sent, self.forwarding.taken = self.forwarding.taken, []
+        sent, self.taken = self.taken, []
         return [one.letter for one in sent]
 
 

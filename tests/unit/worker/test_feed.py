@@ -222,21 +222,6 @@ def test_suspects_leave_with_their_partition() -> None:
     assert (feeding.feed.num_waiting, feeding.table.calls) == (0, [["a", "b"]])
 
 
-def test_a_suspect_that_is_claimed_alone_stays_claimed_and_keeps_others_out() -> None:
-    feeding = Feeding(num_ahead=4)
-    feeding.table.found["a"] = Claim("a", ClaimState.CLAIMED, attempt=2, num_crashes=1)
-    feeding.send("a")
-    feeding.feed.turn()
-    feeding.feed.turn()
-    running = feeding.start()
-    feeding.send("b")
-    feeding.feed.turn()
-    assert (feeding.table.calls, feeding.table.released) == ([["a"], ["a"]], [])
-    feeding.end(running)
-    feeding.feed.turn()
-    assert feeding.table.calls == [["a"], ["a"], ["b"]]
-
-
 def test_no_suspect_always_comes_first() -> None:
     """Workers that are killed from outside every few seconds would die with the same job again and again."""
     first = set()
