@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_a_job_that_the_engine_refuses_fails_alone() -> None:
 
 @pytest.mark.parametrize("why", [{"num_crashes": 1}, {"num_failures": 1}])
 def test_a_job_with_which_a_worker_died_or_that_failed_runs_alone_after_what_runs_and_before_what_waits(
-    why: dict[str, int],
+    why: dict[str, Any],
 ) -> None:
     engine = MemoryEngine(num_slots=4)
     again = replace(claimed_job("again", max_tokens=3), **why)
