@@ -67,7 +67,7 @@ def test_metrics_are_shown_to_the_password_only_and_checks_to_everybody() -> Non
 
 
 def test_a_client_that_sends_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alphaloop.liveness.SOCKET_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("alphaloop.liveness._Handler.timeout", 0.1)
     with serving() as url:
         host, _, port = url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port)), timeout=WAIT_S) as client:
