@@ -241,11 +241,13 @@ Check = Callable[[], str | None]
 SOCKET_TIMEOUT_S: Final = 10.0
 
 
-class MetricsServer:
+class MetricsServer(ThreadingHTTPServer):
     """Serves until closed. /healthz: should this process be restarted? /readyz: does it take work?
 
-    With a `password` /metrics is shown to who sends `username` and that password only.
+    With a `password` /metrics is shown to who sends the name `metrics` and that password only.
     """
+
+    daemon_threads = True
 
     def __init__(
         self,
@@ -255,27 +257,27 @@ class MetricsServer:
         *,
         healthy: Check,
         ready: Check,
-        username: str = "metrics",
         password: SecretStr | None = None,
     ) -> None:
-        handler = _handler(
-            registry,
-            {"/healthz": healthy, "/readyz": ready},
-            None if password is None else f"{username}:{password.get_secret_value()}",
-        )
-        self._server = _Server(listening(host, port, "http_port"), handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="endpoint", daemon=True)
+        listens = listening(host, port, "http_port")
+        super().__init__(listens.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listens
+        self.registry = registry
+        self.checks = {"/healthz": healthy, "/readyz": ready}
+        self.credentials = None if password is None else f"metrics:{password.get_secret_value()}"
+        self._thread = threading.Thread(target=self.serve_forever, name="endpoint", daemon=True)
         self._thread.start()
 
     @property
     def url(self) -> str:
         """Where it listens."""
-        return url_of(*self._server.socket.getsockname()[:2])
+        return url_of(*self.socket.getsockname()[:2])
 
     def close(self) -> None:
         """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
+        self.shutdown()
+        self.server_close()
         self._thread.join(5)
 
 
@@ -304,49 +306,34 @@ def url_of(host: str, port: int) -> str:
     return f"http://{in_url(host)}:{port}"
 
 
-class _Server(ThreadingHTTPServer):
-    """Serves a socket that listens already."""
+class _Handler(BaseHTTPRequestHandler):
+    timeout = SOCKET_TIMEOUT_S
+    server: MetricsServer
 
-    daemon_threads = True
+    def do_GET(self) -> None:
+        path, checks = self.path.partition("?")[0], self.server.checks
+        if path == "/metrics" and not _is_allowed(self.headers.get("Authorization"), self.server.credentials):
+            self._answer(401, "text/plain; charset=utf-8", b"a name and a password are needed\n")
+        elif path == "/metrics":
+            encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+            self._answer(200, content_type, encode(self.server.registry))
+        elif path in checks:
+            wrong = checks[path]()
+            self._answer(503 if wrong else 200, "text/plain; charset=utf-8", f"{wrong or 'ok'}\n".encode())
+        else:
+            self._answer(404, "text/plain; charset=utf-8", b"try /metrics, /healthz or /readyz\n")
 
-    def __init__(self, listens: socket.socket, handler: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(listens.getsockname()[:2], handler, bind_and_activate=False)
-        self.socket.close()
-        self.socket = listens
+    def _answer(self, status: int, content_type: str, content: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(content)))
+        if status == 401:
+            self.send_header("WWW-Authenticate", 'Basic realm="metrics"')
+        self.end_headers()
+        self.wfile.write(content)
 
-
-def _handler(
-    registry: CollectorRegistry, checks: dict[str, Check], credentials: str | None
-) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = SOCKET_TIMEOUT_S
-
-        def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            if path == "/metrics" and not _is_allowed(self.headers.get("Authorization"), credentials):
-                self._answer(401, "text/plain; charset=utf-8", b"a name and a password are needed\n")
-            elif path == "/metrics":
-                encode, content_type = choose_encoder(self.headers.get("Accept", ""))
-                self._answer(200, content_type, encode(registry))
-            elif path in checks:
-                wrong = checks[path]()
-                self._answer(503 if wrong else 200, "text/plain; charset=utf-8", f"{wrong or 'ok'}\n".encode())
-            else:
-                self._answer(404, "text/plain; charset=utf-8", b"try /metrics, /healthz or /readyz\n")
-
-        def _answer(self, status: int, content_type: str, content: bytes) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", content_type)
-            self.send_header("Content-Length", str(len(content)))
-            if status == 401:
-                self.send_header("WWW-Authenticate", 'Basic realm="metrics"')
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Scrapes are not news."""
-
-    return Handler
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are not news."""
 
 
 def _is_allowed(header: str | None, credentials: str | None) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from alphaloop.errors import (
-    AlphaloopError,
     BrokerLoginRefused,
     BrokerUnavailable,
     DeliveryFailed,
@@ -71,8 +70,7 @@ class StartWait:
         error that does not mean that the server is away.
         """
         begun = self._clock()
-        logged_at: float | None = None
-        pause_s = FIRST_PAUSE_S
+        log_at, pause_s = begun, FIRST_PAUSE_S
         try:
             while not self._stop.is_set():
                 try:
@@ -80,31 +78,23 @@ class StartWait:
                 except (StoreLoginRefused, BrokerLoginRefused, ServerLoginRefused):
                     raise
                 except (StoreUnavailable, BrokerUnavailable, DeliveryFailed, ServerUnavailable) as error:
-                    self._awaited = server
-                    now = self._clock()
-                    self._refuse_beyond_limit(server, now - begun, error)
-                    if logged_at is None or now - logged_at >= LOG_EVERY_S:
-                        logged_at = now
-                        log.warning(
-                            "waiting for %s: %s", server, error.message, extra={"action": "server_awaited"}
-                        )  # fmt: skip
+                    self._awaited, now = server, self._clock()
+                    if self._limit_s is not None and now - begun >= self._limit_s:
+                        late = f"{server} did not answer within startup.server_wait_s, {self._limit_s:g} s"
+                        raise type(error)(f"{late}: {error.message}", hint=error.hint) from error
+                    if now >= log_at:
+                        log_at = now + LOG_EVERY_S
+                        log.warning("waiting for %s: %s", server, error.message, extra={"action": "server_awaited"})
                     self._pause(pause_s)
                     pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 else:
-                    if logged_at is not None:
+                    if self._awaited is not None:
                         waited = {"action": "server_answered", "waited_s": round(self._clock() - begun, 1)}
                         log.info("%s answers", server, extra=waited)
                     return answer
             raise StartStopped
         finally:
             self._awaited = None
-
-    def _refuse_beyond_limit(self, server: str, waited_s: float, error: AlphaloopError) -> None:
-        if self._limit_s is not None and waited_s >= self._limit_s:
-            raise type(error)(
-                f"{server} did not answer within startup.server_wait_s, {self._limit_s:g} s: {error.message}",
-                hint=error.hint,
-            ) from error
 
 
 #: Longest question to the broker, so that a stop is noticed soon.

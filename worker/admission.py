@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import count
 from statistics import fmean
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
@@ -28,7 +28,6 @@ from worker.engine import Sampling
 
 _MEASURED: Final = frozenset({Purpose.PROBE.value, Purpose.CONTROL.value})
 Item = TypeVar("Item")
-Key = TypeVar("Key")
 AGEING_S: Final = 10.0  #: a wait of this length counts as one step of priority
 NORMAL_SHARE: Final = 0.2  #: of a task's starts, for jobs that are not of the high lane, while both lanes wait
 UNKNOWN_JOB_S: Final = 1.0  #: device seconds that a job is expected to need before any job of any task has ended
@@ -472,10 +471,6 @@ class _Traffic(Generic[Item]):
             self.overtaking_s = 0.0  # without what rounding left
         return job
 
-    def forget_taken(self) -> None:
-        self.heap = _still_waiting(self.heap)
-        self.by_beginning = _all_still_waiting(self.by_beginning)
-
 
 @dataclass(slots=True)
 class _Task(Generic[Item]):
@@ -543,14 +538,18 @@ class _Task(Generic[Item]):
 
     def discard(self, unwanted: Callable[[Item], bool]) -> list[_Job[Item]]:
         heaps = (self.high.heap, self.normal.heap, *self.measured.values())
-        gone = [job for heap in heaps for _, job in heap if job.is_waiting and unwanted(job.item)]
-        for job in gone:
-            job.is_waiting = False
+        jobs = [job for heap in heaps for _, job in heap if job.is_waiting]
+        gone = [job for job in jobs if unwanted(job.item)]
         if gone:
-            self.num_jobs -= len(gone)
-            self.high.forget_taken()
-            self.normal.forget_taken()
-            self.measured = _all_still_waiting(self.measured)
+            left = {id(job) for job in gone}
+            for lane in (self.high, self.normal):
+                lane.heap.clear()
+                lane.by_beginning.clear()
+            self.measured.clear()
+            self.num_jobs = 0
+            for job in jobs:
+                if id(job) not in left:
+                    self.add(job)
         return gone
 
     @property
@@ -571,14 +570,3 @@ def _drop_taken(heap: _Heap[Item]) -> None:
     """Have a waiting job first."""
     while heap and not heap[0][1].is_waiting:
         heappop(heap)
-
-
-def _still_waiting(heap: _Heap[Item]) -> _Heap[Item]:
-    kept = [entry for entry in heap if entry[1].is_waiting]
-    heapify(kept)
-    return kept
-
-
-def _all_still_waiting(heaps: dict[Key, _Heap[Item]]) -> dict[Key, _Heap[Item]]:
-    kept = {key: _still_waiting(heap) for key, heap in heaps.items()}
-    return {key: heap for key, heap in kept.items() if heap}

@@ -19,7 +19,7 @@ from alphaloop.deciding.draft_lengths import LengthsTogether
 from alphaloop.errors import ConfigError
 from alphaloop.experiment.assign import RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import CONTROL, TopicIds, ensure_topic, ensure_topics
+from alphaloop.kafka.topics import CONTROL, TopicIds, cluster_id, ensure_topic, ensure_topics
 from alphaloop.liveness import Liveness, Pulse
 from alphaloop.messages import Status
 from alphaloop.messages.topics import JOBS_PATTERN
@@ -31,6 +31,7 @@ from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probes import ProbeStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.workers import ServerIdentityStore, WorkerSetup, WorkerStore
+from worker.admission import AdmissionQueue
 from worker.background import BackgroundThread, BackgroundWrites, BoundedQueue, Retry
 from worker.claims import Claiming, LeaseKeeper
 from worker.dead_letters import DeadMessage, FailedTry, Forwarder, JobRetries, letter_of
@@ -38,15 +39,16 @@ from worker.deciding.decider import half_life, open_deciding, revisions
 from worker.deciding.evidence_cache import SegmentsApart
 from worker.deciding.watch import Watch
 from worker.engine import AsksServers, Engine, EngineIdentity
-from worker.feed import UndecodedJobs, open_feed
+from worker.feed import LEAST_AHEAD, ClaimedAhead, JobFeed, UndecodedJobs
 from worker.intake.control import ControlReader
 from worker.intake.polling import TopicWatch, make_topics, open_intake
-from worker.intake.validation import Fetching, MessageReader, open_validation
+from worker.intake.validation import Fetching, Validation, no_references, tasks_reader
 from worker.loop import Worker
 from worker.metrics import WorkerMetrics
 from worker.presence import Presence
 from worker.publishing import Publication, Publisher, RefusedResults
 from worker.recording import EndedJob, Recorder, ended
+from worker.running import Suspects
 from worker.sending import UnavailableTopics
 from worker.steering import RequestSteering, RoundSteering, SliceRecorder, Steering
 from worker.threads import Threads
@@ -99,14 +101,16 @@ def assemble(
     # To the engine.
     jobs = JobStore(database)
     contents = ContentStore.of(settings.claim_check)
-    validation = open_validation(
-        settings,
-        configs,
+    probes = ProbeStore(database)
+    validation = Validation(
         engine,
-        contents,
-        ProbeStore(database),
+        settings.tasks,
+        reread_tasks=tasks_reader(configs),
+        limits=limits,
+        cluster=cluster_id(settings.kafka),
         keeps_apart=SegmentsApart(deciding.evidence_cache.segments, idle=half_life(settings), now=clock.now).keeps,
-        retry=retry,
+        is_probe=lambda job_id, digest: retry.until_done("probe", partial(probes.is_recorded, job_id, digest)),
+        check_reference=contents.check if contents else no_references,
     )
     intake = open_intake(settings, settings.kafka.group_id, [JOBS_PATTERN], "intake", clock.now)
     control_intake = open_intake(settings, f"{settings.kafka.group_id}-control", [CONTROL], "control-intake", clock.now)
@@ -170,16 +174,27 @@ def assemble(
         max_bytes=limits.max_buffered_bytes,
     )
 
-    feed = open_feed(
-        settings,
-        engine,
+    num_slots = engine.load().num_slots
+    feed = JobFeed(
         intake,
-        MessageReader(validation, Fetching(contents, validation, retry=retry, wake=intake.wake)),
+        Fetching(contents, validation, retry=retry, wake=intake.wake),
+        AdmissionQueue(
+            num_slots=num_slots,
+            quantum_s=limits.task_quantum_s,
+            weight_of=lambda task: validation.task(task).weight,
+            read_s=deciding.costs.read_s,
+        ),
         claiming,
+        Suspects(leases, random.Random(rng.random()), delay_s=limits.suspect_delay_s),
         UndecodedJobs(intake, publishing, forwarder, recorder, now=clock.now),
-        deciding=deciding,
-        is_ending=lambda: stop.is_set() or died.is_set(),
-        rng=random.Random(rng.random()),
+        ClaimedAhead(
+            max(LEAST_AHEAD, num_slots),
+            limits.max_buffered_bytes,
+            is_ending=lambda: stop.is_set() or died.is_set(),
+            wake_engine=engine.wake,
+        ),
+        limits=limits,
+        prepare_decisions=deciding.first_reads.prepare,
     )
     control_reader = ControlReader(
         control_intake,

@@ -94,17 +94,15 @@ class BackgroundThread:
             while not self._is_ending.wait(self._every_s):
                 self.pulse.beat()
                 self._turn()
-        except AlphaloopError as error:
-            self._fail(error)
         except Exception as error:
-            log.exception("the thread %s ended", self.name, extra={"action": "thread_died"})
-            self._fail(WorkerThreadDied(f"the thread {self.name} ended: {reason_of(error)}"))
+            if isinstance(error, AlphaloopError):
+                self.failure = error
+            else:
+                log.exception("the thread %s ended", self.name, extra={"action": "thread_died"})
+                self.failure = WorkerThreadDied(f"the thread {self.name} ended: {reason_of(error)}")
+            self._on_failure()
         finally:
             self._at_end()
-
-    def _fail(self, error: AlphaloopError) -> None:
-        self.failure = error
-        self._on_failure()
 
 
 class BoundedQueue(Generic[Item]):

@@ -157,6 +157,10 @@ class Claiming:
 
     def _sort(self, claims: Claims, ready: ReadyJob, answer: Claim) -> None:
         claimed = ClaimedJob(ready, answer.attempt, answer.num_crashes, answer.num_failures)
+
+        def end(status: Status, failure: Failure) -> None:
+            claims.ended.append(EndedUndecoded(claimed, status, failure))
+
         match answer.state:
             case ClaimState.ENDED:
                 claims.answered.append((ready, answer))
@@ -168,14 +172,12 @@ class Claiming:
             case ClaimState.HELD:
                 claims.held.append((ready, answer.held_for_s or 0.0))
             case ClaimState.CANCELLED:
-                claims.ended.append(EndedUndecoded(claimed, Status.CANCELLED, cancelled()))
+                end(Status.CANCELLED, cancelled())
             case ClaimState.EXHAUSTED:
                 message = f"{answer.num_crashes} workers died with this job, all but the first while it ran alone"
-                claims.ended.append(
-                    EndedUndecoded(claimed, Status.FAILED, Failure(code="attempts_exhausted", message=message))
-                )
+                end(Status.FAILED, Failure(code="attempts_exhausted", message=message))
             case ClaimState.CLAIMED if ready.failure is not None:
-                claims.ended.append(EndedUndecoded(claimed, Status.FAILED, ready.failure))
+                end(Status.FAILED, ready.failure)
             case ClaimState.CLAIMED:
                 claims.to_decode.append(claimed)
 
@@ -228,30 +230,28 @@ class LeaseKeeper:
         self._lease_s = lease_s
         self._may_renew = may_renew
         self._clock = clock
-        self._held: dict[str, int] = {}
-        self._renewed_at: dict[str, float] = {}
+        self._held: dict[str, tuple[int, float]] = {}  # attempt, and when its lease began
         self._cancelled: set[str] = set()
         self._lock = threading.Lock()
         self.thread = BackgroundThread("leases", self._turn, every_s=min(lease_s / 8, _CHECK_EVERY_S))
 
     def hold(self, attempts: Mapping[str, int]) -> None:
         """Renew these claims from now on; job_id to attempt. They were made just now."""
+        now = self._clock()
         with self._lock:
-            self._held.update(attempts)
-            self._renewed_at.update(dict.fromkeys(attempts, self._clock()))
+            self._held.update((job_id, (attempt, now)) for job_id, attempt in attempts.items())
 
     def let_go(self, job_ids: Iterable[str]) -> None:
         """Renew these no longer."""
         with self._lock:
             for job_id in job_ids:
                 self._held.pop(job_id, None)
-                self._renewed_at.pop(job_id, None)
                 self._cancelled.discard(job_id)
 
     def held(self) -> dict[str, int]:
         """Every claim of this worker, job_id to attempt, as far as it knows."""
         with self._lock:
-            return dict(self._held)
+            return {job_id: attempt for job_id, (attempt, _) in self._held.items()}
 
     def holds(self, job_id: str) -> bool:
         """Whether this worker has the claim, as far as it knows."""
@@ -292,11 +292,7 @@ class LeaseKeeper:
         """
         began = self._clock()
         with self._lock:
-            due = {
-                job_id: attempt
-                for job_id, attempt in self._held.items()
-                if began - self._renewed_at[job_id] >= self._lease_s / 2
-            }
+            due = {job_id: attempt for job_id, (attempt, at) in self._held.items() if began - at >= self._lease_s / 2}
         if not due or not self._may_renew():
             return
         try:
@@ -307,7 +303,7 @@ class LeaseKeeper:
         with self._lock:
             # A job that ended meanwhile cannot be renewed.
             asked = due.keys() & self._held.keys()
-            self._renewed_at.update(dict.fromkeys(asked, began))
+            self._held.update((job_id, (self._held[job_id][0], began)) for job_id in asked)
         if lost := asked - still:
             log.warning("%d leases lost", len(lost), extra={"action": "lease_lost"})
 

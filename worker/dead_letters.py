@@ -26,7 +26,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -65,11 +65,6 @@ class DeadMessage:
     intake: Intake
     job_id: str | None = None
     attempt: int = 1
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the message."""
-        return self.delivery.num_bytes
 
 
 def failed_job(delivery: Delivery, outcome: bytes, intake: Intake) -> DeadMessage | None:
@@ -199,7 +194,7 @@ class JobRetries:
             self._fail(one)
         return self._has_topics[task]
 
-    def _message(self, one: FailedTry) -> TryAgain:
+    def _message(self, one: FailedTry) -> Forwarded:
         delivery = one.claimed.ready.delivery
         record, job = delivery.record, one.claimed.ready.job
         num_failures = one.claimed.num_failures + 1
@@ -216,26 +211,18 @@ class JobRetries:
         log.warning(
             "a job failed for the %d. time, tried again", num_failures, extra={"action": "job_retried", **where}
         )
-        return TryAgain(delivery, retry_topic(job.task, one.delay_s), tuple(headers), one.failure.code, self._intake)
+        message = KafkaMessage(retry_topic(job.task, one.delay_s), record.key, record.value, tuple(headers))
+        return Forwarded(delivery, self._intake, one.failure.code, message)
 
 
 @dataclass(frozen=True, slots=True)
-class TryAgain:
-    """A job that failed: its message goes to a retry topic."""
+class Forwarded:
+    """A message on its way to another topic: as a dead letter, or as it was, to be tried again."""
 
     delivery: Delivery
-    topic: str
-    headers: tuple[tuple[str, bytes], ...]
-    code: str  #: of the failure
     intake: Intake
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the message."""
-        return self.delivery.num_bytes
-
-
-Forwarded = DeadMessage | TryAgain
+    code: str  #: of what was wrong
+    letter: DeadLetter | KafkaMessage  #: as it is to be sent
 
 
 class Forwarder:
@@ -260,26 +247,28 @@ class Forwarder:
         self._clock = clock
         self._producer: Producer | None = None
         self._queue: BoundedQueue[Forwarded] = BoundedQueue(
-            max_items=1, max_bytes=1, num_bytes_of=lambda one: one.num_bytes, give_up=lambda: True
+            max_items=1, max_bytes=1, num_bytes_of=lambda one: 1, give_up=lambda: True
         )
         self._ensured: set[str] = set()
         self._retry_due: dict[str, float] = {}  #: topics that are unavailable
-        self._waiting: dict[str, list[_Going]] = {}  #: by the topic that they go to
+        self._waiting: dict[str, list[Forwarded]] = {}  #: by the topic that they go to
 
     def __len__(self) -> int:
         """Messages that are not published yet, without those whose topic is unavailable."""
         return self._queue.num_unsettled
 
-    def put(self, *messages: Forwarded) -> None:
+    def put(self, *messages: DeadMessage | Forwarded) -> None:
         """Hand over; never waits."""
-        self._queue.put(messages)
+        self._queue.put([self._letter(one) if isinstance(one, DeadMessage) else one for one in messages])
+
+    def _letter(self, dead: DeadMessage) -> Forwarded:
+        return Forwarded(dead.delivery, dead.intake, dead.reason.code, self._letter_of(dead))
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> None:
         """Publish what came, and what waits for a topic that is due to be tried again."""
-        new: dict[str, list[_Going]] = defaultdict(list)
+        new: dict[str, list[Forwarded]] = defaultdict(list)
         for one in self._queue.take(MOST_AT_ONCE, timeout_s):
-            going = self._going(one)
-            new[going.letter.topic].append(going)
+            new[one.letter.topic].append(one)
         due = {topic for topic, at in self._retry_due.items() if at <= self._clock()}
         for topic in new.keys() | due:
             messages = [*self._waiting.pop(topic, []), *new[topic]]
@@ -295,20 +284,14 @@ class Forwarder:
             self._producer.close()
             self._producer = None
 
-    def _going(self, one: Forwarded) -> _Going:
-        match one:
-            case DeadMessage():
-                return _Going(one, self._letter_of(one))
-            case TryAgain(delivery, topic, headers):
-                return _Going(one, KafkaMessage(topic, delivery.record.key, delivery.record.value, headers))
-
-    def _publish(self, topic: str, messages: list[_Going]) -> None:
+    def _publish(self, topic: str, messages: list[Forwarded]) -> None:
         # A message of a partition that went to another worker is that worker's.
-        messages = [one for one in messages if one.origin.intake.is_current(one.origin.delivery)]
-        failure = self._ensure(topic)
+        messages = [one for one in messages if one.intake.is_current(one.delivery)]
+        failure = None if topic in self._ensured else self.topics.ensure(topic)
         while messages and failure is None:
             messages, failure = self._send(messages)
         if failure is None:
+            self._ensured.add(topic)
             self._retry_due.pop(topic, None)
             self.topics.works(topic)
             return
@@ -317,13 +300,7 @@ class Forwarder:
         self._retry_due[topic] = self._clock() + RETRY_S
         self._waiting[topic] = messages
 
-    def _ensure(self, topic: str) -> BrokerError | None:
-        failure = None if topic in self._ensured else self.topics.ensure(topic)
-        if failure is None:
-            self._ensured.add(topic)
-        return failure
-
-    def _send(self, messages: Sequence[_Going]) -> tuple[list[_Going], BrokerError | None]:
+    def _send(self, messages: Sequence[Forwarded]) -> tuple[list[Forwarded], BrokerError | None]:
         """Send each once. Returns what is not published, shortened where that may help, and why it cannot be now."""
         if self._producer is None:
             self._producer = self._open_producer()
@@ -334,11 +311,11 @@ class Forwarder:
         except FatalBrokerError as error:
             self.close()  # the next try has a new producer
             return list(messages), error
-        left: list[_Going] = []
+        left: list[Forwarded] = []
         failure: BrokerError | None = None
         for one, report in zip(messages, reports, strict=True):
             if report is None:
-                self._published(one.origin)
+                self._published(one)
             elif isinstance(report, MessageRefused) and (less := _shortened(one)) is not None:
                 self._metrics.letters_shortened.inc()
                 left.append(less)
@@ -347,36 +324,25 @@ class Forwarder:
                 failure = report
         return left, failure
 
-    def _published(self, origin: Forwarded) -> None:
-        match origin:
-            case DeadMessage():
-                self._metrics.dead_letters.labels(origin.reason.code).inc()
-                record = origin.delivery.record
-                where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
-                log.warning("dead letter: %s", origin.reason.code, extra={"action": "dead_letter", **where})
-            case TryAgain():
-                self._metrics.retried.labels(origin.code).inc()
-        origin.intake.finish([origin.delivery])
+    def _published(self, one: Forwarded) -> None:
+        if isinstance(one.letter, DeadLetter):
+            self._metrics.dead_letters.labels(one.code).inc()
+            record = one.delivery.record
+            where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
+            log.warning("dead letter: %s", one.code, extra={"action": "dead_letter", **where})
+        else:
+            self._metrics.retried.labels(one.code).inc()
+        one.intake.finish([one.delivery])
 
-    def _balance(self, before: Sequence[_Going], waiting: Sequence[_Going]) -> None:
+    def _balance(self, before: Sequence[Forwarded], waiting: Sequence[Forwarded]) -> None:
         """Have the intake read no more of the topics that many waiting messages came from, or go on with them."""
-        is_full = len(waiting) >= MOST_WAITING or sum(one.origin.num_bytes for one in waiting) >= MOST_WAITING_BYTES
-        for intake, topic in {(one.origin.intake, one.origin.delivery.record.topic) for one in (*before, *waiting)}:
-            if is_full:
-                intake.hold(topic)
-            else:
-                intake.release(topic)
+        num_bytes = sum(one.delivery.num_bytes for one in waiting)
+        is_full = len(waiting) >= MOST_WAITING or num_bytes >= MOST_WAITING_BYTES
+        for intake, topic in {(one.intake, one.delivery.record.topic) for one in (*before, *waiting)}:
+            (intake.hold if is_full else intake.release)(topic)
 
 
-@dataclass(frozen=True, slots=True)
-class _Going:
-    """A message on its way, and the letter as it is to be sent."""
-
-    origin: Forwarded
-    letter: DeadLetter | KafkaMessage
-
-
-def _shortened(one: _Going) -> _Going | None:
+def _shortened(one: Forwarded) -> Forwarded | None:
     """A dead letter with less of its message. A job that is tried again needs its whole message."""
     less = shortened(one.letter) if isinstance(one.letter, DeadLetter) else None
-    return None if less is None else _Going(one.origin, less)
+    return None if less is None else replace(one, letter=less)

@@ -5,7 +5,6 @@ The feed has a thread of its own, so the device never waits for Kafka, a tokeniz
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections import Counter, deque
@@ -14,16 +13,14 @@ from datetime import datetime
 from typing import Final
 
 from alphaloop.errors import MessageError
-from alphaloop.settings import Settings, WorkerSettings
+from alphaloop.settings import WorkerSettings
 from worker.admission import AdmissionQueue, LaneKey, beginnings_of
 from worker.background import BoundedQueue
 from worker.claims import ClaimedJob, Claiming, Claims
 from worker.dead_letters import DeadMessage, Forwarder
-from worker.deciding.decider import Deciding
-from worker.engine import Engine
 from worker.intake.partitions import Delivery
-from worker.intake.polling import Intake, Room
-from worker.intake.validation import MessageReader, ReadyJob
+from worker.intake.polling import Intake
+from worker.intake.validation import Fetching, ReadyJob, Refusal
 from worker.publishing import Publication, answer_again
 from worker.recording import EndedJob, Recorder, ended
 from worker.running import Suspects
@@ -32,6 +29,8 @@ from worker.running import Suspects
 IDLE_WAIT_S: Final = 0.1
 #: Between two questions about a job whose claim another worker holds.
 HELD_WAIT_S: Final = 0.02
+#: A portion ends after this long, because long prompts take seconds and claims must go on between them.
+MOST_READING_S: Final = 0.05
 MOST_CLAIMED_AT_ONCE: Final = 256  #: jobs in one transaction
 #: Jobs claimed ahead last for so long where jobs are short: a claim costs a transaction, whatever its number of jobs.
 AHEAD_S: Final = 0.1
@@ -52,7 +51,7 @@ class JobFeed:
     def __init__(
         self,
         intake: Intake,
-        reader: MessageReader,
+        reader: Fetching,
         queue: AdmissionQueue[ReadyJob],
         claiming: Claiming,
         suspects: Suspects,
@@ -86,7 +85,7 @@ class JobFeed:
 
     @property
     def num_waiting(self) -> int:
-        """Jobs taken from Kafka and not given to the engine."""
+        """Jobs whose messages were read and that the engine does not have."""
         return self.num_in_turn + len(self._held) + len(self._suspects)
 
     @property
@@ -101,12 +100,8 @@ class JobFeed:
 
     def turn(self) -> None:
         """Take new deliveries, read and order them, and claim the jobs that start next."""
-        self._take()
-        for is_high in (True, False):
-            ready, refused = self._reader.read(self._room(is_high=is_high).num_bytes, is_high=is_high)
-            self._add(ready)
-            self._undecoded.refuse(refused)
-        if len(self._reader.fetching):
+        self._read()
+        if len(self._reader):
             self._add_fetched()
         self._add(self._due_again())
         self._discard_revoked()
@@ -142,24 +137,40 @@ class JobFeed:
         if self.ready.num_wanted:
             self._intake.wake()
 
-    def _take(self) -> None:
-        rooms = {is_high: self._room(is_high=is_high) for is_high in (True, False)}
-        unread = {is_high: self._reader.load(is_high=is_high) for is_high in rooms}
-        may_read = any(num_bytes and rooms[is_high].num_bytes > 0 for is_high, (_, num_bytes) in unread.items())
-        wait_s = 0.0 if may_read else HELD_WAIT_S if self._held else IDLE_WAIT_S
-        high, normal = (room.without(*unread[is_high]) for is_high, room in rooms.items())
-        self._reader.add(self._intake.take(max(0, normal.num), wait_s, max_bytes=normal.num_bytes, high=high))
+    def _read(self) -> None:
+        """Read until the jobs that wait fill their room, or the portion's time is over; the high lane first."""
+        wait_s = HELD_WAIT_S if self._held else IDLE_WAIT_S
+        came = self._intake.take(1 if min(self._room(is_high=False)) > 0 else 0, wait_s)
+        until = self._clock() + MOST_READING_S
+        lanes: tuple[tuple[bool, list[Delivery]], ...] = (True, []), (False, came)
+        for is_high, unread in lanes:
+            ready: list[ReadyJob] = []
+            refused: list[Refusal] = []
+            num, num_bytes = self._room(is_high=is_high)
+            while unread or (num > 0 and num_bytes > 0):
+                if not unread and self._clock() > until:
+                    self._intake.wake()  # there may be more
+                    break
+                if not (unread := unread or self._intake.take(1, 0.0, is_high=is_high)):
+                    break
+                delivery = unread.pop()
+                num -= 1
+                job = self._reader.read(delivery, refused) if self._intake.is_current(delivery) else None
+                if job is not None:
+                    ready.append(job)
+                    num_bytes -= job.num_bytes
+            self._add(ready)
+            self._undecoded.refuse(refused)
 
-    def _room(self, *, is_high: bool) -> Room:
-        """For jobs of that lane, beside those that wait. The lanes keep no room from each other."""
-        # More than the bytes of the messages, because a prompt is held as text and as tokens too.
-        room = Room(self._limits.max_buffered, self._limits.max_buffered_bytes)
+    def _room(self, *, is_high: bool) -> tuple[int, int]:
+        """Jobs of that lane, and their bytes, that may wait beside those that do. The lanes share no room."""
         with self._lock:
-            room = room.without(*self._queue.load(is_high=is_high))
-        if is_high:
-            return room
-        num_jobs = len(self._held) + len(self._suspects)
-        return room.without(num_jobs, sum(job.num_bytes for _, job in self._held) + self._suspects.num_bytes)
+            num, num_bytes = self._queue.load(is_high=is_high)
+        if not is_high:
+            num += len(self._reader) + len(self._held) + len(self._suspects)
+            num_bytes += sum(job.num_bytes for _, job in self._held) + self._suspects.num_bytes
+        # More than the bytes of the messages, because a prompt is held as text and as tokens too.
+        return self._limits.max_buffered - num, self._limits.max_buffered_bytes - num_bytes
 
     def _add(self, jobs: Iterable[ReadyJob]) -> None:
         """Let jobs wait in line, beginning now."""
@@ -178,7 +189,7 @@ class JobFeed:
 
     def _add_fetched(self) -> None:
         """Put the jobs in line whose prompts came from elsewhere, unless their partitions are gone meanwhile."""
-        ready, refused = self._reader.fetching.take(self._room(is_high=False).num_bytes)
+        ready, refused = self._reader.take(self._room(is_high=False)[1])
         self._add(job for job in ready if self._intake.is_current(job.delivery))
         self._undecoded.refuse([(one, error) for one, error in refused if self._intake.is_current(one)])
 
@@ -339,33 +350,3 @@ class UndecodedJobs:
             )
         gone = [job for job, _ in (*claims.suspects, *claims.held, *claims.refused, *claims.answered)]
         return [job.lane for job in (*gone, *(one.claimed.ready for one in claims.ended))]
-
-
-def open_feed(
-    settings: Settings,
-    engine: Engine,
-    intake: Intake,
-    reader: MessageReader,
-    claiming: Claiming,
-    undecoded: UndecodedJobs,
-    *,
-    deciding: Deciding,
-    is_ending: Callable[[], bool],
-    rng: random.Random,
-) -> JobFeed:
-    """The feed of a worker; `is_ending`: whether to wait for room no longer."""
-    limits, num_slots = settings.worker, engine.load().num_slots
-    queue: AdmissionQueue[ReadyJob] = AdmissionQueue(
-        num_slots=num_slots,
-        quantum_s=limits.task_quantum_s,
-        weight_of=lambda task: reader.task(task).weight,
-        read_s=deciding.costs.read_s,
-    )
-    ready = ClaimedAhead(
-        max(LEAST_AHEAD, num_slots), limits.max_buffered_bytes, is_ending=is_ending, wake_engine=engine.wake
-    )
-    suspects = Suspects(claiming.leases, rng, delay_s=limits.suspect_delay_s)
-    prepare = deciding.first_reads.prepare
-    return JobFeed(
-        intake, reader, queue, claiming, suspects, undecoded, ready, limits=limits, prepare_decisions=prepare
-    )

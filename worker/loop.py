@@ -53,15 +53,6 @@ _TURN_S: Final = 2.0
 _WAIT_S: Final = 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """What one turn of the loop did."""
-
-    num_started: int = 0
-    num_ended: int = 0
-    num_running: int = 0
-
-
 @dataclass(kw_only=True, eq=False)
 class Worker:
     """One GPU process. Threads of their own feed it, record what ended and publish the results."""
@@ -139,7 +130,7 @@ class Worker:
         finally:
             self._save()
 
-    def run_once(self, timeout_s: float = _IDLE_WAIT_S) -> Turn:
+    def run_once(self, timeout_s: float = _IDLE_WAIT_S) -> None:
         """One turn. With nothing to decode it waits up to `timeout_s` for a job.
 
         1. learn     outcomes that were recorded meanwhile are evidence for the next decision
@@ -162,21 +153,18 @@ class Worker:
         self._blame.check()
         self._learn()
         self._give_back_moved()
-        num_ended = self._drop_unwanted()
+        self._drop_unwanted()
         self._set_aside_absent()
         self.presence.say_when_due(
             lambda: list(self.running.by_id()),
             num_slots=self.engine.load().num_slots,
             num_waiting=lambda: self.num_waiting,
         )
-        num_started = self._start(0.0 if len(self.running) else timeout_s)
+        self._start(0.0 if len(self.running) else timeout_s)
         self.costs.save_when_due()
-        if not len(self.running):
-            return Turn(num_started, num_ended)
-        self.steering.steer(self.running)
-        stepped = self.running.step()
-        num_ended += self._hand_over(stepped)
-        return Turn(num_started, num_ended, len(self.running))
+        if len(self.running):
+            self.steering.steer(self.running)
+            self._hand_over(self.running.step())
 
     # 1. Learn.
 
@@ -223,14 +211,11 @@ class Worker:
 
     # 3. Drop.
 
-    def _drop_unwanted(self) -> int:
-        """End the jobs that nobody waits for any more, without a text; returns how many."""
+    def _drop_unwanted(self) -> None:
+        """End the jobs that nobody waits for any more, without a text."""
         asked = self.leases.cancelled()
-        dropped = self.running.drop(asked) if asked else []
-        self._end_cancelled(dropped)
-        overdue = self.running.drop(self.running.overdue(self.now()))
-        self._end_expired(overdue)
-        return len(dropped) + len(overdue)
+        unwanted = self.running.drop(asked) if asked else []
+        self._end_unwanted(unwanted, self.running.drop(self.running.overdue(self.now())))
 
     # 4. Set aside.
 
@@ -252,18 +237,19 @@ class Worker:
 
     # 6. Start.
 
-    def _start(self, timeout_s: float) -> int:
-        """Start jobs that fit, in the order of the feed; returns how many. Waits up to `timeout_s` for the first.
+    def _start(self, timeout_s: float) -> None:
+        """Start jobs that fit, in the order of the feed. Waits up to `timeout_s` for the first.
 
         A job that has to run alone starts when nothing else runs.
         """
         if (alone := self.running.next_alone()) is not None:
-            ours = self._claim_again(alone)
-            return 0 if ours is None else self._start_lane([ours], num_running=1, alone=True)
+            if (ours := self._claim_again(alone)) is not None:
+                self._start_lane([ours], num_running=1, alone=True)
+            return
         limit = self.running.num_free()
         taken = self.feed.ready.take(limit, timeout_s) if limit else []
         if not taken:
-            return 0
+            return
         self._learn()  # what was recorded while the loop waited for these jobs
         startable = self._startable(taken)
         num_started = 0
@@ -278,7 +264,6 @@ class Worker:
         # No job overtakes one for which memory is short, because that job could wait for ever behind smaller ones.
         self.feed.ready.put_back(startable[num_started:])
         self.feed.started()
-        return num_started
 
     def _startable(self, taken: Sequence[ClaimedJob]) -> list[ClaimedJob]:
         """The jobs that are not cancelled or expired and may share the engine."""
@@ -293,8 +278,7 @@ class Worker:
                 self.running.run_alone_later([claimed])
             else:
                 startable.append(claimed)
-        self._end_cancelled(unwanted)
-        self._end_expired(overdue)
+        self._end_unwanted(unwanted, overdue)
         return startable
 
     def _num_beside(self, num_jobs: int, num_startable: int) -> int:
@@ -335,7 +319,7 @@ class Worker:
                 if len(self.running):
                     self.running.run_alone_later([claimed])
                 else:
-                    self._end(self._failed_for_good([(job, error)]))
+                    self._end(self._failed(self._blame.failed_for_good([(job, error)])))
         return len(jobs)
 
     def _decide(self, jobs: Sequence[ClaimedJob], *, num_running: int, decision_id: UUID) -> Sequence[Decision]:
@@ -373,8 +357,8 @@ class Worker:
 
     # 10. Hand over.
 
-    def _hand_over(self, stepped: Stepped) -> int:
-        """Hand over the step's outcomes, texts, times and slices; returns how many jobs ended."""
+    def _hand_over(self, stepped: Stepped) -> None:
+        """Hand over the step's outcomes, texts, times and slices."""
         if (step := stepped.step) is not None:
             self.metrics.stepped(step)
             self.presence.stepped(step)
@@ -391,11 +375,8 @@ class Worker:
             self._blame.worked(job.claimed.ready.prepared)
         now = self.now()
         ended = [self._succeeded(job, generation, now) for job, generation in stepped.finished]
-        ended += self._failed_for_good(stepped.failed)
-        for job, failure in self._blame.refused_for_good(stepped.refused):
-            ended.append(self._undecoded(job.claimed, Status.FAILED, failure))
-        self._end(ended)
-        return len(ended)
+        self._end([*ended, *self._failed(self._blame.failed_for_good(stepped.failed))])
+        self._end(self._failed(self._blame.refused_for_good(stepped.refused)))
 
     def _keep(self, slices: Sequence[Slice]) -> None:
         if slices:
@@ -422,11 +403,9 @@ class Worker:
             self.recorder.put(ended)
             self.feed.ended([one.claimed.ready.lane for one in ended])
 
-    def _end_cancelled(self, claimed: Sequence[ClaimedJob]) -> None:
-        self._end([self._undecoded(one, Status.CANCELLED, cancelled()) for one in claimed])
-
-    def _end_expired(self, claimed: Sequence[ClaimedJob]) -> None:
-        self._end([self._undecoded(one, Status.EXPIRED, recording.expired(one)) for one in claimed])
+    def _end_unwanted(self, unwanted: Sequence[ClaimedJob], overdue: Sequence[ClaimedJob]) -> None:
+        self._end([self._undecoded(one, Status.CANCELLED, cancelled()) for one in unwanted])
+        self._end([self._undecoded(one, Status.EXPIRED, recording.expired(one)) for one in overdue])
 
     def _succeeded(self, job: RunningJob, generation: Generation, now: datetime) -> EndedJob:
         outcome = recording.succeeded(
@@ -440,10 +419,8 @@ class Worker:
         )
         return EndedJob(job.claimed, outcome)
 
-    def _failed_for_good(self, failed: Sequence[tuple[RunningJob, DecodeFailed]]) -> list[EndedJob]:
-        """Of jobs that the engine could not decode, those that are not tried again."""
-        blamed = self._blame.failed_for_good(failed)
-        return [self._undecoded(job.claimed, Status.FAILED, failure) for job, failure in blamed]
+    def _failed(self, failed: Sequence[tuple[RunningJob, Failure]]) -> list[EndedJob]:
+        return [self._undecoded(job.claimed, Status.FAILED, failure) for job, failure in failed]
 
     def _undecoded(self, claimed: ClaimedJob, status: Status, failure: Failure) -> EndedJob:
         return EndedJob(claimed, recording.ended(claimed, status, failure, now=self.now()))

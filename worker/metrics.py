@@ -226,24 +226,15 @@ class EndpointMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """The metrics as they are now."""
-        servers, load = self._servers, self._engine.load()
+        servers, num_waiting = self._servers, len(self._engine.load().waiting)
         yield from self._of_each(servers.endpoints() if servers else ())
         suspects = servers.suspects() if servers else SuspectCounts()
-        yield GaugeMetricFamily(
-            "alphaloop_requests_alone",
-            "Jobs that failed and have to run alone at a server, or do",
-            value=suspects.num_alone,
-        )
-        yield CounterMetricFamily(
-            "alphaloop_requests_killed_servers",
-            "Jobs that failed for good because servers died with them",
-            value=suspects.num_killers,
-        )
-        yield GaugeMetricFamily(
-            "alphaloop_requests_waiting_for_route",
-            "Jobs in the engine that wait for servers of their own, because others may not take them",
-            value=len(load.waiting),
-        )
+        alone = "Jobs that failed and have to run alone at a server, or do"
+        yield GaugeMetricFamily("alphaloop_requests_alone", alone, value=suspects.num_alone)
+        killers = "Jobs that failed for good because servers died with them"
+        yield CounterMetricFamily("alphaloop_requests_killed_servers", killers, value=suspects.num_killers)
+        waiting = "Jobs in the engine that wait for servers of their own, because others may not take them"
+        yield GaugeMetricFamily("alphaloop_requests_waiting_for_route", waiting, value=num_waiting)
 
     def _of_each(self, statuses: Sequence[EndpointStatus]) -> Iterable[Metric]:
         labels = ["endpoint", "drafter"]
@@ -253,12 +244,10 @@ class EndpointMetrics(Collector):
                 if (value := read(status)) is not None:
                     family.add_metric([status.name, status.drafter or ""], value)
             yield family
-        state = GaugeMetricFamily(
-            "alphaloop_endpoint_state", "1 for the state of an inference server", labels=[*labels, "state"]
-        )
-        failed = CounterMetricFamily(
-            "alphaloop_endpoint_failures", "Requests that failed at the server", labels=[*labels, "code"]
-        )
+        help_text = "1 for the state of an inference server"
+        state = GaugeMetricFamily("alphaloop_endpoint_state", help_text, labels=[*labels, "state"])
+        help_text = "Requests that failed at the server"
+        failed = CounterMetricFamily("alphaloop_endpoint_failures", help_text, labels=[*labels, "code"])
         for status in statuses:
             names = [status.name, status.drafter or ""]
             for one in _STATES:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 from pydantic import ValidationError
 
@@ -155,8 +155,11 @@ class Publisher:
             failed: list[tuple[Outgoing, BrokerError]] = []
             for outgoing, report in zip(list(waiting), reports, strict=True):
                 match report:
-                    case None:
-                        finals.extend(self._acknowledged(outgoing.message))
+                    case None:  # one that is refused ends its job's stream in another way
+                        result = outgoing.message
+                        self._topics.works(result.topic)
+                        if final := final_message(result.value, result.headers, self._model):
+                            finals.append(final)
                     case MessageRefused():
                         refused.append((outgoing, report))
                     case _:
@@ -165,25 +168,16 @@ class Publisher:
             instead = self._refused.settle(refused)
             replaced.update({outgoing.message.job_id: outgoing.message.value for outgoing in instead})
             waiting[:] = [*(outgoing for outgoing, _ in failed), *instead]
-            if failed:
-                self._not_sent(failed[0][0].message.topic, failed[0][1])
+            for outgoing, error in failed[:1]:
+                if isinstance(error, TopicUnavailable):
+                    self._topics.failed(outgoing.message.topic, error)
+                    self._topics.ensure(outgoing.message.topic)
+                raise error
 
         while waiting:
             self._retry.until_done("publish", once)
         self._chunks.end(finals)
         return replaced
-
-    def _acknowledged(self, result: OutboxMessage) -> list[KafkaMessage]:
-        """The end of the job's stream, if it has one. A result that is refused ends it in another way."""
-        self._topics.works(result.topic)
-        final = final_message(result.value, result.headers, self._model)
-        return [final] if final else []
-
-    def _not_sent(self, topic: str, report: BrokerError) -> NoReturn:
-        if isinstance(report, TopicUnavailable):
-            self._topics.failed(topic, report)
-            self._topics.ensure(topic)
-        raise report
 
     def _settle(self, groups: Sequence[RecordedGroup], replaced: Mapping[str, bytes]) -> None:
         """Everything was acknowledged or settled: clear the outbox and finish the deliveries.
@@ -199,12 +193,10 @@ class Publisher:
             jobs = zip(one.job_ids, one.deliveries, strict=False)
             instead = [(delivery, replaced[job_id]) for job_id, delivery in jobs if job_id in replaced]
             found = [failed_job(delivery, result, one.intake) for delivery, result in instead]
-            self._finish(one.deliveries, one.intake, [*one.failed, *filter(None, found)])
-
-    def _finish(self, deliveries: Sequence[Delivery], intake: Intake, failed: Sequence[DeadMessage]) -> None:
-        dead = {id(one.delivery) for one in failed}
-        intake.finish([delivery for delivery in deliveries if id(delivery) not in dead])
-        self._forwarder.put(*failed)
+            failed = [*one.failed, *filter(None, found)]
+            dead = {id(its.delivery) for its in failed}
+            one.intake.finish([delivery for delivery in one.deliveries if id(delivery) not in dead])
+            self._forwarder.put(*failed)
 
     def _relay_overdue(self) -> None:
         """Publish what was recorded and, by a crash or a broken connection during the commit, never published."""
@@ -277,14 +269,23 @@ class RefusedResults:
         if outgoing.on_refusal is OnRefusal.LEAVE:
             self._tell(job_id, error, OnRefusal.LEAVE)
             return None
-        result = _result_of(message)
+        try:
+            result = Result.decode(message.value)
+        except ValidationError:
+            result = None
         if self._contents is not None and result is not None and result.text and isinstance(error, MessageTooLarge):
             return self._moved(outgoing, result, self._contents)
         if result is None or outgoing.on_refusal is OnRefusal.SET_ASIDE:
             if self._store.set_aside(message.id, {job_id: error.message}):
                 self._tell(job_id, error, OnRefusal.SET_ASIDE)
             return None
-        value = failure_instead(result, error, len(message.value)).encode()
+        failure = Failure(
+            code=_code(error),
+            message=f"Kafka refused the result of {len(message.value)} bytes: {error.message}",
+            hint="ask for fewer tokens; an operator can read the text and raise the topic's limit",
+        )
+        instead = {"status": Status.FAILED, "text": None, "finish_reason": None, "decoding": None, "error": failure}
+        value = result.model_copy(update=instead).encode()
         if not self._store.replace(message.id, {job_id: value}):
             return None
         self._tell(job_id, error, OnRefusal.REPLACE)
@@ -312,24 +313,6 @@ class RefusedResults:
         self._count(code, done.value)
         told = {"action": f"result_{done.value}", "job_id": job_id, "code": code, "hint": error.hint or ""}
         log.error("a result was refused and %s: %s", done.value.replace("_", " "), error.message, extra=told)
-
-
-def _result_of(message: OutboxMessage) -> Result | None:
-    try:
-        return Result.decode(message.value)
-    except ValidationError:
-        return None
-
-
-def failure_instead(result: Result, error: MessageRefused, num_bytes: int) -> Result:
-    """The result that says why the refused one, of so many bytes, cannot be read."""
-    failure = Failure(
-        code=_code(error),
-        message=f"Kafka refused the result of {num_bytes} bytes: {error.message}",
-        hint="ask for fewer tokens; an operator can read the text and raise the topic's limit",
-    )
-    kept = {"status": Status.FAILED, "text": None, "finish_reason": None, "decoding": None, "error": failure}
-    return result.model_copy(update=kept)
 
 
 def _code(error: MessageRefused) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID, uuid4
 
 from alphaloop.acceptance import PREFILL, AcceptanceCounts, EvidenceKey, counts_from_sums, prompt_bucket
@@ -33,8 +33,9 @@ from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome
 from worker.background import BoundedQueue, Retry
 from worker.claims import ClaimedJob, LeaseKeeper
-from worker.dead_letters import DeadMessage, failed_job
-from worker.engine import EngineIdentity, Generation, ShadowCounts, tolerance_of
+from worker.dead_letters import failed_job
+from worker.engine import DrafterCounts, EngineIdentity, Generation, Served, ShadowCounts, tolerance_of
+from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake
 from worker.metrics import WorkerMetrics
 from worker.publishing import Publication, RecordedGroup
@@ -143,10 +144,10 @@ class Recorder:
         self._recorded.extend(one.outcome for one in winners)
         recorded = RecordedGroup(
             tuple(messages),
-            tuple(one.claimed.ready.delivery for one in group),
+            tuple(map(_delivery, group)),
             self._intake,
             tuple(one.claimed.job_id for one in group),
-            tuple(filter(None, map(self._failed, winners))),
+            tuple(filter(None, (failed_job(_delivery(one), one.outcome.result, self._intake) for one in winners))),
             tuple(self._tracing.recorded(winners)) if self._tracing else (),
         )
         self._publishing.put([recorded])
@@ -206,9 +207,6 @@ class Recorder:
         stand_in = [failed.outcome]
         return [failed], self._retry.until_done("record", lambda: self._write(stand_in))
 
-    def _failed(self, one: EndedJob) -> DeadMessage | None:
-        return failed_job(one.claimed.ready.delivery, one.outcome.result, self._intake)
-
     def _count(self, winners: Sequence[EndedJob]) -> None:
         by_label: dict[tuple[str, str], list[Outcome]] = {}
         for one in winners:
@@ -219,10 +217,11 @@ class Recorder:
 
     def take_recorded(self) -> list[Outcome]:
         """Outcomes that were recorded since the last call: evidence for the next decision. Called by the loop."""
-        taken: list[Outcome] = []
-        while self._recorded:
-            taken.append(self._recorded.popleft())
-        return taken
+        return [self._recorded.popleft() for _ in range(len(self._recorded))]
+
+
+def _delivery(one: EndedJob) -> Delivery:
+    return one.claimed.ready.delivery
 
 
 def succeeded(
@@ -367,7 +366,7 @@ def _run_of(
         sampling.bucket,
         prompt_bucket(generation.num_prompt_tokens),
         claimed.ready.prepared.segment,
-        drafted.drafter if drafted else "",
+        (drafted.drafter or "") if drafted else "",
         drafted.draft_revision if drafted else "",
     )
     return DecodeRun(
@@ -393,22 +392,11 @@ def _run_of(
     )
 
 
-class _Drafting(NamedTuple):
-    """What drafted a job."""
-
-    drafter: str
-    draft_revision: str
-    num_draft_tokens: int
-
-
-def _drafted_most(generation: Generation) -> _Drafting | None:
+def _drafted_most(generation: Generation) -> DrafterCounts | Served | None:
     """The drafter that most rounds belong to; of several the first, and None where nothing drafted."""
-    if most := max(generation.drafted, key=lambda one: one.counts.rounds, default=None):
-        return _Drafting(most.drafter, most.draft_revision, most.num_draft_tokens)
-    served = generation.served
-    if served is None or served.drafter is None:
-        return None
-    return _Drafting(served.drafter, served.draft_revision, served.num_draft_tokens)
+    if generation.drafted:
+        return max(generation.drafted, key=lambda one: one.counts.rounds)
+    return generation.served if generation.served and generation.served.drafter is not None else None
 
 
 @lru_cache(maxsize=_MOST_KEYS)
@@ -487,27 +475,18 @@ def _evidence_of_sums(run: DecodeRun, generation: Generation) -> list[ShadowRun]
     if served is None or not served.drafter or run.purpose == Purpose.CONTROL:
         return []
     k, found = served.num_draft_tokens, served.slice_counts
+    counts: AcceptanceCounts | None = None
     num_prompt_tokens, num_tokens = run.num_prompt_tokens, run.num_tokens
     if found is not None:
-        counts: AcceptanceCounts | None = found.counts
+        counts = found.counts
         num_prompt_tokens = round(found.num_prompt_tokens / found.num_requests)
         num_tokens = round(found.num_tokens / found.num_requests)
-    else:
-        is_told = served.num_proposed > 0
-        counts = counts_from_sums(num_tokens, served.num_proposed, served.num_accepted, k) if is_told else None
+    elif served.num_proposed > 0:
+        counts = counts_from_sums(num_tokens, served.num_proposed, served.num_accepted, k)
     if counts is None:
         return []
-    return [
-        ShadowRun(
-            key=replace(run.key, drafter=served.drafter, draft_revision=served.draft_revision),
-            num_draft_tokens=k,
-            counts=counts,
-            num_prompt_tokens=num_prompt_tokens,
-            num_output_tokens=num_tokens,
-            decoded_at=run.decoded_at,
-            is_drafted=True,
-        )
-    ]
+    row = _shadow(run, ShadowCounts(served.drafter, served.draft_revision, k, counts))
+    return [replace(row, num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_tokens, is_drafted=True)]
 
 
 def _told(one: EndedJob) -> EndedJob:

@@ -42,6 +42,8 @@ _Attributes = Mapping[str, str | int | float | bool | Sequence[str]]
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 _CLOSE_MS: Final = 3000
 SERVICE_NAME: Final = "alphaloop-worker"
+#: Fields of a body that have the same name in the conventions.
+_ASKED: Final = ("max_tokens", "temperature", "top_p", "top_k", "frequency_penalty", "presence_penalty", "seed")
 
 
 class Tracing:
@@ -161,13 +163,7 @@ class Tracing:
         body = ended.claimed.ready.job.body
         asked = {
             "gen_ai.request.model": body.model or self._identity.target,
-            "gen_ai.request.max_tokens": body.max_tokens,
-            "gen_ai.request.temperature": body.temperature,
-            "gen_ai.request.top_p": body.top_p,
-            "gen_ai.request.top_k": body.top_k,
-            "gen_ai.request.frequency_penalty": body.frequency_penalty,
-            "gen_ai.request.presence_penalty": body.presence_penalty,
-            "gen_ai.request.seed": body.seed,
+            **{f"gen_ai.request.{name}": getattr(body, name) for name in _ASKED},
             "alphaloop.time_to_first_token_s": run.time_to_first_token_s,
         }
         return {

@@ -327,7 +327,7 @@ def test_no_queue_holds_more_bytes_than_it_may_but_for_one_job(worker_settings: 
     settings = with_worker(worker_settings, max_buffered_bytes=1 << 20)
     client, engine = Client(settings), SteppedEngine(num_slots=2)
     large = [job(f"job-{number}", 2, prompt="x" * 50_000) for number in range(90)]
-    most = {"buffered": 0, "unread": 0, "waiting": 0, "claimed": 0}
+    most = {"buffered": 0, "waiting": 0, "claimed": 0}
     with stepped_worker(settings, engine) as running:
         parts = running.worker
         until(lambda: parts.intake.is_assigned, "the partitions are assigned")
@@ -337,8 +337,7 @@ def test_no_queue_holds_more_bytes_than_it_may_but_for_one_job(worker_settings: 
         def measure() -> bool:
             held = sum(ready.num_bytes for _, ready in parts.feed._held)
             now = {
-                "buffered": parts.intake._normal.num_bytes,
-                "unread": parts.feed._reader.load(is_high=False)[1],
+                "buffered": parts.intake._lanes[False].num_bytes,
                 "waiting": parts.feed._queue.load(is_high=False)[1] + held,
                 "claimed": parts.feed.ready.num_bytes,
             }

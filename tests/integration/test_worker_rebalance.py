@@ -119,7 +119,7 @@ def test_high_jobs_overtake_a_backlog_that_fills_every_buffer(worker_settings: S
         for name in high:
             client.send_to(high_topic("code"), job(name, 1))
         until(lambda: num_high_in_flight(running) == len(high), "the high jobs came")
-        until(lambda: not len(running.worker.intake._high), "the high jobs were taken")
+        until(lambda: not len(running.worker.intake._lanes[True]), "the high jobs were taken")
         while not set(high) <= started(engine):
             engine.allow()
             engine.wait_at_round()

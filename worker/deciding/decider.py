@@ -203,11 +203,23 @@ def open_deciding(
 
     `write` is given every write that decoding need not wait for, with a name for the log.
     """
-    _register_drafters(engine, database)
+    identity, limits, fading = engine.identity, settings.policy.limits(), half_life(settings)
+    registry, expectations = DraftRegistry(database), ExpectationStore(database)
+    served = identity.target_revision, identity.engine
+    for one in engine.drafters:
+        registry.register(one.name, one.revision, identity.target_revision, is_scorable=one.is_scorable)
     costs = open_costs(settings.worker, engine, CostStore(database), write=write)
-    fading = half_life(settings)
-    evidence_cache = _filled_cache(engine, database, fading)
-    identity, limits = engine.identity, settings.policy.limits()
+    evidence_cache = EvidenceCache(
+        AcceptanceStateStore(database),
+        registry,
+        target_revision=identity.target_revision,
+        engine=identity.engine,
+        drafters=revisions(engine),
+        half_life=fading,
+        pairs=lambda since: expectations.newest(*served, identity.device, since=since),
+    )
+    # All stored evidence is read before the first job, so that a restarted worker decides from it at once.
+    evidence_cache.refresh()
     facts = SessionFacts(
         owner=owner,
         host=identity.host,
@@ -241,31 +253,6 @@ def half_life(settings: Settings) -> timedelta:
     return timedelta(days=settings.worker.history_half_life_days)
 
 
-def _filled_cache(engine: Engine, database: Database, half_life: timedelta) -> EvidenceCache:
-    """Read all stored evidence before the first job, so that a restarted worker decides from it at once."""
-    identity, expectations = engine.identity, ExpectationStore(database)
-    evidence_cache = EvidenceCache(
-        AcceptanceStateStore(database),
-        DraftRegistry(database),
-        target_revision=identity.target_revision,
-        engine=identity.engine,
-        drafters=revisions(engine),
-        half_life=half_life,
-        pairs=lambda since: expectations.newest(
-            identity.target_revision, identity.engine, identity.device, since=since
-        ),
-    )
-    evidence_cache.refresh()
-    return evidence_cache
-
-
 def revisions(engine: Engine) -> dict[str, str]:
     """The revision of each drafter, by name."""
     return {drafter.name: drafter.revision for drafter in engine.drafters}
-
-
-def _register_drafters(engine: Engine, database: Database) -> None:
-    registry = DraftRegistry(database)
-    for drafter in engine.drafters:
-        target = engine.identity.target_revision
-        registry.register(drafter.name, drafter.revision, target, is_scorable=drafter.is_scorable)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -61,13 +61,6 @@ class Delivery:
         return self.record.num_bytes
 
 
-@dataclass(slots=True)
-class _InFlight:
-    number: int
-    offset: int
-    is_finished: bool = False
-
-
 class Watermark:
     """How far a partition may be committed when jobs finish out of order. Pure.
 
@@ -83,57 +76,44 @@ class Watermark:
     """
 
     def __init__(self) -> None:
-        self._in_order: deque[_InFlight] = deque()  # by offset and by number, from the oldest unfinished on
-        self._by_number: dict[int, _InFlight] = {}
-        self.num_in_flight = 0  #: delivered, not finished, and still in the log
+        self._unfinished: OrderedDict[int, int] = OrderedDict()  # offsets by number; both rise
         self._num_delivered = 0
+        self._next: int | None = None  # the offset behind what was delivered or passed over
         #: Next offset to read after a restart; None before anything was read. It falls only when the log goes back.
         self.committable: int | None = None
-        self._newest: int | None = None
 
-    def deliver(self, offset: int) -> tuple[int, bool]:
-        """Note a delivered message; returns its number, for `finish`, and whether the log went back to this offset."""
-        went_back = self._newest is not None and offset <= self._newest
-        if went_back:
-            self._forget_from(offset)
-        one = _InFlight(self._num_delivered, offset)
-        self._num_delivered += 1
-        self.num_in_flight += 1
-        self._newest = offset
-        self._in_order.append(one)
-        self._by_number[one.number] = one
-        self.committable = self._in_order[0].offset
-        return one.number, went_back
-
-    def pass_over(self, offset: int) -> None:
-        """Note that no message lies between the newest delivered one and this offset."""
-        if self._newest is None or offset > self._newest + 1:
-            self._newest = offset - 1
-            if not self._in_order:
-                self.committable = offset
-
-    def finish(self, number: int) -> None:
-        """Note a finished message. A delivery that the watermark does not wait for changes nothing."""
-        one = self._by_number.pop(number, None)
-        if one is None:
-            return
-        one.is_finished = True
-        self.num_in_flight -= 1
-        while self._in_order and self._in_order[0].is_finished:
-            self._in_order.popleft()
-        if self._newest is not None:
-            self.committable = self._in_order[0].offset if self._in_order else self._newest + 1
+    @property
+    def num_in_flight(self) -> int:
+        """Messages delivered, not finished, and still in the log."""
+        return len(self._unfinished)
 
     @property
     def distance(self) -> int:
         """Offsets from the oldest unfinished message to the newest read; what a restart would read again."""
-        return 0 if self.committable is None or self._newest is None else self._newest + 1 - self.committable
+        return 0 if self._next is None or self.committable is None else self._next - self.committable
 
-    def _forget_from(self, offset: int) -> None:
-        while self._in_order and self._in_order[-1].offset >= offset:
-            gone = self._in_order.pop()
-            if self._by_number.pop(gone.number, None) is not None:
-                self.num_in_flight -= 1
+    def deliver(self, offset: int) -> tuple[int, bool]:
+        """Note a delivered message; returns its number, for `finish`, and whether the log went back to this offset."""
+        went_back = self._next is not None and offset < self._next
+        while went_back and self._unfinished and next(reversed(self._unfinished.values())) >= offset:
+            self._unfinished.popitem()
+        number, self._num_delivered = self._num_delivered, self._num_delivered + 1
+        self._unfinished[number], self._next = offset, offset + 1
+        self._move()
+        return number, went_back
+
+    def pass_over(self, offset: int) -> None:
+        """Note that no message lies between the newest delivered one and this offset."""
+        self._next = max(offset, self._next or 0)
+        self._move()
+
+    def finish(self, number: int) -> None:
+        """Note a finished message. A delivery that the watermark does not wait for changes nothing."""
+        self._unfinished.pop(number, None)
+        self._move()
+
+    def _move(self) -> None:
+        self.committable = next(iter(self._unfinished.values()), self._next)
 
 
 #: A retry waits up to so much longer than its topic's delay, by lot, so that jobs that failed together do not come
@@ -141,12 +121,16 @@ class Watermark:
 JITTER: Final = 0.2
 
 
-def as_sent(record: Record) -> Record:
-    """The message that failed, at its origin, if this is a retry of it; else the record itself."""
-    said = RetryHeaders.read(record.headers) if retry_delay_s(record.topic) is not None else None
-    if said is None:
-        return record
-    return replace(
+def as_sent(record: Record, now: datetime) -> tuple[Record, float]:
+    """Of a retry, the message that failed, at its origin, and the seconds until it is due; else the record itself.
+
+    It waits no longer than the topic's delay and its jitter, whatever the clock of the worker was that sent it.
+    """
+    delay_s = retry_delay_s(record.topic)
+    said = RetryHeaders.read(record.headers) if delay_s is not None else None
+    if delay_s is None or said is None:
+        return record, 0.0
+    sent = replace(
         record,
         topic=said.topic,
         partition=said.partition,
@@ -154,18 +138,7 @@ def as_sent(record: Record) -> Record:
         timestamp_ms=said.timestamp_ms,
         headers=tuple(sent_headers(record.headers)),
     )
-
-
-def due_in_s(record: Record, now: datetime) -> float:
-    """Seconds until a message may be delivered, 0 for all but retries.
-
-    No more than the topic's delay and its jitter, whatever the clock of the worker was that sent it.
-    """
-    delay_s = retry_delay_s(record.topic)
-    said = RetryHeaders.read(record.headers) if delay_s is not None else None
-    if delay_s is None or said is None:
-        return 0.0
-    return min(max(0.0, said.not_before_ms / 1000 - now.timestamp()), delay_s * (1 + JITTER))
+    return sent, min(max(0.0, said.not_before_ms / 1000 - now.timestamp()), delay_s * (1 + JITTER))
 
 
 @dataclass(slots=True)
@@ -197,9 +170,8 @@ class AssignedPartition:
             log.warning("offsets went back: the topic was made anew or cut", extra={"action": "log_went_back", **where})
         if not self.is_retry:
             return Delivery(record, self.epoch, number)
-        sent = as_sent(record)
+        sent, wait_s = as_sent(record, now())
         delivery = Delivery(sent, self.epoch, number, None if sent is record else self.partition)
-        wait_s = due_in_s(record, now())
         if wait_s > 0 or self.not_due:
             self.not_due.append((at_s + wait_s, delivery))
             return None

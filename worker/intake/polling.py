@@ -8,10 +8,8 @@ watermark lags too far behind, and while the head of a retry topic is not due; i
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -37,24 +35,6 @@ MAX_WATERMARK_DISTANCE: Final = 10_000
 TOPIC_CHECK_S: Final = 30.0
 #: How long a rebalance may wait, of max.poll.interval.ms, after which the broker puts a member out of the group.
 SHARE_OF_POLL_INTERVAL: Final = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What the caller takes at most."""
-
-    num: int
-    num_bytes: int
-
-    def __bool__(self) -> bool:
-        return self.num > 0 and self.num_bytes > 0
-
-    def without(self, num: int, num_bytes: int) -> Room:
-        """What is left of it beside these."""
-        return Room(self.num - num, self.num_bytes - num_bytes)
-
-
-NO_ROOM: Final = Room(0, 0)
 
 
 def make_topics(settings: Settings) -> None:
@@ -119,7 +99,7 @@ class Intake:
         self.assignment_number = 0  #: another one after every change of the partitions that are ours
         self._held_topics: frozenset[str] = frozenset()
         self._told_ids: Mapping[str, str] = {}
-        self._high, self._normal = self._lane(), self._lane()
+        self._lanes = {is_high: self._lane() for is_high in (True, False)}
         self._is_taking = True
         self._finished: SimpleQueue[Sequence[Delivery]] = SimpleQueue()
         self.handing_over = HandingOver(hand_over_s)  #: what is owed when partitions leave
@@ -139,26 +119,18 @@ class Intake:
         self._source.subscribe(self._patterns, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         self.thread.start()
 
-    def take(
-        self, limit: int, timeout_s: float, *, max_bytes: int | None = None, high: Room = NO_ROOM
-    ) -> list[Delivery]:
-        """Up to `limit` deliveries, until they reach `max_bytes`; those of the high lane first, for which `high` is.
+    def take(self, limit: int, timeout_s: float, *, is_high: bool = False) -> list[Delivery]:
+        """Up to `limit` deliveries of a lane; waits up to `timeout_s` for the first, or for `wake`.
 
-        Waits up to `timeout_s` for the first or for `wake`. Raises the exception that ended the polling thread.
+        Raises the exception that ended the polling thread.
         """
-        normal = Room(limit, sys.maxsize if max_bytes is None else max_bytes)
+        taken = self._lanes[is_high].take(limit, timeout_s)
         self.thread.check()
-        taken = self._high.take(high.num, 0.0, max_bytes=high.num_bytes) if high else []
-        wait_s = 0.0 if taken else timeout_s
-        came = self._normal.take(normal.num if normal else 0, wait_s, max_bytes=normal.num_bytes)
-        if high and not taken:  # what came while this waited: the polling thread wakes it for the high lane, too
-            taken = self._high.take(high.num, 0.0, max_bytes=high.num_bytes)
-        self.thread.check()
-        return taken + came
+        return taken
 
     def wake(self) -> None:
-        """Let a waiting `take` return, also without deliveries."""
-        self._normal.wake()
+        """Let a `take` return that waits for the normal lane, also without deliveries. So does a high one that came."""
+        self._lanes[False].wake()
 
     def finish(self, deliveries: Iterable[Delivery]) -> None:
         """These messages need never be read again."""
@@ -194,8 +166,8 @@ class Intake:
     def stop_taking(self) -> None:
         """Pause everything and hand out nothing more; polling goes on, so that the group keeps this member."""
         self._is_taking = False
-        self._high.close()
-        self._normal.close()
+        for lane in self._lanes.values():
+            lane.close()
 
     def close(self, timeout_s: float) -> None:
         """Commit what is finished, leave the group, end the thread."""
@@ -248,7 +220,7 @@ class Intake:
 
     def _num_wanted(self) -> int:
         """As many messages as find room in either lane, however large they are; one at least, as polls must go on."""
-        room = min(lane.num_fitting(self._most_message_bytes) for lane in (self._high, self._normal))
+        room = min(lane.num_fitting(self._most_message_bytes) for lane in self._lanes.values())
         return max(1, min(room, MOST_AT_ONCE))
 
     def _hand_out(self, records: Sequence[Record]) -> None:
@@ -261,21 +233,19 @@ class Intake:
         for held in self._partitions.values():
             if held.not_due:
                 found += held.take_due(at_s)
-        high = [delivery for delivery in found if delivery.is_high]
-        normal = [delivery for delivery in found if not delivery.is_high] if high else found
-        if high:
-            self._high.put(high)
+        if high := [delivery for delivery in found if delivery.is_high]:
+            self._lanes[True].put(high)
             self.wake()
-        if normal:
-            self._normal.put(normal)
+            found = [delivery for delivery in found if not delivery.is_high]
+        self._lanes[False].put(found)
 
     def _pause_and_resume(self) -> None:
         """Pause each partition whose messages have no room or have to wait, and resume it later.
 
         It is resumed when half of its lane is free, because a paused partition throws away what the client fetched.
         """
-        is_full = {True: not self._high.num_free, False: not self._normal.num_free}
-        has_room = {True: self._high.is_half_free, False: self._normal.is_half_free}
+        is_full = {is_high: not lane.num_free for is_high, lane in self._lanes.items()}
+        has_room = {is_high: lane.is_half_free for is_high, lane in self._lanes.items()}
         pause, resume = [], []
         for partition, held in self._partitions.items():
             must_wait = held.watermark.distance >= self._max_distance or bool(held.not_due)
@@ -346,7 +316,7 @@ class Intake:
         for partition in gone:
             self._partitions.pop(partition, None)
         self.assignment_number += 1
-        for lane in (self._high, self._normal):
+        for lane in self._lanes.values():
             lane.drop(lambda delivery: delivery.partition in gone)
 
 

@@ -1,17 +1,14 @@
 """From a message to a job that this worker can decode, or to the error for the dead-letter topic.
 
-`MessageReader` holds the messages that were taken from Kafka. `Validation` reads one. `Fetching` reads prompts that lie
-outside Kafka.
+`Validation` reads a message. `Fetching` reads prompts that lie outside Kafka.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -30,7 +27,6 @@ from alphaloop.errors import (
     UnknownTask,
     reason_of,
 )
-from alphaloop.kafka.topics import cluster_id
 from alphaloop.messages import (
     ContentReference,
     Failure,
@@ -45,8 +41,7 @@ from alphaloop.messages import (
 )
 from alphaloop.messages.headers import refuse_envelope
 from alphaloop.messages.topics import task_of
-from alphaloop.settings import Settings, TaskSettings, WorkerSettings, read_tasks
-from alphaloop.store.probes import ProbeStore
+from alphaloop.settings import TaskSettings, WorkerSettings, read_tasks
 from worker.admission import LaneKey, lane_of
 from worker.background import Retry
 from worker.engine import Engine, PreparedJob, Sampling
@@ -60,8 +55,6 @@ Refusal: TypeAlias = tuple[Delivery, MessageError]
 
 #: A number of Python and its place in a tuple.
 _TOKEN_BYTES: Final = 40
-#: A portion ends after this long, because long prompts take seconds and claims must go on between them.
-MOST_READING_S: Final = 0.05
 NUM_AT_ONCE: Final = 4  #: prompts outside Kafka that a worker reads at once
 
 
@@ -100,32 +93,6 @@ class PromptElsewhere:
     job: Job
     reference: ContentReference
     payload_sha256: bytes
-
-
-def open_validation(
-    settings: Settings,
-    configs: Path | None,
-    engine: Engine,
-    contents: ContentStore | None,
-    probes: ProbeStore,
-    *,
-    keeps_apart: Callable[[str, str], bool],
-    retry: Retry,
-) -> Validation:
-    """Validation against the engine and the tasks of the folder `configs`; it asks the database whether a probe is one.
-
-    `keeps_apart` says whether a segment of a task has evidence of its own.
-    """
-    return Validation(
-        engine,
-        settings.tasks,
-        reread_tasks=_tasks_reader(configs),
-        limits=settings.worker,
-        cluster=cluster_id(settings.kafka),
-        keeps_apart=keeps_apart,
-        check_reference=contents.check if contents else no_references,
-        is_probe=lambda job_id, digest: retry.until_done("probe", partial(probes.is_recorded, job_id, digest)),
-    )
 
 
 def no_references(reference: ContentReference, field: str) -> None:
@@ -179,11 +146,7 @@ class Validation:
         return Origin(self._cluster, record.topic, record.partition, record.offset, record.timestamp_ms)
 
     def read(self, delivery: Delivery) -> ReadyJob | PromptElsewhere:
-        """Raises the MessageError that goes into the dead letter."""
-        with _fields_as_sent(delivery):
-            return self._read(delivery)
-
-    def _read(self, delivery: Delivery) -> ReadyJob | PromptElsewhere:
+        """Raises MessageError."""
         topic = delivery.record.topic
         task = task_of(topic) or topic
         settings = self._settings_of(task)
@@ -220,9 +183,7 @@ class Validation:
             sampling = sampling_of(job, settings)
             prepared = PreparedJob(job, (), sampling)
             return ReadyJob(waiting.delivery, prepared, digest, lane_of(job, sampling), content)
-        with _fields_as_sent(waiting.delivery):
-            job = with_prompt(job, content)
-            return self._ready(waiting.delivery, job, digest, settings)
+        return self._ready(waiting.delivery, with_prompt(job, content), digest, settings)
 
     def _ready(self, delivery: Delivery, job: Job, digest: bytes, settings: TaskSettings) -> ReadyJob:
         prepared = self._engine.prepare(job, sampling_of(job, settings))
@@ -290,63 +251,8 @@ def _given(value: Value | None, default: Value) -> Value:
     return default if value is None else value
 
 
-class MessageReader:
-    """Messages that were taken from Kafka, each lane in its order, until they are read. One thread owns it, the feed's.
-
-    A job whose prompt lies elsewhere goes on to `fetching`.
-    """
-
-    def __init__(self, validation: Validation, fetching: Fetching, clock: Callable[[], float] = time.monotonic) -> None:
-        self._validation = validation
-        self.fetching = fetching
-        self._clock = clock
-        self._unread: dict[bool, deque[Delivery]] = {True: deque(), False: deque()}  # by whether the lane is high
-        self._num_bytes = {True: 0, False: 0}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._unread.values())) + len(self.fetching)
-
-    def load(self, *, is_high: bool) -> tuple[int, int]:
-        """Jobs of a lane that are not read yet, and the bytes of their messages."""
-        num_fetching = 0 if is_high else len(self.fetching)
-        return len(self._unread[is_high]) + num_fetching, self._num_bytes[is_high]
-
-    def task(self, name: str) -> TaskSettings:
-        """The settings of a task that a job was read for."""
-        return self._validation.task(name)
-
-    def add(self, deliveries: Iterable[Delivery]) -> None:
-        """Let these be read after the others of their lane."""
-        for delivery in deliveries:
-            self._unread[delivery.is_high].append(delivery)
-            self._num_bytes[delivery.is_high] += delivery.num_bytes
-
-    def read(self, room_bytes: int, *, is_high: bool) -> tuple[list[ReadyJob], list[Refusal]]:
-        """Read until the jobs take `room_bytes`, or the portion's time is over; the jobs, and what was refused."""
-        ready: list[ReadyJob] = []
-        refused: list[Refusal] = []
-        begun, unread = self._clock(), self._unread[is_high]
-        while unread and room_bytes > 0 and self._clock() - begun <= MOST_READING_S:
-            delivery = unread.popleft()
-            self._num_bytes[is_high] -= delivery.num_bytes
-            found = _read(delivery, partial(self._validation.read, delivery), refused)
-            if isinstance(found, PromptElsewhere):
-                self.fetching.add(found)
-            elif found is not None:
-                ready.append(found)
-                room_bytes -= found.num_bytes
-        return ready, refused
-
-    def discard(self, unwanted: Callable[[Delivery], bool]) -> None:
-        """Drop the deliveries for which `unwanted` holds (their partition went to another worker)."""
-        for is_high, unread in self._unread.items():
-            self._unread[is_high] = deque(delivery for delivery in unread if not unwanted(delivery))
-            self._num_bytes[is_high] = sum(delivery.num_bytes for delivery in self._unread[is_high])
-        self.fetching.discard(unwanted)
-
-
 def _read(delivery: Delivery, read: Callable[[], Found], refused: list[Refusal]) -> Found | None:
-    """What `read` makes of a delivery; a message that is no job is added to `refused`.
+    """What `read` makes of a delivery; a message that is no job is added to `refused`, with its field as it was sent.
 
     A message on which our own code raises is refused too, so that it does not stop its partition. The exception's text
     is left out of the dead letter and of the log, because it may quote the prompt.
@@ -354,6 +260,7 @@ def _read(delivery: Delivery, read: Callable[[], Found], refused: list[Refusal])
     try:
         return read()
     except MessageError as error:
+        error.field = field_as_sent(error.field, fields_of(delivery.record.value) or {})
         refused.append((delivery, error))
     except AlphaloopError:
         raise
@@ -364,7 +271,7 @@ def _read(delivery: Delivery, read: Callable[[], Found], refused: list[Refusal])
 
 
 class Fetching:
-    """Jobs whose prompts lie outside Kafka and are being read. One thread owns it, the feed's.
+    """Reads messages, and the prompts of those whose prompts lie outside Kafka. One thread owns it, the feed's.
 
     Each prompt is read in a thread of its own, so that a slow store holds up no other job.
 
@@ -392,11 +299,16 @@ class Fetching:
         self._done: SimpleQueue[tuple[PromptElsewhere, bytes | Failure | None]] = SimpleQueue()
 
     def __len__(self) -> int:
+        """Jobs whose prompts have not come."""
         return len(self._waiting) + self._num_running
 
-    def add(self, waiting: PromptElsewhere) -> None:
-        """Let this prompt be read after the others."""
-        self._waiting.append(waiting)
+    def read(self, delivery: Delivery, refused: list[Refusal]) -> ReadyJob | None:
+        """The job of a message; None where its prompt is read later, or where it is no job, and then in `refused`."""
+        found = _read(delivery, partial(self._validation.read, delivery), refused)
+        if not isinstance(found, PromptElsewhere):
+            return found
+        self._waiting.append(found)
+        return None
 
     def discard(self, unwanted: Callable[[Delivery], bool]) -> None:
         """Drop the jobs for which `unwanted` holds and whose prompts are not being read yet."""
@@ -469,7 +381,7 @@ def covers(pattern: str, folded: str) -> bool:
     return True
 
 
-def _tasks_reader(configs: Path | None) -> Callable[[], Mapping[str, TaskSettings]]:
+def tasks_reader(configs: Path | None) -> Callable[[], Mapping[str, TaskSettings]]:
     """Reads the tasks of the folder again at each call; none while the file cannot be read."""
 
     def reread() -> Mapping[str, TaskSettings]:
@@ -481,13 +393,3 @@ def _tasks_reader(configs: Path | None) -> Callable[[], Mapping[str, TaskSetting
             return {}
 
     return reread
-
-
-@contextmanager
-def _fields_as_sent(delivery: Delivery) -> Iterator[None]:
-    """An error that is raised within names its field as the message does."""
-    try:
-        yield
-    except MessageError as error:
-        error.field = field_as_sent(error.field, fields_of(delivery.record.value) or {})
-        raise

@@ -28,7 +28,7 @@ def serving(
     registry = CollectorRegistry()
     Counter("jobs", "Jobs", registry=registry).inc()
     secret = None if password is None else SecretStr(password)
-    server = MetricsServer("127.0.0.1", 0, registry, healthy=healthy, ready=ready, username="reader", password=secret)
+    server = MetricsServer("127.0.0.1", 0, registry, healthy=healthy, ready=ready, password=secret)
     try:
         yield server.url
     finally:
@@ -60,14 +60,14 @@ def test_checks_say_what_is_wrong() -> None:
 
 def test_metrics_are_shown_to_the_password_only_and_checks_to_everybody() -> None:
     with serving(password="s3cret") as url:
-        wrong = (None, basic("reader:wrong"), basic("other:s3cret"), "Basic ???", "Bearer s3cret", "Basic")
+        wrong = (None, basic("metrics:wrong"), basic("other:s3cret"), "Basic ???", "Bearer s3cret", "Basic")
         assert [get(f"{url}/metrics", given)[0] for given in wrong] == [401] * len(wrong)
-        assert get(f"{url}/metrics", basic("reader:s3cret"))[0] == 200
+        assert get(f"{url}/metrics", basic("metrics:s3cret"))[0] == 200
         assert get(f"{url}/healthz") == (200, "ok\n")
 
 
 def test_a_client_that_sends_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alphaloop.liveness.SOCKET_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("alphaloop.liveness._Handler.timeout", 0.1)
     with serving() as url:
         host, _, port = url.removeprefix("http://").partition(":")
         with socket.create_connection((host, int(port)), timeout=WAIT_S) as client:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.errors import BrokerUnavailable, DeliveryFailed, StoreError, StoreUnavailable
+from tests.fixtures.publishing import InstantEvent
 from worker import background as retry
 from worker.background import BackgroundWrites, BoundedQueue, Retry
 
@@ -205,18 +206,6 @@ def test_it_is_a_list_that_never_grows_past_its_bounds(acts: list, max_items: in
         assert (len(queue), queue.num_bytes) == (len(expected), num_bytes)
         is_full = bool(expected) and num_bytes >= max_bytes
         assert queue.num_free == (0 if is_full else max(0, max_items - len(expected)))
-
-
-class InstantEvent(threading.Event):
-    """An event that waits for nobody, and remembers for how long it should have."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waits: list[float] = []
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.waits.append(timeout or 0.0)
-        return self.is_set()
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable, BrokerUnavailable, DeliveryFailed])

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from alphaloop.errors import (
     StoreUnavailable,
     TopicUnavailable,
 )
-from alphaloop.messages import Failure
+from alphaloop.messages import DeadLetter, Failure
 from alphaloop.messages.dead_letter import SHORTENED
 from alphaloop.messages.headers import RetryHeaders as RetryHeaders
 from tests.fixtures.publishing import (
@@ -39,10 +40,10 @@ from tests.fixtures.publishing import (
 from worker import dead_letters
 from worker.background import Retry
 from worker.claims import ClaimedJob
-from worker.dead_letters import RETRY_S, DeadMessage, FailedTry, Forwarded, Forwarder, JobRetries, TryAgain, letter_of
+from worker.dead_letters import RETRY_S, DeadMessage, FailedTry, Forwarded, Forwarder, JobRetries, letter_of
 from worker.intake.partitions import JITTER
 from worker.metrics import WorkerMetrics
-from worker.sending import DeliveryReport, UnavailableTopics
+from worker.sending import DeliveryReport, KafkaMessage, UnavailableTopics
 
 CODE, SQL = "jobs.code.dlq", "jobs.sql.dlq"
 
@@ -204,16 +205,6 @@ def test_a_dead_producer_is_replaced() -> None:
 FAILURE = Failure(code="decode_failed", message="no luck")
 
 
-class Forwarding:
-    """The forwarder, which sends nothing here."""
-
-    def __init__(self) -> None:
-        self.taken: list[Forwarded] = []
-
-    def put(self, *messages: Forwarded) -> None:
-        self.taken += messages
-
-
 class World:
     """The store, the leases and the recorder as the retries see them; `events` has what was asked, in order."""
 
@@ -222,11 +213,11 @@ class World:
         self.store_errors: list[Exception] = []
         self.topic_errors: list[Exception] = []
         self.failed: list[FailedTry] = []
-        self.forwarding = Forwarding()
+        self.taken: list[Forwarded] = []
         self.retries = JobRetries(
             (10, 60),
             self,  # type: ignore[arg-type]
-            self.forwarding,  # type: ignore[arg-type]
+            SimpleNamespace(put=lambda *messages: self.taken.extend(messages)),  # type: ignore[arg-type]
             FinishedDeliveries(),  # type: ignore[arg-type]
             count=self._count,
             fail=self.failed.append,
@@ -242,7 +233,7 @@ class World:
             raise self.store_errors.pop(0)
 
     def let_go(self, job_ids: Mapping[str, int]) -> None:
-        assert not self.forwarding.taken, "let go before it is sent"
+        assert not self.taken, "let go before it is sent"
         self.events.append(("let go", sorted(job_ids)))
 
     def _ensure(self, task: str) -> None:
@@ -250,9 +241,9 @@ class World:
         if self.topic_errors:
             raise self.topic_errors.pop(0)
 
-    def sent(self) -> list[TryAgain]:
-        sent, self.forwarding.taken = self.forwarding.taken, []
-        return [one for one in sent if isinstance(one, TryAgain)]
+    def sent(self) -> list[DeadLetter | KafkaMessage]:
+        sent, self.taken = self.taken, []
+        return [one.letter for one in sent]
 
 
 def failed(num_failures: int = 0, **given: Any) -> ClaimedJob:

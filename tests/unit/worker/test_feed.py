@@ -180,7 +180,7 @@ def test_jobs_are_claimed_between_prompts_that_take_long_to_read() -> None:
     one.send("a", "b", "c")
     one.feed.turn()
     assert [claimed.job_id for claimed in one.start(9)] == ["a"], "the device does not wait for the other prompts"
-    assert one.feed.num_waiting == 2
+    assert len(one.intake.waiting) == 2
     assert one.decode_all() == ["b", "c"]
 
 
@@ -220,21 +220,6 @@ def test_suspects_leave_with_their_partition() -> None:
     feeding.end(feeding.start())
     feeding.feed.turn()
     assert (feeding.feed.num_waiting, feeding.table.calls) == (0, [["a", "b"]])
-
-
-def test_a_suspect_that_is_claimed_alone_stays_claimed_and_keeps_others_out() -> None:
-    feeding = Feeding(num_ahead=4)
-    feeding.table.found["a"] = Claim("a", ClaimState.CLAIMED, attempt=2, num_crashes=1)
-    feeding.send("a")
-    feeding.feed.turn()
-    feeding.feed.turn()
-    running = feeding.start()
-    feeding.send("b")
-    feeding.feed.turn()
-    assert (feeding.table.calls, feeding.table.released) == ([["a"], ["a"]], [])
-    feeding.end(running)
-    feeding.feed.turn()
-    assert feeding.table.calls == [["a"], ["a"], ["b"]]
 
 
 def test_no_suspect_always_comes_first() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from alphaloop.messages import Body, Decoding, Job, Purpose
 from worker.admission import LaneKey, lane_of
 from worker.engine import Sampling
@@ -33,8 +31,3 @@ def test_what_changes_the_decision_changes_the_lane() -> None:
         lane_with(probe_drafter="lookup", probe_num_draft_tokens=3),
     }
     assert len(lanes) == 8
-
-
-@pytest.mark.parametrize("purpose", list(Purpose))
-def test_probes_and_controls_are_measured(purpose: Purpose) -> None:
-    assert lane_with(purpose=purpose).is_measured == (purpose is not Purpose.TRAFFIC)

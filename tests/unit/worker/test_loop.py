@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -68,9 +69,13 @@ def test_a_job_that_the_engine_refuses_fails_alone() -> None:
     assert turning.feed.lanes.total() == 3, "each made room for one claim"
 
 
-def test_a_job_with_which_a_worker_died_runs_alone_after_what_runs_and_before_what_waits() -> None:
+@pytest.mark.parametrize("why", [{"num_crashes": 1}, {"num_failures": 1}])
+def test_a_job_with_which_a_worker_died_or_that_failed_runs_alone_after_what_runs_and_before_what_waits(
+    why: dict[str, Any],
+) -> None:
     engine = MemoryEngine(num_slots=4)
-    jobs = [claimed_job("a", max_tokens=3), claimed_job("again", num_crashes=1, max_tokens=3), claimed_job("b")]
+    again = replace(claimed_job("again", max_tokens=3), **why)
+    jobs = [claimed_job("a", max_tokens=3), again, claimed_job("b")]
     turning = Turning(engine, jobs[0])
     turning.turn()
     turning.feed.ready.put(jobs[1:])

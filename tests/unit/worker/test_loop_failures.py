@@ -17,7 +17,7 @@ from alphaloop.errors import (
 from alphaloop.messages import Mode
 from tests.fakes import FakeEngine
 from tests.fixtures.publishing import claimed_job
-from tests.fixtures.turning import MemoryEngine, Turning
+from tests.fixtures.turning import Turning
 from worker.engine import PreparedJob, Step
 
 
@@ -30,18 +30,6 @@ def test_a_job_that_fails_alone_is_tried_again_as_long_as_it_has_tries() -> None
     assert turning.tried_again == [("a", "decode_failed")]
     assert turning.outcomes() == {"b": "failed"}
     assert turning.feed.lanes.total() == 2, "each made room for one claim"
-
-
-def test_a_job_that_failed_before_runs_alone() -> None:
-    engine = MemoryEngine(num_slots=4)
-    again = replace(claimed_job("again", max_tokens=2), num_failures=1)
-    turning = Turning(engine, claimed_job("a", max_tokens=2), again, claimed_job("b", max_tokens=2))
-    seen = set()
-    for _ in range(9):
-        turning.turn()
-        seen.add(tuple(engine.running))
-    assert not any("again" in together and len(together) > 1 for together in seen)
-    assert turning.outcomes() == dict.fromkeys(["a", "again", "b"], "succeeded")
 
 
 class FailingEngine(FakeEngine):

@@ -56,15 +56,6 @@ def test_the_engine_drains_before_a_measured_lane_and_after_it() -> None:
     assert queue.next(9, running={}) == [(PROBE, 2)]
 
 
-def test_lanes_of_probes_and_controls_take_turns() -> None:
-    queue = queue_of({PROBE: 4, CONTROL: 4, lane("sql"): 8}, batch=2)
-    device = SimulatedDevice(queue, 2, lambda *_: 1.0)
-    device.run_empty(1.0)
-    measured = [key.purpose for key, _ in device.admitted if key.is_measured]
-    assert measured == ["probe"] * 4 + ["control"] * 4
-    assert len(device.admitted) == 16
-
-
 def test_a_flood_of_probes_leaves_others_their_share() -> None:
     queue = queue_of({lane(purpose="probe", drafter="lookup"): 50, lane(purpose="probe", drafter="draft"): 50}, batch=4)
     for number in range(40):

@@ -196,13 +196,6 @@ def test_while_a_chunk_is_under_way_every_turn_looks_for_its_acknowledgement() -
     assert one.world.num_polls == 1, "nothing is under way any more"
 
 
-def test_chunks_alone_are_not_waited_for() -> None:
-    one = Publishing()
-    one.queue.put([JobStream("j1", 1, {}).add("one ", created=0, model="target")])
-    assert one.publisher.turn(0.0) == 1
-    assert "acknowledged" not in one.world.events
-
-
 @pytest.mark.parametrize("is_told_at_once", [True, False])
 def test_a_chunk_that_an_outage_kept_back_is_sent_again_before_its_result_is_cleared(is_told_at_once: bool) -> None:
     one = Publishing()

@@ -182,16 +182,6 @@ def test_the_outcome_of_a_stream_that_is_never_settled_is_recorded_too(is_hurrie
     assert unacknowledged(one) == {"j1": 2}, "the result tells, so that the final chunk has the whole text"
 
 
-def test_a_dropped_chunk_is_told_of_and_not_waited_for() -> None:
-    one = Recording()
-    claimed = claimed_job("j1", stream=True)
-    assert claimed.stream is not None
-    claimed.stream.add("word ", created=0, model="target").settle(is_acknowledged=False)
-    one.recorder.put([cancelled(claimed)])
-    assert one.recorder.turn(0.0) == 1
-    assert unacknowledged(one) == {"j1": 1}
-
-
 def unacknowledged(one: Recording) -> dict[str, int | None]:
     """What the published results tell of chunks that may be missing, by job."""
     published = [recorded for recorded in one.published() if isinstance(recorded, RecordedGroup)]

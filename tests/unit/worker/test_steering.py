@@ -1,31 +1,47 @@
 """Steering: how sequences draft by how many run, and that a control slice pauses a whole task and nobody else."""
 
 from __future__ import annotations
-
-import random
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from uuid import uuid4
-
-import pytest
-
 from alphaloop.costs import CostTable
 from alphaloop.deciding.draft_lengths import LengthsTogether
-from alphaloop.deciding.goodput import Alternative, DrafterState
-from alphaloop.deciding.policy import Decision, DraftSetting, Reason
-from alphaloop.experiment.assign import RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
+from alphaloop.deciding.goodput import Alternative
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.policy import Decision
+from alphaloop.deciding.policy import DraftSetting
+from alphaloop.deciding.policy import Reason
+from alphaloop.experiment.assign import RequestDesign
+from alphaloop.experiment.assign import RequestSchedule
+from alphaloop.experiment.assign import RoundDesign
+from alphaloop.experiment.assign import RoundSchedule
 from alphaloop.experiment.estimate import measured_speedup
-from alphaloop.experiment.observe import Phase, Slice
+from alphaloop.experiment.observe import Phase
+from alphaloop.experiment.observe import Slice
 from alphaloop.messages import Mode
 from alphaloop.store.switchback import SliceRow
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
 from tests.fakes import FakeEngine
 from tests.fixtures.costs import ServingEngine
-from tests.fixtures.publishing import NOW, claimed_job
-from tests.fixtures.runs import block_rows, subject
+from tests.fixtures.publishing import NOW
+from tests.fixtures.publishing import claimed_job
+from tests.fixtures.runs import block_rows
+from tests.fixtures.runs import subject
 from tests.fixtures.simulated import Clock
-from worker.running import RunningJob, RunningJobs, Stepped
-from worker.steering import REFRESH_EVERY_S, RequestSteering, RoundSteering, SliceRecorder
+from uuid import uuid4
+from worker.running import RunningJob
+from worker.running import RunningJobs
+from worker.running import Stepped
+from worker.steering import REFRESH_EVERY_S
+from worker.steering import RequestSteering
+from worker.steering import RoundSteering
+from worker.steering import SliceRecorder
+import pytest
+import random
+
 
 DRAFTERS = (DrafterState("lookup", "look-1", 8), DrafterState("model", "model-1", 8))
 DESIGN = RoundDesign(control_share=0.2, num_control_rounds=4, num_washout_rounds=1, num_window_rounds=4)
@@ -349,14 +365,14 @@ def slices_of(*tasks: str) -> list[Slice]:
     return [replace(row.slice, task=f"{row.slice.task} greedy") for row in rows]
 
 
-def recorder(store: Store, clock: Clock) -> SliceRecorder:
+def recorder(store: Store, clock: Callable[[], float] = lambda: 0.0) -> SliceRecorder:
     return SliceRecorder(store, FakeEngine().identity, {"lookup": "r7"}, owner="w1", now=lambda: NOON, clock=clock)
 
 
 def test_slices_are_stored_for_this_engine_and_the_drafter_that_is_loaded() -> None:
     store = Store()
     slices = slices_of("code")
-    recorder(store, Clock()).store(slices)
+    recorder(store).store(slices)
     identity = FakeEngine().identity
     assert [row.slice for row in store.rows] == [replace(one, task="code") for one in slices]
     (found,) = {row.subject for row in store.rows}
@@ -373,17 +389,17 @@ def test_slices_are_stored_for_this_engine_and_the_drafter_that_is_loaded() -> N
 
 def test_speed_ups_are_computed_at_once_and_then_at_most_every_few_seconds() -> None:
     """No task is forgotten that had slices in between."""
-    store, clock = Store(), Clock()
-    kept = recorder(store, clock)
+    store, now_s = Store(), [100.0]
+    kept = recorder(store, lambda: now_s[0])
     kept.store(slices_of("code"))
     assert store.refreshed == [{"code"}]
     kept.store(slices_of("sql"))
-    clock.now_s += REFRESH_EVERY_S / 2
+    now_s[0] += REFRESH_EVERY_S / 2
     kept.store(slices_of("chat"))
     assert store.refreshed == [{"code"}]
-    clock.now_s += REFRESH_EVERY_S / 2
+    now_s[0] += REFRESH_EVERY_S / 2
     kept.store(slices_of("code"))
     assert store.refreshed == [{"code"}, {"sql", "chat", "code"}]
-    clock.now_s += REFRESH_EVERY_S
+    now_s[0] += REFRESH_EVERY_S
     kept.store([])
     assert len(store.refreshed) == 2

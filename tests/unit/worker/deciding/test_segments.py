@@ -14,64 +14,54 @@ NOW = datetime(2026, 3, 1, tzinfo=UTC)
 IDLE = timedelta(days=3)
 
 
-class Clock:
+class World:
+    """The time, and the segments of which there is evidence."""
+
     def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> datetime:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+        self.now, self.known = NOW, dict[str, datetime]()
+        known, now = (lambda task: self.known if task == "code" else {}), (lambda: self.now)
+        self.keeps = SegmentsApart(known, idle=IDLE, now=now).keeps
 
 
 @pytest.fixture
-def known() -> dict[str, datetime]:
-    """Segments of which there is evidence."""
-    return {}
+def world() -> World:
+    return World()
 
 
-@pytest.fixture
-def segments(clock: Clock, known: dict[str, datetime]) -> SegmentsApart:
-    return SegmentsApart(lambda task: known if task == "code" else {}, idle=IDLE, now=clock)
-
-
-def test_a_task_keeps_so_many_segments_apart_and_pools_the_others(segments: SegmentsApart) -> None:
-    kept = [segments.keeps("code", f"made-up-{number}") for number in range(5000)]
+def test_a_task_keeps_so_many_segments_apart_and_pools_the_others(world: World) -> None:
+    kept = [world.keeps("code", f"made-up-{number}") for number in range(5000)]
     assert sum(kept) == MOST_SEGMENTS
     assert kept[:MOST_SEGMENTS] == [True] * MOST_SEGMENTS, "the first are in use and stay"
-    assert segments.keeps("code", "made-up-0")
-    assert segments.keeps("code", ""), "jobs without a segment are the pool"
-    assert segments.keeps("sql", "gold"), "another task has segments of its own"
+    assert world.keeps("code", "made-up-0")
+    assert world.keeps("code", ""), "jobs without a segment are the pool"
+    assert world.keeps("sql", "gold"), "another task has segments of its own"
 
 
-def test_a_segment_in_use_outlives_any_number_of_new_ones(segments: SegmentsApart, clock: Clock) -> None:
+def test_a_segment_in_use_outlives_any_number_of_new_ones(world: World) -> None:
     for day in range(20):
-        clock.now = NOW + timedelta(days=day)
-        assert segments.keeps("code", "gold")
+        world.now = NOW + timedelta(days=day)
+        assert world.keeps("code", "gold")
         for number in range(500):
-            segments.keeps("code", f"day-{day}-{number}")
+            world.keeps("code", f"day-{day}-{number}")
 
 
-def test_the_one_used_last_longest_ago_makes_room(segments: SegmentsApart, clock: Clock) -> None:
+def test_the_one_used_last_longest_ago_makes_room(world: World) -> None:
     for number in range(MOST_SEGMENTS):
-        clock.now = NOW + timedelta(hours=number)
-        assert segments.keeps("code", f"old-{number}")
-    clock.now = NOW + IDLE - timedelta(seconds=1)
-    assert not segments.keeps("code", "new")
-    clock.now = NOW + IDLE
-    assert segments.keeps("code", "new")
-    assert not segments.keeps("code", "old-0")
-    assert segments.keeps("code", "old-1")
+        world.now = NOW + timedelta(hours=number)
+        assert world.keeps("code", f"old-{number}")
+    world.now = NOW + IDLE - timedelta(seconds=1)
+    assert not world.keeps("code", "new")
+    world.now = NOW + IDLE
+    assert world.keeps("code", "new")
+    assert not world.keeps("code", "old-0")
+    assert world.keeps("code", "old-1")
 
 
-def test_segments_that_other_workers_know_count(segments: SegmentsApart, known: dict[str, datetime]) -> None:
-    known.update({f"theirs-{number}": NOW for number in range(MOST_SEGMENTS - 1)})
-    assert segments.keeps("code", "mine")
-    assert segments.keeps("code", "theirs-0")
-    assert not segments.keeps("code", "one more")
+def test_segments_that_other_workers_know_count(world: World) -> None:
+    world.known.update({f"theirs-{number}": NOW for number in range(MOST_SEGMENTS - 1)})
+    assert world.keeps("code", "mine")
+    assert world.keeps("code", "theirs-0")
+    assert not world.keeps("code", "one more")
 
 
 def test_of_many_uses_the_segments_used_last_are_kept() -> None:

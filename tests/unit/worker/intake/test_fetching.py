@@ -16,7 +16,7 @@ from tests.fixtures.publishing import delivery, validation
 from tests.fixtures.worker import until
 from worker.background import Retry
 from worker.intake.partitions import Delivery
-from worker.intake.validation import Fetching, PromptElsewhere, ReadyJob
+from worker.intake.validation import Fetching, ReadyJob
 
 ROOM = 1 << 20
 NUM_AT_ONCE = 2
@@ -50,11 +50,10 @@ class Feeding:
         folder.mkdir()
         self.contents = Contents(folder)
         tasks = {"code": TaskSettings(vanilla_patterns=("*",))}
-        self.validation = validation(tasks=tasks, check_reference=self.contents.store.check)
         self.hurry, self.num_wakes = threading.Event(), 0
         self.fetching = Fetching(
             self.contents,  # type: ignore[arg-type]
-            self.validation,
+            validation(tasks=tasks, check_reference=self.contents.store.check),
             num_at_once=NUM_AT_ONCE,
             retry=Retry(self.hurry),
             wake=self._woken,
@@ -65,9 +64,7 @@ class Feeding:
     def send(self, name: str, content: bytes = b'{"prompt": "hello there"}') -> ContentReference:
         reference = self.contents.store.write(name, content)
         fields = {"job_id": name, "body_ref": reference.model_dump(), "max_tokens": 4}
-        found = self.validation.read(delivery(name, value=json.dumps(fields).encode()))
-        assert isinstance(found, PromptElsewhere)
-        self.fetching.add(found)
+        assert self.fetching.read(delivery(name, value=json.dumps(fields).encode()), self.refused) is None
         return reference
 
     def turn(self, room_bytes: int = ROOM) -> None:

@@ -17,7 +17,7 @@ from alphaloop.messages.headers import RetryHeaders
 from alphaloop.settings import WorkerSettings
 from tests.fixtures.publishing import NOW
 from tests.fixtures.worker import until
-from worker.intake.polling import Intake, Room
+from worker.intake.polling import Intake
 
 P0, P1 = TopicPartition("jobs.code", 0), TopicPartition("jobs.code", 1)
 Q0 = TopicPartition("jobs.sql", 0)
@@ -217,17 +217,6 @@ def test_revoked_work_is_committed_and_its_buffer_dropped(source: ScriptedSource
     assert [d.record.offset for d in take_all(intake, 1)] == [7]
 
 
-def test_nothing_is_committed_for_lost_partitions(source: ScriptedSource, intake: Intake) -> None:
-    source.script.put(record(P0, 0))
-    (delivery,) = take_all(intake, 1)
-    source.script.put(lambda: source.on_lost([P0]))
-    source.settle()
-    intake.finish([delivery])
-    source.settle()
-    source.settle()
-    assert all(commit.get(P0, 0) == 0 for commit in source.commits)
-
-
 def test_completions_of_an_earlier_assignment_are_void(source: ScriptedSource, intake: Intake) -> None:
     source.script.put(record(P0, 0))
     (old,) = take_all(intake, 1)
@@ -287,15 +276,15 @@ def test_a_retry_is_handed_out_when_it_is_due_and_nothing_else_waits_for_it(sour
         waiting = Record(R0.topic, 0, offset, b"key", b"job", tuple(said.headers([("x", b"y")])), None)
         source.script.put(waiting)
         source.script.put(record(P0, offset))
-        (normal,) = intake.take(9, WAIT_S)
+        (normal,) = take_all(intake, 1)
         assert normal.record.topic == P0.topic, "the others of this worker go on"
         if clock[0] < not_before_s:
             source.wait_for(lambda: source.paused == {R0})
             clock[0] = not_before_s - 0.5
             source.settle()
-            assert intake.take(9, 0.0, high=Room(9, 1 << 20)) == []
+            assert intake.take(9, 0.0, is_high=True) == []
             clock[0] = not_before_s
-        (retried,) = intake.take(9, WAIT_S, high=Room(9, 1 << 20))
+        (retried,) = intake.take(9, WAIT_S, is_high=True)
         assert retried.record == Record("jobs.code.high", 2, 40 + offset, b"key", b"job", (("x", b"y"),), 7)
         assert retried.partition == R0
         source.wait_for(lambda: R0 not in source.paused)

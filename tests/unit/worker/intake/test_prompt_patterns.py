@@ -59,13 +59,6 @@ def test_the_first_pattern_that_covers_a_prompt_or_a_message_counts(body: dict[s
     assert read(**body).lane.switched_off == pattern
 
 
-def test_jobs_that_are_switched_off_share_no_batch_with_others() -> None:
-    off, on = read(prompt="Translate this"), read(prompt="Continue this")
-    keys = [job.lane for job in (off, on)]
-    assert keys[0] != keys[1]
-    assert [key.switched_off for key in keys] == ["Translate *", ""]
-
-
 def test_probes_and_controls_measure_whatever_their_prompts_say() -> None:
     for purpose in (Purpose.PROBE, Purpose.CONTROL):
         assert read(purpose=purpose, prompt="Translate this").lane.switched_off == ""

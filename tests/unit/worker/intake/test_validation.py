@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
 
-from alphaloop.errors import InvalidField, MessageError
+from alphaloop.errors import InvalidField
 from alphaloop.settings import TaskSettings
 from tests.fakes import FakeEngine
 from tests.fixtures.publishing import delivery, validation
+from worker.background import Retry
 from worker.engine import Sampling, SamplingDefaults
 from worker.intake.partitions import Delivery
+from worker.intake.validation import Fetching, Refusal
 
 TASK = TaskSettings(max_tokens=77, temperature=0.6, top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=1.05)
 
@@ -110,6 +113,6 @@ def test_another_model_than_the_one_served_is_refused() -> None:
     ],
 )
 def test_what_the_worker_refuses_is_named_as_it_was_sent(fields: dict[str, Any], field: str) -> None:
-    with pytest.raises(MessageError) as refused:
-        READING.read(sent(fields))
-    assert refused.value.field == field
+    reading, refused = Fetching(None, READING, retry=Retry(threading.Event()), wake=lambda: None), list[Refusal]()
+    assert reading.read(sent(fields), refused) is None
+    assert [error.field for _, error in refused] == [field]

@@ -71,38 +71,3 @@ def test_nothing_that_the_log_has_is_committed_past(chance: random.Random, num_a
         assert watermark.distance == log.next_offset - watermark.committable
         assert went_back or watermark.committable >= committed, "it falls only when the log goes back"
         committed = watermark.committable
-
-
-def test_a_log_that_begins_again_is_read_again() -> None:
-    watermark = Watermark()
-    old = [watermark.deliver(offset)[0] for offset in range(100)]
-    for number in old:
-        watermark.finish(number)
-    assert watermark.committable == 100
-    new = [watermark.deliver(offset) for offset in range(50)]
-    assert [went_back for _, went_back in new] == [True] + 49 * [False]
-    assert watermark.committable == 0, "a restart reads the new messages"
-    for number, _ in new:
-        watermark.finish(number)
-    assert watermark.committable == 50
-
-
-def test_a_message_below_the_cut_holds_the_watermark() -> None:
-    watermark = Watermark()
-    third, _, fifth = (watermark.deliver(offset)[0] for offset in (3, 4, 5))
-    again = watermark.deliver(4)[0]
-    watermark.finish(fifth)
-    watermark.finish(again)
-    assert watermark.committable == 3
-    assert watermark.num_in_flight == 1
-    watermark.finish(third)
-    assert watermark.committable == 5
-
-
-def test_a_message_that_the_log_lost_finishes_nothing_else() -> None:
-    watermark = Watermark()
-    lost = watermark.deliver(0)[0]
-    watermark.deliver(0)
-    watermark.finish(lost)
-    assert watermark.committable == 0
-    assert watermark.num_in_flight == 1
