@@ -17,14 +17,12 @@ from urllib.parse import parse_qs
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from alphaloop.embedded.brokers import EmbeddedKafka
-from alphaloop.embedded.process import free_ports
 from alphaloop.errors import BrokerLoginRefused
 from alphaloop.kafka.client import client_config
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import RESULTS, check_reachable, ensure_topics
 from alphaloop.settings import KafkaSettings
+from tests.fixtures.broker import send, with_listener
 from tests.fixtures.worker import until
 
 SECRET = "open sesame"
@@ -104,14 +102,9 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provider]:
 @pytest.fixture(scope="module")
 def guarded(kafka_home: Path, provider: Provider, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaSettings]:
     """Settings for the listener of a broker that checks the provider's tokens with its keys."""
-    (port,) = free_ports(1)
     module, package = "OAuthBearerLoginModule", "org.apache.kafka.common.security.oauthbearer"
     listener = "listener.name.sasl_plaintext.oauthbearer"
     properties = {
-        "listeners": "PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port},"
-        f"SASL_PLAINTEXT://127.0.0.1:{port}",
-        "advertised.listeners": "PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:" + str(port),
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT",
         "sasl.enabled.mechanisms": "OAUTHBEARER",
         "sasl.oauthbearer.jwks.endpoint.url": f"{provider.url}/keys",
         "sasl.oauthbearer.expected.audience": "kafka",
@@ -122,9 +115,10 @@ def guarded(kafka_home: Path, provider: Provider, tmp_path_factory: pytest.TempP
     with pytest.MonkeyPatch.context() as patch:
         allowed = "-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls"
         patch.setenv("JAVA_TOOL_OPTIONS", f"{allowed}={provider.url}/keys")
-        with EmbeddedKafka(kafka_home, tmp_path_factory.mktemp("guarded") / "kafka", properties=properties):
+        folder = tmp_path_factory.mktemp("guarded") / "kafka"
+        with with_listener(kafka_home, folder, "SASL_PLAINTEXT", properties) as address:
             yield KafkaSettings(
-                bootstrap_servers=f"127.0.0.1:{port}",
+                bootstrap_servers=address,
                 security_protocol="SASL_PLAINTEXT",
                 sasl_mechanism="OAUTHBEARER",
                 oauth_token_url=f"{provider.url}/token",
@@ -135,18 +129,19 @@ def guarded(kafka_home: Path, provider: Provider, tmp_path_factory: pytest.TempP
             )
 
 
+def travels(kafka: KafkaSettings, value: bytes) -> None:
+    """A message to `results` and back."""
+    ensure_topics(kafka, ["code"])
+    send(kafka, RESULTS, [value])
+    consumer, seen = Consumer(kafka, group_id="g"), set[bytes | None]()
+    consumer.assign_from([RESULTS], at="earliest")
+    until(lambda: seen.update(one.value for one in consumer.poll_many(10, 0.2)) or value in seen, "the message is read")
+    consumer.close()
+
+
 @pytest.mark.kafka
 def test_a_client_with_the_secret_produces_and_consumes(guarded: KafkaSettings, provider: Provider) -> None:
-    ensure_topics(guarded, ["code"])
-    producer = Producer(guarded)
-    producer.send(RESULTS, key=b"k", value=b"with a token")
-    producer.flush(30)
-    producer.close()
-    consumer, seen = Consumer(guarded, group_id="g"), []
-    consumer.assign_from([RESULTS], at="earliest")
-    until(lambda: seen.append(consumer.poll(0.2)) or seen[-1] is not None, "the message is read")
-    consumer.close()
-    assert seen[-1].value == b"with a token"
+    travels(guarded, b"with a token")
     assert provider.asked[0] == {"grant_type": ["client_credentials"], "scope": ["kafka jobs"]}
 
 
@@ -178,15 +173,7 @@ def test_a_token_of_aws_signer_reaches_the_broker(
     login: dict[str, Any] = dict.fromkeys(("oauth_token_url", "oauth_client_id", "oauth_client_secret"))
     of_aws = KafkaSettings.model_validate({**guarded.model_dump(), **login, "extra": {}, "aws_region": "eu-west-1"})
     assert of_aws.oauth_token_url is None, "no client here could ask the provider"
-    ensure_topics(of_aws, ["code"])
-    producer = Producer(of_aws)
-    producer.send(RESULTS, key=b"k", value=b"signed")
-    producer.flush(30)
-    producer.close()
-    consumer = Consumer(of_aws, group_id="aws")
-    consumer.assign_from([RESULTS], at="earliest")
-    until(lambda: consumer.poll(0.2) is not None, "a message is read")
-    consumer.close()
+    travels(of_aws, b"signed")
     assert set(signed) == {"eu-west-1"}
     assert len(signed) >= 3, "by the admin client, the producer and the consumer"
 

@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from alphaloop.embedded.brokers import EmbeddedKafka
-from alphaloop.embedded.process import free_ports
 from alphaloop.errors import BrokerLoginRefused, BrokerUnavailable
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import RESULTS, check_reachable, ensure_topics, is_reachable
 from alphaloop.settings import KafkaSettings
+from tests.fixtures.broker import send, with_listener
 from tests.fixtures.missing import self_signed
 from tests.fixtures.worker import until
 
@@ -30,21 +28,16 @@ def secured(kafka_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("secured")
     broker, keystore = self_signed(folder, "broker"), folder / "broker.pem"
     keystore.write_text(broker.key.read_text() + broker.cert.read_text())
-    (port,) = free_ports(1)
     login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
     properties = {
-        "listeners": "PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port},"
-        f"SASL_SSL://127.0.0.1:{port}",
-        "advertised.listeners": "PLAINTEXT://127.0.0.1:{port},SASL_SSL://127.0.0.1:" + str(port),
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_SSL:SASL_SSL",
         "sasl.enabled.mechanisms": "PLAIN",
         "listener.name.sasl_ssl.plain.sasl.jaas.config": f'{login} user_alice="{PASSWORD}";',
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(keystore),
     }
-    with EmbeddedKafka(kafka_home, folder / "kafka", properties=properties):
+    with with_listener(kafka_home, folder / "kafka", "SASL_SSL", properties) as address:
         yield KafkaSettings(
-            bootstrap_servers=f"127.0.0.1:{port}",
+            bootstrap_servers=address,
             security_protocol="SASL_SSL",
             sasl_mechanism="PLAIN",
             sasl_username="alice",
@@ -56,15 +49,12 @@ def secured(kafka_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 def test_the_right_password_produces_and_consumes(secured: KafkaSettings) -> None:
     ensure_topics(secured, ["code"])
-    producer = Producer(secured)
-    producer.send(RESULTS, key=b"k", value=b"over TLS")
-    producer.flush(30)
-    producer.close()
+    send(secured, RESULTS, [b"over TLS"])
     consumer, seen = Consumer(secured, group_id="g"), []
     consumer.assign_from([RESULTS], at="earliest")
     until(lambda: seen.append(consumer.poll(0.2)) or seen[-1] is not None, "the message is read")
     consumer.close()
-    assert (seen[-1].key, seen[-1].value) == (b"k", b"over TLS")
+    assert (seen[-1].key, seen[-1].value) == (b"over TLS", b"over TLS")
 
 
 def test_others_do_not_get_in(secured: KafkaSettings, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tests.fixtures.inference_server import (
     InferenceServer,
     MetricsPage,
     ServedEngine,
+    ask,
     engine_over,
     listening,
     whole,
@@ -149,11 +150,7 @@ def test_a_server_that_tells_of_requests_is_not_asked_for_counters() -> None:
         paths.append(connection.asked.path)
         await answer(connection)
 
-    async def run() -> None:
-        async with listening(noted) as listener, ServerClient(Endpoint(listener.url, "vllm", "fake")) as client:
-            await client.complete(make_job("one two"), SAMPLING)
-
-    asyncio.run(run())
+    ask(noted, lambda client: client.complete(make_job("one two"), SAMPLING), "vllm", model="fake")
     assert paths == ["/v1/completions"]
     with engine_over({"telling": server}) as engine:
         (found,) = decode(engine, server, ["code"])
@@ -162,13 +159,14 @@ def test_a_server_that_tells_of_requests_is_not_asked_for_counters() -> None:
     assert found.served.draft_revision == "vllm-0.32.0"
 
 
-def read(metrics_url: Callable[[InferenceServer], str]) -> tuple[Counters, InferenceServer]:
-    page = MetricsPage(num_requests=2, num_tokens=9).text().encode()
+PAGE = MetricsPage(num_requests=2, num_tokens=9).text().encode()
+
+
+def read(metrics_url: Callable[[InferenceServer], str], page: bytes = PAGE) -> tuple[Counters, InferenceServer]:
 
     async def run() -> tuple[Counters, InferenceServer]:
         async with listening(whole(page)) as server:
-            url = metrics_url(server)
-            endpoint = Endpoint(server.url, "openai", "fake", SecretStr("hunter2"), metrics_url=url)
+            endpoint = Endpoint(server.url, "openai", "fake", SecretStr("hunter2"), metrics_url=metrics_url(server))
             async with ServerClient(endpoint) as client:
                 return await ask_counters(client), server
 
@@ -184,11 +182,5 @@ def test_the_servers_own_page_sees_its_key_and_no_other_page_does() -> None:
 
 
 def test_a_page_without_the_counters_is_invalid() -> None:
-    async def run() -> None:
-        async with listening(whole(b"# no metrics\n")) as server:
-            endpoint = Endpoint(server.url, "openai", "fake", metrics_url=f"{server.url}/metrics")
-            async with ServerClient(endpoint) as client:
-                await ask_counters(client)
-
     with pytest.raises(ReplyInvalid, match="vllm:spec_decode_num_drafts_total"):
-        asyncio.run(run())
+        read(lambda one: f"{one.url}/metrics", b"# no metrics\n")

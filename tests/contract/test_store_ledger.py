@@ -22,10 +22,9 @@ from alphaloop.store.database import Database, of_row
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
 from alphaloop.store.hourly_sums import HOUR_KEY, sums_by_hour
 from alphaloop.store.housekeeping import PartitionKeeper
-from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore, record_counts
 from tests.fixtures.ledger import LedgerStore, counts_of, shadow_of
-from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
+from tests.fixtures.runs import ENGINE, TARGET, claim, decode_run, outcome, shadow_run, simulated_counts, vanilla_counts
 
 pytestmark = pytest.mark.postgres
 
@@ -55,13 +54,12 @@ def shadow(rng: random.Random, run: DecodeRun, drafter: str) -> ShadowRun:
     k = rng.randint(1, 6)
     counts = simulated_counts(rng, [0.8, 0.7, 0.5, 0.5, 0.4, 0.3][:k], rng.randint(0, 20))
     chances = tuple(trials + rng.randint(0, 3) for trials in counts.trials) if drafter == "gated" else ()
-    key = replace(run.key, drafter=drafter, draft_revision="draft-1")
-    return ShadowRun(key, k, counts, run.num_prompt_tokens, run.num_tokens, run.decoded_at, chances)
+    return shadow_run(run, counts, drafter, chances=chances)
 
 
 def record(database: Database, jobs: Sequence[JobCounts], owner: str = "w") -> None:
     """As a worker does it: claims, then outcomes that are recorded together."""
-    JobStore(database).claim([claim_request(job.job_id) for job in jobs], owner=owner, lease_s=60, max_attempts=3)
+    claim(database, *(job.job_id for job in jobs), owner=owner)
     outcomes = [replace(outcome(job.job_id, run=job.run), shadows=job.shadows) for job in jobs]
     assert len(OutcomeStore(database, half_life=HALF_LIFE).record(outcomes, owner=owner)) == len(jobs)
 

@@ -230,7 +230,3 @@ def test_the_status_table_shows_the_acceptance_of_most_jobs_and_pools_no_others(
     (code,) = recent_tasks(database)
     counts = sum((run.counts for run in most), AcceptanceCounts())
     assert (code.trials, code.accepts) == (counts.num_trials, counts.num_accepted)
-
-
-def test_an_empty_database_has_an_empty_status_table(database: Database) -> None:
-    assert recent_tasks(database) == []

@@ -23,9 +23,9 @@ from alphaloop.letters.reading import LetterFilter
 from alphaloop.messages import Chunk, chunk_headers, text_chunk
 from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic
 from alphaloop.outcomes.reading import refusals_of, text_so_far
-from alphaloop.settings import KafkaSettings, WorkerSettings
+from alphaloop.settings import KafkaSettings
 from alphaloop.store.known_jobs import KnownJob
-from tests.fixtures.publishing import NOW
+from tests.fixtures.broker import intake_of
 from tests.fixtures.worker import until
 from worker.intake.polling import Intake
 
@@ -87,14 +87,7 @@ def partition(kafka: KafkaSettings) -> TopicPartition:
 
 @pytest.fixture
 def intake(kafka: KafkaSettings, partition: TopicPartition) -> Iterator[Intake]:
-    intake = Intake(
-        Consumer(kafka, group_id=kafka.group_id),
-        [partition.topic],
-        limits=WorkerSettings(max_buffered=1000, max_buffered_bytes=1 << 20),
-        commit_interval_s=0.1,
-        most_message_bytes=1 << 10,
-        now=lambda: NOW,
-    )
+    intake = intake_of(kafka, partition.topic, kafka.group_id)
     intake.start()
     yield intake
     intake.close(WAIT_S)
@@ -132,46 +125,6 @@ def test_an_aborted_transaction_leaves_nothing_that_waits(
     assert group_lag(kafka, partition) > 0, "the first one still runs"
     intake.finish(taken[:1])
     until(lambda: group_lag(kafka, partition) == 0, "the group's lag is 0 again", WAIT_S)
-
-
-def test_a_partition_that_comes_back_has_no_position_yet(kafka: KafkaSettings, partition: TopicPartition) -> None:
-    """Else a worker would pass over messages that it delivered in an earlier assignment and did not finish."""
-    producer = Producer(kafka)
-    both = {partition, TopicPartition(partition.topic, 1)}
-    for number in range(10):
-        producer.send(partition.topic, key=None, value=b"{}", partition=number % 2)
-    producer.flush(WAIT_S)
-    producer.close()
-    first, second = (Consumer(kafka, group_id=kafka.group_id) for _ in range(2))
-    owned: dict[Consumer, set[TopicPartition]] = {first: set(), second: set()}
-    at_assignment: list[dict[TopicPartition, int]] = []
-
-    def join(one: Consumer) -> None:
-        def assigned(partitions: Sequence[TopicPartition]) -> None:
-            owned[one].update(partitions)
-            at_assignment.append(one.positions(partitions))
-
-        one.subscribe(
-            [partition.topic],
-            on_assign=assigned,
-            on_revoke=owned[one].difference_update,
-            on_lost=owned[one].difference_update,
-        )
-
-    def polled(*members: Consumer) -> list[set[TopicPartition]]:
-        for one in members:
-            one.poll(0.1)
-        return [owned[one] for one in members]
-
-    join(first)
-    until(lambda: polled(first) == [both] and set(first.positions(both).values()) == {5}, "all are read", WAIT_S)
-    join(second)
-    until(lambda: all(len(its) == 1 for its in polled(first, second)), "each has one", WAIT_S)
-    second.close()
-    until(lambda: polled(first) == [both], "the first has both again", WAIT_S)
-    first.close()
-    assert len(at_assignment) >= 3
-    assert not any(at_assignment)
 
 
 def test_messages_are_counted_and_not_offsets(
