@@ -99,6 +99,7 @@ def offsets(member: Renewed, topic: str) -> set[int | None]:
 def test_partitions_of_the_topic_are_lost_and_all_others_revoked_before_the_group_is_joined_again(
     member: Renewed,
 ) -> None:
+    SlowClient.may_close.clear()
     member.change()
     assert member.topics_called() == [("lost", {member.gone}), ("revoke", {member.other})]
     assert (offsets(member, member.gone), offsets(member, member.other)) == ({None}, {1})
@@ -107,19 +108,12 @@ def test_partitions_of_the_topic_are_lost_and_all_others_revoked_before_the_grou
     again = [one.value for one in member.records[4:] if one.topic == member.gone]
     assert sorted(again) == [b"first", b"first", b"second", b"second"]
     assert {one.value for one in member.records[4:] if one.topic == member.other} == {b"second"}
+    assert SlowClient.num_closed == 0, "a client that does not close holds up nothing"
+    SlowClient.may_close.set()
     until(lambda: SlowClient.num_closed == 1, "the old client is closed")
     calls = list(member.called)
     member.consumer.renew_if_made_anew()
     assert member.called == calls, "once is enough"
-
-
-def test_a_client_that_does_not_close_holds_up_nothing(member: Renewed) -> None:
-    SlowClient.may_close.clear()
-    member.change()
-    member.send(b"second")
-    member.read_until(4 + 6)
-    assert SlowClient.num_closed == 0
-    SlowClient.may_close.set()
 
 
 @pytest.mark.parametrize("member", [2.0], indirect=True, ids=["a commit is given up"])
@@ -143,17 +137,14 @@ def test_the_client_stays_while_a_commit_is_under_way(member: Renewed) -> None:
 def test_the_client_stays_until_every_broker_should_know_the_new_topic(
     member: Renewed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What is committed meanwhile counts for nobody."""
     monkeypatch.setattr(topics, "AGREEMENT_S", 3600.0)
+    ids = member.consumer._ask_ids([member.gone])
     member.change()
     assert not member.called
-    monkeypatch.setattr(topics, "AGREEMENT_S", 0.0)
-    member.consumer.renew_if_made_anew()
-    assert member.called
-
-
-def test_what_is_committed_before_the_client_is_replaced_counts_for_nobody(member: Renewed) -> None:
-    ids = member.consumer._ask_ids([member.gone])
-    member.consumer.note_ids({member.gone: "another"})
     member.consumer.commit({TopicPartition(member.gone, number): 1 for number in (0, 1)})
     found = member.consumer._client.committed([ck.TopicPartition(member.gone, number) for number in (0, 1)], timeout=30)
     assert {one.metadata for one in found} == {f"topic_id={ids[member.gone]}"}
+    monkeypatch.setattr(topics, "AGREEMENT_S", 0.0)
+    member.consumer.renew_if_made_anew()
+    assert member.called

@@ -384,17 +384,3 @@ def test_calibration_measures_every_shape_and_leaves_no_trace(build: Build) -> N
     assert all(point.median_ms > 0 for point in points)
     assert engine.load().num_running == 1
     assert run(engine, [])[job.job_id].text == expected
-
-
-def test_the_fakes_acceptance_is_what_was_asked_for(seed: int) -> None:
-    engine = FakeEngine(acceptance=(0.8, 0.5), seed=seed)
-    work = [(make_job(f"prompt {i}", i), replace(GREEDY, max_tokens=64), lookup_decision(2)) for i in range(300)]
-    counts = sum(
-        (g.counts for g in run(engine, work).values()), start=next(iter(run(engine, work[:1]).values())).counts
-    )
-    for position, alpha in ((1, 0.8), (2, 0.5)):
-        trials = counts.trials[position - 1]
-        found = counts.alpha_at(position)
-        assert found is not None
-        # Five standard errors: a false alarm in about 1.7 million runs.
-        assert abs(found - alpha) < 5 * (alpha * (1 - alpha) / trials) ** 0.5

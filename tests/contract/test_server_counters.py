@@ -97,35 +97,22 @@ def test_a_slice_of_one_task_has_the_servers_own_sums_and_is_told_with_the_job_t
         assert (one.is_counted, one.drafted, one.counts.num_tokens) == (False, (), 24)
 
 
-def test_tasks_that_run_together_are_credited_with_nothing() -> None:
+def test_what_is_not_of_one_task_of_ours_is_credited_to_nobody() -> None:
+    """Tasks that run together, another's requests with drafts and without, and a server that was started again."""
+    drafted = AcceptanceCounts(10, 1, 0, (9,) * 4, (9, 5, 4, 3), (5, 4, 3, 2))
     with silent_server() as (engine, server):
         settled(engine, server)
-        assert slices(decode(engine, server, ["code", "sql", "code"])) == []
-        assert len(slices(decode(engine, server, ["sql", "sql"], behind=10))) == 1, "the next slice is whole again"
-
-
-@pytest.mark.parametrize(
-    "happens",
-    [
-        lambda metrics: metrics.add(24, AcceptanceCounts(10, 1, 0, (9,) * 4, (9, 5, 4, 3), (5, 4, 3, 2))),
-        lambda metrics: metrics.add(24, PREFILL),
-    ],
-    ids=["with drafts", "without drafts"],
-)
-def test_a_slice_with_anothers_request_in_it_is_left_out(happens: Callable[[MetricsPage], None]) -> None:
-    with silent_server() as (engine, server):
-        settled(engine, server)
-        happens(server.metrics)
-        assert slices(decode(engine, server, ["code"])) == []
-        assert len(slices(decode(engine, server, ["code"], behind=10))) == 1
-
-
-def test_a_slice_in_which_the_server_was_started_again_is_left_out() -> None:
-    with silent_server() as (engine, server):
-        settled(engine, server)
-        server.metrics = MetricsPage()
-        assert slices(decode(engine, server, ["code"])) == []
-        assert len(slices(decode(engine, server, ["code"], behind=10))) == 1
+        disturbances: list[tuple[list[str], Callable[[], object]]] = [
+            (["code", "sql", "code"], lambda: None),
+            (["code"], lambda: server.metrics.add(24, drafted)),
+            (["code"], lambda: server.metrics.add(24, PREFILL)),
+            (["code"], lambda: setattr(server, "metrics", MetricsPage())),
+        ]
+        for number, (tasks, happens) in enumerate(disturbances):
+            happens()
+            assert slices(decode(engine, server, tasks, behind=200 + 20 * number)) == []
+            following = slices(decode(engine, server, ["sql", "sql"], behind=210 + 20 * number))
+            assert len(following) == 1, "the next slice is whole again"
 
 
 def test_a_page_that_is_missing_costs_no_job(caplog: pytest.LogCaptureFixture) -> None:

@@ -25,7 +25,6 @@ from worker.servers.replies import Reply
 
 GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
 NEW: Final = "0.5.19"
-USAGE: Final = {"prompt_tokens": 13, "completion_tokens": 24}
 TOO_LONG: Final = "The input (6001 tokens) is longer than the model's context length (2048 tokens)."
 
 

@@ -21,7 +21,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog, LoggedSetting
 from alphaloop.store.known_jobs import JobPages, PageStart, Wanted
 from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.reports import ReportStore, StoredReport
+from alphaloop.store.reports import ReportStore
 from alphaloop.store.task_figures import TaskPages
 from alphaloop.store.traffic import decoded_lately
 from benchmarks import ended_jobs as ended_jobs
@@ -174,19 +174,6 @@ def test_acceptance_by_the_hour_is_that_of_traffic(database: Database) -> None:
         (begin - timedelta(hours=1), tested, accepted),
     ]
     assert not found
-
-
-def test_pages_of_reports(database: Database) -> None:
-    store = ReportStore(database)
-    for number in range(3):
-        at = NOW - timedelta(hours=number)
-        store.save(StoredReport(at, at, at, f"report {number}", {}, "", f"<p>{number}</p>"))
-    assert [one.summary for one in store.headings(2)] == ["report 0", "report 1"]
-    assert [one.summary for one in store.headings(2, before=NOW - timedelta(hours=1))] == ["report 2"]
-    found = store.made_at(NOW - timedelta(hours=1))
-    assert found is not None
-    assert found.html == "<p>1</p>"
-    assert store.made_at(NOW + timedelta(hours=1)) is None
 
 
 def test_those_who_may_not_read_texts_may_read_this(

@@ -21,8 +21,7 @@ from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database, of_row
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
 from alphaloop.store.hourly_sums import HOUR_KEY, sums_by_hour
-from alphaloop.store.housekeeping import PartitionKeeper
-from alphaloop.store.outcomes import OutcomeStore, record_counts
+from alphaloop.store.outcomes import OutcomeStore
 from tests.fixtures.ledger import LedgerStore, counts_of, shadow_of
 from tests.fixtures.runs import ENGINE, TARGET, claim, decode_run, outcome, shadow_run, simulated_counts, vanilla_counts
 
@@ -175,15 +174,3 @@ def test_the_past_is_folded_up_to_a_moment(database: Database, seed: int) -> Non
         assert ledger.evidence(TARGET, ENGINE, moment, HALF_LIFE) == expected
     assert ledger.evidence("another", ENGINE, then[-1][0], HALF_LIFE) == {}
     assert ledger.evidence(TARGET, ENGINE, clock(database), HALF_LIFE) == evidence(database)
-
-
-def test_the_ledger_covers_the_days_that_are_kept(database: Database, rng: random.Random) -> None:
-    at = datetime.now(UTC)
-    ledger = LedgerStore(database)
-    assert ledger.covers(at)
-    assert not ledger.covers(at - 40 * DAY)
-    with database.begin() as connection:
-        record_counts(connection, [some_job(rng, at - 40 * DAY)], HALF_LIFE)
-    assert ledger.covers(at - 40 * DAY)
-    PartitionKeeper(database).drop_before((at - 30 * DAY).date())
-    assert not ledger.covers(at - 40 * DAY)

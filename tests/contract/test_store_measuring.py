@@ -292,5 +292,8 @@ def test_reports_are_kept_and_dropped(database: Database) -> None:
     for report in made:
         store.save(report)
     assert store.latest() == made[2]
+    assert [one.summary for one in store.headings(2)] == ["number 2", "number 1"]
+    assert [one.summary for one in store.headings(2, before=NOW + DAY)] == ["number 0"]
+    assert (store.made_at(NOW + DAY), store.made_at(NOW - DAY)) == (made[1], None)
     assert RetentionStore(database).drop("reports", NOW + 2 * DAY, lambda: False).num_rows == 2
     assert store.latest() == made[2]

@@ -16,7 +16,6 @@ from alphaloop.errors import StoreError
 from alphaloop.messages import Mode, Status
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import ShadowRun
-from alphaloop.store.housekeeping import PartitionKeeper
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox, OutboxMessage
 from alphaloop.store.outcomes import OutcomeStore
@@ -180,17 +179,6 @@ def test_the_database_refuses_counts_that_no_rounds_can_produce(
     for change in ("accepts = '{1,2}', num_tokens = 6", "trials = '{3,1}'", "proposed = '{2}'"):
         with pytest.raises(StoreError, match="counts_ordered"), database.begin() as connection:
             connection.execute(text(f"UPDATE decode_runs SET {change}"))
-
-
-def test_a_day_without_a_partition_loses_no_job(jobs: JobStore, outcomes: OutcomeStore, database: Database) -> None:
-    keeper = PartitionKeeper(database)
-    later = datetime.now(UTC) + timedelta(days=30)
-    assert later.date() not in keeper.days()
-    claim(jobs, "a", "b")
-    run = decode_run(vanilla_counts(2), mode=Mode.VANILLA, at=later)
-    assert len(outcomes.record([outcome("a", run=run), outcome("b", run=run)], owner="w1")) == 2
-    assert later.date() in keeper.days()
-    assert count(database, "SELECT count(*) FROM decode_runs") == 2
 
 
 def test_what_a_dead_worker_left_is_taken_over(jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox) -> None:

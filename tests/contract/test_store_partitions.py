@@ -52,6 +52,7 @@ def test_a_partition_that_went_while_a_worker_knew_it_is_made_again(
     store = OutcomeStore(database)
     claim(database, *"abc")
     run = decode_run(vanilla_counts(2), mode=Mode.VANILLA, at=LATER)
+    assert LATER.date() not in keeper.days()
     for name in "ab":  # the second transaction finds the partition that the first one made
         assert store.record([outcome(name, run=run)], owner="w")
     keeper.drop_before(LATER.date() + timedelta(days=1))

@@ -200,19 +200,10 @@ def test_bytes_that_no_memory_packs_to_are_refused() -> None:
 
 def test_jobs_since_a_moment_are_those_of_the_hours_after_it(database: Database) -> None:
     counts, history = vanilla_counts(4), TrafficStore(database)
-    minutes = {
-        0: NOW,
-        20: NOW + timedelta(minutes=20),
-        70: NOW + timedelta(minutes=70),
-        140: NOW + timedelta(minutes=140),
-    }
+    minutes = {number: NOW + timedelta(minutes=number) for number in (0, 20, 70, 140)}
     record(database, *(decode_run(counts, at=at) for at in minutes.values()))
-    record(
-        database,
-        decode_run(counts, at=minutes[140], task="chat"),
-        decode_run(counts, at=minutes[140], sampling_bucket="t<=1.0"),
-        decode_run(counts, at=minutes[140], purpose=Purpose.PROBE),
-    )
+    for other in ({"task": "chat"}, {"sampling_bucket": "t<=1.0"}, {"purpose": Purpose.PROBE}):
+        record(database, decode_run(counts, at=minutes[140], **other))  # type: ignore[arg-type]
     assert history.num_jobs_since("code", "greedy", NOW - timedelta(minutes=1)) == 4
     assert history.num_jobs_since("code", "greedy", minutes[20]) == 2
     assert history.num_jobs_since("code", "greedy", minutes[140]) == 0

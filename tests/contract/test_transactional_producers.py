@@ -144,50 +144,43 @@ def test_messages_are_counted_and_not_offsets(
     assert number_of(kafka) == 26, "of a long partition offsets count, from its first message to where one is open"
 
 
-def test_searches_end_where_the_last_offsets_hold_no_message(
+def test_readers_end_where_the_last_offsets_hold_no_message(
     kafka: KafkaSettings, transactions: Transactions, partition: TopicPartition
 ) -> None:
+    """Searches, readers of dead letters, and those of a text."""
     a, b, no, still_open = (f"{kafka.group_id}-{name}" for name in ("a", "b", "no", "open"))
+    letters = TopicPartition(dlq_topic(partition.topic), 0)
+    transactions.commit(letters, jobs("a"))
+    transactions.abort(letters, jobs("no", "no"))
+    chunk = Chunk(a, 1, 0, "half a ")
+    headers = [(name, text.encode()) for name, text in chunk_headers(chunk, {}).items()]
+    producer = Producer(kafka)
+    producer.send(TOKENS, key=a.encode(), value=text_chunk(chunk, created=0, model="m"), headers=headers, partition=0)
+    producer.flush(WAIT_S)
+    producer.close()
+    transactions.abort(TopicPartition(TOKENS, 0), jobs("no"))
     transactions.abort(partition, jobs(no))
     transactions.commit(partition, jobs(a, b))
     transactions.abort(partition, jobs(*[no] * 50))
     transactions.begin(partition, jobs(still_open))
+    with at_once():
+        found = search(kafka, lambda job_id, _: job_id.startswith(kafka.group_id))
+        assert [(one.job_id, one.num_before) for one in found.messages] == [(a, 0), (b, 1)]
+        assert found.is_complete
+    with at_once():
+        dead = list(LetterFilter(task=kafka.group_id).letters(kafka))
+        assert [json.loads(one.record.value or b"")["job_id"] for one in dead] == ["a"]
+        places = frozenset(f"{letters.topic}:0:{offset}" for offset in range(4))
+        assert [one.record.offset for one in LetterFilter(task=kafka.group_id, places=places).letters(kafka)] == [0]
+        assert refusals_of(kafka, ["nobody"]) == {}
+    with at_once():
+        text = text_so_far(kafka, KnownJob(a, datetime.now(UTC) - timedelta(minutes=1), None), timeout_s=WAIT_S)
+        assert text is not None
+        assert text.text == "half a "
+
+
+@contextlib.contextmanager
+def at_once() -> Iterator[None]:
     began = time.monotonic()
-    found = search(kafka, lambda job_id, _: job_id.startswith(kafka.group_id))
-    assert [(one.job_id, one.num_before) for one in found.messages] == [(a, 0), (b, 1)]
-    assert found.is_complete
-    assert time.monotonic() - began < AT_ONCE_S
-
-
-def test_dead_letters_are_read_to_the_end(
-    kafka: KafkaSettings, transactions: Transactions, partition: TopicPartition
-) -> None:
-    letters = TopicPartition(dlq_topic(partition.topic), 0)
-    transactions.commit(letters, jobs("a"))
-    transactions.abort(letters, jobs("no", "no"))
-    began = time.monotonic()
-    found = list(LetterFilter(task=kafka.group_id).letters(kafka))
-    assert [json.loads(one.record.value or b"")["job_id"] for one in found] == ["a"]
-    places = frozenset(f"{letters.topic}:0:{offset}" for offset in range(4))
-    assert [one.record.offset for one in LetterFilter(task=kafka.group_id, places=places).letters(kafka)] == [0]
-    assert refusals_of(kafka, ["nobody"]) == {}
-    assert time.monotonic() - began < AT_ONCE_S
-
-
-def test_a_text_is_read_to_the_end(kafka: KafkaSettings, transactions: Transactions) -> None:
-    job_id = f"job-{kafka.group_id}"
-    chunk = Chunk(job_id, 1, 0, "half a ")
-    headers = [(name, text.encode()) for name, text in chunk_headers(chunk, {}).items()]
-    producer = Producer(kafka)
-    producer.send(
-        TOKENS, key=job_id.encode(), value=text_chunk(chunk, created=0, model="m"), headers=headers, partition=0
-    )
-    producer.flush(WAIT_S)
-    producer.close()
-    transactions.abort(TopicPartition(TOKENS, 0), jobs("no"))
-    began = time.monotonic()
-    known = KnownJob(job_id, datetime.now(UTC) - timedelta(minutes=1), None)
-    found = text_so_far(kafka, known, timeout_s=WAIT_S)
-    assert found is not None
-    assert found.text == "half a "
+    yield
     assert time.monotonic() - began < AT_ONCE_S
