@@ -53,9 +53,8 @@ def test_an_outcome_is_recorded_once_and_published_at_once(
     messages = outcomes.record(asked, owner="w")
     assert [(message.key, message.value) for message in messages] == [(o.job_id.encode(), o.result) for o in asked[:2]]
     assert proxy.num_cuts == 1
-    with database.begin() as connection:
-        counted = "SELECT (SELECT count(*) FROM decode_runs), (SELECT sum(num_jobs) FROM acceptance_hourly)"
-        assert tuple(connection.execute(text(counted)).one()) == (2, 2)
+    counted = "SELECT (SELECT count(*) FROM decode_runs), (SELECT sum(num_jobs) FROM acceptance_hourly)"
+    assert tuple(database.one(text(counted))) == (2, 2)
     outbox = Outbox(database)
     assert outbox.num_pending() == 2
     outbox.delete({message.id for message in messages})

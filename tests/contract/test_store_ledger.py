@@ -142,13 +142,8 @@ def test_every_row_says_whether_it_is_evidence_and_how_it_was_counted(database: 
     shadows += (replace(shadows[2], key=replace(run.key, drafter="half"), is_drafted=True),)
     record(database, [JobCounts("a", 1, run, shadows), JobCounts("b", 1, run), JobCounts("c", 1, control)])
     columns = "recorded_in, recorded_at > now() - interval '1 hour' AS is_now"
-    with database.begin() as connection:
-        runs = connection.execute(
-            text(f"SELECT job_id, is_evidence, {columns} FROM decode_runs ORDER BY ledger_id")
-        ).all()
-        rows = connection.execute(
-            text(f"SELECT drafter, source, is_whole, {columns} FROM evidence_rows ORDER BY ledger_id")
-        ).all()
+    runs = database.rows(text(f"SELECT job_id, is_evidence, {columns} FROM decode_runs ORDER BY ledger_id"))
+    rows = database.rows(text(f"SELECT drafter, source, is_whole, {columns} FROM evidence_rows ORDER BY ledger_id"))
     transaction = runs[0].recorded_in
     assert [tuple(row) for row in runs] == [
         ("a", False, transaction, True),

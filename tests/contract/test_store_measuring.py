@@ -207,13 +207,10 @@ class TestRollups:
         store = RollupStore(database)
         assert store.roll_up_day(day.date()) == 1
         assert store.roll_up_day(day.date()) == 1, "again, with the same rows"
-        with database.begin() as connection:
-            hours = connection.execute(
-                select(acceptance_hourly).where(
-                    acceptance_hourly.c.bucket >= day, acceptance_hourly.c.bucket < day + DAY
-                )
-            ).all()
-            (total,) = connection.execute(select(acceptance_daily)).all()
+        hours = database.rows(
+            select(acceptance_hourly).where(acceptance_hourly.c.bucket >= day, acceptance_hourly.c.bucket < day + DAY)
+        )
+        (total,) = database.rows(select(acceptance_daily))
         assert len(hours) > 10
         assert total.bucket == day
         assert total.num_jobs == sum(hour.num_jobs for hour in hours) == 30

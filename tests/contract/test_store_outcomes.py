@@ -76,12 +76,11 @@ def test_texts_are_stored_as_they_are(jobs: JobStore, outcomes: OutcomeStore, da
     claim(jobs, r"\.")
     shadow = ShadowRun(replace(run.key, drafter="lookup"), 2, vanilla_counts(3), 40, 3, run.decoded_at)
     outcomes.record([replace(outcome(r"\.", run=run), shadows=(shadow,))], owner="w1")
-    with database.begin() as connection:
-        columns = "job_id, segment, reason, device, wall_s, time_to_first_token_s, is_evidence, decoded_at, chances"
-        stored = connection.execute(text(f"SELECT {columns} FROM decode_runs")).one()
-        assert tuple(stored) == (r"\.", odd, r"\N", "", 1e-300, None, True, run.decoded_at, [])
-        stored = connection.execute(text("SELECT job_id, segment, drafter, source, is_whole FROM evidence_rows")).one()
-        assert tuple(stored) == (r"\.", odd, "lookup", "shadow", True)
+    columns = "job_id, segment, reason, device, wall_s, time_to_first_token_s, is_evidence, decoded_at, chances"
+    stored = database.one(text(f"SELECT {columns} FROM decode_runs"))
+    assert tuple(stored) == (r"\.", odd, r"\N", "", 1e-300, None, True, run.decoded_at, [])
+    stored = database.one(text("SELECT job_id, segment, drafter, source, is_whole FROM evidence_rows"))
+    assert tuple(stored) == (r"\.", odd, "lookup", "shadow", True)
 
 
 def test_the_hour_holds_the_sums_of_its_runs(

@@ -157,9 +157,8 @@ def test_the_page_says_of_each_view_what_the_database_says(filled: Database) -> 
 
 
 def test_alpha_is_that_of_the_runs(filled: Database) -> None:
-    with filled.begin() as connection:
-        alpha = connection.execute(text("SELECT * FROM task_alpha_now")).one()
-        runs = connection.execute(text("SELECT * FROM decode_runs WHERE mode = 'speculative'")).all()
+    alpha = filled.one(text("SELECT * FROM task_alpha_now"))
+    runs = filled.rows(text("SELECT * FROM decode_runs WHERE mode = 'speculative'"))
     trials, accepts = sum(sum(run.trials) for run in runs), sum(sum(run.accepts) for run in runs)
     assert (alpha.task, alpha.num_jobs, alpha.trials, alpha.accepts) == ("code", 8, trials, accepts)
     assert (alpha.drafter, alpha.draft_revision, alpha.sampling_bucket) == ("lookup", "draft-1", "greedy")

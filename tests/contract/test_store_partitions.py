@@ -105,9 +105,8 @@ def test_old_days_are_dropped_with_their_rows(database: Database, keeper: Partit
     before = utc_day(today) - timedelta(days=30)
     assert keeper.drop_before(before) == [utc_day(today - timedelta(days=40))]
     assert keeper.drop_before(before) == []
-    with database.begin() as connection:
-        assert connection.execute(text("SELECT job_id FROM decode_runs")).scalars().all() == ["new"]
-        assert connection.execute(text("SELECT count(*) FROM jobs")).scalar_one() == 2
+    assert database.scalars(text("SELECT job_id FROM decode_runs")) == ["new"]
+    assert database.scalar(text("SELECT count(*) FROM jobs")) == 2
 
 
 def test_dropping_gives_up_where_the_table_is_in_use(database: Database) -> None:

@@ -135,6 +135,5 @@ def test_a_worker_that_is_suspended_while_it_records_blocks_no_other(
         finally:
             child.kill()
             child.wait(60)
-    with database.begin() as connection:
-        counted = "SELECT (SELECT count(*) FROM decode_runs), (SELECT sum(num_jobs) FROM acceptance_hourly)"
-        assert tuple(connection.execute(text(counted)).one()) == (3, 3)
+    counted = "SELECT (SELECT count(*) FROM decode_runs), (SELECT sum(num_jobs) FROM acceptance_hourly)"
+    assert tuple(database.one(text(counted))) == (3, 3)
