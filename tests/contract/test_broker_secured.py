@@ -122,8 +122,9 @@ def listener(
         "sasl.oauthbearer.expected.audience": "kafka",
         "sasl.oauthbearer.expected.issuer": provider.url,
         f"{name}.oauthbearer.sasl.jaas.config": f"{package}.oauthbearer.OAuthBearerLoginModule required;",
-        f"{name}.oauthbearer.sasl.server.callback.handler.class": f"{package}.oauthbearer.OAuthBearerValidatorCallbackHandler",
     }
+    handler = f"{package}.oauthbearer.OAuthBearerValidatorCallbackHandler"
+    properties[f"{name}.oauthbearer.sasl.server.callback.handler.class"] = handler
     with pytest.MonkeyPatch.context() as patch:
         allowed = "-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls"
         patch.setenv("JAVA_TOOL_OPTIONS", f"{allowed}={provider.url}/keys")
