@@ -90,7 +90,7 @@ def facts(reply: Reply) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_whole_reply_is_read(kind: ServerKind) -> None:
+def test_a_reply_is_read_whole_and_in_pieces_as_they_come(kind: ServerKind) -> None:
     sent = server_replies.of(kind)
     reply, (*_, request) = asked(whole(sent), completed(), kind=kind)
     assert (reply.text, reply.finish_reason) == (server_replies.text_of(sent), "length")
@@ -98,14 +98,8 @@ def test_a_whole_reply_is_read(kind: ServerKind) -> None:
     assert facts(reply) == TOLD[kind]
     assert (reply.first_text_s, reply.drafts.doubt) == (None, None)
     assert reply.wall_s > 0
-    assert request.method == "POST"
-    assert (request.path, request.body["prompt"]) == ("/v1/completions", PROMPT)
+    assert (request.method, request.path, request.body["prompt"]) == ("POST", "/v1/completions", PROMPT)
     assert request.headers["authorization"] == f"Bearer {SECRET}"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_stream_gives_the_same_and_its_pieces_as_they_come(kind: ServerKind) -> None:
-    sent = server_replies.of(kind)
     pieces = server_replies.vllm_stream() if kind == "vllm" else streamed(sent)
     texts: list[str] = []
     reply, (*_, request) = asked(of_version("0.5.23", stream(pieces)), heard(texts), kind=kind)
@@ -369,14 +363,16 @@ def test_a_busy_server_says_when_to_come_back(headers: dict[str, str], seconds: 
     assert caught.value.retry_after_s == seconds
 
 
-def test_the_sizes_of_a_prompt_that_is_too_long_are_told() -> None:
-    with pytest.raises(PromptTooLong, match="expected at most 2048 tokens, found a prompt of 6001"):
-        asked(FAILURES["too long (llama.cpp)"][0], completed())
-
-
-def test_a_refusal_names_the_field_where_the_server_does() -> None:
-    with pytest.raises(RequestRefused, match=r"^the server answered 400 \(BadRequestError: temperature\)"):
-        asked(FAILURES["a setting (vLLM)"][0], completed())
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("too long (llama.cpp)", "expected at most 2048 tokens, found a prompt of 6001"),
+        ("a setting (vLLM)", r"^the server answered 400 \(BadRequestError: temperature\)"),
+    ],
+)
+def test_a_refusal_tells_sizes_and_fields(name: str, told: str) -> None:
+    with pytest.raises(AlphaloopError, match=told):
+        asked(FAILURES[name][0], completed())
 
 
 def test_another_model_is_not_the_one_that_was_asked_for() -> None:
@@ -472,12 +468,8 @@ def test_the_models_of_a_server_are_listed() -> None:
 def test_a_server_says_its_version(kind: ServerKind, path: str, sent: dict[str, Any], version: str | None) -> None:
     found, (request,) = asked(whole(sent), lambda client: client.version(), kind=kind)
     assert (found, request.path) == (version, path)
-
-
-def test_a_version_that_is_not_told_is_none() -> None:
-    for kind in ("vllm", "sglang"):
-        found, _ = asked(whole({"detail": "Not Found"}, 404), lambda client: client.version(), kind=kind)
-        assert found is None
+    for other in ("vllm", "sglang"):
+        assert asked(whole({"detail": "Not Found"}, 404), lambda client: client.version(), kind=other)[0] is None
     assert asked(whole({}), lambda client: client.version(), kind="openai") == (None, [])
 
 
