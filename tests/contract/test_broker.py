@@ -138,54 +138,36 @@ def test_reading_from_the_end_or_since_a_time_misses_nothing_new(
                 assert sorted(values) == [b"new", b"newest", *([] if is_kafka else [b"old", b"old"])]
 
 
-def test_a_new_client_goes_on_after_the_committed_offset(
+def test_members_of_a_group_share_topics_that_match_and_go_on_after_what_is_committed(
     broker_settings: KafkaSettings, topic: str, fresh_prefix: str
 ) -> None:
-    send(broker_settings, topic, [b"%d" % i for i in range(10)], partition=0)
-    partition = TopicPartition(topic, 0)
-    with member(broker_settings, fresh_prefix, topic) as first:
-        pump([first], lambda: len(first.records) == 10)
-        assert first.consumer.committed([partition]) == {partition: None}
-        first.consumer.commit({partition: 4})
-        first.next_offsets.clear()  # nothing more is committed when it leaves
-        assert first.consumer.committed([partition]) == {partition: 4}
-    with member(broker_settings, fresh_prefix, topic) as second:
-        pump([second], lambda: len(second.records) == 6)
-        assert [record.offset for record in second.records] == [4, 5, 6, 7, 8, 9]
-
-
-def test_members_share_a_topic_and_take_over_without_loss(
-    broker_settings: KafkaSettings, topic: str, fresh_prefix: str
-) -> None:
-    with member(broker_settings, fresh_prefix, topic) as first:
-        pump([first], lambda: first.owned == partitions_of(topic))
+    pattern, both = rf"^jobs\.{fresh_prefix}[a-z0-9_-]*$", partitions_of(topic)
+    with member(broker_settings, fresh_prefix, pattern) as first:
+        pump([first], lambda: first.owned == both)
         send(broker_settings, topic, [b"%d" % i for i in range(100)])
         pump([first], lambda: len(first.records) == 100)
-        with member(broker_settings, fresh_prefix, topic) as second:
+        assert first.consumer.committed(both) == dict.fromkeys(both)
+        with member(broker_settings, fresh_prefix, pattern) as second:
             pump([first, second], lambda: len(first.owned) == len(second.owned) == 1)
-            assert first.owned | second.owned == partitions_of(topic)
+            assert first.owned | second.owned == both
             # Cooperative: only the partition that moves is taken, the other is read on without a break.
             assert [one for one in first.called if one[0] == "revoke"] == [("revoke", second.owned)]
+            (moved,) = second.owned
+            num_read = sum(record.topic_partition == moved for record in first.records)
+            assert second.consumer.committed([moved]) == {moved: num_read}
             send(broker_settings, topic, [b"%d" % i for i in range(100, 200)])
             pump([first, second], lambda: len(first.records) + len(second.records) >= 200)
-        pump([first], lambda: first.owned == partitions_of(topic))
+        pump([first], lambda: first.owned == both)
         send(broker_settings, topic, [b"%d" % i for i in range(200, 300)])
         pump([first], lambda: len(first.records) + len(second.records) >= 300)
-    read = sorted(int(record.value or b"") for record in first.records + second.records)
-    assert read == list(range(300))
-
-
-def test_a_pattern_sees_a_topic_that_is_made_later(broker_settings: KafkaSettings, fresh_prefix: str) -> None:
-    ensure_topics(broker_settings, [fresh_prefix])
-    with member(broker_settings, fresh_prefix, rf"^jobs\.{fresh_prefix}[a-z0-9_-]*$") as one:
-        pump([one], lambda: len(one.owned) == 2)
+        read = sorted(int(record.value or b"") for record in first.records + second.records)
+        assert read == list(range(300))
         ensure_topics(broker_settings, [f"{fresh_prefix}-later"])
         later = jobs_topic(f"{fresh_prefix}-later")
-        pump([one], lambda: partitions_of(later) <= one.owned)
-        send(broker_settings, later, [b"1"])
-        pump([one], lambda: len(one.records) == 1)
-        assert one.records[0].topic == later
-        assert {tp.topic for tp in one.owned} == {jobs_topic(fresh_prefix), later}, "dead letters are not jobs"
+        pump([first], lambda: partitions_of(later) <= first.owned)
+        send(broker_settings, later, [b"300"])
+        pump([first], lambda: first.records[-1].topic == later)
+        assert {tp.topic for tp in first.owned} == {topic, later}, "dead letters are not jobs"
 
 
 WAIT_S = 30.0

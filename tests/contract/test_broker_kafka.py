@@ -34,7 +34,7 @@ def own_broker(kafka_home: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     try:
         yield broker, broker.start()
     finally:
-        broker.stop()
+        broker.kill()
 
 
 @pytest.fixture

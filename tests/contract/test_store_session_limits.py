@@ -95,7 +95,7 @@ def stop(*arguments):
     return enqueue(*arguments)
 outcomes.enqueue = stop
 
-with Database(SecretStr(os.environ["TEST_DATABASE"]), limits=SessionLimits(idle_transaction_s=3.0)) as database:
+with Database(SecretStr(os.environ["TEST_DATABASE"]), limits=SessionLimits(idle_transaction_s=1.0)) as database:
     claim(database, "stopped", owner="stopped")
     ended, store = [outcome("stopped", run=RUN)], outcomes.OutcomeStore(database)
     try:
@@ -111,7 +111,7 @@ def test_a_worker_that_is_suspended_while_it_records_blocks_no_other(
     record(database, "first")
     environment = {**os.environ, "TEST_DATABASE": database_url.get_secret_value()}
     with Database(database_url, limits=IMPATIENT) as impatient:
-        # It is connected before the other one stops, whose locks the server takes away after three seconds.
+        # It is connected before the other one stops, whose locks the server takes away after a second.
         claim(impatient, "second")
         child = subprocess.Popen([sys.executable, "-c", STOPPED], env=environment, stdout=subprocess.PIPE, text=True)
         num_busy = 0

@@ -173,7 +173,7 @@ def world(kafka_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         finally:
             world.close()
     finally:
-        brokers.stop()
+        brokers.kill()
 
 
 def test_a_producer_finds_the_new_leader_of_a_topic_made_anew(world: World) -> None:
