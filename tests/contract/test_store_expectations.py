@@ -49,7 +49,6 @@ def test_eight_blocks_close_a_pair_and_its_slices_are_not_counted_twice(
         slices.refresh(stored[-1].slice.started_at + MINUTE)
         return [(pair.is_held, pair.num_blocks) for pair in pairs.shown(NOW)]
 
-    slices.add(block_rows(subject(), NOW - 2 * HOUR, 12))  # rounds without an expectation
     assert after(7) == []
     assert after(8) == [(False, 8)]
     assert after(15) == [(False, 8)], "the ninth block and six more are seven"
@@ -59,6 +58,12 @@ def test_eight_blocks_close_a_pair_and_its_slices_are_not_counted_twice(
     assert first.measured.mean == pytest.approx(2.0, rel=0.01)
     assert first.covers_to < second.covers_from
     assert (second.min_num_draft_tokens, second.max_num_draft_tokens, second.mean_running) == (4, 4, 4.0)
+
+
+def test_rounds_without_an_expectation_give_no_pair(slices: SwitchbackStore, pairs: ExpectationStore) -> None:
+    slices.add(block_rows(subject(), NOW - HOUR, 12))
+    slices.refresh(NOW)
+    assert pairs.shown(NOW) == []
 
 
 def test_a_worker_reads_the_pairs_of_its_engine_and_device_on_any_host(
