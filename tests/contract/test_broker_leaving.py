@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import confluent_kafka as ck
 import pytest
@@ -15,6 +14,7 @@ from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
+from tests.fixtures.broker import Member, pump
 
 pytestmark = pytest.mark.kafka
 
@@ -29,31 +29,21 @@ class WatchedClient(ck.Consumer):
         super().close()
 
 
-class Member:
-    """A member of a group that notes whether its callbacks ran inside the client's close."""
+class Leaving(Member):
+    """Notes whether its callbacks ran inside the client's close."""
 
     def __init__(self, kafka: KafkaSettings, name: str) -> None:
-        self.consumer = Consumer(kafka, group_id=name)
-        self.called: list[tuple[str, bool]] = []
-        self.committed: list[TopicPartition] = []
+        self.inside: list[tuple[str, bool]] = []
         self.failure: Exception | None = None
-        self.consumer.subscribe(
-            [jobs_topic(name)], on_assign=self._note("assign"), on_revoke=self._revoked, on_lost=self._note("lost")
-        )
+        super().__init__(kafka, name, jobs_topic(name))
 
-    def _note(self, what: str) -> Callable[[Sequence[TopicPartition]], None]:
-        def note(_: Sequence[TopicPartition]) -> None:
-            client = self.consumer._client
-            assert isinstance(client, WatchedClient)
-            self.called.append((what, client.is_closing))
-
-        return note
-
-    def _revoked(self, partitions: Sequence[TopicPartition]) -> None:
-        self._note("revoke")(partitions)
-        self.consumer.commit(dict.fromkeys(partitions, 1))
-        self.committed += partitions
-        if self.failure is not None:
+    def note(self, what: str, partitions: Sequence[TopicPartition]) -> None:
+        client = self.consumer._client
+        assert isinstance(client, WatchedClient)
+        self.inside.append((what, client.is_closing))
+        self.next_offsets |= dict.fromkeys(partitions, 1)
+        super().note(what, partitions)
+        if what == "revoke" and self.failure is not None:
             raise self.failure
 
 
@@ -65,47 +55,43 @@ def name(kafka_settings: KafkaSettings, fresh_prefix: str, monkeypatch: pytest.M
     return fresh_prefix
 
 
-def poll(member: Member, until: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not until():
-        member.consumer.poll(0.1)
-        assert time.monotonic() < deadline
-
-
 def test_a_member_hands_its_partitions_over_and_commits_before_the_close(
     kafka_settings: KafkaSettings, name: str
 ) -> None:
-    member = Member(kafka_settings, name)
-    poll(member, lambda: len(member.consumer.assignment()) == 2)
+    member = Leaving(kafka_settings, name)
+    pump([member], lambda: len(member.owned) == 2)
+    partitions = set(member.owned)
     member.consumer.close()
-    assert member.called == [("assign", False), ("revoke", False)]
-    assert len(member.committed) == 2
+    assert member.inside == [("assign", False), ("revoke", False)]
     member.consumer.close()
-    assert len(member.called) == 2, "once is enough"
+    assert len(member.inside) == 2, "once is enough"
+    reader = Consumer(kafka_settings, group_id=name)
+    assert reader.committed(sorted(partitions)) == dict.fromkeys(partitions, 1)
+    reader.close()
 
 
 def test_a_member_closed_in_the_middle_of_a_rebalance_leaves_first(kafka_settings: KafkaSettings, name: str) -> None:
-    first = Member(kafka_settings, name)
-    poll(first, lambda: len(first.consumer.assignment()) == 2)
-    second = Member(kafka_settings, name)
+    first = Leaving(kafka_settings, name)
+    pump([first], lambda: len(first.owned) == 2)
+    second = Leaving(kafka_settings, name)
     try:
         # The first member is asked for a partition, but does not poll; the second one waits for the partition.
-        poll(second, lambda: ("assign", False) in second.called)
+        pump([second], lambda: ("assign", False) in second.inside)
     finally:
         first.consumer.close()
         second.consumer.close()
-    assert ("revoke", False) in first.called
-    assert {is_closing for _, is_closing in first.called + second.called} == {False}
+    assert ("revoke", False) in first.inside
+    assert {is_closing for _, is_closing in first.inside + second.inside} == {False}
 
 
 def test_what_a_callback_raises_comes_out_of_close_and_the_client_is_closed(
     kafka_settings: KafkaSettings, name: str
 ) -> None:
-    member = Member(kafka_settings, name)
-    poll(member, lambda: len(member.consumer.assignment()) == 2)
+    member = Leaving(kafka_settings, name)
+    pump([member], lambda: len(member.owned) == 2)
     member.failure = AlphaloopError("of the application")
     with pytest.raises(AlphaloopError, match="of the application"):
         member.consumer.close()
-    assert member.called == [("assign", False), ("revoke", False)]
+    assert member.inside == [("assign", False), ("revoke", False)]
     with pytest.raises(RuntimeError, match="closed"):
         member.consumer.poll(0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import confluent_kafka as ck
@@ -12,12 +12,11 @@ import pytest
 from alphaloop.errors import BrokerUnavailable
 from alphaloop.kafka import consumer as module
 from alphaloop.kafka import topics
-from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.offsets import Record, TopicPartition
-from alphaloop.kafka.producer import Producer
+from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
+from tests.fixtures.broker import Member, pump, send
 from tests.fixtures.worker import until
 
 pytestmark = pytest.mark.kafka
@@ -39,43 +38,31 @@ class SlowClient(ck.Consumer):
         type(self).num_closed += 1
 
 
-class Member:
-    """A member of a group that reads two topics and notes what is called."""
+class Renewed(Member):
+    """A member of a group that reads two topics. What is revoked it commits at 1."""
 
     def __init__(self, kafka: KafkaSettings, name: str) -> None:
-        self.name, self._kafka = name, kafka
+        self._kafka = kafka
         self.gone, self.other = jobs_topic(f"{name}a"), jobs_topic(f"{name}b")
         ensure_topics(kafka, [f"{name}a", f"{name}b"])
-        self.consumer = Consumer(kafka, group_id=name)
-        self.called: list[tuple[str, set[str]]] = []
-        self.read: list[Record] = []
-        self.consumer.subscribe(
-            [self.gone, self.other], on_assign=self._note("assign"), on_revoke=self._revoked, on_lost=self._note("lost")
-        )
+        super().__init__(kafka, name, self.gone, self.other)
 
-    def _note(self, what: str) -> Callable[[Sequence[TopicPartition]], None]:
-        return lambda partitions: self.called.append((what, {one.topic for one in partitions}))
+    def note(self, what: str, partitions: Sequence[TopicPartition]) -> None:
+        self.next_offsets = dict.fromkeys(partitions, 1)
+        super().note(what, partitions)
 
-    def _revoked(self, partitions: Sequence[TopicPartition]) -> None:
-        self._note("revoke")(partitions)
-        self.consumer.commit(dict.fromkeys(partitions, 1))
+    def topics_called(self) -> list[tuple[str, set[str]]]:
+        return [(what, {one.topic for one in partitions}) for what, partitions in self.called]
 
     def send(self, value: bytes) -> None:
         """A message to each partition of both topics."""
-        producer = Producer(self._kafka)
         for topic in (self.gone, self.other):
             for partition in (0, 1):
-                producer.send(topic, key=None, value=value, partition=partition)
-        producer.flush(30)
-        producer.close()
+                send(self._kafka, topic, [value], partition)
 
     def read_until(self, count: int) -> None:
         """Poll until so many messages have come."""
-        until(lambda: self._poll() == count, f"{count} messages")
-
-    def _poll(self) -> int:
-        self.read += self.consumer.poll_many(10, 0.1)
-        return len(self.read)
+        pump([self], lambda: len(self.records) == count, f"{count} messages")
 
     def change(self) -> None:
         """Let one topic have another id."""
@@ -86,7 +73,7 @@ class Member:
 @pytest.fixture
 def member(
     request: pytest.FixtureRequest, kafka_settings: KafkaSettings, fresh_prefix: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Member]:
+) -> Iterator[Renewed]:
     """Has read a message of each partition. Its client may do everything; a test may limit its seconds to wait."""
     monkeypatch.setattr(module.ck, "Consumer", SlowClient)
     monkeypatch.setattr(topics, "AGREEMENT_S", 0.0)
@@ -94,7 +81,7 @@ def member(
     SlowClient.may_close.set()
     SlowClient.num_closed = 0
     limit = {"request_timeout_s": request.param} if hasattr(request, "param") else {}
-    member = Member(kafka_settings.model_copy(update=limit), fresh_prefix)
+    member = Renewed(kafka_settings.model_copy(update=limit), fresh_prefix)
     member.send(b"first")
     member.read_until(4)
     member.called.clear()
@@ -104,39 +91,33 @@ def member(
     member.consumer.close()
 
 
-def offsets(member: Member, topic: str) -> set[int | None]:
+def offsets(member: Renewed, topic: str) -> set[int | None]:
     """What the group has committed of the topic's partitions."""
     return set(member.consumer.committed([TopicPartition(topic, 0), TopicPartition(topic, 1)]).values())
 
 
 def test_partitions_of_the_topic_are_lost_and_all_others_revoked_before_the_group_is_joined_again(
-    member: Member,
+    member: Renewed,
 ) -> None:
+    SlowClient.may_close.clear()
     member.change()
-    assert member.called == [("lost", {member.gone}), ("revoke", {member.other})]
+    assert member.topics_called() == [("lost", {member.gone}), ("revoke", {member.other})]
     assert (offsets(member, member.gone), offsets(member, member.other)) == ({None}, {1})
     member.send(b"second")
     member.read_until(4 + 6)
-    again = [one.value for one in member.read[4:] if one.topic == member.gone]
+    again = [one.value for one in member.records[4:] if one.topic == member.gone]
     assert sorted(again) == [b"first", b"first", b"second", b"second"]
-    assert {one.value for one in member.read[4:] if one.topic == member.other} == {b"second"}
+    assert {one.value for one in member.records[4:] if one.topic == member.other} == {b"second"}
+    assert SlowClient.num_closed == 0, "a client that does not close holds up nothing"
+    SlowClient.may_close.set()
     until(lambda: SlowClient.num_closed == 1, "the old client is closed")
     calls = list(member.called)
     member.consumer.renew_if_made_anew()
     assert member.called == calls, "once is enough"
 
 
-def test_a_client_that_does_not_close_holds_up_nothing(member: Member) -> None:
-    SlowClient.may_close.clear()
-    member.change()
-    member.send(b"second")
-    member.read_until(4 + 6)
-    assert SlowClient.num_closed == 0
-    SlowClient.may_close.set()
-
-
 @pytest.mark.parametrize("member", [2.0], indirect=True, ids=["a commit is given up"])
-def test_the_client_stays_while_a_commit_is_under_way(member: Member) -> None:
+def test_the_client_stays_while_a_commit_is_under_way(member: Renewed) -> None:
     SlowClient.may_commit.clear()
     with pytest.raises(BrokerUnavailable):
         member.consumer.commit({TopicPartition(member.other, 0): 1})
@@ -150,23 +131,20 @@ def test_the_client_stays_while_a_commit_is_under_way(member: Member) -> None:
         return bool(member.called)
 
     until(is_renewed, "the client is replaced")
-    assert member.called[0] == ("lost", {member.gone})
+    assert member.topics_called()[0] == ("lost", {member.gone})
 
 
 def test_the_client_stays_until_every_broker_should_know_the_new_topic(
-    member: Member, monkeypatch: pytest.MonkeyPatch
+    member: Renewed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """What is committed meanwhile counts for nobody."""
     monkeypatch.setattr(topics, "AGREEMENT_S", 3600.0)
+    ids = member.consumer._ask_ids([member.gone])
     member.change()
     assert not member.called
-    monkeypatch.setattr(topics, "AGREEMENT_S", 0.0)
-    member.consumer.renew_if_made_anew()
-    assert member.called
-
-
-def test_what_is_committed_before_the_client_is_replaced_counts_for_nobody(member: Member) -> None:
-    ids = member.consumer._ask_ids([member.gone])
-    member.consumer.note_ids({member.gone: "another"})
     member.consumer.commit({TopicPartition(member.gone, number): 1 for number in (0, 1)})
     found = member.consumer._client.committed([ck.TopicPartition(member.gone, number) for number in (0, 1)], timeout=30)
     assert {one.metadata for one in found} == {f"topic_id={ids[member.gone]}"}
+    monkeypatch.setattr(topics, "AGREEMENT_S", 0.0)
+    member.consumer.renew_if_made_anew()
+    assert member.called

@@ -116,6 +116,13 @@ def test_a_job_is_decoded_to_its_end(build_any: Build) -> None:
     assert generation.num_prompt_tokens == len(token_ids) or not token_ids
     assert 0 < generation.time_to_first_token_s <= generation.wall_s
     assert 0 < generation.device_s <= generation.wall_s
+    (one,) = run(engine, [(make_job("hi", 1), replace(GREEDY, max_tokens=1), drafting(engine, 4))]).values()
+    assert len(one.token_ids) == one.counts.rounds == 1, "one token is the prefill alone"
+    assert one.counts.num_trials == 0
+    with pytest.raises(InvalidField, match=r"body\.model"):
+        engine.prepare(make_job("hi", model="some-other-model"), GREEDY)
+    with pytest.raises(DecodeFailed):
+        engine.admit(engine.prepare(make_job("hi"), GREEDY), replace(lookup_decision(3), drafter="unheard-of"))
     assert engine.load().num_running == 0
 
 
@@ -209,16 +216,11 @@ def test_a_text_ends_before_the_first_stop_string(build_any: Build, decision: De
         assert cut.counts.num_tokens == len(cut.token_ids)
 
 
-def test_one_token_is_the_prefill_alone(build_any: Build) -> None:
-    engine = build_any()
-    (generation,) = run(engine, [(make_job("hi", 1), replace(GREEDY, max_tokens=1), drafting(engine, 4))]).values()
-    assert len(generation.token_ids) == generation.counts.rounds == 1
-    assert generation.counts.num_trials == 0
-
-
 def test_load_follows_admission_cancellation_and_abandonment(build_any: Build) -> None:
     engine = build_any(num_slots=3, round_s=0.05)
     jobs = [make_job(prompt, i) for i, prompt in enumerate(PROMPTS[:3])]
+    short = replace(GREEDY, max_tokens=4)
+    expected = run(engine, [(jobs[0], short, VANILLA)])[jobs[0].job_id].text
     for i, job in enumerate(jobs):
         assert engine.load().num_free == 3 - i
         engine.admit(engine.prepare(job, GREEDY), VANILLA)
@@ -234,6 +236,7 @@ def test_load_follows_admission_cancellation_and_abandonment(build_any: Build) -
     engine.abandon()
     assert engine.load().num_running == 0
     assert step_once(engine).batch == 0
+    assert run(engine, [(jobs[0], short, drafting(engine, 3))])[jobs[0].job_id].text == expected, "work goes on"
 
 
 def test_a_cancelled_job_leaves_the_others_as_they_are(build_any: Build) -> None:
@@ -252,16 +255,6 @@ def test_a_cancelled_job_leaves_the_others_as_they_are(build_any: Build) -> None
     assert finished[newcomer.job_id].text == run(engine, [(newcomer, GREEDY, VANILLA)])[newcomer.job_id].text
 
 
-def test_work_goes_on_after_abandonment(build_any: Build) -> None:
-    engine = build_any(num_slots=2)
-    job = make_job(PROMPTS[0], 1)
-    expected = run(engine, [(job, GREEDY, VANILLA)])[job.job_id].text
-    engine.admit(engine.prepare(job, GREEDY), VANILLA)
-    step_once(engine)
-    engine.abandon()
-    assert run(engine, [(job, GREEDY, drafting(engine, 3))])[job.job_id].text == expected
-
-
 def test_the_context_limits_the_output_and_refuses_the_prompt(build: Build) -> None:
     engine = build(context_length=64)
     words = "a b c d e f g h"
@@ -274,18 +267,6 @@ def test_the_context_limits_the_output_and_refuses_the_prompt(build: Build) -> N
         engine.prepare(make_job(" ".join(["word"] * 90)), GREEDY)
     assert refused.value.field == "body.prompt"
     assert "word" not in str(refused.value)
-
-
-def test_another_model_is_refused(build_any: Build) -> None:
-    with pytest.raises(InvalidField, match=r"body\.model"):
-        build_any().prepare(make_job("hi", model="some-other-model"), GREEDY)
-
-
-def test_an_unknown_drafter_is_refused_and_takes_no_slot(build_any: Build) -> None:
-    engine = build_any()
-    with pytest.raises(DecodeFailed):
-        engine.admit(engine.prepare(make_job("hi"), GREEDY), replace(lookup_decision(3), drafter="unheard-of"))
-    assert engine.load().num_running == 0
 
 
 def redraft_at_random(engine: Engine, job_ids: Iterable[str], rng: random.Random) -> None:
@@ -404,27 +385,3 @@ def test_calibration_measures_every_shape_and_leaves_no_trace(build: Build) -> N
     assert all(point.median_ms > 0 for point in points)
     assert engine.load().num_running == 1
     assert run(engine, [])[job.job_id].text == expected
-
-
-def test_the_fake_fails_when_told() -> None:
-    engine = FakeEngine(failing_steps=(1,))
-    engine.admit(engine.prepare(make_job("hi"), GREEDY), VANILLA)
-    engine.step()
-    with pytest.raises(DecodeFailed):
-        engine.step()
-    engine.abandon()
-    assert engine.load().num_running == 0
-
-
-def test_the_fakes_acceptance_is_what_was_asked_for(seed: int) -> None:
-    engine = FakeEngine(acceptance=(0.8, 0.5), seed=seed)
-    work = [(make_job(f"prompt {i}", i), replace(GREEDY, max_tokens=64), lookup_decision(2)) for i in range(300)]
-    counts = sum(
-        (g.counts for g in run(engine, work).values()), start=next(iter(run(engine, work[:1]).values())).counts
-    )
-    for position, alpha in ((1, 0.8), (2, 0.5)):
-        trials = counts.trials[position - 1]
-        found = counts.alpha_at(position)
-        assert found is not None
-        # Five standard errors: a false alarm in about 1.7 million runs.
-        assert abs(found - alpha) < 5 * (alpha * (1 - alpha) / trials) ** 0.5

@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from itertools import count
 from time import thread_time
 from typing import Any
 
@@ -25,10 +24,9 @@ from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRead
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
-from alphaloop.store.jobs import JobStore
-from alphaloop.store.outcomes import OutcomeStore
+from tests.fixtures import runs as runs_fixture
 from tests.fixtures.deciding import add_evidence
-from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
+from tests.fixtures.runs import ENGINE, TARGET, decode_run, simulated_counts, vanilla_counts
 from worker.deciding import evidence_cache as module
 from worker.deciding.evidence_cache import MOST_SEGMENTS, EvidenceCache
 
@@ -38,7 +36,6 @@ NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 HALF_LIFE = timedelta(days=3)
 LOOKUP = DrafterState("lookup", "draft-1", 4)
 PLACE = Place("code", LOOKUP.name, LOOKUP.revision)
-_NUMBERS = count()
 
 
 @pytest.fixture
@@ -59,11 +56,7 @@ def new_worker(database: Database, store: AcceptanceStateStore | None = None) ->
 
 def record(database: Database, runs: Sequence[DecodeRun], by: EvidenceCache | None = None) -> None:
     """Recorded by that worker, or by another one."""
-    ids = [f"{next(_NUMBERS)}" for _ in runs]
-    JobStore(database).claim([claim_request(i) for i in ids], owner="w", lease_s=60, max_attempts=3)
-    recorded = [outcome(i, run=run) for i, run in zip(ids, runs, strict=True)]
-    changed = {} if by is None else {"changed": by.take}
-    assert len(OutcomeStore(database, half_life=HALF_LIFE, **changed).record(recorded, owner="w")) == len(runs)
+    runs_fixture.record(database, *runs, half_life=HALF_LIFE, **({} if by is None else {"changed": by.take}))
 
 
 def batch(

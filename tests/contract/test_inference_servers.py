@@ -6,10 +6,9 @@ import asyncio
 import itertools
 import json
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, TypeVar, get_args
+from typing import Any, Final, get_args
 
 import pytest
-from pydantic import SecretStr
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.errors import (
@@ -29,10 +28,13 @@ from alphaloop.messages import Job, Origin, parse_job
 from alphaloop.server_identity import ServerKind
 from tests.fixtures import server_replies
 from tests.fixtures.inference_server import (
+    SECRET,
     Answer,
     Asked,
     Connection,
     InferenceServer,
+    Result,
+    ask,
     head,
     listening,
     of_version,
@@ -49,7 +51,6 @@ from worker.servers.replies import Reply
 
 KINDS: Final[tuple[ServerKind, ...]] = get_args(ServerKind)
 GREEDY: Final = Sampling(max_tokens=MAX_TOKENS, temperature=0.0)
-SECRET: Final = "hunter2"
 #: Five rounds accepted 4 of 4 behind the pass that read the prompt, and the last was cut at the limit.
 ROUNDS: Final = AcceptanceCounts(6, 1, 1, (5, 5, 5, 4), (5, 5, 5, 4), (5, 5, 5, 4))
 LENGTHS: Final = AcceptanceCounts(6, 1, 2, (5, 5, 5, 5), (5, 5, 5, 5), (5, 5, 5, 5))
@@ -65,22 +66,15 @@ CHAT: Final = parse_job(
     Origin("test", "jobs.code", 0, 1),
     task="code",
 )
-Result = TypeVar("Result")
+
+
 Ask = Callable[[ServerClient], Coroutine[Any, Any, Result]]
 
 
-def asked(
-    answer: Answer, ask: Ask[Result], *, kind: ServerKind = "openai", **limits: float
-) -> tuple[Result, list[Asked]]:
-    """What `ask` returns of a client of such a server, and the requests that came."""
-
-    async def run() -> tuple[Result, list[Asked]]:
-        async with listening(answer) as server:
-            endpoint = endpoint_of(server.url, kind, "smollm2", SecretStr(SECRET), **limits)
-            async with ServerClient(endpoint) as client:
-                return await ask(client), server.asked
-
-    return asyncio.run(run())
+def asked(answer: Answer, act: Ask[Result], **given: Any) -> tuple[Result, list[Asked]]:
+    """What `act` returns of a client of such a server, and the requests that came."""
+    found, server = ask(answer, act, **given)
+    return found, server.asked
 
 
 def completed(job: Job | None = None, sampling: Sampling = GREEDY) -> Ask[Reply]:
@@ -97,7 +91,7 @@ def facts(reply: Reply) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_whole_reply_is_read(kind: ServerKind) -> None:
+def test_a_reply_is_read_whole_and_in_pieces_as_they_come(kind: ServerKind) -> None:
     sent = server_replies.of(kind)
     reply, (*_, request) = asked(whole(sent), completed(), kind=kind)
     assert (reply.text, reply.finish_reason) == (server_replies.text_of(sent), "length")
@@ -105,14 +99,8 @@ def test_a_whole_reply_is_read(kind: ServerKind) -> None:
     assert facts(reply) == TOLD[kind]
     assert (reply.first_text_s, reply.drafts.doubt) == (None, None)
     assert reply.wall_s > 0
-    assert request.method == "POST"
-    assert (request.path, request.body["prompt"]) == ("/v1/completions", PROMPT)
+    assert (request.method, request.path, request.body["prompt"]) == ("POST", "/v1/completions", PROMPT)
     assert request.headers["authorization"] == f"Bearer {SECRET}"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_stream_gives_the_same_and_its_pieces_as_they_come(kind: ServerKind) -> None:
-    sent = server_replies.of(kind)
     pieces = server_replies.vllm_stream() if kind == "vllm" else streamed(sent)
     texts: list[str] = []
     reply, (*_, request) = asked(of_version("0.5.23", stream(pieces)), heard(texts), kind=kind)
@@ -149,56 +137,33 @@ def test_times_and_token_ids_are_read_where_a_server_tells_them() -> None:
     assert (reply.token_ids, reply.times.queue_s, reply.times.decode_s) == ((), None, pytest.approx(0.370, rel=0.01))
 
 
-def test_requests_are_on_their_way_together() -> None:
-    many = asyncio.Barrier(8)
-
-    async def answer(connection: Connection) -> None:
-        await many.wait()  # until all have come
-        await whole(openai())(connection)
-
-    async def all_at_once(client: ServerClient) -> list[Reply]:
-        return await asyncio.gather(*(client.complete(make_job(PROMPT, i), GREEDY) for i in range(8)))
-
-    replies, _ = asked(answer, all_at_once)
-    assert [reply.text for reply in replies] == [TEXT] * 8
-
-
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_a_connection_is_used_again(is_streamed: bool) -> None:
     kept = {"Connection": "keep-alive"}
     answer = stream(streamed(openai()), **kept) if is_streamed else whole(openai(), **kept)
 
-    async def run() -> int:
-        async with listening(answer, closes=False) as server:
-            async with ServerClient(endpoint_of(server.url, "openai", "smollm2")) as client:
-                for number in range(3):
-                    on_text = [].append if is_streamed else None
-                    await client.complete(make_job(PROMPT, number), GREEDY, on_text=on_text)
-            return server.num_connections
+    async def three(client: ServerClient) -> None:
+        for number in range(3):
+            await client.complete(make_job(PROMPT, number), GREEDY, on_text=[].append if is_streamed else None)
 
-    assert asyncio.run(run()) == 1
+    assert ask(answer, three, closes=False)[1].num_connections == 1
 
 
 def second_on_a_kept_connection(lose: Callable[[InferenceServer], None]) -> tuple[list[str], InferenceServer]:
     """Two texts from a server that breaks the kept connection when the second request is on it, and then does more."""
+    sound, num_asked = whole(openai(), Connection="keep-alive"), itertools.count()
 
-    async def run() -> tuple[list[str], InferenceServer]:
-        sound, num_asked = whole(openai(), Connection="keep-alive"), itertools.count()
+    async def answer(connection: Connection) -> None:
+        if next(num_asked) == 1:
+            lose(connection.server)
+            connection.reset()
+            raise ConnectionError
+        await sound(connection)
 
-        async def answer(connection: Connection) -> None:
-            if next(num_asked) == 1:
-                lose(server)
-                connection.reset()
-                raise ConnectionError
-            await sound(connection)
+    async def two(client: ServerClient) -> list[str]:
+        return [(await client.complete(make_job(PROMPT, number), GREEDY)).text for number in range(2)]
 
-        async with (
-            listening(answer, closes=False) as server,
-            ServerClient(endpoint_of(server.url, "openai", "smollm2")) as client,
-        ):
-            return [(await client.complete(make_job(PROMPT, number), GREEDY)).text for number in range(2)], server
-
-    return asyncio.run(run())
+    return ask(answer, two, closes=False)
 
 
 def test_a_request_that_finds_its_kept_connection_closed_is_sent_again() -> None:
@@ -268,6 +233,15 @@ def refused(status: int, **error: Any) -> Answer:
     return whole({"error": {"message": f"a text that quotes {PROMPT}", **error}}, status)
 
 
+def of_tokens(num_tokens: int, num_prompt_tokens: object = 13, **choice: Any) -> dict[str, Any]:
+    return {**openai(**choice), "usage": {"prompt_tokens": num_prompt_tokens, "completion_tokens": num_tokens}}
+
+
+def said(message: str, status: int = 400, **error: Any) -> Answer:
+    """In vLLM's form."""
+    return whole({"error": {"message": message, "code": status, **error}}, status)
+
+
 VLLM_TOO_LONG = (
     f"This model's maximum context length is 2048 tokens. However, your prompt {PROMPT} contains at least 2049"
 )
@@ -282,11 +256,12 @@ FAILURES: Final[dict[str, tuple[Answer, type[AlphaloopError]]]] = {
     "503 while a model is loaded (llama.cpp)": (refused(503, type="unavailable_error", code=503), ServerUnavailable),
     "502 of a proxy": (whole(b"<html>Bad Gateway</html>", 502), ServerUnavailable),
     "504 of a proxy": (whole(b"", 504), ServerUnavailable),
+    "a body without end": (whole(b"x" * (2 << 20), 502), ServerUnavailable),
     "500 (vLLM)": (refused(500, type="InternalServerError", code=500), ServerFailed),
     "401 (vLLM)": (whole({"error": "Unauthorized"}, 401), ServerLoginRefused),
     "403": (whole(b"", 403), ServerLoginRefused),
     "redirect": (whole(b"", 307, Location="http://127.0.0.1:9/"), RequestRefused),
-    "too long (vLLM)": (whole({"error": {"message": VLLM_TOO_LONG, "code": 400}}, 400), PromptTooLong),
+    "too long (vLLM)": (said(VLLM_TOO_LONG), PromptTooLong),
     "too long (llama.cpp)": (
         refused(400, type="exceed_context_size_error", code=400, n_prompt_tokens=6001, n_ctx=2048),
         PromptTooLong,
@@ -297,10 +272,7 @@ FAILURES: Final[dict[str, tuple[Answer, type[AlphaloopError]]]] = {
         whole({"object": "error", "message": "prompt length 6001 exceeds max_seq_len 2048"}, 400),
         PromptTooLong,
     ),
-    "no such model (vLLM)": (
-        whole({"error": {"message": "The model `nope` does not exist.", "type": "NotFoundError", "code": 404}}, 404),
-        ModelNotServed,
-    ),
+    "no such model (vLLM)": (said("The model `nope` does not exist.", 404, type="NotFoundError"), ModelNotServed),
     "no such model (OpenAI)": (refused(404, code="model_not_found"), ModelNotServed),
     "wrong address": (whole({"detail": "Not Found"}, 404), RequestRefused),
     "a setting (vLLM)": (refused(400, type="BadRequestError", param="temperature", code=400), RequestRefused),
@@ -308,7 +280,7 @@ FAILURES: Final[dict[str, tuple[Answer, type[AlphaloopError]]]] = {
     "an error with status 200": (whole({"error": {"message": PROMPT, "code": 500}}), ServerFailed),
     "aborted": (whole(openai(finish_reason="abort")), ServerFailed),
     "no JSON": (whole(b"<html>" + PROMPT.encode()), ReplyInvalid),
-    "another form": (whole({**openai(), "usage": {"prompt_tokens": PROMPT, "completion_tokens": 1}}), ReplyInvalid),
+    "another form": (whole(of_tokens(1, num_prompt_tokens=PROMPT)), ReplyInvalid),
     "no usage": (whole({**openai(), "usage": None}), ReplyInvalid),
     "reasoning taken out (vLLM)": (
         whole(openai(text=None, message={"content": TEXT, "reasoning": PROMPT})),
@@ -321,18 +293,9 @@ FAILURES: Final[dict[str, tuple[Answer, type[AlphaloopError]]]] = {
     "two texts": (whole({**openai(), "choices": openai()["choices"] * 2}), ReplyInvalid),
     "an end of another kind": (whole(openai(finish_reason="tool_calls")), ReplyInvalid),
     "no end": (whole(openai(finish_reason=None)), ReplyCut),
-    "cut silently": (
-        whole({**openai(), "usage": {"prompt_tokens": 13, "completion_tokens": 20}}),
-        ReplyInvalid,
-    ),
-    "more than was asked for": (
-        whole({**openai(), "usage": {"prompt_tokens": 13, "completion_tokens": 25}}),
-        ReplyInvalid,
-    ),
-    "a text of no tokens": (
-        whole({**openai(finish_reason="stop"), "usage": {"prompt_tokens": 13, "completion_tokens": 0}}),
-        ReplyInvalid,
-    ),
+    "cut silently": (whole(of_tokens(20)), ReplyInvalid),
+    "more than was asked for": (whole(of_tokens(25)), ReplyInvalid),
+    "a text of no tokens": (whole(of_tokens(0, finish_reason="stop")), ReplyInvalid),
     "other token ids than tokens": (whole(openai(token_ids=[1, 2])), ReplyInvalid),
 }
 
@@ -401,14 +364,16 @@ def test_a_busy_server_says_when_to_come_back(headers: dict[str, str], seconds: 
     assert caught.value.retry_after_s == seconds
 
 
-def test_the_sizes_of_a_prompt_that_is_too_long_are_told() -> None:
-    with pytest.raises(PromptTooLong, match="expected at most 2048 tokens, found a prompt of 6001"):
-        asked(FAILURES["too long (llama.cpp)"][0], completed())
-
-
-def test_a_refusal_names_the_field_where_the_server_does() -> None:
-    with pytest.raises(RequestRefused, match=r"^the server answered 400 \(BadRequestError: temperature\)"):
-        asked(FAILURES["a setting (vLLM)"][0], completed())
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("too long (llama.cpp)", "expected at most 2048 tokens, found a prompt of 6001"),
+        ("a setting (vLLM)", r"^the server answered 400 \(BadRequestError: temperature\)"),
+    ],
+)
+def test_a_refusal_tells_sizes_and_fields(name: str, told: str) -> None:
+    with pytest.raises(AlphaloopError, match=told):
+        asked(FAILURES[name][0], completed())
 
 
 def test_another_model_is_not_the_one_that_was_asked_for() -> None:
@@ -477,11 +442,6 @@ def test_no_more_is_read_than_the_limits_allow(
         asked(answer, heard([]))
 
 
-def test_the_body_of_a_refusal_is_limited_too() -> None:
-    with pytest.raises(ServerUnavailable):
-        asked(whole(b"x" * (2 << 20), 502), completed())
-
-
 def test_the_models_of_a_server_are_listed() -> None:
     sent = {
         "object": "list",
@@ -510,24 +470,15 @@ def test_the_models_of_a_server_are_listed() -> None:
 def test_a_server_says_its_version(kind: ServerKind, path: str, sent: dict[str, Any], version: str | None) -> None:
     found, (request,) = asked(whole(sent), lambda client: client.version(), kind=kind)
     assert (found, request.path) == (version, path)
-
-
-def test_a_version_that_is_not_told_is_none() -> None:
-    assert asked(whole({"detail": "Not Found"}, 404), lambda client: client.version(), kind="vllm")[0] is None
+    for other in ("vllm", "sglang"):
+        assert asked(whole({"detail": "Not Found"}, 404), lambda client: client.version(), kind=other)[0] is None
     assert asked(whole({}), lambda client: client.version(), kind="openai") == (None, [])
 
 
 def test_a_text_that_ends_with_the_context_is_no_cut() -> None:
-    sent = {**openai(), "usage": {"prompt_tokens": 2038, "completion_tokens": 10}}
+    sent = of_tokens(10, num_prompt_tokens=2038)
 
-    async def run() -> Reply:
-        async with (
-            listening(whole(sent)) as server,
-            ServerClient(endpoint_of(server.url, "openai", "smollm2"), context_length=2048) as client,
-        ):
-            return await client.complete(make_job(PROMPT), GREEDY)
-
-    assert asyncio.run(run()).num_tokens == 10
+    assert asked(whole(sent), completed(), context_length=2048)[0].num_tokens == 10
 
 
 def test_counts_that_contradict_the_text_leave_the_text() -> None:

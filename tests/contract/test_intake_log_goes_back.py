@@ -12,10 +12,9 @@ from confluent_kafka.cimpl import NewTopic
 from alphaloop.kafka.client import client_config
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import TopicPartition
-from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import TopicIds
-from alphaloop.settings import KafkaSettings, WorkerSettings
-from tests.fixtures.publishing import NOW
+from alphaloop.settings import KafkaSettings
+from tests.fixtures.broker import intake_of, send
 from tests.fixtures.worker import until
 from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake, TopicWatch
@@ -51,11 +50,7 @@ class Topic:
 
     def send(self, values: list[bytes]) -> None:
         """Send messages and wait until the broker has them."""
-        producer = Producer(self._kafka)
-        for value in values:
-            producer.send(self.name, key=None, value=value)
-        producer.flush(WAIT_S)
-        producer.close()
+        send(self._kafka, self.name, values)
 
     def committed(self) -> int | None:
         """The offset that the group named like the topic has committed."""
@@ -77,20 +72,9 @@ def topic(patient: KafkaSettings, fresh_prefix: str) -> Topic:
     return Topic(patient, f"jobs.{fresh_prefix}")
 
 
-def intake_of(patient: KafkaSettings, topic: Topic) -> Intake:
-    return Intake(
-        Consumer(patient, group_id=topic.name),
-        [topic.name],
-        limits=WorkerSettings(max_buffered=1000, max_buffered_bytes=1 << 20),
-        commit_interval_s=0.1,
-        most_message_bytes=1 << 10,
-        now=lambda: NOW,
-    )
-
-
 @pytest.fixture
 def intake(patient: KafkaSettings, topic: Topic) -> Iterator[Intake]:
-    intake = intake_of(patient, topic)
+    intake = intake_of(patient, topic.name, topic.name)
     intake.start()
     yield intake
     intake.close(WAIT_S)
@@ -103,18 +87,13 @@ def watch(patient: KafkaSettings, intake: Intake) -> TopicWatch:
 
 def take(intake: Intake, wanted: set[bytes]) -> list[Delivery]:
     """Deliveries until these values have all come."""
-    deadline = time.monotonic() + WAIT_S
     taken: list[Delivery] = []
-    while wanted - {one.record.value for one in taken}:
-        taken += intake.take(100, 1.0)
-        assert time.monotonic() < deadline, f"{len(taken)} came"
+    until(lambda: taken.extend(intake.take(100, 1.0)) or wanted <= {one.record.value for one in taken}, "all have come")
     return taken
 
 
 def wait_until_committed(topic: Topic, offset: int) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while (found := topic.committed()) != offset:
-        assert time.monotonic() < deadline, f"committed: {found}"
+    until(lambda: topic.committed() == offset, f"{offset} is committed")
 
 
 def test_a_topic_made_anew_is_read_from_its_beginning(topic: Topic, intake: Intake) -> None:
@@ -167,7 +146,7 @@ def test_a_worker_that_did_not_notice_leaves_it_to_the_next_one(
     intake.finish(last)
     wait_until_committed(topic, NUM_BEFORE + 1)
     intake.close(WAIT_S)
-    following = intake_of(patient, topic)
+    following = intake_of(patient, topic.name, topic.name)
     following.start()
     try:
         following.finish(take(following, set(new)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -20,6 +19,7 @@ from tests.fixtures.inference_server import (
     InferenceServer,
     MetricsPage,
     ServedEngine,
+    ask,
     engine_over,
     listening,
     whole,
@@ -97,35 +97,22 @@ def test_a_slice_of_one_task_has_the_servers_own_sums_and_is_told_with_the_job_t
         assert (one.is_counted, one.drafted, one.counts.num_tokens) == (False, (), 24)
 
 
-def test_tasks_that_run_together_are_credited_with_nothing() -> None:
+def test_what_is_not_of_one_task_of_ours_is_credited_to_nobody() -> None:
+    """Tasks that run together, another's requests with drafts and without, and a server that was started again."""
+    drafted = AcceptanceCounts(10, 1, 0, (9,) * 4, (9, 5, 4, 3), (5, 4, 3, 2))
     with silent_server() as (engine, server):
         settled(engine, server)
-        assert slices(decode(engine, server, ["code", "sql", "code"])) == []
-        assert len(slices(decode(engine, server, ["sql", "sql"], behind=10))) == 1, "the next slice is whole again"
-
-
-@pytest.mark.parametrize(
-    "happens",
-    [
-        lambda metrics: metrics.add(24, AcceptanceCounts(10, 1, 0, (9,) * 4, (9, 5, 4, 3), (5, 4, 3, 2))),
-        lambda metrics: metrics.add(24, PREFILL),
-    ],
-    ids=["with drafts", "without drafts"],
-)
-def test_a_slice_with_anothers_request_in_it_is_left_out(happens: Callable[[MetricsPage], None]) -> None:
-    with silent_server() as (engine, server):
-        settled(engine, server)
-        happens(server.metrics)
-        assert slices(decode(engine, server, ["code"])) == []
-        assert len(slices(decode(engine, server, ["code"], behind=10))) == 1
-
-
-def test_a_slice_in_which_the_server_was_started_again_is_left_out() -> None:
-    with silent_server() as (engine, server):
-        settled(engine, server)
-        server.metrics = MetricsPage()
-        assert slices(decode(engine, server, ["code"])) == []
-        assert len(slices(decode(engine, server, ["code"], behind=10))) == 1
+        disturbances: list[tuple[list[str], Callable[[], object]]] = [
+            (["code", "sql", "code"], lambda: None),
+            (["code"], lambda: server.metrics.add(24, drafted)),
+            (["code"], lambda: server.metrics.add(24, PREFILL)),
+            (["code"], lambda: setattr(server, "metrics", MetricsPage())),
+        ]
+        for number, (tasks, happens) in enumerate(disturbances):
+            happens()
+            assert slices(decode(engine, server, tasks, behind=200 + 20 * number)) == []
+            following = slices(decode(engine, server, ["sql", "sql"], behind=210 + 20 * number))
+            assert len(following) == 1, "the next slice is whole again"
 
 
 def test_a_page_that_is_missing_costs_no_job(caplog: pytest.LogCaptureFixture) -> None:
@@ -150,11 +137,7 @@ def test_a_server_that_tells_of_requests_is_not_asked_for_counters() -> None:
         paths.append(connection.asked.path)
         await answer(connection)
 
-    async def run() -> None:
-        async with listening(noted) as listener, ServerClient(endpoint_of(listener.url, "vllm", "fake")) as client:
-            await client.complete(make_job("one two"), SAMPLING)
-
-    asyncio.run(run())
+    ask(noted, lambda client: client.complete(make_job("one two"), SAMPLING), "vllm", model="fake")
     assert paths == ["/v1/completions"]
     with engine_over({"telling": server}) as engine:
         (found,) = decode(engine, server, ["code"])
@@ -163,16 +146,22 @@ def test_a_server_that_tells_of_requests_is_not_asked_for_counters() -> None:
     assert found.served.draft_revision == "vllm-0.32.0"
 
 
-DRAFTS: dict[str, Any] = {"drafter": "ngram", "num_draft_tokens": 4}
+PAGE = MetricsPage(num_requests=2, num_tokens=9).text().encode()
 
 
-def read(metrics_url: Callable[[InferenceServer], str]) -> tuple[Counters, InferenceServer]:
-    page = MetricsPage(num_requests=2, num_tokens=9).text().encode()
+def read(metrics_url: Callable[[InferenceServer], str], page: bytes = PAGE) -> tuple[Counters, InferenceServer]:
 
     async def run() -> tuple[Counters, InferenceServer]:
         async with listening(whole(page)) as server:
-            url = metrics_url(server)
-            endpoint = endpoint_of(server.url, "openai", "fake", SecretStr("hunter2"), metrics_url=url, **DRAFTS)
+            endpoint = endpoint_of(
+                server.url,
+                "openai",
+                "fake",
+                SecretStr("hunter2"),
+                metrics_url=metrics_url(server),
+                drafter="ngram",
+                num_draft_tokens=4,
+            )
             async with ServerClient(endpoint) as client:
                 return await ask_counters(client), server
 
@@ -188,11 +177,5 @@ def test_the_servers_own_page_sees_its_key_and_no_other_page_does() -> None:
 
 
 def test_a_page_without_the_counters_is_invalid() -> None:
-    async def run() -> None:
-        async with listening(whole(b"# no metrics\n")) as server:
-            endpoint = endpoint_of(server.url, "openai", "fake", metrics_url=f"{server.url}/metrics", **DRAFTS)
-            async with ServerClient(endpoint) as client:
-                await ask_counters(client)
-
     with pytest.raises(ReplyInvalid, match="vllm:spec_decode_num_drafts_total"):
-        asyncio.run(run())
+        read(lambda one: f"{one.url}/metrics", b"# no metrics\n")

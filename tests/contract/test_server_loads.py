@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.errors import AlphaloopError, ReplyInvalid, RequestRefused, ServerFailed
@@ -19,16 +18,15 @@ from tests.fixtures.inference_server import (
     InferenceServer,
     MetricsPage,
     ServedEngine,
+    ask,
     engine_over,
     engines_over,
-    listening,
     whole,
 )
 from tests.fixtures.models import make_job
 from worker.engine import Generation, Sampling
 from worker.servers.client import ServerClient
 from worker.servers.engine import ServerEngine
-from worker.servers.http import endpoint_of
 from worker.servers.load_watch import LoadWatch, ask_num_present
 
 VLLM = MetricsPage(num_strangers=3).text(4).encode()
@@ -40,15 +38,8 @@ SAMPLING = Sampling(max_tokens=24, temperature=0.0)
 WITHIN = 1.01
 
 
-def ask(kind: ServerKind, answer: Answer) -> tuple[int | None, InferenceServer]:
-    async def run() -> tuple[int | None, InferenceServer]:
-        async with (
-            listening(answer) as server,
-            ServerClient(endpoint_of(server.url, kind, "fake", SecretStr("hunter2"))) as client,
-        ):
-            return await ask_num_present(client), server
-
-    return asyncio.run(run())
+def asked(kind: ServerKind, answer: Answer) -> tuple[int | None, InferenceServer]:
+    return ask(answer, ask_num_present, kind)
 
 
 @pytest.mark.parametrize(
@@ -60,14 +51,14 @@ def ask(kind: ServerKind, answer: Answer) -> tuple[int | None, InferenceServer]:
     ],
 )
 def test_each_kind_is_asked_on_its_own_page_with_its_key(kind: ServerKind, answer: Answer, path: str) -> None:
-    found, server = ask(kind, answer)
+    found, server = asked(kind, answer)
     assert found == 7
     assert [(asked.method, asked.path) for asked in server.asked] == [("GET", path)]
     assert server.asked[0].headers["authorization"] == "Bearer hunter2"
 
 
 def test_a_server_of_another_kind_is_not_asked() -> None:
-    found, server = ask("openai", whole(VLLM))
+    found, server = asked("openai", whole(VLLM))
     assert (found, server.asked) == (None, [])
 
 
@@ -85,7 +76,7 @@ def test_a_server_that_does_not_tell_says_so_in_an_error(
     kind: ServerKind, answer: Answer, error: type[AlphaloopError]
 ) -> None:
     with pytest.raises(error):
-        ask(kind, answer)
+        asked(kind, answer)
 
 
 def decode(engine: ServerEngine, number: int) -> Generation:

@@ -76,6 +76,10 @@ def test_only_changes_are_logged(database: Database) -> None:
     assert (changes[1].reason, changes[1].explanation, changes[1].batch) == ("faster", "1.7x vanilla expected", 4)
     assert log.latest("code", limit=1) == changes[:1]
     assert log.latest("sql") == []
+    assert [log_change(log, K4, device="gpu") for _ in range(2)] == [True, False], "each device has its own choice"
+    for reason in NOT_A_CHOICE:
+        assert not log_change(log, Decision(Mode.SPECULATIVE, "lookup", "draft-1", 5, reason, ""))
+    assert len(log.latest("code")) == 5
 
 
 def test_another_reason_for_the_same_choice_is_news(database: Database) -> None:
@@ -114,18 +118,6 @@ def test_a_change_keeps_what_it_was_made_on(database: Database) -> None:
     assert row == ("lookup k=4", "vanilla", "lookup k=4", [0.8, 0.5], 2.0)
 
 
-def test_each_device_has_its_own_choice(database: Database) -> None:
-    log = DecisionLog(database)
-    assert [log_change(log, K4, device=device) for device in ("cpu", "gpu", "cpu", "gpu")] == [True, True, False, False]
-
-
-@pytest.mark.parametrize("reason", sorted(NOT_A_CHOICE))
-def test_exploration_and_forced_modes_are_not_choices(database: Database, reason: Reason) -> None:
-    log = DecisionLog(database)
-    assert not log_change(log, Decision(Mode.SPECULATIVE, "lookup", "draft-1", 4, reason, ""))
-    assert log.latest("code") == []
-
-
 def test_workers_that_change_their_minds_together_log_it_once(database: Database) -> None:
     log, barrier = DecisionLog(database), threading.Barrier(4)
 
@@ -158,3 +150,29 @@ def test_a_new_draft_is_active_and_a_known_one_keeps_its_status(database: Databa
     assert drafts.stale("t") == set()
     drafts.set_status("lookup", "r2", "t", DraftStatus.RETIRED, "replaced")
     assert drafts.stale("t") == {("lookup", "r2")}
+
+
+@pytest.mark.roles  # people register what they trained
+def test_a_trained_draft_is_a_candidate_until_a_worker_serves_it(database: Database) -> None:
+    drafts, figures = DraftRegistry(database), {"alpha_by_position": [0.5, 0.4], "overlap": 0.37}
+
+    def register(trained_on: str) -> DraftStatus:
+        return drafts.register_trained(
+            "small", "d1", "t1", parent_revision="t1", trained_on=trained_on, figures=figures
+        )
+
+    assert register("3 texts") == DraftStatus.CANDIDATE
+    (known,) = drafts.all()
+    assert (known.drafter, known.draft_revision, known.target_revision) == ("small", "d1", "t1")
+    assert (known.parent_revision, known.trained_on, known.figures) == ("t1", "3 texts", figures)
+    assert (known.status, known.status_reason) == (DraftStatus.CANDIDATE, "trained, not served yet")
+    assert drafts.stale("t1") == set()
+    drafts.register("small", "d1", "t1")
+    (known,) = drafts.all()
+    assert (known.status, known.status_reason) == (DraftStatus.ACTIVE, "served by a worker")
+    assert known.figures == figures
+    drafts.set_status("small", "d1", "t1", DraftStatus.STALE, "probe α_1 fell")
+    assert register("4 texts") == DraftStatus.STALE, "the facts are renewed, the status stays"
+    drafts.register("small", "d1", "t1")
+    (known,) = drafts.all()
+    assert (known.status, known.status_reason, known.trained_on) == (DraftStatus.STALE, "probe α_1 fell", "4 texts")

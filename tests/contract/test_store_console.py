@@ -19,25 +19,19 @@ from alphaloop.messages import Mode
 from alphaloop.store import known_jobs
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog, LoggedSetting
-from alphaloop.store.jobs import JobStore
 from alphaloop.store.known_jobs import JobPages, PageStart, Wanted
 from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.reports import ReportStore, StoredReport
+from alphaloop.store.reports import ReportStore
 from alphaloop.store.task_figures import TaskPages
 from alphaloop.store.traffic import decoded_lately
 from benchmarks import ended_jobs as ended_jobs
 from tests.fixtures.history import decoded, drawn_counts, record_runs
 from tests.fixtures.postgres import as_member
-from tests.fixtures.runs import claim_request, outcome
+from tests.fixtures.runs import claim, outcome, record
 
 pytestmark = pytest.mark.postgres
 
 NOW = datetime.now(UTC)
-
-
-def claim(database: Database, *job_ids: str, owner: str = "w1", batch_id: str | None = None) -> None:
-    requests = [claim_request(job_id, batch_id=batch_id) for job_id in job_ids]
-    JobStore(database).claim(requests, owner=owner, lease_s=60, max_attempts=3)
 
 
 def test_what_was_decoded_lately(database: Database) -> None:
@@ -50,17 +44,6 @@ def test_what_was_decoded_lately(database: Database) -> None:
     assert found == [("code", "probe", 1, 48), ("code", "traffic", 2, 96)]
 
 
-def test_pages_of_the_newest_jobs_leave_none_out(database: Database) -> None:
-    claim(database, "a", "b", "c")  # of one moment
-    claim(database, "d")
-    pages, seen = JobPages(database), []
-    page = pages.newest(2)
-    while page.behind is not None:
-        seen += [job.job_id for job in page.jobs]
-        page = pages.newest(2, behind=page.behind)
-    assert seen + [job.job_id for job in page.jobs] == ["d", "c", "b", "a"]
-
-
 def test_pages_of_a_task_a_status_and_a_time_leave_none_out(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,11 +52,13 @@ def test_pages_of_a_task_a_status_and_a_time_leave_none_out(
     monkeypatch.setattr(known_jobs, "_MORE_ROWS", 3)
     for number in range(12):
         task = ("code", "sql", "sql")[number % 3]
-        JobStore(database).claim([claim_request(f"j-{number:02d}", task=task)], owner="w1", lease_s=60, max_attempts=3)
-    OutcomeStore(database).record([outcome("j-03"), outcome("j-06"), outcome("j-07")], owner="w1")
+        claim(database, f"j-{number:02d}", task=task)
+    OutcomeStore(database).record([outcome(f"j-0{number}") for number in (3, 6, 7)], owner="w")
+    claim(database, "j-12", "j-13", "j-14", task="chat")  # of one moment
     middle = JobPages(database).find("j-05")
     assert middle is not None
     for wanted, expected in (
+        (Wanted(), ["j-14", "j-13", "j-12", *(f"j-{number:02d}" for number in range(11, -1, -1))]),
         (Wanted(task="code"), ["j-09", "j-06", "j-03", "j-00"]),
         (Wanted(task="code", status="succeeded"), ["j-06", "j-03"]),
         (Wanted(status="succeeded"), ["j-07", "j-06", "j-03"]),
@@ -96,8 +81,7 @@ def test_pages_of_a_task_a_status_and_a_time_leave_none_out(
 
 def test_a_job_is_listed_with_how_it_was_decoded(database: Database) -> None:
     counts = drawn_counts(random.Random(1), 0.5, num_tokens=48, num_draft_tokens=3)
-    claim(database, "drafted")
-    OutcomeStore(database).record([outcome("drafted", run=decoded(counts, datetime.now(UTC)))], owner="w1")
+    record(database, decoded(counts, datetime.now(UTC)), job_ids=["drafted"])
     claim(database, "running")
     running, drafted = JobPages(database).newest(5).jobs
     assert running.decoded is None
@@ -153,7 +137,7 @@ def test_pages_of_a_batch(database: Database) -> None:
     assert [job.job_id for job in pages.of_batch("monday", 2, behind="b-2")] == ["b-3"]
     found = pages.find("b-3")
     assert found is not None
-    assert (found.batch_id, found.status, found.owner) == ("monday", "running", "w1")
+    assert (found.batch_id, found.status, found.owner) == ("monday", "running", "w")
     assert pages.find("b-4") is None
 
 
@@ -192,27 +176,14 @@ def test_acceptance_by_the_hour_is_that_of_traffic(database: Database) -> None:
     assert not found
 
 
-def test_pages_of_reports(database: Database) -> None:
-    store = ReportStore(database)
-    for number in range(3):
-        at = NOW - timedelta(hours=number)
-        store.save(StoredReport(at, at, at, f"report {number}", {}, "", f"<p>{number}</p>"))
-    assert [one.summary for one in store.headings(2)] == ["report 0", "report 1"]
-    assert [one.summary for one in store.headings(2, before=NOW - timedelta(hours=1))] == ["report 2"]
-    found = store.made_at(NOW - timedelta(hours=1))
-    assert found is not None
-    assert found.html == "<p>1</p>"
-    assert store.made_at(NOW + timedelta(hours=1)) is None
-
-
-@pytest.mark.parametrize("role", ["alphaloop_scheduler", "alphaloop_reader"])
 def test_those_who_may_not_read_texts_may_read_this(
-    database: Database, database_url: SecretStr, postgres_server: str, role: str
+    database: Database, database_url: SecretStr, postgres_server: str
 ) -> None:
     claim(database, "a", batch_id="monday")
-    with Database(as_member(postgres_server, database_url, role)) as seen_by_role:
-        assert decoded_lately(seen_by_role) == []
-        assert len(JobPages(seen_by_role).newest(5).jobs) == len(JobPages(seen_by_role).of_batch("monday", 5)) == 1
-        assert TaskPages(seen_by_role).last_changes(["code"]) == {}
-        assert TaskPages(seen_by_role).by_hour(["code"], NOW) == {}
-        assert ReportStore(seen_by_role).headings(5) == []
+    for role in ("alphaloop_scheduler", "alphaloop_reader"):
+        with Database(as_member(postgres_server, database_url, role)) as seen_by_role:
+            assert decoded_lately(seen_by_role) == []
+            assert len(JobPages(seen_by_role).newest(5).jobs) == len(JobPages(seen_by_role).of_batch("monday", 5)) == 1
+            assert TaskPages(seen_by_role).last_changes(["code"]) == {}
+            assert TaskPages(seen_by_role).by_hour(["code"], NOW) == {}
+            assert ReportStore(seen_by_role).headings(5) == []

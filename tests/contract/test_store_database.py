@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import socket
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import psycopg
 import pytest
 from pydantic import SecretStr
 from sqlalchemy import text
 
-from alphaloop.embedded.postgres import EmbeddedPostgres
 from alphaloop.errors import StoreError, StoreUnavailable
 from alphaloop.store.database import Database
 
@@ -25,23 +21,21 @@ def run(database: Database, statement: str, **parameters: object) -> None:
     database.change(text(statement), parameters)
 
 
-@pytest.mark.parametrize(
-    ("statement", "told"),
-    [
+def test_a_refused_statement_is_a_store_error(database: Database) -> None:
+    for statement, told in (
         ("SELECT * FROM nowhere", "42P01"),
         ("SELEKT 1", "42601"),
         ("SELECT 1 / 0", "22012"),
         ("INSERT INTO jobs (job_id) VALUES ('x')", "23502"),
         ("INSERT INTO jobs VALUES ('x', '', 'code', '', null, null, 'traffic', 'lost', 1)", "23514"),
         ("SELECT CAST('{broken' AS json)", "22P02"),
-    ],
-)
-def test_a_refused_statement_is_a_store_error(database: Database, statement: str, told: str) -> None:
-    with pytest.raises(StoreError, match=told) as refusal:
-        run(database, statement)
-    assert not isinstance(refusal.value, StoreUnavailable)
-    assert refusal.value.__cause__ is None
-    run(database, "SELECT 1")
+    ):
+        with pytest.raises(StoreError, match=told) as refusal:
+            run(database, statement)
+        assert not isinstance(refusal.value, StoreUnavailable)
+        assert refusal.value.__cause__ is None
+    moment, zone = database.one(text("SELECT now(), current_setting('TimeZone')"))
+    assert (moment.utcoffset().total_seconds(), zone) == (0, "UTC")
 
 
 def test_what_people_wrote_never_reaches_the_message(database: Database) -> None:
@@ -124,40 +118,6 @@ def test_a_busy_pool_says_which_dial_to_turn(database_url: SecretStr) -> None:
         assert "pool_size" in str(refusal.value)
 
 
-def test_a_deadlock_is_a_store_error(database: Database) -> None:
-    run(database, "INSERT INTO cancellations (job_id) VALUES ('a'), ('b')")
-    barrier = threading.Barrier(2)
-
-    def cross(first: str, second: str) -> None:
-        with database.begin() as connection:
-            lock = text("SELECT 1 FROM cancellations WHERE job_id = :id FOR UPDATE")
-            connection.execute(lock, {"id": first})
-            barrier.wait(30)
-            connection.execute(lock, {"id": second})
-
-    with ThreadPoolExecutor(2) as pool:
-        crossing = [pool.submit(cross, *order) for order in (("a", "b"), ("b", "a"))]
-        errors = [future.exception(60) for future in crossing]
-    [error] = [error for error in errors if error]
-    assert isinstance(error, StoreError)
-    assert "40P01" in error.message
-
-
-def test_a_server_that_stops_and_comes_back(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder: Path = tmp_path_factory.mktemp("restarted")
-    server = EmbeddedPostgres(folder, durable=False)
-    try:
-        with Database(SecretStr(server.start())) as database:
-            run(database, "CREATE TABLE kept (x int)")
-            server.stop()
-            with pytest.raises(StoreUnavailable):
-                run(database, "SELECT 1")
-            server.start()
-            run(database, "SELECT * FROM kept")
-    finally:
-        server.stop()
-
-
 def test_a_connection_that_a_thread_still_uses_is_closed_when_it_has_finished(database_url: SecretStr) -> None:
     database = Database(database_url)
     for use in (database.begin, database.single, database.guarded(lambda connection: None).begin):
@@ -167,12 +127,6 @@ def test_a_connection_that_a_thread_still_uses_is_closed_when_it_has_finished(da
             assert connection.execute(text("SELECT 1")).scalar() == 1
         assert driver is not None
         assert driver.closed
-
-
-def test_times_come_back_in_utc(database: Database) -> None:
-    found = database.one(text("SELECT now(), current_setting('TimeZone')"))
-    assert found[0].utcoffset().total_seconds() == 0
-    assert found[1] == "UTC"
 
 
 def _terminate(url: SecretStr, pid: int) -> None:

@@ -16,7 +16,7 @@ from alphaloop.store.jobs import ClaimState, JobStore
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
 from tests.chaos.proxy import Proxy
-from tests.fixtures.runs import claim_request, decode_run, outcome, vanilla_counts
+from tests.fixtures.runs import claim, decode_run, outcome, vanilla_counts
 
 pytestmark = pytest.mark.postgres
 
@@ -42,7 +42,7 @@ def test_an_outcome_is_recorded_once_and_published_at_once(
     far: Database, database: Database, proxy: Proxy, is_carried_out: bool
 ) -> None:
     jobs, outcomes = JobStore(far), OutcomeStore(far)
-    jobs.claim([claim_request(job_id) for job_id in "abc"], owner="w", lease_s=60, max_attempts=3)
+    claim(far, *"abc")
     JobStore(database).request_cancel("c")
     run = decode_run(vanilla_counts(5), mode=Mode.VANILLA)
     asked = [outcome("b", run=run), outcome("a", run=run), outcome("lost", 9)]
@@ -53,65 +53,46 @@ def test_an_outcome_is_recorded_once_and_published_at_once(
     messages = outcomes.record(asked, owner="w")
     assert [(message.key, message.value) for message in messages] == [(o.job_id.encode(), o.result) for o in asked[:2]]
     assert proxy.num_cuts == 1
-    with database.begin() as connection:
-        counted = "SELECT (SELECT count(*) FROM decode_runs), (SELECT sum(num_jobs) FROM acceptance_hourly)"
-        assert tuple(connection.execute(text(counted)).one()) == (2, 2)
+    counted = "SELECT (SELECT count(*) FROM decode_runs), (SELECT sum(num_jobs) FROM acceptance_hourly)"
+    assert tuple(database.one(text(counted))) == (2, 2)
     outbox = Outbox(database)
     assert outbox.num_pending() == 2
     outbox.delete({message.id for message in messages})
     assert outbox.num_pending() == 0
 
 
-def test_outcomes_that_were_published_meanwhile_are_published_once_more(far: Database, database: Database) -> None:
+def test_outcomes_that_a_relay_publishes_meanwhile_are_published_once_more(far: Database, database: Database) -> None:
     """The relay of another worker found them first. The same bytes twice are allowed, a lost delivery is not."""
-    outcomes, outbox, asked = OutcomeStore(far), Outbox(database), [outcome("a")]
-    JobStore(far).claim([claim_request("a")], owner="w", lease_s=60, max_attempts=3)
+    outcomes, outbox, asked = OutcomeStore(far), Outbox(database), [outcome("a", text="one")]
+    claim(far, "a")
     outcomes.record(asked, owner="w")
-    relayed = outbox.take_over(older_than_s=0.0, limit=1)
-    assert len(relayed) == 1
-    outbox.delete(relayed)
-    assert [message.value for message in outcomes.record(asked, owner="w")] == [asked[0].result]
-    assert outbox.num_pending() == 1
-
-
-def test_a_row_that_a_relay_publishes_is_entered_anew(far: Database, database: Database) -> None:
-    """The relay's messages go out too: the same bytes twice, and neither row is left."""
-    outcomes, outbox, asked = OutcomeStore(far), Outbox(database), [outcome("a")]
-    JobStore(far).claim([claim_request("a")], owner="w", lease_s=60, max_attempts=3)
-    outcomes.record(asked, owner="w")
+    for _ in range(2):
+        relayed = outbox.take_over(older_than_s=0.0, limit=1)
+        assert len(relayed) == 1
+        outbox.delete(relayed)
+        again = outcomes.record(asked, owner="w")
+        assert [message.value for message in again] == [asked[0].result]
+        assert outbox.num_pending() == 1
     relayed = outbox.take_over(older_than_s=0.0, limit=1)
     again = outcomes.record(asked, owner="w")
-    assert [message.value for message in again] == [asked[0].result]
     outbox.delete(relayed)
     assert outbox.num_pending() == 1
     outbox.delete({message.id for message in again})
     assert outbox.num_pending() == 0
-
-
-def test_another_outcome_of_the_same_job_is_never_found(far: Database, database: Database) -> None:
-    outcomes = OutcomeStore(far)
-    JobStore(far).claim([claim_request("a")], owner="w", lease_s=60, max_attempts=3)
-    outcomes.record([outcome("a", text="one")], owner="w")
-    assert outcomes.record([outcome("a", text="two")], owner="w") == []
-    assert outcomes.record([outcome("a", 2, text="one")], owner="w") == []
-    assert Outbox(database).num_pending() == 1
+    for other in (outcome("a", text="two"), outcome("a", 2, text="one")):
+        assert outcomes.record([other], owner="w") == []
 
 
 def test_a_claim_and_a_release_may_be_repeated(far: Database, proxy: Proxy) -> None:
     """A claim commits by itself, so its answer is what gets lost."""
     jobs = JobStore(far)
 
-    def claim() -> None:
-        nonlocal found
-        [found] = jobs.claim([claim_request("a")], owner="w", lease_s=60, max_attempts=1)
-
-    [found] = jobs.claim([claim_request("b")], owner="w", lease_s=60, max_attempts=1)
-    claim()
-    claim()
+    claim(far, "b", "a", max_attempts=1)
+    [found] = claim(far, "a", max_attempts=1)
     assert (found.state, found.attempt, found.num_crashes) == (ClaimState.CLAIMED, 2, 0)
     proxy.cut_commits(0, 1)
     with pytest.raises(StoreUnavailable):
         jobs.release({"a": 2}, owner="w")
     assert jobs.release({"a": 2}, owner="w") == set()
-    [other] = jobs.claim([claim_request("a")], owner="other", lease_s=60, max_attempts=1)
+    [other] = claim(far, "a", owner="other", max_attempts=1)
     assert (other.state, other.attempt, other.num_crashes) == (ClaimState.CLAIMED, 3, 0)

@@ -142,14 +142,9 @@ def test_of_accepted_levels_the_newest_is_kept_for_ever(store: DriftEventStore, 
         store.write([EventChange(None, EventState.OPENED, THIN, "It fell.")], NOW - HOUR)
         (event,) = store.open_events()
         (newest,) = store.accept(event.id, "Ada", "")
+    (oldest, _) = sorted(one.id for one in store.since(NOW - DAY))
+    assert store.history(oldest)
     assert RetentionStore(database).drop("drift_events", NOW + DAY, lambda: False).num_rows == 1
     assert newest.accepted_at is not None
     assert set(store.accepted_levels(newest.accepted_at)) == {("code", "small")}
-
-
-def test_the_history_of_an_event_is_deleted_with_it(store: DriftEventStore, database: Database) -> None:
-    store.write([EventChange(None, EventState.OPENED, THIN, "It fell.")], NOW)
-    (event,) = store.open_events()
-    change(store, EventState.CLOSED, THIN, NOW + HOUR)
-    assert RetentionStore(database).drop("drift_events", NOW + DAY, lambda: False).num_rows == 1
-    assert store.history(event.id) == []
+    assert store.history(oldest) == [], "deleted with its event"

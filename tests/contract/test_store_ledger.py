@@ -21,11 +21,9 @@ from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database, of_row
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
 from alphaloop.store.hourly_sums import HOUR_KEY, sums_by_hour
-from alphaloop.store.housekeeping import PartitionKeeper
-from alphaloop.store.jobs import JobStore
-from alphaloop.store.outcomes import OutcomeStore, record_counts
+from alphaloop.store.outcomes import OutcomeStore
 from tests.fixtures.ledger import LedgerStore, counts_of, shadow_of
-from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
+from tests.fixtures.runs import ENGINE, TARGET, claim, decode_run, outcome, shadow_run, simulated_counts, vanilla_counts
 
 pytestmark = pytest.mark.postgres
 
@@ -55,13 +53,12 @@ def shadow(rng: random.Random, run: DecodeRun, drafter: str) -> ShadowRun:
     k = rng.randint(1, 6)
     counts = simulated_counts(rng, [0.8, 0.7, 0.5, 0.5, 0.4, 0.3][:k], rng.randint(0, 20))
     chances = tuple(trials + rng.randint(0, 3) for trials in counts.trials) if drafter == "gated" else ()
-    key = replace(run.key, drafter=drafter, draft_revision="draft-1")
-    return ShadowRun(key, k, counts, run.num_prompt_tokens, run.num_tokens, run.decoded_at, chances)
+    return shadow_run(run, counts, drafter, chances=chances)
 
 
 def record(database: Database, jobs: Sequence[JobCounts], owner: str = "w") -> None:
     """As a worker does it: claims, then outcomes that are recorded together."""
-    JobStore(database).claim([claim_request(job.job_id) for job in jobs], owner=owner, lease_s=60, max_attempts=3)
+    claim(database, *(job.job_id for job in jobs), owner=owner)
     outcomes = [replace(outcome(job.job_id, run=job.run), shadows=job.shadows) for job in jobs]
     assert len(OutcomeStore(database, half_life=HALF_LIFE).record(outcomes, owner=owner)) == len(jobs)
 
@@ -145,13 +142,8 @@ def test_every_row_says_whether_it_is_evidence_and_how_it_was_counted(database: 
     shadows += (replace(shadows[2], key=replace(run.key, drafter="half"), is_drafted=True),)
     record(database, [JobCounts("a", 1, run, shadows), JobCounts("b", 1, run), JobCounts("c", 1, control)])
     columns = "recorded_in, recorded_at > now() - interval '1 hour' AS is_now"
-    with database.begin() as connection:
-        runs = connection.execute(
-            text(f"SELECT job_id, is_evidence, {columns} FROM decode_runs ORDER BY ledger_id")
-        ).all()
-        rows = connection.execute(
-            text(f"SELECT drafter, source, is_whole, {columns} FROM evidence_rows ORDER BY ledger_id")
-        ).all()
+    runs = database.rows(text(f"SELECT job_id, is_evidence, {columns} FROM decode_runs ORDER BY ledger_id"))
+    rows = database.rows(text(f"SELECT drafter, source, is_whole, {columns} FROM evidence_rows ORDER BY ledger_id"))
     transaction = runs[0].recorded_in
     assert [tuple(row) for row in runs] == [
         ("a", False, transaction, True),
@@ -177,15 +169,3 @@ def test_the_past_is_folded_up_to_a_moment(database: Database, seed: int) -> Non
         assert ledger.evidence(TARGET, ENGINE, moment, HALF_LIFE) == expected
     assert ledger.evidence("another", ENGINE, then[-1][0], HALF_LIFE) == {}
     assert ledger.evidence(TARGET, ENGINE, clock(database), HALF_LIFE) == evidence(database)
-
-
-def test_the_ledger_covers_the_days_that_are_kept(database: Database, rng: random.Random) -> None:
-    at = datetime.now(UTC)
-    ledger = LedgerStore(database)
-    assert ledger.covers(at)
-    assert not ledger.covers(at - 40 * DAY)
-    with database.begin() as connection:
-        record_counts(connection, [some_job(rng, at - 40 * DAY)], HALF_LIFE)
-    assert ledger.covers(at - 40 * DAY)
-    PartitionKeeper(database).drop_before((at - 30 * DAY).date())
-    assert not ledger.covers(at - 40 * DAY)

@@ -75,47 +75,41 @@ class TestProbeSets:
         assert store.active() == {"code": first}
         assert store.get("code", second.version) == second
         assert store.get("code", "unheard-of") is None
-
-    def test_tasks_do_not_touch_each_other(self, database: Database) -> None:
-        store = ProbeSetStore(database)
-        for task in ("code", "sql"):
-            store.register(probe_set(task, [{"prompt": "one"}]), NOW)
-        assert store.retire("sql")
-        assert not store.retire("sql")
-        assert list(store.active()) == ["code"]
-
-    def test_the_database_allows_one_set_in_use_a_task(self, database: Database) -> None:
-        store = ProbeSetStore(database)
-        store.register(probe_set("code", [{"prompt": "one"}]), NOW)
-        store.register(probe_set("code", [{"prompt": "two"}]), NOW)
         with pytest.raises(StoreValueRefused, match="uq_probe_sets_active"), database.begin() as connection:
             connection.execute(update(probe_sets).values(is_active=True))
+        store.register(probe_set("sql", [{"prompt": "one"}]), NOW)
+        assert [store.retire("sql"), store.retire("sql")] == [True, False]
+        assert list(store.active()) == ["code"], "tasks do not touch each other"
 
 
 class TestProbeRuns:
     def test_results_are_those_of_probes(self, database: Database, history: History) -> None:
         store = ProbeStore(database)
-        runs = [probe_run(0), probe_run(0, "control"), probe_run(1)]
+        runs = [
+            probe_run(0),
+            probe_run(0, "control"),
+            probe_run(1),
+            probe_run(2),
+            probe_run(3),
+            probe_run(4, at=NOW + DAY),
+        ]
         store.record(runs)
         store.record(runs)
         history.decode_probe(runs[0].job_id, "code", "lookup", 1.0, NOW + MINUTE)
         history.decode_probe(runs[1].job_id, "code", None, 0.0, NOW + MINUTE)
         history.decode_probe(runs[2].job_id, "code", "lookup", 0.0, NOW + MINUTE)
+        undrafted = drawn_counts(history.rng, 0.0, num_tokens=8, num_draft_tokens=0)
+        history.write([decoded(undrafted, NOW, purpose="probe", drafter="")], job_ids=[runs[3].job_id])
         first, second = store.results(NOW - DAY)
         assert (first.position, first.prompt_id, first.drafter) == (0, "prompt-0", "lookup")
         assert (first.engine, first.num_draft_tokens) == (ENGINE, 3)
         assert first.accepts == first.trials
         assert (second.position, second.is_scored) == (1, False)
         assert store.results(NOW) == []
-
-    def test_a_probe_decoded_without_its_drafter_measured_nothing(self, database: Database, history: History) -> None:
-        store = ProbeStore(database)
-        store.record([probe_run(0)])
-        run = decoded(
-            drawn_counts(history.rng, 0.0, num_tokens=8, num_draft_tokens=0), NOW, purpose="probe", drafter=""
-        )
-        history.write([run], job_ids=[probe_run(0).job_id])
-        assert store.results(NOW - DAY) == []
+        assert store.settle_unsent(NOW + HOUR) == 1
+        rows = {row.job_id: row.sent_at for row in database.rows(select(probe_runs))}
+        arrived, young = runs[:4], runs[5]
+        assert rows == {**{run.job_id: NOW for run in arrived}, young.job_id: None}, "the one that was lost is gone"
 
     def test_when_a_pair_was_last_probed(self, database: Database, history: History) -> None:
         store = ProbeStore(database)
@@ -143,15 +137,6 @@ class TestProbeRuns:
         history.decode_probe(run.job_id, "code", None, 0.0, NOW + MINUTE)
         assert store.last_probed(NOW + DAY, HOUR, since=NOW - DAY) == both, "decoded"
 
-    def test_unsent_runs_are_settled(self, database: Database, history: History) -> None:
-        store = ProbeStore(database)
-        lost, arrived, young = probe_run(0), probe_run(1), probe_run(2, at=NOW + DAY)
-        store.record([lost, arrived, young])
-        history.decode_probe(arrived.job_id, "code", "lookup", 0.5, NOW + MINUTE)
-        assert store.settle_unsent(NOW + HOUR) == 1
-        rows = {row.job_id: row.sent_at for row in database.rows(select(probe_runs))}
-        assert rows == {arrived.job_id: NOW, young.job_id: None}
-
     def test_device_time(self, database: Database, history: History) -> None:
         store = ProbeStore(database)
         assert store.device_s(NOW - DAY, NOW) == 0.0
@@ -169,6 +154,8 @@ class TestDrift:
         history.decode_probe("p", "code", "lookup", 0.7, NOW - HOUR)
         history.traffic("code", 0.7, 1, NOW - 3 * DAY, MINUTE)
         streams = TrafficStore(database).streams(NOW - DAY, NOW, max_jobs=4)
+        spent = TrafficStore(database).spent(NOW - DAY, NOW)
+        assert {task: its.num_tokens for task, its in spent.items()} == {"code": 8 * 48, "sql": 48}
         assert sorted((s.task, s.drafter, len(jobs)) for s, jobs in streams.items()) == [
             ("code", "", 2),
             ("code", "lookup", 4),
@@ -200,14 +187,6 @@ class TestDrift:
         everything = TrafficStore(database).streams(NOW - DAY, NOW)
         assert {stream.drafter: len(jobs) for stream, jobs in everything.items()} == {"lookup": 2, "": 20}
 
-    def test_tokens_of_traffic(self, database: Database, history: History) -> None:
-        history.traffic("code", 0.7, 3, NOW - 2 * HOUR, MINUTE)
-        history.vanilla("code", 2, NOW - 2 * HOUR, MINUTE)
-        history.decode_probe("p", "code", "lookup", 0.7, NOW - 2 * HOUR)
-        store = TrafficStore(database)
-        spent = store.spent(NOW - DAY, NOW)
-        assert {task: its.num_tokens for task, its in spent.items()} == {"code": 5 * 48}
-
 
 class TestSchedule:
     def test_a_run_is_claimed_once(self, database: Database) -> None:
@@ -228,13 +207,10 @@ class TestRollups:
         store = RollupStore(database)
         assert store.roll_up_day(day.date()) == 1
         assert store.roll_up_day(day.date()) == 1, "again, with the same rows"
-        with database.begin() as connection:
-            hours = connection.execute(
-                select(acceptance_hourly).where(
-                    acceptance_hourly.c.bucket >= day, acceptance_hourly.c.bucket < day + DAY
-                )
-            ).all()
-            (total,) = connection.execute(select(acceptance_daily)).all()
+        hours = database.rows(
+            select(acceptance_hourly).where(acceptance_hourly.c.bucket >= day, acceptance_hourly.c.bucket < day + DAY)
+        )
+        (total,) = database.rows(select(acceptance_daily))
         assert len(hours) > 10
         assert total.bucket == day
         assert total.num_jobs == sum(hour.num_jobs for hour in hours) == 30
@@ -273,41 +249,34 @@ class TestSettledSums:
         """Jobs every five hours of eight days, summed up every day."""
         for day in range(self.NUM_DAYS, -1, -1):
             history.traffic("code", 0.7, 5, NOW - day * DAY - 20 * HOUR, 5 * HOUR)
+            if day == self.NUM_DAYS:
+                with database.begin() as connection:
+                    sums = sums_between(connection, NOW - 20 * DAY, NOW)
+                    assert connection.execute(select(func.count()).select_from(sums)).scalar_one() == 5
             RollupStore(database).roll_up(NOW - day * DAY)
         return database
 
-    @pytest.mark.parametrize(
-        ("since", "until"),
-        [
+    def test_they_are_the_sums_of_the_hours_and_few_rows_are_read(self, summed_up: Database) -> None:
+        hours = acceptance_hourly.c
+        for since, until in (
             (NOW - 20 * DAY, NOW),
             (NOW - 5 * DAY - 30 * MINUTE, NOW - 4 * DAY + HOUR),
             (NOW - 6 * DAY, NOW - 6 * DAY + 2 * HOUR),
             (NOW - HOUR, NOW),
             ((NOW - 6 * DAY).replace(hour=0, minute=0), (NOW - 4 * DAY).replace(hour=0, minute=0)),
             (NOW, NOW - DAY),
-        ],
-    )
-    def test_they_are_the_sums_of_the_hours(self, summed_up: Database, since: datetime, until: datetime) -> None:
-        hours = acceptance_hourly.c
-        with summed_up.begin() as connection:
-            sums = sums_between(connection, since, until).c
-            found = connection.execute(select(func.sum(sums.num_tokens), func.sum_by_position(sums.trials))).one()
-            wanted = select(func.sum(hours.num_tokens), func.sum_by_position(hours.trials))
-            assert found == connection.execute(wanted.where(hours.bucket > since, hours.bucket <= until)).one()
-
-    def test_few_rows_are_read(self, summed_up: Database) -> None:
+        ):
+            with summed_up.begin() as connection:
+                sums = sums_between(connection, since, until).c
+                found = connection.execute(select(func.sum(sums.num_tokens), func.sum_by_position(sums.trials))).one()
+                wanted = select(func.sum(hours.num_tokens), func.sum_by_position(hours.trials))
+                assert found == connection.execute(wanted.where(hours.bucket > since, hours.bucket <= until)).one()
         with summed_up.begin() as connection:
             sums = sums_between(connection, NOW - 20 * DAY, NOW).c
             starts = connection.execute(select(sums.bucket).order_by(sums.bucket)).scalars().all()
         settled = [start for start in starts if start.date() < (NOW - 2 * DAY).date()]
         assert len(settled) == len({start.date() for start in settled}) >= self.NUM_DAYS - 3
         assert len(starts) - len(settled) >= 10, "the hours of the last days"
-
-    def test_without_daily_sums_the_hours_are_read(self, database: Database, history: History) -> None:
-        history.traffic("code", 0.7, 5, NOW - 8 * DAY, 10 * HOUR)
-        with database.begin() as connection:
-            sums = sums_between(connection, NOW - 20 * DAY, NOW)
-            assert connection.execute(select(func.count()).select_from(sums)).scalar_one() == 5
 
 
 def test_reports_are_kept_and_dropped(database: Database) -> None:
@@ -320,5 +289,8 @@ def test_reports_are_kept_and_dropped(database: Database) -> None:
     for report in made:
         store.save(report)
     assert store.latest() == made[2]
+    assert [one.summary for one in store.headings(2)] == ["number 2", "number 1"]
+    assert [one.summary for one in store.headings(2, before=NOW + DAY)] == ["number 0"]
+    assert (store.made_at(NOW + DAY), store.made_at(NOW - DAY)) == (made[1], None)
     assert RetentionStore(database).drop("reports", NOW + 2 * DAY, lambda: False).num_rows == 2
     assert store.latest() == made[2]

@@ -16,7 +16,6 @@ from alphaloop.errors import StoreError
 from alphaloop.messages import Mode, Status
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import ShadowRun
-from alphaloop.store.housekeeping import PartitionKeeper
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox, OutboxMessage
 from alphaloop.store.outcomes import OutcomeStore
@@ -77,12 +76,11 @@ def test_texts_are_stored_as_they_are(jobs: JobStore, outcomes: OutcomeStore, da
     claim(jobs, r"\.")
     shadow = ShadowRun(replace(run.key, drafter="lookup"), 2, vanilla_counts(3), 40, 3, run.decoded_at)
     outcomes.record([replace(outcome(r"\.", run=run), shadows=(shadow,))], owner="w1")
-    with database.begin() as connection:
-        columns = "job_id, segment, reason, device, wall_s, time_to_first_token_s, is_evidence, decoded_at, chances"
-        stored = connection.execute(text(f"SELECT {columns} FROM decode_runs")).one()
-        assert tuple(stored) == (r"\.", odd, r"\N", "", 1e-300, None, True, run.decoded_at, [])
-        stored = connection.execute(text("SELECT job_id, segment, drafter, source, is_whole FROM evidence_rows")).one()
-        assert tuple(stored) == (r"\.", odd, "lookup", "shadow", True)
+    columns = "job_id, segment, reason, device, wall_s, time_to_first_token_s, is_evidence, decoded_at, chances"
+    stored = database.one(text(f"SELECT {columns} FROM decode_runs"))
+    assert tuple(stored) == (r"\.", odd, r"\N", "", 1e-300, None, True, run.decoded_at, [])
+    stored = database.one(text("SELECT job_id, segment, drafter, source, is_whole FROM evidence_rows"))
+    assert tuple(stored) == (r"\.", odd, "lookup", "shadow", True)
 
 
 def test_the_hour_holds_the_sums_of_its_runs(
@@ -137,19 +135,6 @@ def test_a_zombie_overwrites_nothing_counts_nothing_and_publishes_nothing(
     assert count(database, "SELECT sum(num_jobs) FROM acceptance_hourly") == 1
 
 
-def test_losers_do_not_hold_up_winners_of_the_same_call(jobs: JobStore, outcomes: OutcomeStore) -> None:
-    claim(jobs, "a", "b")
-    claim(jobs, "a")
-    messages = outcomes.record(
-        [outcome("a", 2), outcome("a", 1, text="old"), outcome("b"), outcome("b", text="twice"), outcome("unknown")],
-        owner="w1",
-    )
-    assert [message.key for message in messages] == [b"a", b"b"]
-    assert b'"old"' not in jobs.outcomes(["a"])["a"]
-    assert b'"twice"' not in jobs.outcomes(["b"])["b"]
-    assert outcomes.record([], owner="w1") == []
-
-
 def test_racing_recorders_of_one_claim_record_once(jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox) -> None:
     job_ids = [f"job-{n}" for n in range(10)]
     claim(jobs, *job_ids)
@@ -178,7 +163,8 @@ def test_a_failure_in_the_middle_leaves_nothing(
         outcomes.record([outcome("good", run=run), outcome("bad", run=wrong)], owner="w1")
     assert jobs.outcomes(["good", "bad"]) == {}
     assert outbox.num_pending() == 0
-    assert count(database, "SELECT count(*) FROM acceptance_hourly") == 0
+    for sums in ("acceptance_hourly", "acceptance_state"):
+        assert count(database, f"SELECT count(*) FROM {sums}") == 0
     assert len(outcomes.record([outcome("good", run=run), outcome("bad", run=run)], owner="w1")) == 2
 
 
@@ -192,17 +178,6 @@ def test_the_database_refuses_counts_that_no_rounds_can_produce(
     for change in ("accepts = '{1,2}', num_tokens = 6", "trials = '{3,1}'", "proposed = '{2}'"):
         with pytest.raises(StoreError, match="counts_ordered"), database.begin() as connection:
             connection.execute(text(f"UPDATE decode_runs SET {change}"))
-
-
-def test_a_day_without_a_partition_loses_no_job(jobs: JobStore, outcomes: OutcomeStore, database: Database) -> None:
-    keeper = PartitionKeeper(database)
-    later = datetime.now(UTC) + timedelta(days=30)
-    assert later.date() not in keeper.days()
-    claim(jobs, "a", "b")
-    run = decode_run(vanilla_counts(2), mode=Mode.VANILLA, at=later)
-    assert len(outcomes.record([outcome("a", run=run), outcome("b", run=run)], owner="w1")) == 2
-    assert later.date() in keeper.days()
-    assert count(database, "SELECT count(*) FROM decode_runs") == 2
 
 
 def test_what_a_dead_worker_left_is_taken_over(jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox) -> None:

@@ -12,9 +12,8 @@ from alphaloop.errors import StoreError
 from alphaloop.messages import Mode
 from alphaloop.store.database import Database
 from alphaloop.store.housekeeping import PartitionKeeper, utc_day
-from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from tests.fixtures.runs import claim_request, decode_run, outcome, vanilla_counts
+from tests.fixtures.runs import claim, decode_run, outcome, record, vanilla_counts
 
 pytestmark = pytest.mark.postgres
 
@@ -27,9 +26,7 @@ def keeper(database: Database) -> PartitionKeeper:
 
 
 def record_at(database: Database, job_id: str, at: datetime) -> None:
-    JobStore(database).claim([claim_request(job_id)], owner="w", lease_s=60, max_attempts=3)
-    run = decode_run(vanilla_counts(2), mode=Mode.VANILLA, at=at)
-    assert OutcomeStore(database).record([outcome(job_id, run=run)], owner="w")
+    record(database, decode_run(vanilla_counts(2), mode=Mode.VANILLA, at=at), job_ids=[job_id])
 
 
 def test_days_ahead_are_made_once(keeper: PartitionKeeper) -> None:
@@ -52,9 +49,10 @@ def test_days_are_those_of_utc(database: Database, keeper: PartitionKeeper) -> N
 def test_a_partition_that_went_while_a_worker_knew_it_is_made_again(
     database: Database, keeper: PartitionKeeper
 ) -> None:
-    store, jobs = OutcomeStore(database), JobStore(database)
-    jobs.claim([claim_request(name) for name in "abc"], owner="w", lease_s=60, max_attempts=3)
+    store = OutcomeStore(database)
+    claim(database, *"abc")
     run = decode_run(vanilla_counts(2), mode=Mode.VANILLA, at=LATER)
+    assert LATER.date() not in keeper.days()
     for name in "ab":  # the second transaction finds the partition that the first one made
         assert store.record([outcome(name, run=run)], owner="w")
     keeper.drop_before(LATER.date() + timedelta(days=1))
@@ -107,9 +105,8 @@ def test_old_days_are_dropped_with_their_rows(database: Database, keeper: Partit
     before = utc_day(today) - timedelta(days=30)
     assert keeper.drop_before(before) == [utc_day(today - timedelta(days=40))]
     assert keeper.drop_before(before) == []
-    with database.begin() as connection:
-        assert connection.execute(text("SELECT job_id FROM decode_runs")).scalars().all() == ["new"]
-        assert connection.execute(text("SELECT count(*) FROM jobs")).scalar_one() == 2
+    assert database.scalars(text("SELECT job_id FROM decode_runs")) == ["new"]
+    assert database.scalar(text("SELECT count(*) FROM jobs")) == 2
 
 
 def test_dropping_gives_up_where_the_table_is_in_use(database: Database) -> None:

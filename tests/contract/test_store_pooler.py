@@ -48,9 +48,8 @@ def decode(database: Database, owner: str) -> None:
 
 
 def num_ended(database: Database) -> int:
-    with database.begin() as connection:
-        counted = "SELECT count(*) FROM jobs WHERE status = 'succeeded' AND num_crashes = 0"
-        return int(connection.execute(text(counted)).scalar_one())
+    counted = "SELECT count(*) FROM jobs WHERE status = 'succeeded' AND num_crashes = 0"
+    return int(database.scalar(text(counted)))
 
 
 def test_a_hundred_workers_share_a_few_sessions(database: Database, pooler_url: SecretStr) -> None:
@@ -60,12 +59,11 @@ def test_a_hundred_workers_share_a_few_sessions(database: Database, pooler_url: 
     def look() -> None:
         nonlocal most
         while not is_over.wait(0.05):
-            with database.begin() as connection:
-                counted = """
-                    SELECT count(*) FROM pg_stat_activity
-                    WHERE datname = current_database() AND backend_type = 'client backend'
-                """
-                most = max(most, int(connection.execute(text(counted)).scalar_one()) - 1)
+            counted = """
+                SELECT count(*) FROM pg_stat_activity
+                WHERE datname = current_database() AND backend_type = 'client backend'
+            """
+            most = max(most, int(database.scalar(text(counted))) - 1)
 
     def work(number: int) -> None:
         with Database(pooler_url, pool_size=size, connect_timeout_s=60, limits=POOLED) as one:

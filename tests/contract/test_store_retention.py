@@ -17,7 +17,7 @@ from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.tables import cancellations, decisions, jobs, metadata, schedule_runs
-from tests.fixtures.runs import claim_request, outcome
+from tests.fixtures.runs import claim, outcome
 
 pytestmark = pytest.mark.postgres
 
@@ -39,7 +39,7 @@ def end(database: Database) -> Callable[..., None]:
     """Claims and ends jobs as if `days` ago; `published` says whether Kafka acknowledged their results."""
 
     def end_jobs(*job_ids: str, days: float = 0.0, published: bool = True) -> None:
-        JobStore(database).claim([claim_request(one) for one in job_ids], owner="w", lease_s=60, max_attempts=3)
+        claim(database, *job_ids)
         messages = OutcomeStore(database).record([outcome(one) for one in job_ids], owner="w")
         if published:
             Outbox(database).delete({message.id for message in messages})
@@ -64,21 +64,19 @@ def left(database: Database) -> set[str]:
 def test_jobs_go_with_their_texts_once_they_ended_long_ago(
     store: RetentionStore, end: Callable[..., None], database: Database
 ) -> None:
+    """And claims that nobody renewed for so long; not a job that was claimed long ago and ended lately."""
+    end("waited", days=5)
+    database.change(text("UPDATE jobs SET created_at = created_at - interval '90 days'"))
+    claim(database, "given-up", owner="dead")
+    given_up = "created_at = now() - interval '50 d', lease_expires_at = now() - interval '49 d'"
+    database.change(text(f"UPDATE jobs SET {given_up} WHERE owner = 'dead'"))
     for number in range(10):
         end(f"old-{number}", days=31 + number)
     end("new", days=29)
-    JobStore(database).claim([claim_request("running")], owner="w", lease_s=60, max_attempts=3)
+    claim(database, "running")
     dropped = store.drop_jobs(NOW - 30 * DAY, never)
-    assert (dropped.num_rows, dropped.is_all) == (10, True)
-    assert left(database) == {"new", "running"}
-    assert store.drop_jobs(NOW - 30 * DAY, never).num_rows == 0
-
-
-def test_a_job_that_was_claimed_long_ago_and_ended_lately_stays(
-    store: RetentionStore, end: Callable[..., None], database: Database
-) -> None:
-    end("waited", days=5)
-    database.change(text("UPDATE jobs SET created_at = created_at - interval '90 days'"))
+    assert (dropped.num_rows, dropped.is_all) == (11, True)
+    assert left(database) == {"new", "running", "waited"}
     assert store.drop_jobs(NOW - 30 * DAY, never).num_rows == 0
 
 
@@ -93,14 +91,6 @@ def test_a_result_that_kafka_has_not_acknowledged_keeps_its_job(
     relayed = outbox.take_over(older_than_s=0, limit=10)
     assert [message.key for messages in relayed.values() for message in messages] == [b"unacknowledged"]
     outbox.delete(relayed)
-    assert store.drop_jobs(NOW - 30 * DAY, never).num_rows == 1
-
-
-def test_a_claim_that_nobody_renewed_for_so_long_goes_too(store: RetentionStore, database: Database) -> None:
-    JobStore(database).claim([claim_request("given-up")], owner="dead", lease_s=60, max_attempts=3)
-    database.change(
-        text("UPDATE jobs SET created_at = now() - interval '50 d', lease_expires_at = now() - interval '49 d'")
-    )
     assert store.drop_jobs(NOW - 30 * DAY, never).num_rows == 1
 
 
@@ -128,7 +118,7 @@ def test_a_row_that_somebody_holds_is_passed_over(
 
 def test_a_cancellation_stays_while_its_job_runs(store: RetentionStore, database: Database) -> None:
     claims = JobStore(database)
-    claims.claim([claim_request("running")], owner="w", lease_s=60, max_attempts=3)
+    claim(database, "running")
     for job_id in ("running", "never-seen", "young"):
         claims.request_cancel(job_id)
     database.change(text("UPDATE cancellations SET requested_at = now() - interval '40 d' WHERE job_id <> 'young'"))
@@ -163,13 +153,11 @@ def test_other_tables_lose_their_old_rows_in_chunks(store: RetentionStore, datab
     database.change(
         insert(schedule_runs), [{"schedule_id": "measure", "scheduled_for": at, "owner": "w"} for at in due]
     )
-    assert store.drop("schedule_runs", NOW - 90 * DAY, never).num_rows == 9
+    assert {table: store.drop(table, NOW - 90 * DAY, never).num_rows for table in TABLES} == {
+        **dict.fromkeys(TABLES, 0),
+        "schedule_runs": 9,
+    }
     assert database.scalar(select(func.min(schedule_runs.c.scheduled_for))) == NOW - 90 * DAY
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_every_sweep_runs(store: RetentionStore, table: str) -> None:
-    assert store.drop(table, NOW, never).num_rows == 0
 
 
 def test_every_table_that_grows_with_time_has_a_retention() -> None:

@@ -18,7 +18,8 @@ from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.session_limits import UNLIMITED, SessionLimits
-from tests.fixtures.runs import claim_request, decode_run, outcome, vanilla_counts
+from tests.fixtures import runs
+from tests.fixtures.runs import claim, decode_run, outcome, vanilla_counts
 from tests.fixtures.worker import until
 
 pytestmark = pytest.mark.postgres
@@ -34,8 +35,7 @@ def shown(database: Database, name: str) -> str:
 
 
 def record(database: Database, name: str) -> None:
-    JobStore(database).claim([claim_request(name)], owner="w", lease_s=600, max_attempts=3)
-    assert len(OutcomeStore(database).record([outcome(name, run=RUN)], owner="w")) == 1
+    runs.record(database, RUN, job_ids=[name])
 
 
 def test_the_settings_reach_the_sessions(database_url: SecretStr) -> None:
@@ -84,10 +84,9 @@ from pydantic import SecretStr
 from alphaloop.errors import StoreUnavailable
 from alphaloop.store import outcomes
 from alphaloop.store.database import Database
-from alphaloop.store.jobs import JobStore
 from alphaloop.store.session_limits import SessionLimits
 from tests.contract.test_store_session_limits import RUN
-from tests.fixtures.runs import claim_request, outcome
+from tests.fixtures.runs import claim, outcome
 
 enqueue = outcomes.enqueue
 def stop(*arguments):
@@ -96,8 +95,8 @@ def stop(*arguments):
     return enqueue(*arguments)
 outcomes.enqueue = stop
 
-with Database(SecretStr(os.environ["TEST_DATABASE"]), limits=SessionLimits(idle_transaction_s=3.0)) as database:
-    JobStore(database).claim([claim_request("stopped")], owner="stopped", lease_s=600, max_attempts=3)
+with Database(SecretStr(os.environ["TEST_DATABASE"]), limits=SessionLimits(idle_transaction_s=1.0)) as database:
+    claim(database, "stopped", owner="stopped")
     ended, store = [outcome("stopped", run=RUN)], outcomes.OutcomeStore(database)
     try:
         store.record(ended, owner="stopped")
@@ -112,8 +111,8 @@ def test_a_worker_that_is_suspended_while_it_records_blocks_no_other(
     record(database, "first")
     environment = {**os.environ, "TEST_DATABASE": database_url.get_secret_value()}
     with Database(database_url, limits=IMPATIENT) as impatient:
-        # It is connected before the other one stops, whose locks the server takes away after three seconds.
-        JobStore(impatient).claim([claim_request("second")], owner="w", lease_s=600, max_attempts=3)
+        # It is connected before the other one stops, whose locks the server takes away after a second.
+        claim(impatient, "second")
         child = subprocess.Popen([sys.executable, "-c", STOPPED], env=environment, stdout=subprocess.PIPE, text=True)
         num_busy = 0
 
@@ -136,6 +135,5 @@ def test_a_worker_that_is_suspended_while_it_records_blocks_no_other(
         finally:
             child.kill()
             child.wait(60)
-    with database.begin() as connection:
-        counted = "SELECT (SELECT count(*) FROM decode_runs), (SELECT sum(num_jobs) FROM acceptance_hourly)"
-        assert tuple(connection.execute(text(counted)).one()) == (3, 3)
+    counted = "SELECT (SELECT count(*) FROM decode_runs), (SELECT sum(num_jobs) FROM acceptance_hourly)"
+    assert tuple(database.one(text(counted))) == (3, 3)

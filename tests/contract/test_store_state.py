@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import count
+from functools import partial
 
 import pytest
 from sqlalchemy import text
@@ -20,18 +18,16 @@ from alphaloop.messages import Mode, Purpose
 from alphaloop.store.acceptance_state import AcceptanceStateStore, pack, unpack
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun
-from alphaloop.store.jobs import JobStore
-from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.traffic import TrafficStore
+from tests.fixtures import runs
 from tests.fixtures.deciding import add_evidence
-from tests.fixtures.runs import ENGINE, TARGET, claim_request, decode_run, outcome, simulated_counts, vanilla_counts
+from tests.fixtures.runs import ENGINE, TARGET, decode_run, simulated_counts, vanilla_counts
 
 pytestmark = pytest.mark.postgres
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 HALF_LIFE = timedelta(days=3)
 SERVED = {"lookup": "draft-1"}
-_NUMBERS = count()
 
 
 @pytest.fixture
@@ -39,11 +35,7 @@ def state(database: Database) -> AcceptanceStateStore:
     return AcceptanceStateStore(database)
 
 
-def record(database: Database, *runs: DecodeRun, half_life: timedelta = HALF_LIFE) -> None:
-    ids = [f"{next(_NUMBERS)}" for _ in runs]
-    JobStore(database).claim([claim_request(i) for i in ids], owner="w", lease_s=60, max_attempts=3)
-    recorded = [outcome(i, run=run) for i, run in zip(ids, runs, strict=True)]
-    assert len(OutcomeStore(database, half_life=half_life).record(recorded, owner="w")) == len(runs)
+record = partial(runs.record, half_life=HALF_LIFE)
 
 
 def evidence_cache(state: AcceptanceStateStore) -> dict[EvidenceKey, KeyEvidence]:
@@ -92,7 +84,8 @@ def test_rows_hold_what_the_same_jobs_give_in_memory(
     """Of batches in any order of time, new keys and old ones, and k that grows and shrinks."""
     expected: dict[EvidenceKey, KeyEvidence] = {}
     num_jobs: dict[EvidenceKey, int] = {}
-    for batch in random_runs(rng, 25):
+    longest = decode_run(simulated_counts(rng, [0.97] * 64, 40), at=NOW)
+    for batch in [*random_runs(rng, 25), [longest]]:
         record(database, *batch)
         for key, jobs in by_key(batch).items():
             added = together(jobs, HALF_LIFE)
@@ -116,23 +109,6 @@ def test_the_sum_of_everything_does_not_depend_on_the_order(
     for key, evidence in evidence_cache(state).items():
         whole = together(by_key(runs)[key], HALF_LIFE)
         assert_same(KeyEvidence(evidence.all, whole), KeyEvidence(whole, whole))
-
-
-def test_controls_are_no_evidence_and_probes_are(database: Database, state: AcceptanceStateStore) -> None:
-    record(database, decode_run(vanilla_counts(9), mode=Mode.VANILLA, purpose=Purpose.CONTROL))
-    assert evidence_cache(state) == {}
-    probe = decode_run(simulated_counts(random.Random(1), [0.5], 5), purpose=Purpose.PROBE)
-    record(database, probe)
-    assert evidence_cache(state).keys() == {probe.key}
-
-
-def test_an_outcome_that_is_not_recorded_is_not_remembered(database: Database, state: AcceptanceStateStore) -> None:
-    JobStore(database).claim([claim_request("a")], owner="w", lease_s=60, max_attempts=3)
-    wrong = replace(decode_run(vanilla_counts(5), mode=Mode.VANILLA), num_tokens=4)
-    with pytest.raises(StoreError, match="tokens_add_up"):
-        OutcomeStore(database).record([outcome("a", run=wrong)], owner="w")
-    assert OutcomeStore(database).record([outcome("a", 2, run=wrong)], owner="w") == []
-    assert evidence_cache(state) == {}
 
 
 def test_another_half_life_holds_from_then_on(database: Database, state: AcceptanceStateStore) -> None:
@@ -192,28 +168,6 @@ def test_a_database_put_back_to_an_earlier_time_is_read_whole(database: Database
     assert len(again.rows) == 1
 
 
-def test_workers_that_share_keys_lose_nothing_and_do_not_deadlock(
-    database: Database, state: AcceptanceStateStore
-) -> None:
-    tasks, rounds = ["a", "b", "c", "d"], 8
-    barrier = threading.Barrier(3)
-
-    def work(order: list[str]) -> None:
-        for number in range(rounds):
-            runs = [decode_run(vanilla_counts(4), task=task, mode=Mode.VANILLA, at=NOW) for task in order]
-            barrier.wait(30)
-            with database.begin() as connection:
-                add_evidence(connection, [(run.key, run.evidence) for run in runs[number % 2 :]], HALF_LIFE)
-
-    with ThreadPoolExecutor(3) as pool:
-        for future in [pool.submit(work, order) for order in (tasks, tasks[::-1], tasks[2:] + tasks[:2])]:
-            future.result(60)
-    found = {key.task: evidence.all.jobs for key, evidence in evidence_cache(state).items()}
-    halves = {tasks[0]: 1, tasks[-1]: 1, tasks[2]: 1}
-    expected = {task: 3.0 * rounds - halves.get(task, 0) * rounds / 2 for task in tasks}
-    assert found == pytest.approx(expected)
-
-
 def test_what_nobody_adds_to_any_more_is_dropped(database: Database, state: AcceptanceStateStore) -> None:
     for task, days in (("old", 100), ("young", 10)):
         record(database, decode_run(vanilla_counts(3), mode=Mode.VANILLA, task=task, at=NOW - timedelta(days=days)))
@@ -244,31 +198,12 @@ def test_bytes_that_no_memory_packs_to_are_refused() -> None:
         unpack(pack(evidence) + bytes(8), NOW)
 
 
-@pytest.mark.parametrize("num_draft_tokens", [1, 12, 64])
-def test_drafts_of_every_length_fit(
-    database: Database, state: AcceptanceStateStore, rng: random.Random, num_draft_tokens: int
-) -> None:
-    run = decode_run(simulated_counts(rng, [0.97] * num_draft_tokens, 40), at=NOW)
-    record(database, run)
-    (evidence,) = evidence_cache(state).values()
-    assert_same(evidence, KeyEvidence.empty(NOW).with_job(run.evidence, HALF_LIFE))
-
-
 def test_jobs_since_a_moment_are_those_of_the_hours_after_it(database: Database) -> None:
     counts, history = vanilla_counts(4), TrafficStore(database)
-    minutes = {
-        0: NOW,
-        20: NOW + timedelta(minutes=20),
-        70: NOW + timedelta(minutes=70),
-        140: NOW + timedelta(minutes=140),
-    }
+    minutes = {number: NOW + timedelta(minutes=number) for number in (0, 20, 70, 140)}
     record(database, *(decode_run(counts, at=at) for at in minutes.values()))
-    record(
-        database,
-        decode_run(counts, at=minutes[140], task="chat"),
-        decode_run(counts, at=minutes[140], sampling_bucket="t<=1.0"),
-        decode_run(counts, at=minutes[140], purpose=Purpose.PROBE),
-    )
+    for other in ({"task": "chat"}, {"sampling_bucket": "t<=1.0"}, {"purpose": Purpose.PROBE}):
+        record(database, decode_run(counts, at=minutes[140], **other))  # type: ignore[arg-type]
     assert history.num_jobs_since("code", "greedy", NOW - timedelta(minutes=1)) == 4
     assert history.num_jobs_since("code", "greedy", minutes[20]) == 2
     assert history.num_jobs_since("code", "greedy", minutes[140]) == 0

@@ -77,15 +77,6 @@ def test_the_view_shows_what_the_estimator_computes(database: Database, store: S
     assert row.vanilla_tokens_per_s == pytest.approx(1 / 0.02, rel=0.01)
 
 
-def test_too_few_blocks_give_no_verdict(store: SwitchbackStore) -> None:
-    store.add(block_rows(subject(), NOW - HOUR, 3))
-    store.refresh(NOW)
-    shown = store.shown(NOW)["code"]
-    assert (shown.speedup, shown.vanilla_tokens_per_s) == (None, None)
-    assert (shown.verdict, shown.num_blocks) == (Verdict.NO_VERDICT_YET, 3)
-    assert shown.tokens_per_s == pytest.approx(3 / 0.03)
-
-
 def test_of_a_task_the_drafter_with_most_text_is_shown_everywhere(database: Database, store: SwitchbackStore) -> None:
     few, most = subject(drafter="small"), subject(drafter="lookup")
     store.add(block_rows(few, NOW - HOUR, 9, tokens_per_round=4.0) + block_rows(most, NOW - 2 * HOUR, 20))

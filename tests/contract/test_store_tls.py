@@ -44,25 +44,6 @@ def test_a_client_with_a_certificate_is_let_in(server: TlsPostgres) -> None:
     assert "set sslcert=FILE and sslkey=FILE" in _refused(known())
 
 
-def test_a_server_of_another_authority_is_refused(server: TlsPostgres) -> None:
-    told = _refused(server.url(sslmode="verify-full", sslrootcert=server.other_ca.cert))
-    assert "certificate verify failed" in told
-    assert "set sslrootcert to the file of the CA that signed it" in told
-
-
-def test_a_host_that_the_certificate_does_not_name_is_refused(server: TlsPostgres) -> None:
-    told = _refused(
-        server.url(host="db.example.com", hostaddr="127.0.0.1", sslmode="verify-full", sslrootcert=server.ca.cert)
-    )
-    assert 'does not match host name "db.example.com"' in told
-    assert "wants a host in postgres.url (DATABASE_URL) that the server's certificate names" in told
-
-
-def test_a_missing_file_of_authorities_is_told(server: TlsPostgres, tmp_path: Path) -> None:
-    told = _refused(server.url(sslmode="verify-full", sslrootcert=tmp_path / "nothing.pem"))
-    assert "want sslrootcert=FILE in postgres.url" in told
-
-
 def test_a_plain_server_is_refused_by_a_client_that_wants_tls(server: TlsPostgres, database_url: SecretStr) -> None:
     url = make_url(database_url.get_secret_value())
     wanted = url.update_query_dict({"sslmode": "verify-full", "sslrootcert": str(server.ca.cert)})
@@ -71,17 +52,28 @@ def test_a_plain_server_is_refused_by_a_client_that_wants_tls(server: TlsPostgre
     assert "set ssl = on in postgresql.conf" in told
 
 
-def test_a_client_without_tls_is_refused_by_a_server_that_wants_it(server: TlsPostgres) -> None:
-    assert "set sslmode=verify-full and sslrootcert" in _refused(server.url(sslmode="disable"))
-
-
-def test_a_key_that_everybody_may_read_is_refused(server: TlsPostgres, tmp_path: Path) -> None:
+def test_others_are_refused_and_told_what_to_set(server: TlsPostgres, tmp_path: Path) -> None:
+    known = partial(server.url, sslmode="verify-full", sslrootcert=server.ca.cert)
     key = Path(shutil.copy(server.client.key, tmp_path))
     key.chmod(0o644)
-    told = _refused(
-        server.url(sslmode="verify-full", sslrootcert=server.ca.cert, sslcert=server.client.cert, sslkey=key)
-    )
-    assert "chmod 600" in told
+    for url, *told in (
+        (
+            known(sslrootcert=server.other_ca.cert),
+            "certificate verify failed",
+            "set sslrootcert to the file of the CA that signed it",
+        ),
+        (
+            known(host="db.example.com", hostaddr="127.0.0.1"),
+            'does not match host name "db.example.com"',
+            "wants a host in postgres.url (DATABASE_URL) that the server's certificate names",
+        ),
+        (known(sslrootcert=tmp_path / "nothing.pem"), "want sslrootcert=FILE in postgres.url"),
+        (server.url(sslmode="disable"), "set sslmode=verify-full and sslrootcert"),
+        (known(sslcert=server.client.cert, sslkey=key), "chmod 600"),
+    ):
+        found = _refused(url)
+        for one in told:
+            assert one in found
 
 
 def test_a_command_tells_what_to_set(server: TlsPostgres, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,14 +20,6 @@ pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
 LOAD: Final = WorkerLoad("one", "servers 12ab", "model", 8, 0, 0, {}, setup=SETUP)
 
 
-def test_what_a_model_suggests_for_sampling_is_known_of_its_worker(database: Database) -> None:
-    store = WorkerStore(database)
-    store.say(LOAD)
-    store.say(replace(LOAD, owner="two", sampling_defaults="temperature 0.6 (not used)"))
-    one, two = (seen.as_json()["sampling_defaults"] for seen in store.seen())
-    assert (one, two) == ("", "temperature 0.6 (not used)")
-
-
 def test_others_with_the_same_device_are_counted_until_they_leave_or_fall_silent(database: Database) -> None:
     store = WorkerStore(database)
     assert store.say(LOAD) == 0
@@ -69,13 +61,8 @@ def test_a_worker_of_another_target_is_refused_with_both_names(database: Databas
     silence(database, "one", 31)
     store.check_target("another")
     assert store.enter(other) == [], "the other one is dead, or hangs"
-
-
-def test_a_worker_whose_others_have_left_may_serve_what_it_likes(database: Database) -> None:
-    store = WorkerStore(database)
-    store.enter(LOAD)
-    store.leave("one")
-    assert store.enter(replace(LOAD, owner="two", target="another")) == []
+    store.leave("two")
+    assert store.enter(LOAD) == [], "the other one has left"
 
 
 def test_another_revision_of_the_target_enters_and_is_named(database: Database) -> None:
@@ -119,7 +106,9 @@ def test_what_most_of_the_workers_run_comes_back_as_it_was_said(database: Databa
     assert running(store.seen()) is None
     store.say(replace(LOAD, owner="of an earlier release", setup=None))
     assert running(store.seen()) is None
-    store.say(of_revision("one", "a"))
+    store.say(replace(of_revision("one", "a"), sampling_defaults="temperature 0.6 (not used)"))
+    said = {seen.load.owner: seen.as_json()["sampling_defaults"] for seen in store.seen()}
+    assert said == {"of an earlier release": "", "one": "temperature 0.6 (not used)"}
     found = running(store.seen())
     assert found is not None
     assert (found.setup.drafters, found.num_slots, found.num_workers, found.num_others) == (SETUP.drafters, 8, 1, 1)

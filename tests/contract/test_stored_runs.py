@@ -11,12 +11,13 @@ from sqlalchemy import text
 
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import check
+from benchmarks.stored_runs import filling
 from benchmarks.stored_runs.__main__ import fill
-from benchmarks.stored_runs.filling import NUM_DAYS
 from tests.fixtures.postgres import fresh_database
 
 pytestmark = pytest.mark.postgres
 
+NUM_DAYS = 20
 NUM_RUNS = 10 * NUM_DAYS
 KEY = (
     "task, segment, target_revision, drafter, draft_revision, engine, sampling_bucket, prompt_bucket, num_draft_tokens"
@@ -44,7 +45,8 @@ OF_HOURS = f"""
 @pytest.fixture(scope="module")
 def filled_url(postgres_server: str, migrated_template: str) -> Iterator[SecretStr]:
     """Filled once; the tests only read, but the last."""
-    with fresh_database(postgres_server, migrated_template) as url:
+    with fresh_database(postgres_server, migrated_template) as url, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(filling, "NUM_DAYS", NUM_DAYS)
         fill(url.get_secret_value(), NUM_RUNS)
         yield url
 

@@ -66,6 +66,12 @@ def test_one_server_decodes_vanilla_and_speculatively_side_by_side(purpose: str)
     assert all(one.is_counted for one in found.values())
     assert sorted(asked(server), key=str) == [0, 0, None, None]
     assert (status.num_in_flight, status.num_undrafted, status.is_obeying) == (0, 0, True)
+    if purpose == "traffic":
+        assert {"alphaloop_task": "code", ASKED: 0} in [body.get("vllm_xargs") for body in server.bodies]
+    fixed = ServedEngine(FakeEngine(), "lookup", 4)
+    with engine_over({"both": switching(), "fixed": fixed}) as engine:
+        least, num = engine.drafters[0].least_draft_tokens, engine.drafters[0].num_endpoints
+    assert (least, num) == (4, 2), "a drafter that one endpoint has at one length has it everywhere"
 
 
 @pytest.mark.parametrize("purpose", ["traffic", "probe"])
@@ -83,23 +89,6 @@ def test_each_request_has_the_k_of_its_decision(purpose: str) -> None:
         (drafted,) = generation.drafted
         assert drafted.num_draft_tokens == len(generation.counts.proposed) == k
         assert generation.is_counted
-
-
-def test_a_text_with_longer_rounds_than_it_asked_for_ends_the_choice_of_k(caplog: pytest.LogCaptureFixture) -> None:
-    server = switching()
-    with caplog.at_level(logging.ERROR), engine_over({"both": server}) as engine:
-        server.obeys = False
-        server.bodies.clear()
-        found = []
-        for number in range(3):
-            admit(engine, number, "lookup", Reason.FASTER, k=2)
-            found += served(finish(engine))
-        assert engine.drafters[0].least_draft_tokens == 4
-        (status,) = engine.endpoints()
-    assert [one.num_draft_tokens for one in found] == [4, 4, 4], "what decoded it is recorded"
-    assert asked(server) == [2, None, None], "the first one shows it"
-    assert "endpoint both: it drafted 4 tokens in a round for a request that asked for 2" in caplog.text
-    assert not status.is_obeying
 
 
 def test_requests_in_flight_when_the_choice_ends_are_recorded_as_what_decoded_them() -> None:
@@ -121,22 +110,8 @@ def test_requests_in_flight_when_the_choice_ends_are_recorded_as_what_decoded_th
     assert [one.num_draft_tokens for one in served(found)] == [1, 4]
 
 
-def test_a_drafter_that_one_endpoint_has_at_one_length_has_it_everywhere() -> None:
-    fixed = ServedEngine(FakeEngine(), "lookup", 4)
-    with engine_over({"both": switching(), "fixed": fixed}) as engine:
-        assert (engine.drafters[0].least_draft_tokens, engine.drafters[0].num_endpoints) == (4, 2)
-
-
-def test_the_request_says_task_and_drafts_together() -> None:
-    server = switching()
-    with engine_over({"both": server}) as engine:
-        server.bodies.clear()
-        admit(engine, 1, None, Reason.NOT_FASTER)
-        finish(engine)
-    assert [body["vllm_xargs"] for body in server.bodies] == [{"alphaloop_task": "code", ASKED: 0}]
-
-
 def test_a_server_that_ignores_the_field_is_found_before_any_job(caplog: pytest.LogCaptureFixture) -> None:
+    """Where no endpoint is vanilla a forced job is decoded and recorded as it was."""
     server = switching(obeys=False)
     with caplog.at_level(logging.ERROR), engine_over({"both": server, "plain": ServedEngine(FakeEngine())}) as engine:
         assert engine.drafters[0].num_vanilla_endpoints == 1, "the plain one alone"
@@ -147,41 +122,40 @@ def test_a_server_that_ignores_the_field_is_found_before_any_job(caplog: pytest.
     assert "endpoint both cannot switch drafts: it drafted for a request that asked for no drafts" in caplog.text
     assert {one.endpoint for one in served(found)} == {"plain"}
     assert not server.bodies
-
-
-def test_where_no_endpoint_is_vanilla_a_forced_job_is_decoded_and_recorded_as_it_was() -> None:
     with engine_over({"both": switching(obeys=False)}) as engine:
         admit(engine, 1, None, Reason.FORCED)
         (one,) = served(finish(engine))
     assert (one.drafter, one.num_draft_tokens, one.num_proposed > 0) == ("lookup", 4, True)
 
 
-def test_a_server_that_obeys_no_more_is_no_vanilla_route_any_more(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("drafter", "reason", "k", "asks", "told"),
+    [
+        (None, Reason.CONTROL, 0, 0, "it drafted for a request that asked for no drafts"),
+        ("lookup", Reason.FASTER, 2, 2, "it drafted 4 tokens in a round for a request that asked for 2"),
+    ],
+    ids=["none", "fewer"],
+)
+def test_a_server_that_obeys_no_more_switches_nothing_until_it_comes_back(
+    caplog: pytest.LogCaptureFixture, drafter: str | None, reason: Reason, k: int, asks: int, told: str
+) -> None:
     server = switching()
     with caplog.at_level(logging.ERROR), engine_over({"both": server}) as engine:
         server.obeys = False
         server.bodies.clear()
         found = []
         for number in range(3):
-            admit(engine, number, None, Reason.CONTROL)
+            admit(engine, number, drafter, reason, k=k)
             found += served(finish(engine))
-        (status,) = engine.endpoints()
-    assert [one.drafter for one in found] == ["lookup"] * 3, "what decoded it is recorded"
-    assert asked(server) == [0, None, None], "the first one shows it"
-    assert "endpoint both: it drafted for a request that asked for no drafts" in caplog.text
-    assert not status.is_obeying
-
-
-def test_a_server_that_comes_back_is_looked_at_again() -> None:
-    server = switching()
-    with engine_over({"both": server}) as engine:
-        server.obeys = False
-        admit(engine, 1, None, Reason.CONTROL)
-        finish(engine)
-        assert not engine.endpoints()[0].is_obeying
         assert engine.drafters[0].least_draft_tokens == 4
+        assert not engine.endpoints()[0].is_obeying
+        assert [(one.drafter, one.num_draft_tokens) for one in found] == [("lookup", 4)] * 3, (
+            "what decoded it is recorded"
+        )
+        assert asked(server) == [asks, None, None], "the first one shows it"
+        assert f"endpoint both: {told}" in caplog.text
         server.obeys, server.answer = True, _gone
-        admit(engine, 2, None, Reason.CONTROL)
+        admit(engine, 3, None, Reason.CONTROL)
         while engine.endpoints()[0].state != "down":
             engine.step()
         server.answer = None

@@ -43,12 +43,11 @@ def long_day(database: Database, rng: random.Random) -> Database:
 def test_hours_are_the_clusters_of_a_long_day(long_day: Database) -> None:
     found = task_figures(long_day)
     assert set(found) == {"code", "few"}
-    with long_day.begin() as connection:
-        by_hour = connection.execute(
-            text("""SELECT sum(accepts[1])::int, sum(trials[1])::int FROM decode_runs WHERE task = 'code'
-                    GROUP BY date_trunc('hour', decoded_at, 'UTC')""")
-        ).all()
-        views = connection.execute(text("SELECT task, num_jobs, alpha_1, alpha FROM task_alpha_now")).all()
+    by_hour = long_day.rows(
+        text("""SELECT sum(accepts[1])::int, sum(trials[1])::int FROM decode_runs WHERE task = 'code'
+                GROUP BY date_trunc('hour', decoded_at, 'UTC')""")
+    )
+    views = long_day.rows(text("SELECT task, num_jobs, alpha_1, alpha FROM task_alpha_now"))
     expected, shown = share_interval([(accepts, trials) for accepts, trials in by_hour]), found["code"].alpha_1
     # Neither query has an order, which the last bits of sums depend on.
     assert shown is not None

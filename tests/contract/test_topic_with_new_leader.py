@@ -20,14 +20,13 @@ from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import CONTROL, RESULTS, TopicIds
 from alphaloop.messages.topics import JOBS_PATTERN
-from alphaloop.settings import KafkaSettings, WorkerSettings
+from alphaloop.settings import KafkaSettings
 from tests.chaos.brokers import Brokers
-from tests.fixtures.broker import settings_for
-from tests.fixtures.publishing import NOW
+from tests.fixtures.broker import intake_of, send, settings_for
 from tests.fixtures.worker import until
 from worker.background import Retry
 from worker.intake.control import ControlReader
-from worker.intake.polling import Intake, TopicWatch
+from worker.intake.polling import TopicWatch
 
 pytestmark = pytest.mark.kafka
 
@@ -66,14 +65,8 @@ class Cluster:
 
     def send(self, topic: str, *values: bytes) -> None:
         """Each value to each partition; return when they are stored."""
-        producer = Producer(self.kafka)
-        try:
-            for partition in (0, 1):
-                for value in values:
-                    producer.send(topic, key=None, value=value, partition=partition)
-            producer.flush(WAIT_S)
-        finally:
-            producer.close()
+        for partition in (0, 1):
+            send(self.kafka, topic, values, partition)
 
     def committed(self, group_id: str, topic: str) -> list[int | None]:
         """What the group has committed of each partition."""
@@ -108,14 +101,7 @@ class Reader:
     def __init__(self, kafka: KafkaSettings, group_id: str, pattern: str) -> None:
         self.group_id = group_id
         self.read: list[tuple[str, int, bytes | None]] = []
-        self.intake = Intake(
-            Consumer(kafka, group_id=group_id),
-            [pattern],
-            limits=WorkerSettings(max_buffered=1000, max_buffered_bytes=1 << 20),
-            commit_interval_s=0.1,
-            most_message_bytes=1 << 10,
-            now=lambda: NOW,
-        )
+        self.intake = intake_of(kafka, pattern, group_id)
         self.watch = TopicWatch([self.intake], TopicIds(kafka).ask, every_s=0.5)
 
     def take(self) -> None:
@@ -187,7 +173,7 @@ def world(kafka_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         finally:
             world.close()
     finally:
-        brokers.stop()
+        brokers.kill()
 
 
 def test_a_producer_finds_the_new_leader_of_a_topic_made_anew(world: World) -> None:

@@ -23,9 +23,9 @@ from alphaloop.letters.reading import LetterFilter
 from alphaloop.messages import Chunk, chunk_headers, text_chunk
 from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic
 from alphaloop.outcomes.reading import refusals_of, text_so_far
-from alphaloop.settings import KafkaSettings, WorkerSettings
+from alphaloop.settings import KafkaSettings
 from alphaloop.store.known_jobs import KnownJob
-from tests.fixtures.publishing import NOW
+from tests.fixtures.broker import intake_of
 from tests.fixtures.worker import until
 from worker.intake.polling import Intake
 
@@ -87,14 +87,7 @@ def partition(kafka: KafkaSettings) -> TopicPartition:
 
 @pytest.fixture
 def intake(kafka: KafkaSettings, partition: TopicPartition) -> Iterator[Intake]:
-    intake = Intake(
-        Consumer(kafka, group_id=kafka.group_id),
-        [partition.topic],
-        limits=WorkerSettings(max_buffered=1000, max_buffered_bytes=1 << 20),
-        commit_interval_s=0.1,
-        most_message_bytes=1 << 10,
-        now=lambda: NOW,
-    )
+    intake = intake_of(kafka, partition.topic, kafka.group_id)
     intake.start()
     yield intake
     intake.close(WAIT_S)
@@ -134,46 +127,6 @@ def test_an_aborted_transaction_leaves_nothing_that_waits(
     until(lambda: group_lag(kafka, partition) == 0, "the group's lag is 0 again", WAIT_S)
 
 
-def test_a_partition_that_comes_back_has_no_position_yet(kafka: KafkaSettings, partition: TopicPartition) -> None:
-    """Else a worker would pass over messages that it delivered in an earlier assignment and did not finish."""
-    producer = Producer(kafka)
-    both = {partition, TopicPartition(partition.topic, 1)}
-    for number in range(10):
-        producer.send(partition.topic, key=None, value=b"{}", partition=number % 2)
-    producer.flush(WAIT_S)
-    producer.close()
-    first, second = (Consumer(kafka, group_id=kafka.group_id) for _ in range(2))
-    owned: dict[Consumer, set[TopicPartition]] = {first: set(), second: set()}
-    at_assignment: list[dict[TopicPartition, int]] = []
-
-    def join(one: Consumer) -> None:
-        def assigned(partitions: Sequence[TopicPartition]) -> None:
-            owned[one].update(partitions)
-            at_assignment.append(one.positions(partitions))
-
-        one.subscribe(
-            [partition.topic],
-            on_assign=assigned,
-            on_revoke=owned[one].difference_update,
-            on_lost=owned[one].difference_update,
-        )
-
-    def polled(*members: Consumer) -> list[set[TopicPartition]]:
-        for one in members:
-            one.poll(0.1)
-        return [owned[one] for one in members]
-
-    join(first)
-    until(lambda: polled(first) == [both] and set(first.positions(both).values()) == {5}, "all are read", WAIT_S)
-    join(second)
-    until(lambda: all(len(its) == 1 for its in polled(first, second)), "each has one", WAIT_S)
-    second.close()
-    until(lambda: polled(first) == [both], "the first has both again", WAIT_S)
-    first.close()
-    assert len(at_assignment) >= 3
-    assert not any(at_assignment)
-
-
 def test_messages_are_counted_and_not_offsets(
     kafka: KafkaSettings, transactions: Transactions, partition: TopicPartition, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,50 +144,43 @@ def test_messages_are_counted_and_not_offsets(
     assert number_of(kafka) == 26, "of a long partition offsets count, from its first message to where one is open"
 
 
-def test_searches_end_where_the_last_offsets_hold_no_message(
+def test_readers_end_where_the_last_offsets_hold_no_message(
     kafka: KafkaSettings, transactions: Transactions, partition: TopicPartition
 ) -> None:
+    """Searches, readers of dead letters, and those of a text."""
     a, b, no, still_open = (f"{kafka.group_id}-{name}" for name in ("a", "b", "no", "open"))
+    letters = TopicPartition(dlq_topic(partition.topic), 0)
+    transactions.commit(letters, jobs("a"))
+    transactions.abort(letters, jobs("no", "no"))
+    chunk = Chunk(a, 1, 0, "half a ")
+    headers = [(name, text.encode()) for name, text in chunk_headers(chunk, {}).items()]
+    producer = Producer(kafka)
+    producer.send(TOKENS, key=a.encode(), value=text_chunk(chunk, created=0, model="m"), headers=headers, partition=0)
+    producer.flush(WAIT_S)
+    producer.close()
+    transactions.abort(TopicPartition(TOKENS, 0), jobs("no"))
     transactions.abort(partition, jobs(no))
     transactions.commit(partition, jobs(a, b))
     transactions.abort(partition, jobs(*[no] * 50))
     transactions.begin(partition, jobs(still_open))
+    with at_once():
+        found = search(kafka, lambda job_id, _: job_id.startswith(kafka.group_id))
+        assert [(one.job_id, one.num_before) for one in found.messages] == [(a, 0), (b, 1)]
+        assert found.is_complete
+    with at_once():
+        dead = list(LetterFilter(task=kafka.group_id).letters(kafka))
+        assert [json.loads(one.record.value or b"")["job_id"] for one in dead] == ["a"]
+        places = frozenset(f"{letters.topic}:0:{offset}" for offset in range(4))
+        assert [one.record.offset for one in LetterFilter(task=kafka.group_id, places=places).letters(kafka)] == [0]
+        assert refusals_of(kafka, ["nobody"]) == {}
+    with at_once():
+        text = text_so_far(kafka, KnownJob(a, datetime.now(UTC) - timedelta(minutes=1), None), timeout_s=WAIT_S)
+        assert text is not None
+        assert text.text == "half a "
+
+
+@contextlib.contextmanager
+def at_once() -> Iterator[None]:
     began = time.monotonic()
-    found = search(kafka, lambda job_id, _: job_id.startswith(kafka.group_id))
-    assert [(one.job_id, one.num_before) for one in found.messages] == [(a, 0), (b, 1)]
-    assert found.is_complete
-    assert time.monotonic() - began < AT_ONCE_S
-
-
-def test_dead_letters_are_read_to_the_end(
-    kafka: KafkaSettings, transactions: Transactions, partition: TopicPartition
-) -> None:
-    letters = TopicPartition(dlq_topic(partition.topic), 0)
-    transactions.commit(letters, jobs("a"))
-    transactions.abort(letters, jobs("no", "no"))
-    began = time.monotonic()
-    found = list(LetterFilter(task=kafka.group_id).letters(kafka))
-    assert [json.loads(one.record.value or b"")["job_id"] for one in found] == ["a"]
-    places = frozenset(f"{letters.topic}:0:{offset}" for offset in range(4))
-    assert [one.record.offset for one in LetterFilter(task=kafka.group_id, places=places).letters(kafka)] == [0]
-    assert refusals_of(kafka, ["nobody"]) == {}
-    assert time.monotonic() - began < AT_ONCE_S
-
-
-def test_a_text_is_read_to_the_end(kafka: KafkaSettings, transactions: Transactions) -> None:
-    job_id = f"job-{kafka.group_id}"
-    chunk = Chunk(job_id, 1, 0, "half a ")
-    headers = [(name, text.encode()) for name, text in chunk_headers(chunk, {}).items()]
-    producer = Producer(kafka)
-    producer.send(
-        TOKENS, key=job_id.encode(), value=text_chunk(chunk, created=0, model="m"), headers=headers, partition=0
-    )
-    producer.flush(WAIT_S)
-    producer.close()
-    transactions.abort(TopicPartition(TOKENS, 0), jobs("no"))
-    began = time.monotonic()
-    known = KnownJob(job_id, datetime.now(UTC) - timedelta(minutes=1), None)
-    found = text_so_far(kafka, known, timeout_s=WAIT_S)
-    assert found is not None
-    assert found.text == "half a "
+    yield
     assert time.monotonic() - began < AT_ONCE_S

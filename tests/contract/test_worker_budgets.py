@@ -63,20 +63,11 @@ def test_what_is_earned_is_written_from_time_to_time_and_what_is_spent_at_once(
     assert stored().accrued == pytest.approx(5 * first)
     worker.decide("code")
     assert stored().accrued == pytest.approx(5 * first)
-    worker.store.keep("code", "greedy", worker.budget().paid(1.0))
-    assert (stored().accrued, stored().spent) == pytest.approx((6 * first, 1.0))
-
-
-def test_credit_is_written_when_a_worker_ends(database: Database, rng: random.Random) -> None:
-    record(database, *(run("code", rng, 0.95) for _ in range(10)))
-    limits = PolicyLimits(explore_share=0.05, control_share=0.0)
-    worker = Worker(database, limits, accrued_every_s=5.0)
-    for _ in range(3):
-        worker.decide("code")
-    accrued = worker.budget().accrued
-    assert Worker(database, limits).budget().accrued == pytest.approx(accrued / 3)
     worker.decider.save()
-    assert Worker(database, limits).budget().accrued == pytest.approx(accrued)
+    assert stored().accrued == pytest.approx(6 * first), "when a worker ends"
+    worker.decide("code")
+    worker.store.keep("code", "greedy", worker.budget().paid(1.0))
+    assert (stored().accrued, stored().spent) == pytest.approx((7 * first, 1.0))
 
 
 def test_a_cold_task_has_its_first_credit_once(database: Database) -> None:

@@ -12,9 +12,8 @@ from sqlalchemy import text
 from alphaloop.errors import SchemaMismatch
 from alphaloop.store import schema
 from alphaloop.store.database import SUPPORTED_REVISIONS, Database
-from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from tests.fixtures.runs import claim_request, outcome
+from tests.fixtures.runs import claim, outcome
 
 pytestmark = pytest.mark.postgres
 
@@ -52,10 +51,10 @@ def later(tmp_path: Path) -> Path:
 def test_an_old_worker_restarts_after_a_migration_that_adds(
     database: Database, database_url: SecretStr, later: Path
 ) -> None:
-    JobStore(database).claim([claim_request("before")], owner="w", lease_s=60, max_attempts=3)
+    claim(database, "before")
     schema.upgrade(database_url, "expanded", migrations=later)
     assert database.check_revision() == "expanded", "a process of this release starts on it"
-    JobStore(database).claim([claim_request("after")], owner="w", lease_s=60, max_attempts=3)
+    claim(database, "after")
     assert len(OutcomeStore(database).record([outcome("before"), outcome("after")], owner="w")) == 2
 
 

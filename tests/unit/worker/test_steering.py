@@ -1,47 +1,30 @@
 """Steering: how sequences draft by how many run, and that a control slice pauses a whole task and nobody else."""
 
 from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+
 from alphaloop.costs import CostTable
 from alphaloop.deciding.draft_lengths import LengthsTogether
-from alphaloop.deciding.goodput import Alternative
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.policy import Decision
-from alphaloop.deciding.policy import DraftSetting
-from alphaloop.deciding.policy import Reason
-from alphaloop.experiment.assign import RequestDesign
-from alphaloop.experiment.assign import RequestSchedule
-from alphaloop.experiment.assign import RoundDesign
-from alphaloop.experiment.assign import RoundSchedule
+from alphaloop.deciding.goodput import Alternative, DrafterState
+from alphaloop.deciding.policy import Decision, DraftSetting, Reason
+from alphaloop.experiment.assign import RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
 from alphaloop.experiment.estimate import measured_speedup
-from alphaloop.experiment.observe import Phase
-from alphaloop.experiment.observe import Slice
+from alphaloop.experiment.observe import Phase, Slice
 from alphaloop.messages import Mode
 from alphaloop.store.switchback import SliceRow
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Sequence
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
 from tests.fakes import FakeEngine
 from tests.fixtures.costs import ServingEngine
-from tests.fixtures.publishing import NOW
-from tests.fixtures.publishing import claimed_job
-from tests.fixtures.runs import block_rows
-from tests.fixtures.runs import subject
-from tests.fixtures.simulated import Clock
-from uuid import uuid4
-from worker.running import RunningJob
-from worker.running import RunningJobs
-from worker.running import Stepped
-from worker.steering import REFRESH_EVERY_S
-from worker.steering import RequestSteering
-from worker.steering import RoundSteering
-from worker.steering import SliceRecorder
-import pytest
-import random
-
+from tests.fixtures.publishing import NOW, claimed_job
+from tests.fixtures.runs import block_rows, subject
+from worker.running import RunningJob, RunningJobs, Stepped
+from worker.steering import REFRESH_EVERY_S, RequestSteering, RoundSteering, SliceRecorder
 
 DRAFTERS = (DrafterState("lookup", "look-1", 8), DrafterState("model", "model-1", 8))
 DESIGN = RoundDesign(control_share=0.2, num_control_rounds=4, num_washout_rounds=1, num_window_rounds=4)
