@@ -85,7 +85,9 @@ def _measure_once(settings: Settings, database: Database, sinks: Sequence[Sink])
         now, metrics = DatabaseClock(database).measure(), SchedulerMetrics()
         notifier = Notifier(database, sinks, settings.scheduler, metrics)
         notifier.add_sinks(now)
-        manual = Scheduler.of(settings, database, producer, metrics, owner=_owner(), schedule_id=MANUAL_SCHEDULE_ID)
+        manual = Scheduler(
+            database, producer, settings, owner=_owner(), metrics=metrics, schedule_id=MANUAL_SCHEDULE_ID
+        )
         manual.run_once(now)
         notifier.send_due(now)
     finally:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -85,10 +86,6 @@ class RunSummary:
         return {name: kept[name] for name in kept if name.startswith("num_") or name == "headline"}
 
 
-#: What a worker would decide of the next job of each task at a moment, by task.
-NextJobs = Callable[[Sequence[TaskFigures], datetime], Mapping[str, NextJob]]
-
-
 class Scheduler:
     """Measures: reads the counts of decoded jobs, tests for drift, sends probes, reports. It never decodes."""
 
@@ -100,26 +97,23 @@ class Scheduler:
         *,
         owner: str,
         metrics: SchedulerMetrics,
-        message_retention: MessageRetention,
         schedule_id: str = SCHEDULE_ID,
-        next_jobs: NextJobs | None = None,
+        message_retention: MessageRetention | None = None,
     ) -> None:
         """`database` refuses a process that does not lead any more.
 
-        `message_retention` asks the broker how long a message of a jobs topic may still be read. `next_jobs` decides as
-        a worker would, by task; without it, choices are those of the log.
+        `message_retention` says how long a message of a jobs topic may still be read; without it the broker is asked.
         """
         dials = settings.scheduler
         self._database, self._producer, self._settings, self._dials = database, producer, settings, dials
-        self._owner, self._metrics, self._schedule_id, self._next_jobs = owner, metrics, schedule_id, next_jobs
+        self._owner, self._metrics, self._schedule_id = owner, metrics, schedule_id
         self._timetable = timetable(dials)
         self._schedule, self._reports = ScheduleStore(database), ReportStore(database)
         self._partitions, self._rollups = PartitionKeeper(database), RollupStore(database)
         self._state = AcceptanceStateStore(database)
+        readable = message_retention or partial(longest_job_retention, settings.kafka)
         contents = ContentStore.of(settings.claim_check)
-        self._retention = Retention(
-            RetentionStore(database), dials, settings.report_folder, message_retention, contents
-        )
+        self._retention = Retention(RetentionStore(database), dials, settings.report_folder, readable, contents)
         self._drift, self._drift_memory = TrafficStore(database), DriftMemoryStore(database)
         self._events, self._incidents = DriftEventStore(database), IncidentStore(database)
         self._drafts, self._decisions = DraftRegistry(database), DecisionLog(database)
@@ -127,29 +121,6 @@ class Scheduler:
         self._probes = ProbeStore(database)
         self._planner = ProbePlanner(database, settings)
         self._servers = ServerIdentityStore(database)
-
-    @classmethod
-    def of(
-        cls,
-        settings: Settings,
-        database: Database,
-        producer: Producer,
-        metrics: SchedulerMetrics,
-        *,
-        owner: str,
-        schedule_id: str = SCHEDULE_ID,
-    ) -> Self:
-        """That of a process, which asks the broker and decides as a worker would."""
-        return cls(
-            database,
-            producer,
-            settings,
-            owner=owner,
-            metrics=metrics,
-            message_retention=lambda: longest_job_retention(settings.kafka),
-            schedule_id=schedule_id,
-            next_jobs=lambda figures, now: next_jobs(database, settings, figures, now),
-        )
 
     def run_once(self, now: datetime, scheduled_for: datetime | None = None) -> RunSummary:
         """Run what was due at `scheduled_for` (`now`, if left out), with everything decoded until `now`.
@@ -159,7 +130,8 @@ class Scheduler:
         """
         due = scheduled_for or now
         if not self._schedule.claim(self._schedule_id, due, self._owner, now):
-            self._show_last()
+            if (report := self._last_report()) is not None:  # this process may lead since a moment ago
+                self._metrics.show(report)
             return RunSummary(due, claimed=False)
         try:
             with self._metrics.time_run():
@@ -178,18 +150,8 @@ class Scheduler:
             self._metrics.run_failed()
             self._note_failure(due, error, now)
             raise
-        summary = RunSummary(
-            due,
-            True,
-            counts.num_jobs,
-            flagged.num_opened,
-            flagged.num_closed,
-            len(report.drift),
-            flagged.num_status_changes,
-            sent.num_jobs,
-            report.headline,
-            page,
-        )
+        changed = flagged.num_opened, flagged.num_closed, len(report.drift), flagged.num_status_changes
+        summary = RunSummary(due, True, counts.num_jobs, *changed, sent.num_jobs, report.headline, page)
         self._schedule.finish(self._schedule_id, due, summary.outcome(), now)
         self._metrics.run_succeeded(report, sent)
         numbers = {name: value for name, value in summary.outcome().items() if name.startswith("num_")}
@@ -237,20 +199,14 @@ class Scheduler:
             for change in self._decisions.latest(task, limit=1):
                 made = change.after
                 found[task] = NextJob(made.mode, made.drafter, made.num_draft_tokens, change.reason, change.explanation)
-        if self._next_jobs is not None:
-            asked = [figures.get(task) or TaskFigures(task) for task in sorted({*counts.tasks, *figures})]
-            found |= self._next_jobs(asked, counts.now)
-        return found
+        asked = [figures.get(task) or TaskFigures(task) for task in sorted({*counts.tasks, *figures})]
+        return found | next_jobs(self._database, self._settings, asked, counts.now)
 
     def _judge(self, counts: RunCounts) -> dict[About, Judged]:
         """Test the traffic for drift, compare the probes, and name causes."""
         margin = self._dials.alpha_margin
         accepted = self._events.accepted_levels(counts.now)
-        parents = {
-            (d.drafter, d.draft_revision): d.parent_revision
-            for d in self._drafts.all()
-            if d.parent_revision is not None
-        }
+        parents = {(d.drafter, d.draft_revision): d.parent_revision for d in self._drafts.all() if d.parent_revision}
         incidents = [
             SeenIncident(one.opened_at, one.found.task, one.found.drafter, one.found.kind)
             for one in self._incidents.open_incidents()
@@ -427,12 +383,6 @@ class Scheduler:
                 extra={"action": "report_not_compared"},
             )
             return None
-
-    def _show_last(self) -> None:
-        """Show in the metrics what the last run found: this process may lead since a moment ago."""
-        report = self._last_report()
-        if report is not None:
-            self._metrics.show(report)
 
     def _note_failure(self, due: datetime, error: Exception, now: datetime) -> None:
         outcome = {"error": type(error).__name__}

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final
 
 import typer
-from rich.console import Console
 
 from alphaloop.cli import interrupt
 from alphaloop.cli.children import LogFollower, await_event, child_log, child_process
@@ -81,7 +80,7 @@ def demo(
     settings = _embedded(options)
     signal.signal(signal.SIGTERM, interrupt)
     _try_kafka(settings)
-    run = _Demo(options, settings, err(), out(), seed, jobs)
+    run = _Demo(options, settings, seed, jobs)
     try:
         run.run()
     except AlphaloopError as error:
@@ -117,8 +116,6 @@ class _Demo:
 
     options: GlobalOptions
     settings: Settings  #: local ones, naming neither broker nor database
-    screen: Console  #: progress: standard error
-    page: Console  #: the result: standard output
     seed: int
     jobs_per_task: int
     step: str = field(default="reading this Python's sources", init=False)
@@ -130,7 +127,7 @@ class _Demo:
         """
         prompts = self._harvest()
         self.step = "starting the broker and the database"
-        with EmbeddedStack(self.settings, on_event=self._say) as running:
+        with EmbeddedStack(self.settings, on_event=note) as running:
             self.step = "creating the schema and the topics"
             prepare(running)
             with open_database(running) as database, self._worker(running) as worker:
@@ -140,12 +137,15 @@ class _Demo:
                 self._report(running, database, prompts)
                 self._check(database)
             self.step = "stopping"
-        self._say_how_to_go_on()
+        ours = f"{program()} --data-dir {_shown(self.settings.data_dir)}"
+        note(f"\nEverything is kept. `{ours} up` starts it again; then, in another terminal:")
+        for command in ("status", "explain code", 'enqueue --task code --prompt "def gcd(a, b):" --wait'):
+            note(f"  {ours} {command}")
 
     def _harvest(self) -> DemoPrompts:
         num_probes = self.settings.scheduler.probe_prompts
         prompts = harvest(self.seed, num_traffic=self.jobs_per_task, num_probes=num_probes, tasks=TASKS)
-        self._say(
+        note(
             f"{prompts.num_traffic} prompts for {len(prompts.traffic)} tasks, and {num_probes} more each to measure "
             "with, from the sources of this Python"
         )
@@ -161,10 +161,10 @@ class _Demo:
         worker.start()
         try:
             begun = time.monotonic()
-            self._say("loading the model, and measuring what a round costs here unless that is known …")
-            with self.screen.status("the worker is starting"):
+            note("loading the model, and measuring what a round costs here unless that is known …")
+            with err().status("the worker is starting"):
                 await_event(worker, follower, "worker_ready")
-            self._say(f"the worker consumes after {time.monotonic() - begun:.1f} s")
+            note(f"the worker consumes after {time.monotonic() - begun:.1f} s")
             yield worker
         finally:
             worker.stop()
@@ -172,12 +172,8 @@ class _Demo:
     def _register_probe_sets(self, database: Database, prompts: DemoPrompts) -> None:
         store, now = ProbeSetStore(database), datetime.now(UTC)
         for task, found in prompts.probes.items():
-            made = new_probe_set(
-                task,
-                [_body(prompt) for prompt in found],
-                num_draft_tokens=DEFAULT_K,
-                max_tokens=DEFAULT_MAX_TOKENS,
-            )
+            bodies = [_body(prompt) for prompt in found]
+            made = new_probe_set(task, bodies, num_draft_tokens=DEFAULT_K, max_tokens=DEFAULT_MAX_TOKENS)
             store.register(made, now)
 
     def _measure(self, running: Settings, database: Database, worker: ChildProcess) -> None:
@@ -190,7 +186,7 @@ class _Demo:
         stall = _StallCheck("probes and controls", worker)
         with progress() as bar:
             sent = probe_progress(database, found[0])
-            self._say(f"the scheduler sent {sent.num_sent} probes and controls")
+            note(f"the scheduler sent {sent.num_sent} probes and controls")
             shown = bar.add_task("probes and controls", total=sent.num_sent, note="")
             while sent.num_ended < sent.num_sent:
                 stall.check(sent.num_ended, sent.num_sent)
@@ -234,17 +230,17 @@ class _Demo:
         report = ReportStore(database).latest()
         if report is None:
             raise AlphaloopError("the scheduler made no report", hint=f"see {_log(running)}")
-        self.page.print()
+        out().print()
         sent = [one for one in tasks_now(database, running) if one.task in prompts.traffic]
-        self.page.print(task_table([replace(one, probes={}, controls={}) for one in sent], None))
-        self.page.print(
+        out().print(task_table([replace(one, probes={}, controls={}) for one in sent], None))
+        out().print(
             "\nRounds drafted: in which a drafter was asked, by the sequences that ran where that made a difference. "
             "α₁: acceptance of the first drafted token. Speed-up: over vanilla, by control rounds among the "
             "speculative ones. Next job: what would be decided now.",
             style="dim",
         )
-        self._conclude(report.summary)
-        self._conclude(f"the report: {(running.report_folder / 'latest.html').absolute().as_uri()}")
+        _conclude(report.summary)
+        _conclude(f"the report: {(running.report_folder / 'latest.html').absolute().as_uri()}")
 
     def _check(self, database: Database) -> None:
         self.step = "checking what was recorded"
@@ -255,30 +251,22 @@ class _Demo:
         )
         if not found.holds:
             raise AlphaloopError(f"the record does not hold together: {sentence}")
-        self._conclude(f"in Postgres: {sentence}")
+        _conclude(f"in Postgres: {sentence}")
 
     def _schedule_once(self, running: Settings) -> None:
         scheduler = child_process("scheduler", ["once"], self.options, running, environment=_SCHEDULER_ENVIRONMENT)
         scheduler.start()
         try:
-            with self.screen.status("the scheduler runs"):
+            with err().status("the scheduler runs"):
                 code = scheduler.wait(_SCHEDULER_TIMEOUT_S)
         finally:
             scheduler.stop()
         if code:
             raise scheduler.failed(f"ended with code {code}")
 
-    def _say_how_to_go_on(self) -> None:
-        ours = f"{program()} --data-dir {_shown(self.settings.data_dir)}"
-        self._say(f"\nEverything is kept. `{ours} up` starts it again; then, in another terminal:")
-        for command in ("status", "explain code", 'enqueue --task code --prompt "def gcd(a, b):" --wait'):
-            self._say(f"  {ours} {command}")
 
-    def _conclude(self, text: str) -> None:
-        self.page.print(text, markup=False, soft_wrap=True)
-
-    def _say(self, text: str) -> None:
-        self.screen.print(text, markup=False, soft_wrap=True)
+def _conclude(text: str) -> None:
+    out().print(text, markup=False, soft_wrap=True)
 
 
 def _job(task: str, prompt: str, batch_id: str) -> Job:

@@ -28,7 +28,6 @@ from alphaloop.explaining.explanation import (
     ExplainRequest,
     Explanation,
     RecordedAs,
-    WhatRuns,
     explain_recorded,
     explain_task,
     usual_request,
@@ -199,12 +198,9 @@ def _asked(found: Explanation) -> str:
     if found.recorded is not None:
         return sentences
     if found.fleet is not None:
-        sentences += " ".join(("", found.fleet.sentence, *_ended(found.fleet)))
+        ended = (f"They do not ask {name} for {why}." for name, why in found.fleet.ended.items())
+        sentences += " ".join(("", found.fleet.sentence, *ended))
     return f"{sentences} Memory, deadlines, patterns and the sampling settings of single jobs are not considered."
-
-
-def _ended(fleet: WhatRuns) -> list[str]:
-    return [f"They do not ask {name} for {why}." for name, why in fleet.ended.items()]
 
 
 def _show_alternatives(found: Explanation) -> None:
@@ -322,14 +318,11 @@ def _show_changes(changes: Sequence[DecisionChange]) -> None:
         after = named(change.after.drafter, change.after.num_draft_tokens)
         step = f"{before} → {after}" if before != after else f"{after} stays, for another reason"
         where = f"batch {change.batch}, {change.sampling_bucket}"
-        paragraph(f"{shown(change.decided_at)}  {step} ({_reason_then(change)}; {where})", style="bold")
+        reason = why_then(change.reason, change.figures and change.figures.chosen.speedup_low)
+        paragraph(f"{shown(change.decided_at)}  {step} ({reason}; {where})", style="bold")
         paragraph(capitalized(change.explanation), indent=2)
         if change.figures is not None:
             paragraph(_then(change.figures), indent=2)
-
-
-def _reason_then(change: DecisionChange) -> str:
-    return why_then(change.reason, change.figures.chosen.speedup_low if change.figures is not None else None)
 
 
 def _then(figures: ChoiceFigures) -> str:
@@ -359,7 +352,13 @@ def _show_evidence(found: Explanation) -> None:
         paragraph("No drafter has been registered for this target.")
         return
     for drafter in found.drafters:
-        paragraph(_seen(drafter, found.evidence[drafter.name]) + _counted_beside(drafter, found.drafters))
+        told, beside = (
+            _seen(drafter, found.evidence[drafter.name]),
+            [*filter(drafter.shares_weights_with, found.drafters)],
+        )
+        if names := " and ".join(other.name for other in beside):
+            told += f" Rounds of {names} count for {drafter.name} too, because the weights are the same."
+        paragraph(told)
     if found.request.segment and found.request.segment not in found.segments:
         known = ", ".join(sorted(name for name in found.segments if name)) or "none"
         paragraph(f"No job of segment {found.request.segment} was seen; known: {known}.")
@@ -399,15 +398,6 @@ def _sources(its: Evidence) -> str:
         else ""
     )
     return f" Sources of α₁: {of_task}{borrowed.other_tasks:.0%} other tasks, {borrowed.assumed:.0%} prior."
-
-
-def _counted_beside(drafter: DrafterState, drafters: Sequence[DrafterState]) -> str:
-    shared_weights = [other.name for other in drafters if other.shares_weights_with(drafter)]
-    return (
-        f" Rounds of {' and '.join(shared_weights)} count for {drafter.name} too, because the weights are the same."
-        if shared_weights
-        else ""
-    )
 
 
 def _show_positions(abreast: Sequence[tuple[str, Evidence]]) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import typer
@@ -24,7 +24,7 @@ from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.backlog import unfinished
 from alphaloop.liveness import url_of
 from alphaloop.settings import Settings
-from alphaloop.store.incidents import IncidentStore, KnownIncident
+from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.jobs import RUNNING
 from alphaloop.store.switchback import ExpectationStore
 from alphaloop.store.task_figures import TaskFigures, begin_of, waits, with_waiting
@@ -71,7 +71,7 @@ def status(
         note(f"the broker does not answer, so waiting jobs are unknown: {error.message}")
     tasks = with_waiting(tasks, waiting)
     if as_json:
-        told = [_incident_as_json(one) for one in incidents]
+        told = [{"opened_at": one.opened_at.isoformat(), **asdict(one.found)} for one in incidents]
         shown = [{**now.as_json(waiting), "oldest_s": ages.get(now.task)} for now in tasks]
         seen = [one.as_json() for one in workers]
         expected = [asdict(one) for one in compared]
@@ -186,10 +186,6 @@ def told_of(workers: Sequence[SeenWorker]) -> list[str]:
         counted = ", ".join(f"{revision} ({number})" for revision, number in revisions.most_common())
         found.append(f"workers serve {len(revisions)} revisions of the target: {counted}")
     return found
-
-
-def _incident_as_json(one: KnownIncident) -> dict[str, Any]:
-    return {"opened_at": one.opened_at.isoformat(), **asdict(one.found)}
 
 
 def _addresses(settings: Settings, database: str) -> dict[str, str]:

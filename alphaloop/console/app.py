@@ -10,9 +10,9 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from importlib import resources
-from typing import Any, Final, Self
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import uvicorn
@@ -128,7 +128,8 @@ class ConsoleServer:
             timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._serve, name="console", daemon=True)
+        run = partial(self._server.run, sockets=[self._socket])
+        self._thread = threading.Thread(target=run, name="console", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -137,15 +138,6 @@ class ConsoleServer:
         self._thread.join(_STOP_S)
         self._socket.close()
         self._sources.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _serve(self) -> None:
-        self._server.run(sockets=[self._socket])
 
 
 class Console:
@@ -168,7 +160,7 @@ class Console:
             Route("/batch/file", self._of(batches.file)),
             Route("/batches", self._upload, methods=["POST"]),
             *(Route(path, self._doing(action), methods=["POST"]) for path, action in ACTIONS.items()),
-            Route("/sign-in", self._open(self._ask_to_sign_in)),
+            Route("/sign-in", self._open(lambda r: self._sign_in_page(r, r.query_params.get("to"), is_wrong=False))),
             Route("/sign-in", self._sign_in, methods=["POST"]),
             Route("/sign-out", self._sign_out, methods=["POST"]),
         ]
@@ -275,9 +267,6 @@ class Console:
         wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return RedirectResponse(f"/sign-in?to={quote(wanted, safe='')}", 303)
 
-    def _ask_to_sign_in(self, request: Request) -> Response:
-        return self._sign_in_page(request, _inside(request.query_params.get("to")), is_wrong=False)
-
     async def _sign_in(self, request: Request) -> Response:
         form = await request.form(max_files=0, max_fields=5, max_part_size=4096)
         name, password, to = (str(form.get(field, "")) for field in ("username", "password", "to"))
@@ -285,7 +274,7 @@ class Console:
         def answer(request: Request) -> Response:
             session = self._sessions.sign_in(name, password)
             if session is None:
-                return self._sign_in_page(request, _inside(to), is_wrong=True)
+                return self._sign_in_page(request, to, is_wrong=True)
             welcome = RedirectResponse(_inside(to), 303)
             # Strict: a link on another site opens the console signed out, and no form there can act here.
             welcome.set_cookie(
@@ -295,8 +284,8 @@ class Console:
 
         return await run_in_threadpool(self._open(answer), request)
 
-    def _sign_in_page(self, request: Request, to: str, *, is_wrong: bool) -> Response:
-        data, status = {"to": to, "is_wrong": is_wrong}, 401 if is_wrong else 200
+    def _sign_in_page(self, request: Request, to: str | None, *, is_wrong: bool) -> Response:
+        data, status = {"to": _inside(to), "is_wrong": is_wrong}, 401 if is_wrong else 200
         page = Page("sign_in.html.j2", "Sign in", data, status=status, is_live=False, has_twin=False)
         return respond(page, request, self._frame(request, None))
 

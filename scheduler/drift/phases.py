@@ -24,7 +24,6 @@ from scheduler.drift.memory import (
     LEARNING,
     NUM_JOBS,
     PHASE,
-    POSITIONS,
     RESIDUALS,
     TRIALS,
     WATCHING,
@@ -175,10 +174,7 @@ def compare(memory: Memory, rules: DriftRules, jobs: Jobs, index: int) -> bool:
     waves = features(jobs.at[index])
     off = waves - memory.centre
     shift, doubt = wave(memory, off)
-    residual = 0.0
-    for i in range(POSITIONS):
-        residual += accepts[i] - trials[i] * memory.alpha[row, i]
-    residual *= weight(mass)
+    residual = (accepts - trials * memory.alpha[row]).sum() * weight(mass)
     first = accepts[0] - trials[0] * (memory.alpha[row, 0] + shift)
     count(memory.current, row, trials, accepts, jobs.tokens[index], information, waves)
     count_first(memory.current, jobs.segments[index], trials[0], accepts[0], first)
