@@ -12,7 +12,7 @@ from typing import Final
 import typer
 
 from alphaloop.batches.lines import BatchReader, BatchSource, batch_id_of
-from alphaloop.batches.progress import Part, RequestRow, counted, open_jobs, rows_of, send
+from alphaloop.batches.progress import Part, counted, open_jobs, rows_of, send
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.cli.options import AS_JSON, connected_settings, open_database
 from alphaloop.cli.screen import note, print_json
@@ -125,7 +125,10 @@ def _tell_status(
     found = counted(rows_of(batch, settings, database), most_wrong=_MAX_SHOWN)
     num_failed = found.by_part.get("error", 0)
     for row in found.wrong if says_why else ():
-        note(one_line(_why(row)))
+        told = row.row or {}
+        error, names = told.get("error") or {}, [f"line {told['line']}"] if "line" in told else []
+        where = ", ".join(names + ([told["custom_id"]] if told.get("custom_id") else [])) or row.job_id
+        note(one_line(f"{where}: {row.status}, {error.get('code')}: {error.get('message')}"))
     if says_why and num_failed > len(found.wrong):
         note(f"… and {num_failed - len(found.wrong)} more; `alphaloop batch errors` has them all")
     if as_json:
@@ -133,14 +136,6 @@ def _tell_status(
     else:
         note(one_line(f"{batch.batch_id}: {found.state}; {counts(found.by_status)}"))
     return num_failed
-
-
-def _why(row: RequestRow) -> str:
-    told = row.row or {}
-    error = told.get("error") or {}
-    where = [f"line {told['line']}"] if "line" in told else []
-    where += [told["custom_id"]] if told.get("custom_id") else []
-    return f"{', '.join(where) or row.job_id}: {row.status}, {error.get('code')}: {error.get('message')}"
 
 
 def _write(context: typer.Context, name: str, to: Path | None, part: Part) -> None:

@@ -352,11 +352,8 @@ def _show_evidence(found: Explanation) -> None:
         paragraph("No drafter has been registered for this target.")
         return
     for drafter in found.drafters:
-        told, beside = (
-            _seen(drafter, found.evidence[drafter.name]),
-            [*filter(drafter.shares_weights_with, found.drafters)],
-        )
-        if names := " and ".join(other.name for other in beside):
+        told = _seen(drafter, found.evidence[drafter.name])
+        if names := " and ".join(other.name for other in found.drafters if other.shares_weights_with(drafter)):
             told += f" Rounds of {names} count for {drafter.name} too, because the weights are the same."
         paragraph(told)
     if found.request.segment and found.request.segment not in found.segments:

@@ -278,11 +278,12 @@ def _start(
 
 def _show_addresses(settings: Settings, addresses: dict[str, str]) -> None:
     assert settings.postgres.url is not None  # noqa: S101 - the embedded stack fills it in
+    typed = [str(_beside_python() or "alphaloop"), "--data-dir", str(settings.data_dir.absolute()), "env"]
     rows = {
         "broker": settings.kafka.bootstrap_servers,
         # Without the password, because this output is often kept as a log.
         "database": redacted(parse_url(settings.postgres.url)),
-        "in a shell": _command_for(settings.data_dir.absolute()),
+        "in a shell": f'eval "$({shlex.join(typed)})"',  # whatever the folder
         **addresses,
         "reports": settings.report_folder,
         "logs": settings.data_dir / "logs",
@@ -322,9 +323,7 @@ class Supervised:
         then: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._child = child
-        self._tell, self._then = tell, then
-        self._clock = clock
+        self._child, self._tell, self._then, self._clock = child, tell, then, clock
         self._starts: deque[float] = deque()  # of the new starts within WINDOW_S, when
         self._due: float | None = None
 
@@ -335,7 +334,9 @@ class Supervised:
         """
         if self._due is None:
             if (code := self._child.ended_with()) is not None:
-                self._plan(f"ended with code {code}{_meaning(code)}")
+                known = f" ({ExitCode(code).meaning})" if code in set(ExitCode) else ""
+                meaning = f" (killed by signal {code - 128})" if code > 128 else known
+                self._plan(f"ended with code {code}{meaning}")
         elif self._clock() >= self._due:
             self._due = None
             self._starts.append(self._clock())
@@ -354,19 +355,8 @@ class Supervised:
             raise self._child.failed(f"{why}, after {MOST_STARTS} new starts within {WINDOW_S / 60:g} minutes")
         wait_s = _FIRST_WAIT_S * 2 ** len(self._starts)
         self._due = now + wait_s
-        self._tell(f"{_named(self._child.name)} {why}; starting it again in {wait_s:g} s")
-
-
-def _named(name: str) -> str:
-    """A child's name in a sentence: only servers have names of their own."""
-    return name if name[0].isupper() else f"the {name}"
-
-
-def _meaning(code: int) -> str:
-    """What an exit code says, in brackets; empty for codes of other programs."""
-    if code > 128:
-        return f" (killed by signal {code - 128})"
-    return f" ({ExitCode(code).meaning})" if code in set(ExitCode) else ""
+        name = self._child.name  # only servers have names of their own
+        self._tell(f"{name if name[0].isupper() else f'the {name}'} {why}; starting it again in {wait_s:g} s")
 
 
 def _become(context: typer.Context, module: str, arguments: Sequence[str]) -> NoReturn:
@@ -375,13 +365,6 @@ def _become(context: typer.Context, module: str, arguments: Sequence[str]) -> No
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, child_command(module, arguments), environment)  # noqa: S606 - our own interpreter, no shell
-
-
-def _command_for(data_dir: Path) -> str:
-    """What a person types, in any folder, to have the addresses in a shell."""
-    beside = _beside_python()
-    program = shlex.join([str(beside) if beside else "alphaloop", "--data-dir", str(data_dir), "env"])
-    return f'eval "$({program})"'
 
 
 def program() -> str:

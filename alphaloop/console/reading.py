@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Generic, Self, TypeVar
 
-from pydantic import SecretStr
-
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.backlog import unfinished
@@ -51,7 +49,8 @@ class Sources:
         url = settings.console.database_url or settings.postgres.url
         if url is None:
             raise ConfigError("no database is configured", hint="set DATABASE_URL")
-        return cls(settings, _database(settings, url), Remembered(REFRESH_S))
+        limits = replace(settings.postgres.limits(), statement_s=_STATEMENT_S)
+        return cls(settings, Database(url, pool_size=_POOL_SIZE, limits=limits), Remembered(REFRESH_S))
 
     def tasks(self) -> Reading[Sequence[TaskFigures]]:
         """Every task of the last day, by name: what `alphaloop status` shows."""
@@ -75,14 +74,6 @@ class Sources:
         """Give every connection back."""
         self.remembered.close()
         self.database.close()
-
-
-def _database(settings: Settings, url: SecretStr) -> Database:
-    return Database(
-        url,
-        pool_size=_POOL_SIZE,
-        limits=replace(settings.postgres.limits(), statement_s=_STATEMENT_S),
-    )
 
 
 @dataclass(frozen=True, slots=True)
