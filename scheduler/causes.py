@@ -140,13 +140,10 @@ def explain(evidence: DrafterEvidence) -> list[DriftFinding]:
 
     A rise that the probes share is no finding: something was repaired.
     """
-    findings = [
-        DriftFinding(
-            step.left.subject, *_of_probes(step.across, evidence), step.began_after, step.began_before,
-            None, step.across, step.left,
-        )
-        for step in evidence.probes.falls()
-    ]  # fmt: skip
+    findings = []
+    for step in evidence.probes.falls():
+        told, began = _of_probes(step.across, evidence), (step.began_after, step.began_before)
+        findings.append(DriftFinding(step.left.subject, *told, *began, None, step.across, step.left))
     move = move_of(evidence.traffic, evidence.margin)
     if move is not None:
         own = evidence.probes.across(move.changed_after, move.changed_before)

@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -181,20 +181,14 @@ class Scheduler:
         since = now - WINDOW
         # A draft is compared with its first probes, which are older than the window.
         probed_since = now - timedelta(days=self._dials.history_retention_days)
-        return RunCounts(
-            since,
-            now,
-            self._drift.streams(since, now),
-            self._probes.results(probed_since),
-            self._drift.num_jobs(since, now),
-        )
+        streams, probes = self._drift.streams(since, now), self._probes.results(probed_since)
+        return RunCounts(since, now, streams, probes, self._drift.num_jobs(since, now))
 
     def _choices(self, counts: RunCounts, figures: Mapping[str, TaskFigures]) -> dict[str, NextJob]:
         """What the next job would do, by task; where nobody can say, the last choice logged or setting used."""
         found = {}
         for task in counts.tasks:
-            used = counts.last_used(task)
-            if used is not None:
+            if (used := counts.last_used(task)) is not None:
                 found[task] = used
             for change in self._decisions.latest(task, limit=1):
                 made = change.after
@@ -207,10 +201,8 @@ class Scheduler:
         margin = self._dials.alpha_margin
         accepted = self._events.accepted_levels(counts.now)
         parents = {(d.drafter, d.draft_revision): d.parent_revision for d in self._drafts.all() if d.parent_revision}
-        incidents = [
-            SeenIncident(one.opened_at, one.found.task, one.found.drafter, one.found.kind)
-            for one in self._incidents.open_incidents()
-        ]
+        known = ((one.opened_at, one.found) for one in self._incidents.open_incidents())
+        incidents = [SeenIncident(at, found.task, found.drafter, found.kind) for at, found in known]
         return judge(
             watch_traffic(self._drift_memory, self._dials, counts.now, accepted),
             probe_histories(counts.probes, margin, parents),
@@ -233,7 +225,7 @@ class Scheduler:
         statuses = {(d.drafter, d.draft_revision, d.target_revision): d.status for d in self._drafts.all()}
         found = status_changes(judged.values(), statuses)
         for one in found:
-            self._drafts.set_status(one.drafter, one.draft_revision, one.target_revision, one.status, one.reason)
+            self._drafts.set_status(*astuple(one))
         states = Counter(change.state for change in made)
         return Flagged(states[EventState.OPENED] + states[EventState.REOPENED], states[EventState.CLOSED], len(found))
 
@@ -250,25 +242,16 @@ class Scheduler:
 
     def _send_probes(self, due: datetime, now: datetime) -> SentProbes:
         """Send the probes and controls that are due. Raises DeliveryFailed with nothing marked as sent."""
-        dials = self._dials
         sets = self._planner.sets()
         plan = self._planner.plan(sets, now)
-        planned = make_jobs(
-            plan.chosen,
-            sets,
-            due,
-            num_prompts=dials.probe_prompts,
-            decoded_share=DECODED_SHARE,
-            deadline=now + DEADLINE,
-        )
+        chosen, most = plan.chosen, self._dials.probe_prompts
+        planned = make_jobs(chosen, sets, due, num_prompts=most, decoded_share=DECODED_SHARE, deadline=now + DEADLINE)
         if planned:
             # Recorded first, marked as sent when Kafka has acknowledged them.
             self._probes.record([self._probe_run(one, due) for one in planned])
-            for one in planned:
-                job = one.job
-                self._producer.send(
-                    jobs_topic(job.task), key=job.job_id.encode(), value=encode_job(job), headers=_HEADERS
-                )
+            for job in (one.job for one in planned):
+                key, value = job.job_id.encode(), encode_job(job)
+                self._producer.send(jobs_topic(job.task), key=key, value=value, headers=_HEADERS)
             self._producer.flush(_FLUSH_TIMEOUT_S)
             self._probes.mark_sent([one.job.job_id for one in planned], now)
         return SentProbes(plan, Counter(one.job.task for one in planned))
@@ -330,8 +313,7 @@ class Scheduler:
                 "next_due": self._timetable.next_due(now),
             }
         )
-        before = self._last_report()
-        if before is None:
+        if (before := self._last_report()) is None:
             return report
         since = before.created_at
         states, closed = self._events.states_since(since), self._incidents.closed_since(since)
@@ -344,12 +326,10 @@ class Scheduler:
         spent = self._drift.spent(before_day, now)
         lines = []
         for line in tasks:
-            saved, cost = saved_device_s(measured.get(line.task)), spent.get(line.task)
-            update = {
-                "saved_device_s": saved,
-                "num_saved_passes": cost.num_saved_passes if cost else 0,
-                "cost": None if cost is None else cost_line(cost, saved, self._settings.report),
-            }
+            update: dict[str, object] = {"saved_device_s": (saved := saved_device_s(measured.get(line.task)))}
+            if (cost := spent.get(line.task)) is not None:
+                update |= {"num_saved_passes": cost.num_saved_passes}
+                update |= {"cost": cost_line(cost, saved, self._settings.report)}
             lines.append(line.model_copy(update=update))
         return tuple(lines)
 
@@ -370,18 +350,13 @@ class Scheduler:
 
     def _last_report(self) -> DriftReport | None:
         """The newest report; None before the first, and where another version of alphaloop wrote it otherwise."""
-        stored = self._reports.latest()
-        if stored is None:
+        if (stored := self._reports.latest()) is None:
             return None
         try:
             return DriftReport.model_validate(stored.content)
         except ValidationError as error:
-            log.warning(
-                "the report of %s was made by another version and is not compared with: %d fields differ",
-                stored.created_at,
-                error.error_count(),
-                extra={"action": "report_not_compared"},
-            )
+            told = "the report of %s was made by another version and is not compared with: %d fields differ"
+            log.warning(told, stored.created_at, error.error_count(), extra={"action": "report_not_compared"})
             return None
 
     def _note_failure(self, due: datetime, error: Exception, now: datetime) -> None:

@@ -330,39 +330,36 @@ def _place_of(path: str) -> str | None:
 
 
 def acknowledge(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
-    """Take note of an open drift event, as `alphaloop drift ack` does. Raises NoSuchEvent."""
-    event_id, (by, note) = request.path_params["event"], _acknowledgement(fields)
-    DriftEventStore(sources.database).acknowledge(min(event_id, 2**63 - 1), by, note, datetime.now(UTC))
-    _log(session, "drift_acknowledged", f"drift event {event_id}")
-    return f"/drift/{event_id}"
+    """Take note of an open drift event, as `alphaloop drift ack` does, or of an open incident.
 
-
-def _acknowledge_incident(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
-    """Take note of an open incident. Raises NoSuchIncident."""
-    incident_id, (by, note) = request.path_params["incident"], _acknowledgement(fields)
-    IncidentStore(sources.database).acknowledge(min(incident_id, 2**63 - 1), by, note, datetime.now(UTC))
-    _log(session, "incident_acknowledged", f"incident {incident_id}")
-    return "/drift"
+    Raises WrongRequest, NoSuchEvent, NoSuchIncident.
+    """
+    ((kind, number),) = request.path_params.items()
+    by, note = fields.get("by", "").strip(), fields.get("note", "").strip()
+    if not 0 < len(by) <= 200 or len(note) > _MAX_NOTE_CHARS:
+        raise WrongRequest(f"expected a name of 1 to 200 characters and a note of at most {_MAX_NOTE_CHARS}")
+    store = (DriftEventStore if kind == "event" else IncidentStore)(sources.database)
+    store.acknowledge(min(number, 2**63 - 1), by, note, datetime.now(UTC))
+    if kind == "incident":
+        _log(session, "incident_acknowledged", f"incident {number}")
+        return "/drift"
+    _log(session, "drift_acknowledged", f"drift event {number}")
+    return f"/drift/{number}"
 
 
 def cancel(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
-    """Ask the workers to cancel a job, as `alphaloop cancel` does. Raises BrokerError."""
-    job_id = _id_of(fields)
-    request_cancellation(sources.settings.kafka, [job_id])
-    _log(session, "job_cancelled", f"job {job_id}")
-    return f"/job?id={quote(job_id, safe='')}&asked=cancel"
+    """Ask the workers to cancel a job, as `alphaloop cancel` does, or all of a batch that has not ended.
 
-
-def _cancel_batch(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
-    """Ask the workers to cancel what has not ended of a batch, as `alphaloop batch cancel` does.
-
-    Raises BrokerError, StoreError.
+    Raises WrongRequest, BrokerError, StoreError.
     """
-    batch_id = _id_of(fields)
-    found = batches.open_jobs_of(sources, batch_id)
+    if not 0 < len(name := fields.get("id", "")) <= 200:
+        raise WrongRequest("expected an id")
+    is_batch = request.url.path == "/batch/cancel"
+    found = batches.open_jobs_of(sources, name) if is_batch else [name]
     request_cancellation(sources.settings.kafka, found)
-    _log(session, "batch_cancelled", f"batch {batch_id}, {len(found)} jobs")
-    return f"/batch?id={quote(batch_id, safe='')}&asked=cancel"
+    told = f"batch {name}, {len(found)} jobs" if is_batch else f"job {name}"
+    _log(session, "batch_cancelled" if is_batch else "job_cancelled", told)
+    return f"/{'batch' if is_batch else 'job'}?id={quote(name, safe='')}&asked=cancel"
 
 
 def redrive(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
@@ -376,30 +373,15 @@ def redrive(sources: Sources, session: Session, request: Request, fields: Fields
     return f"/dead-letters?{urlencode({**shown, 'sent': done.num_sent})}"
 
 
-def _id_of(fields: Fields) -> str:
-    """Of a job or a batch. Raises WrongRequest."""
-    if not 0 < len(found := fields.get("id", "")) <= 200:
-        raise WrongRequest("expected an id")
-    return found
-
-
-def _acknowledgement(fields: Fields) -> tuple[str, str]:
-    """Who takes note of something, and what they do about it. Raises WrongRequest."""
-    by, note = fields.get("by", "").strip(), fields.get("note", "").strip()
-    if not 0 < len(by) <= 200 or len(note) > _MAX_NOTE_CHARS:
-        raise WrongRequest(f"expected a name of 1 to 200 characters and a note of at most {_MAX_NOTE_CHARS}")
-    return by, note
-
-
 def _log(session: Session, action: str, about: str) -> None:
     log.info("%s, by %s in the console", about, session.username, extra={"action": action})
 
 
 ACTIONS: Final[Mapping[str, Action]] = {
     "/drift/{event:int}/acknowledge": acknowledge,
-    "/incidents/{incident:int}/acknowledge": _acknowledge_incident,
+    "/incidents/{incident:int}/acknowledge": acknowledge,
     "/job/cancel": cancel,
-    "/batch/cancel": _cancel_batch,
+    "/batch/cancel": cancel,
     "/dead-letters/redrive": redrive,
 }
 

@@ -206,6 +206,11 @@ class DraftLine(ReportPart):
     status_reason: str
     status_changed_at: AwareDatetime
 
+    @property
+    def name(self) -> str:
+        """As sentences call it."""
+        return f"{self.drafter} {self.draft_revision} for target {self.target_revision}"
+
 
 class ProbeLine(ReportPart):
     """Probes of a task and drafter."""
