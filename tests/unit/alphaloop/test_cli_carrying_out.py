@@ -117,7 +117,6 @@ def test_signals_are_passed_on_once_each(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "ALPHALOOP_DATA_DIR": str(tmp_path)}
     command = [sys.executable, "-c", _COMMAND, "draft", "register", "somewhere", _COUNTING]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, process_group=0) as parent:
-        assert parent.stderr is not None
         ready = parent.stderr.readline().split()
         # As a terminal does: to the whole group, of which the process is no member.
         assert int(ready[1]) != os.getpgid(parent.pid) == parent.pid
@@ -134,7 +133,6 @@ def test_the_first_ctrl_c_of_a_measurement_is_answered_at_once(tmp_path: Path) -
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "ALPHALOOP_DATA_DIR": str(tmp_path)}
     command = [sys.executable, "-c", _COMMAND, "measure", "--prompts", "mine.jsonl", _COUNTING]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as parent:
-        assert parent.stderr is not None
         assert parent.stderr.readline().startswith("ready")
         parent.send_signal(signal.SIGINT)
         said = [parent.stderr.readline() for _ in range(2)]
@@ -153,7 +151,6 @@ def test_ctrl_c_while_the_models_are_loaded_ends_the_measurement_at_once(tmp_pat
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "ALPHALOOP_DATA_DIR": str(tmp_path)}
     command = [sys.executable, "-c", _COMMAND, "measure", "--prompts", "mine.jsonl", told]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as parent:
-        assert parent.stderr is not None
         assert [parent.stderr.readline() for _ in range(2)] == ["loading the models …\n", "loads\n"]
         parent.send_signal(signal.SIGINT)
         assert parent.wait(30) == 130
@@ -174,7 +171,6 @@ def test_interrupting_while_prompts_are_read_ends_both(tmp_path: Path, interrupt
     command = [sys.executable, "-c", _COMMAND, "measure", "--prompts", "-", script]
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=environment, text=True, **pipes) as parent:
-        assert parent.stderr is not None
         pid = int(parent.stderr.readline())
         parent.send_signal(signal.SIGINT)
         assert parent.wait(30) == 130
