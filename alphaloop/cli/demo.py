@@ -6,7 +6,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -137,7 +137,8 @@ class _Demo:
                 self._report(running, database, prompts)
                 self._check(database)
             self.step = "stopping"
-        ours = f"{program()} --data-dir {_shown(self.settings.data_dir)}"
+        folder, here = self.settings.data_dir, Path.cwd()
+        ours = f"{program()} --data-dir {folder.relative_to(here) if folder.is_relative_to(here) else folder}"
         note(f"\nEverything is kept. `{ours} up` starts it again; then, in another terminal:")
         for command in ("status", "explain code", 'enqueue --task code --prompt "def gcd(a, b):" --wait'):
             note(f"  {ours} {command}")
@@ -182,14 +183,15 @@ class _Demo:
         self._schedule_once(running)
         found = ScheduleStore(database).last_finished(_MANUAL)
         if found is None:
-            raise AlphaloopError("the scheduler ended without recording its run", hint=f"see {_log(running)}")
-        stall = _StallCheck("probes and controls", worker)
+            log = child_log(running, "scheduler")
+            raise AlphaloopError("the scheduler ended without recording its run", hint=f"see {log}")
+        check = _stall_check("probes and controls", worker)
         with progress() as bar:
             sent = probe_progress(database, found[0])
             note(f"the scheduler sent {sent.num_sent} probes and controls")
             shown = bar.add_task("probes and controls", total=sent.num_sent, note="")
             while sent.num_ended < sent.num_sent:
-                stall.check(sent.num_ended, sent.num_sent)
+                check(sent.num_ended, sent.num_sent)
                 time.sleep(_POLL_S)
                 sent = probe_progress(database, found[0])
                 bar.update(shown, completed=sent.num_ended)
@@ -198,8 +200,12 @@ class _Demo:
         self.step = "decoding the jobs"
         batch_id = f"demo-{uuid.uuid4().hex[:8]}"
         ended: list[Outcome] = []
-        stall = _StallCheck("jobs", worker)
+        check = _stall_check("jobs", worker)
         producer = Producer(running.kafka, client_id="alphaloop-demo")
+
+        def alive() -> None:
+            check(len(ended), prompts.num_traffic)
+
         try:
             with OutcomeReader(running.kafka, prompts.traffic.keys()) as reader, progress() as bar:
                 # A task leaves a block in the round in which it has no sequence. So tasks do not share the slots.
@@ -209,11 +215,7 @@ class _Demo:
                     for job_id, job in jobs.items():
                         producer.send(jobs_topic(task), key=job_id.encode(), value=encode_job(job))
                     producer.flush(_SCHEDULER_TIMEOUT_S)
-                    for outcome in reader.outcomes(
-                        jobs,
-                        timeout_s=_STALLED_S * len(jobs),
-                        alive=lambda: stall.check(len(ended), prompts.num_traffic),
-                    ):
+                    for outcome in reader.outcomes(jobs, timeout_s=_STALLED_S * len(jobs), alive=alive):
                         ended.append(outcome)
                         bar.update(shown, advance=1)
         finally:
@@ -229,7 +231,7 @@ class _Demo:
         self._schedule_once(running)
         report = ReportStore(database).latest()
         if report is None:
-            raise AlphaloopError("the scheduler made no report", hint=f"see {_log(running)}")
+            raise AlphaloopError("the scheduler made no report", hint=f"see {child_log(running, 'scheduler')}")
         out().print()
         sent = [one for one in tasks_now(database, running) if one.task in prompts.traffic]
         out().print(task_table([replace(one, probes={}, controls={}) for one in sent], None))
@@ -278,34 +280,21 @@ def _body(prompt: str) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": prompt}], "max_tokens": _MAX_TOKENS, "temperature": 0.0}
 
 
-class _StallCheck:
-    """Ends a wait if the worker died or no more outcomes arrive."""
+def _stall_check(what: str, worker: ChildProcess) -> Callable[[int, int], None]:
+    """A check to call again and again with how many of how many are done.
 
-    def __init__(self, what: str, worker: ChildProcess) -> None:
-        self._what = what
-        self._worker = worker
-        self._done = 0
-        self._since = time.monotonic()
+    It raises StartFailed when the worker is gone, AlphaloopError when nothing came for STALLED_S seconds.
+    """
+    last = (0, time.monotonic())  # how many were done, and since when
 
-    def check(self, done: int, total: int) -> None:
-        """Raises StartFailed when the worker is gone, AlphaloopError when nothing came for STALLED_S seconds."""
-        if not self._worker.is_running:
-            raise self._worker.failed("ended by itself")
-        if done != self._done:
-            self._done, self._since = done, time.monotonic()
-        if time.monotonic() - self._since > _STALLED_S:
-            raise AlphaloopError(
-                f"{done} of {total} {self._what} done, and none in the last {_STALLED_S:.0f} s",
-                hint=f"see {self._worker.log}",
-            )
+    def check(done: int, total: int) -> None:
+        nonlocal last
+        if not worker.is_running:
+            raise worker.failed("ended by itself")
+        if done != last[0]:
+            last = done, time.monotonic()
+        if time.monotonic() - last[1] > _STALLED_S:
+            told = f"{done} of {total} {what} done, and none in the last {_STALLED_S:.0f} s"
+            raise AlphaloopError(told, hint=f"see {worker.log}")
 
-
-def _log(settings: Settings) -> Path:
-    return child_log(settings, "scheduler")
-
-
-def _shown(folder: Path) -> Path:
-    try:
-        return folder.relative_to(Path.cwd())
-    except ValueError:
-        return folder
+    return check

@@ -56,7 +56,7 @@ def list_letters(
 ) -> None:
     """List the newest dead letters: place, time, reason, and whether it was sent again."""
     settings = connected_settings(context, database=False)
-    choice = choice_of(task, code, job_id, [], since, until, datetime.now(UTC))
+    choice = _choice(task, code, job_id, [], since, until)
     letters = _with_redrives(settings, newest_letters(settings.kafka, choice, limit, show_value=show_value))
     if as_json:
         print_json(letters)
@@ -75,8 +75,7 @@ def show(
 ) -> None:
     """Show one dead letter: its reason and headers, or its message."""
     kafka = connected_settings(context, database=False).kafka
-    choice = choice_of(None, [], [], [place], None, None, datetime.now(UTC))
-    letter = next(choice.letters(kafka), None)
+    letter = next(LetterFilter(places=frozenset({place})).letters(kafka), None)
     if letter is None:
         raise AlphaloopError(f"no dead letter at {place[:200]}", hint="`alphaloop dlq list` shows the places")
     if value:
@@ -114,7 +113,7 @@ def redrive(
     in redrive_of. The exit code is 1 if a letter could not be sent.
     """
     corrections = corrections_of(correct, "--set")
-    choice = choice_of(task, code, job_id, at, since, until, datetime.now(UTC))
+    choice = _choice(task, code, job_id, at, since, until)
     if choice.is_by_task_only and task is None:
         raise typer.BadParameter("choose letters: --task, --code, --job-id, --at, --since or --until")
     settings = connected_settings(context)
@@ -140,7 +139,7 @@ def purge(
     as_json: bool = AS_JSON,
 ) -> None:
     """Delete old dead letters, after showing what they are. Kafka deletes from the beginning of a partition."""
-    choice = choice_of(task, [], [], [], None, before, datetime.now(UTC))
+    choice = LetterFilter(task, until=moment(before, datetime.now(UTC), "--before"))
     settings = connected_settings(context)
     with open_database(settings) as database:
         plan = Purge(settings.kafka, RedriveStore(database))
@@ -157,24 +156,13 @@ def purge(
         plan.carry_out()
 
 
-def choice_of(
-    task: str | None,
-    code: list[str],
-    job_id: list[str],
-    at: list[str],
-    since: str | None,
-    until: str | None,
-    now: datetime,
+def _choice(
+    task: str | None, code: list[str], job_id: list[str], at: list[str], since: str | None, until: str | None
 ) -> LetterFilter:
     """What the options ask for. Raises ConfigError for a time that is none."""
-    return LetterFilter(
-        task,
-        frozenset(code),
-        frozenset(job_id),
-        frozenset(at),
-        None if since is None else moment(since, now, "--since"),
-        None if until is None else moment(until, now, "--until"),
-    )
+    now, options = datetime.now(UTC), (("--since", since), ("--until", until))
+    span = (moment(text, now, option) if text is not None else None for option, text in options)
+    return LetterFilter(task, *map(frozenset, (code, job_id, at)), *span)
 
 
 def _with_redrives(settings: Settings, letters: Sequence[ListedLetter]) -> list[dict[str, Any]]:

@@ -162,7 +162,6 @@ class Replayed:
     num_reproduced: int = 0  #: of these, decisions that come out as they were recorded
     num_given: int = 0  #: probes, controls, and jobs whose mode the job or the engine fixed
     left_out: Counter[str] = field(default_factory=Counter)  #: jobs that were not compared, by the reason
-    num_days: int = 0
 
 
 def _window(database: Database, task: str | None, begin: datetime | None, end: datetime, longest: timedelta) -> Window:
@@ -206,7 +205,6 @@ def replay_history(
             if found.num_recorded % 200 == 0:
                 tell(number, sum(found.reasons.values()))
         found.left_out[_NO_SNAPSHOT] += store.num_without(begin, end, task=window.task)
-        found.num_days = number + 1
         tell(number + 1, sum(found.reasons.values()))
     return found
 

@@ -87,9 +87,7 @@ class Reading(Generic[T]):
 
 @dataclass(slots=True)
 class _Kept:
-    value: Any = None
-    read_at: datetime | None = None
-    error: str | None = None
+    reading: Reading[Any] = Reading(None, None, None)
     due: float = 0.0
     under_way: Future[None] | None = None
 
@@ -121,10 +119,9 @@ class Remembered:
             while len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
             under_way = kept.under_way
-        if kept.read_at is None and kept.error is None and under_way is not None:
+        if kept.reading.read_at is None and kept.reading.error is None and under_way is not None:
             wait([under_way], self._patience_s)
-        with self._lock:
-            return Reading(kept.value, kept.read_at, kept.error)
+        return kept.reading
 
     def forget(self, key: Hashable) -> None:
         """Read this anew when it is asked for next: something changed."""
@@ -137,16 +134,13 @@ class Remembered:
 
     def _read(self, kept: _Kept, read: Callable[[], Any]) -> None:
         began = self._clock()
-        value, error = kept.value, None
         try:
-            value = read()
-        except AlphaloopError as failed:
-            error = failed.message
+            found = Reading(read(), datetime.now(UTC), None)
         except Exception as failed:
-            error = type(failed).__name__
+            # Of a foreign one only its class: its text may quote a prompt.
+            told = failed.message if isinstance(failed, AlphaloopError) else type(failed).__name__
+            found = replace(kept.reading, error=told)
         ended = self._clock()
         with self._lock:
-            if error is None:
-                kept.value, kept.read_at = value, datetime.now(UTC)
-            kept.error, kept.under_way = error, None
+            kept.reading, kept.under_way = found, None
             kept.due = ended + max(self._max_age_s, _PAUSE_OVER_READING * (ended - began))
