@@ -103,12 +103,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m scheduler", description=__doc__, epilog="example: python -m scheduler once --profile local"
     )
     parser.add_argument("mode", choices=("run", "once"), help="stay and measure at every interval, or one run now")
-    parser.add_argument(
-        "--configs", type=Path, default=os.environ.get("ALPHALOOP_CONFIGS") or None, help="folder of TOML files"
-    )
-    parser.add_argument(
-        "--profile", default=os.environ.get("ALPHALOOP_PROFILE") or None, help="one more file of it, over the others"
-    )
+    configs, profile = (os.environ.get(f"ALPHALOOP_{name}") or None for name in ("CONFIGS", "PROFILE"))
+    parser.add_argument("--configs", type=Path, default=configs, help="folder of TOML files")
+    parser.add_argument("--profile", default=profile, help="one more file of it, over the others")
     parser.add_argument("--data-dir", type=Path, default=None, help="where a running `alphaloop up` keeps its data")
     return parser.parse_args(argv)
 

@@ -123,13 +123,8 @@ def _speeds(report: Report) -> object:
     made.add_row("vanilla", rate(report.vanilla.tokens_per_s), "", "", "")
     for row in report.rows:
         verdict = row.judgement.verdict
-        made.add_row(
-            row.candidate.name,
-            rate(row.figures.tokens_per_s),
-            Text(_ratio(row.figures.ratio)),
-            Text(_ratio(row.figures.median)),
-            Text(verdict.upper(), style=_STYLES[verdict]),
-        )
+        its, told = row.figures, Text(verdict.upper(), style=_STYLES[verdict])
+        made.add_row(row.candidate.name, rate(its.tokens_per_s), _ratio(its.ratio), _ratio(its.median), told)
     return made
 
 
@@ -149,15 +144,11 @@ def _tails(everything: Sequence[Figures]) -> object:
 
 
 def _three(tails: Tails | None, factor: float) -> str:
-    """In columns of their own inside the cell."""
+    """In columns of their own inside the cell, with three digits each."""
     if tails is None:
         return "-"
-    return " ".join(f"{_figure(factor * value):>5}" for value in (tails.p50, tails.p95, tails.p99))
-
-
-def _figure(value: float) -> str:
-    """Three digits."""
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+    values = [factor * value for value in (tails.p50, tails.p95, tails.p99)]
+    return " ".join(f"{v:>5.2f}" if v < 10 else f"{v:>5.1f}" if v < 100 else f"{v:>5.0f}" for v in values)
 
 
 def _acceptance(rows: Sequence[Row]) -> object:

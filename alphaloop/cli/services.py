@@ -17,10 +17,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Final, Literal, NoReturn
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -61,13 +60,6 @@ MIGRATE_EXAMPLE: Final = "DATABASE_URL=postgresql://alphaloop@localhost/alphaloo
 INSTALL_EXAMPLE: Final = """\
 alphaloop kafka install
 alphaloop kafka install --mirror https://mirror.example.org/apache/kafka"""
-
-
-class _SchedulerMode(StrEnum):
-    """How long the scheduler stays."""
-
-    RUN = "run"
-    ONCE = "once"
 
 
 def up(
@@ -142,12 +134,12 @@ def worker(
 
 def scheduler(
     context: typer.Context,
-    mode: _SchedulerMode = typer.Argument(
-        _SchedulerMode.RUN, help="run: stay and measure at every interval. once: one run now, then end."
+    mode: Literal["run", "once"] = typer.Argument(
+        "run", help="run: stay and measure at every interval. once: one run now, then end."
     ),
 ) -> None:
     """Run the scheduler: measure acceptance again, test for drift and report."""
-    _become(context, "scheduler", [mode.value])
+    _become(context, "scheduler", [mode])
 
 
 def env(

@@ -109,8 +109,8 @@ def task_table(
             now.task,
             _jobs(now, None if waiting is None else waiting.get(now.task, 0), (ages or {}).get(now.task)),
             _drafted(now),
-            _acceptance(now),
-            _speedup(now),
+            "\n".join(filter(None, (share_with_interval(now.alpha_1), now.alpha_drafter))),
+            figure(its) if (its := now.measured) is None else f"{figure(its)}\n{its.drafter}, {load(its)}",
             _next(now),
         )
     return shown
@@ -136,16 +136,6 @@ def _drafted(now: TaskFigures) -> str:
     lengths = draft_lengths(done.num_draft_tokens or ())
     told = f"{percent(done.drafted_share)}, {lengths}" if lengths else percent(done.drafted_share)
     return "\n".join([told, *drafted_by_load(done)])
-
-
-def _acceptance(now: TaskFigures) -> str:
-    """α₁ with its drafter, which may be another than that of the next job."""
-    return "\n".join(filter(None, (share_with_interval(now.alpha_1), now.alpha_drafter)))
-
-
-def _speedup(now: TaskFigures) -> str:
-    its = now.measured
-    return figure(its) if its is None else f"{figure(its)}\n{its.drafter}, {load(its)}"
 
 
 def _next(now: TaskFigures) -> str:

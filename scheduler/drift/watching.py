@@ -130,12 +130,12 @@ def watch_traffic(
     until = now - timedelta(seconds=settings.drift_settle_s)
     oldest = now - WINDOW
     false_alarm_jobs = run_length(store.jobs_a_month(now, MONTH), settings.drift_false_alarms_per_month)
-    rates = Rates.of(false_alarm_jobs, REFERENCE_JOBS, settings.alpha_margin)
+    rules = DriftRules(false_alarm_jobs, REFERENCE_JOBS, settings.alpha_margin)
     store.forget(oldest)
     found: list[TrafficVerdict] = []
     for task in store.tasks(oldest, until):
         norms = {drafter: level.at for (name, drafter), level in (accepted or {}).items() if name == task}
-        found += _of_current(_follow(store, task, oldest, until, rates, norms), settings.alpha_margin)
+        found += _of_current(_follow(store, task, oldest, until, rules, norms), settings.alpha_margin)
     return sorted(found, key=lambda verdict: (verdict.subject, verdict.segment))
 
 
@@ -149,7 +149,7 @@ def _follow(
     task: str,
     oldest: datetime,
     until: datetime,
-    rates: Rates,
+    rules: DriftRules,
     norms: Mapping[str, datetime],
 ) -> dict[Stream, tuple[SegmentedStream, datetime]]:
     """Every stream of a task after its new jobs, with the time of its last job.
@@ -171,7 +171,7 @@ def _follow(
         for stream, new in by_stream.items():
             watched = streams[stream][0] if stream in streams else SegmentedStream()
             norm_since = norms.get(stream.drafter)
-            watched.add([job for job in new if norm_since is None or job.decoded_at > norm_since], rates)
+            watched.add([job for job in new if norm_since is None or job.decoded_at > norm_since], rules)
             streams[stream] = watched, new[-1].decoded_at
         position = Position(jobs[-1].decoded_at, jobs[-1].ledger_id)
         num_read += len(jobs)
@@ -271,17 +271,9 @@ def _row(names: list[Name], name: Name, most: int) -> int:
     return most - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """The rules of a test whose jobs are in no other, and of one of two tests that share their jobs."""
-
-    alone: DriftRules
-    shared: DriftRules
-
-    @classmethod
-    def of(cls, false_alarm_jobs: float, reference_jobs: int, margin: float) -> Self:
-        """Rules under which all tests together raise one false alarm in `false_alarm_jobs` jobs."""
-        return cls(*(DriftRules(number * false_alarm_jobs, reference_jobs, margin) for number in (1, 2)))
+def shared(rules: DriftRules) -> DriftRules:
+    """The rules of each of two tests that share their jobs: both together raise as many false alarms as one."""
+    return rules._replace(run_length=2 * rules.run_length)
 
 
 @dataclass(slots=True)
@@ -296,17 +288,17 @@ class SegmentedStream:
         """Jobs that were added and tested a draft."""
         return int(self.whole.memory.clock[NUM_JOBS])
 
-    def add(self, jobs: Sequence[WatchedJob], rates: Rates) -> None:
+    def add(self, jobs: Sequence[WatchedJob], rules: DriftRules) -> None:
         """Add jobs in the order in which they were decoded. In how many calls they come changes nothing."""
         num_alone = self._num_alone(jobs)
-        self.whole.add(jobs[:num_alone], rates.alone)
-        self.whole.add(jobs[num_alone:], rates.shared)
+        self.whole.add(jobs[:num_alone], rules)
+        self.whole.add(jobs[num_alone:], shared(rules))
         by_segment: dict[str, list[WatchedJob]] = {}
         for job in jobs[num_alone:]:
             by_segment.setdefault(job.segment, []).append(job)
         for segment, part in by_segment.items():
             if segment in self.parts or len(self.parts) < MOST_SEGMENTS:
-                self.parts.setdefault(segment, WatchedStream()).add(part, rates.shared)
+                self.parts.setdefault(segment, WatchedStream()).add(part, shared(rules))
 
     def verdicts(self, subject: DriftSubject, margin: float) -> list[TrafficVerdict]:
         """Of all segments together first; then of each, where there are two or more.
