@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from alphaloop.acceptance import Interval
 from alphaloop.measurements import DecodedJob, ProbeResult, Stream
 from alphaloop.pages.drawing import alpha_of_tasks
 from scheduler.counts import RunCounts
 from scheduler.report.build import task_history
-from scheduler.report.data import HistoryPoint, TaskHistory
 
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -67,15 +65,3 @@ def test_probes_of_the_window_have_a_point_a_run() -> None:
 def test_nothing_tested_is_no_history() -> None:
     assert task_history(counts({}, [probe(NOW - 20 * HOUR)]), "code", "small") is None
     assert alpha_of_tasks({}) is None
-
-
-def test_a_time_without_jobs_is_a_gap() -> None:
-    points = tuple(
-        HistoryPoint(start=NOW + i * HOUR, num_jobs=1, alpha_1=Interval(mean=0.5, low=0.4, high=0.6))
-        for i in (0, 1, 4, 5, 6, 9)
-    )
-    history = TaskHistory(drafter="small", step_s=HOUR.total_seconds(), traffic=points)
-    plot = alpha_of_tasks({"code": history.model_dump(mode="json")})
-    assert (plot.count('class="band"'), plot.count('class="whisker"')) == (2, 1), (
-        "three stretches, one of a single point"
-    )
