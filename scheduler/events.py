@@ -238,16 +238,15 @@ def lost_tokens_per_s(finding: DriftFinding, pace: TaskPace) -> float | None:
 
 
 def _measured(finding: DriftFinding, pace: TaskPace) -> float | None:
-    before = _speedup(finding, pace.measured_before)
+    before, now = _speedup(finding, pace.measured_before), pace.measured_now
     if before is None or pace.setting is None:
         return None
     if pace.setting.mode == "vanilla":
         return before
-    now = pace.measured_now
     if now is None or finding.began_before is None or now.covers_from < finding.began_before:
         return None
     current = _speedup(finding, now)
-    return None if current is None else before / current
+    return current and before / current
 
 
 def _speedup(finding: DriftFinding, measured: TaskSpeedup | None) -> float | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from itertools import chain, groupby, pairwise
 from typing import Final
@@ -35,7 +34,6 @@ from scheduler.report.data import (
     DriftLine,
     DriftReport,
     ExpectationLine,
-    ExpectationPoint,
     GapLine,
     HistoryPoint,
     IncidentLine,
@@ -263,12 +261,7 @@ def pooled_alpha(jobs: Sequence[DecodedJob] | Sequence[ProbeResult]) -> Interval
 
 def expectation_lines(pairs: Iterable[ExpectationPair]) -> tuple[ExpectationLine, ...]:
     """A line for each task and drafter, in order of their names."""
-    return tuple(_line(its) for its in by_drafter(pairs).values())
-
-
-def _line(pairs: Sequence[ExpectationPair]) -> ExpectationLine:
-    points = tuple(map(ExpectationPoint.model_validate, pairs))
-    return ExpectationLine(**asdict(reliability(pairs)), points=points)
+    return tuple(ExpectationLine.of(reliability(its), points=its) for its in by_drafter(pairs).values())
 
 
 def saved_device_s(measured: TaskSpeedup | None) -> Interval | None:
