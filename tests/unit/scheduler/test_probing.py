@@ -70,9 +70,8 @@ def test_the_same_run_makes_the_same_bytes() -> None:
 
 def test_long_names_still_make_an_identifier() -> None:
     task, drafter = "t" * 100, "d" * 100
-    planned = made(
-        [DueProbe(task, drafter, 3, None)], num_prompts=1, **{task: probe_set(task, [{"prompt": "question"}])}
-    )
+    sets = {task: probe_set(task, [{"prompt": "question"}])}
+    planned = made([DueProbe(task, drafter, 3, None)], num_prompts=1, **sets)
     assert all(len(p.job.job_id) <= 200 for p in planned)
     assert len({p.job.job_id for p in planned}) == 2
 

@@ -117,11 +117,8 @@ def test_a_new_task() -> None:
 
 
 def test_a_speed_up_that_crossed_one_became_known_or_is_lost() -> None:
-    faster, slower, none = (
-        with_verdict(Verdict.FASTER, 1.5),
-        with_verdict(Verdict.SLOWER, 0.8),
-        with_task(measured=None),
-    )
+    faster, slower = with_verdict(Verdict.FASTER, 1.5), with_verdict(Verdict.SLOWER, 0.8)
+    none = with_task(measured=None)
     assert told(faster, slower) == [
         (ChangeKind.SPEEDUP, "code: measured speed-up 0.80 [0.78 0.82], slower; before faster.")
     ]
