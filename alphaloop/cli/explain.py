@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Final
 
 import typer
@@ -400,14 +401,10 @@ def _sources(its: Evidence) -> str:
 def _show_positions(abreast: Sequence[tuple[str, Evidence]]) -> None:
     names = [column for name, _ in abreast for column in (f"{name} expected α", "tested", "reach")]
     shown_table = table("position", *names, right=["position", "tested", "reach"])
-    rows: list[tuple[int, list[str]]] = []
-    for i in range(max(len(its.acceptance) for _, its in abreast)):
-        cells = [cell for _, its in abreast for cell in _position(its, i)]
-        if not rows or rows[-1][1] != cells:
-            rows.append((i, cells))
-    ends = [first for first, _ in rows[1:]] + [max(len(its.acceptance) for _, its in abreast)]
-    for (first, cells), end in zip(rows, ends, strict=True):
-        shown_table.add_row(str(end) if end == first + 1 else f"{first + 1}–{end}", *cells)
+    rows = range(max(len(its.acceptance) for _, its in abreast))
+    for cells, alike in groupby(rows, key=lambda i: [cell for _, its in abreast for cell in _position(its, i)]):
+        first, *more = alike
+        shown_table.add_row(f"{first + 1}–{more[-1] + 1}" if more else str(first + 1), *cells)
     out().print(shown_table)
 
 
