@@ -17,7 +17,7 @@ import typer
 
 from alphaloop.cli import interrupt
 from alphaloop.cli.children import LogFollower, await_event, child_log, child_process
-from alphaloop.cli.options import DATA_DIR, GlobalOptions, global_options, open_database
+from alphaloop.cli.options import DATA_DIR, GlobalOptions, example, global_options, open_database
 from alphaloop.cli.screen import err, note, out, progress
 from alphaloop.cli.services import fetch_kafka, prepare, program
 from alphaloop.cli.status import task_table
@@ -39,9 +39,6 @@ from alphaloop.store.probes import ProbeSetStore, probe_progress
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.schedule import ScheduleStore
 
-EXAMPLE: Final = """\
-alphaloop demo
-alphaloop demo --jobs 40 --data-dir /tmp/demo"""
 _FOLDER: Final = Path(".alphaloop") / "demo"
 _INSTALL_S: Final = 60.0
 _ADDRESSES: Final = ("KAFKA_BOOTSTRAP_SERVERS", "DATABASE_URL")
@@ -64,6 +61,9 @@ _SCHEDULER_ENVIRONMENT: Final = {"ALPHALOOP_SCHEDULER__PROBE_MIN_DEVICE_S": "360
 _MANUAL: Final = "manual"
 
 
+@example("""\
+alphaloop demo
+alphaloop demo --jobs 40 --data-dir /tmp/demo""")
 def demo(
     context: typer.Context,
     jobs: int = typer.Option(26, min=2, max=100, help="Jobs of each task."),

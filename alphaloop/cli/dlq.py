@@ -11,7 +11,7 @@ from typing import Any, Final
 import typer
 from rich.text import Text
 
-from alphaloop.cli.options import AS_JSON, connected_settings, open_database
+from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
 from alphaloop.cli.screen import note, out, paragraph, print_json
 from alphaloop.errors import AlphaloopError
 from alphaloop.letters.reading import LetterFilter, ListedLetter, newest_letters
@@ -21,17 +21,6 @@ from alphaloop.settings import Settings
 from alphaloop.store.known_jobs import RedriveStore
 from alphaloop.wording import one_line
 
-LIST_EXAMPLE: Final = """\
-alphaloop dlq list --task code --limit 20
-alphaloop dlq list --code decode_failed --since 2h --json"""
-SHOW_EXAMPLE: Final = "alphaloop dlq show jobs.code.dlq:0:17 --value"
-REDRIVE_EXAMPLE: Final = """\
-alphaloop dlq redrive --code unknown_task --dry-run
-alphaloop dlq redrive --task code --code decode_failed --since 1d
-alphaloop dlq redrive --code invalid_field --job-id order-17 --set body.temperature=0.5"""
-PURGE_EXAMPLE: Final = """\
-alphaloop dlq purge --task code --before 14d --dry-run
-alphaloop dlq purge --before 14d --yes"""
 _DRY_RUN: Final = typer.Option(False, "--dry-run", help="Show what would be done, and change nothing.")
 _TASK: Final = typer.Option(None, help="Only this task's.")
 _CODE: Final = typer.Option([], help="Only letters with this code, such as decode_failed; may be repeated.")
@@ -41,6 +30,9 @@ _UNTIL: Final = typer.Option(None, help="Only letters written before then.")
 _AT: Final = typer.Option([], help="Only the letter at this place, TOPIC:PARTITION:OFFSET, as list shows it.")
 
 
+@example("""\
+alphaloop dlq list --task code --limit 20
+alphaloop dlq list --code decode_failed --since 2h --json""")
 def list_letters(
     context: typer.Context,
     task: str | None = _TASK,
@@ -67,6 +59,7 @@ def list_letters(
     _show(letters)
 
 
+@example("alphaloop dlq show jobs.code.dlq:0:17 --value")
 def show(
     context: typer.Context,
     place: str = typer.Argument(help="TOPIC:PARTITION:OFFSET, as list shows it."),
@@ -93,6 +86,10 @@ def show(
         out().print(one_line(f"{name:<28}{'-' if content is None else content}"), soft_wrap=True)
 
 
+@example("""\
+alphaloop dlq redrive --code unknown_task --dry-run
+alphaloop dlq redrive --task code --code decode_failed --since 1d
+alphaloop dlq redrive --code invalid_field --job-id order-17 --set body.temperature=0.5""")
 def redrive(
     context: typer.Context,
     task: str | None = _TASK,
@@ -130,6 +127,9 @@ def redrive(
         raise AlphaloopError(f"{done.num_wrong} letters would be refused again", hint="correct them with --set")
 
 
+@example("""\
+alphaloop dlq purge --task code --before 14d --dry-run
+alphaloop dlq purge --before 14d --yes""")
 def purge(
     context: typer.Context,
     before: str = typer.Option(..., help="Delete letters written before then: 14d, 2026-09-01."),

@@ -17,7 +17,7 @@ import typer
 
 from alphaloop.claim_check.store import ContentStore, by_reference
 from alphaloop.cli.jobs import GrowingText, row_of, say_they_go_on, texts_of, wait_again
-from alphaloop.cli.options import connected_settings, global_options
+from alphaloop.cli.options import connected_settings, example, global_options
 from alphaloop.cli.screen import as_shown, note, print_json, progress
 from alphaloop.errors import AlphaloopError
 from alphaloop.files import STANDARD, Destination, reading
@@ -31,15 +31,15 @@ from alphaloop.outcomes.reading import Outcome, OutcomeReader, RefusedJob, reaso
 from alphaloop.settings import KafkaSettings
 from alphaloop.wording import counts, json_text, one_line, rate
 
-EXAMPLE: Final = """\
-alphaloop enqueue --task code --prompt "def fibonacci(n):" --max-tokens 64 --wait
-alphaloop enqueue --file jobs.jsonl --file more.jsonl --wait --output results.jsonl
-cat batch.jsonl | alphaloop enqueue --task chat --file - --batch-id monday"""
 _TopicOf: TypeAlias = Callable[[str], str]
 _MAX_SHOWN: Final = 20
 _FLUSH_S: Final = 120.0
 
 
+@example("""\
+alphaloop enqueue --task code --prompt "def fibonacci(n):" --max-tokens 64 --wait
+alphaloop enqueue --file jobs.jsonl --file more.jsonl --wait --output results.jsonl
+cat batch.jsonl | alphaloop enqueue --task chat --file - --batch-id monday""")
 def enqueue(
     context: typer.Context,
     file: list[str] = typer.Option(

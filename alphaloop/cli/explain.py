@@ -15,7 +15,7 @@ from rich.text import Text
 
 from alphaloop.acceptance import Z95
 from alphaloop.as_decoded import at_load, drafted_sentence, setting
-from alphaloop.cli.options import AS_JSON, connected_settings, open_database
+from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
 from alphaloop.cli.screen import out, paragraph, print_json, table
 from alphaloop.costs import CostKind
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
@@ -44,11 +44,6 @@ from alphaloop.store.traffic import TrafficStore
 from alphaloop.wording import acceptance_of, counted_apart, counts, named, rate, share, share_with_interval
 from alphaloop.wording import sentence as capitalized
 
-EXAMPLE: Final = """\
-alphaloop explain code --batch 4
-alphaloop explain code --segment gold --at 2026-09-01T12:00
-alphaloop explain --job 0b5c1c1e
-alphaloop explain chat --sampling 't<=1.0' --at 3d --json"""
 #: As alphaloop.acceptance.sampling_bucket makes them.
 _BUCKET: Final = re.compile(r"greedy(,adjusted)?|t(<=0\.5|<=1\.0|>1\.0)(,cut)?(,seeded)?(,adjusted)?")
 _MAX_ALTERNATIVES: Final = 10
@@ -61,6 +56,11 @@ _AIMS: Final = {
 _DRAFTERS_ABREAST: Final = 2
 
 
+@example("""\
+alphaloop explain code --batch 4
+alphaloop explain code --segment gold --at 2026-09-01T12:00
+alphaloop explain --job 0b5c1c1e
+alphaloop explain chat --sampling 't<=1.0' --at 3d --json""")
 def explain(
     context: typer.Context,
     task: str | None = typer.Argument(None, help="The task to explain."),

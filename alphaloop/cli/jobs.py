@@ -15,7 +15,7 @@ from typing import Any, Final
 import typer
 
 from alphaloop.claim_check.store import ContentStore, with_text
-from alphaloop.cli.options import GlobalOptions, connected_settings, global_options, open_database
+from alphaloop.cli.options import GlobalOptions, connected_settings, example, global_options, open_database
 from alphaloop.cli.screen import as_shown, note, out, print_json, print_json_line
 from alphaloop.cli.services import program
 from alphaloop.errors import AlphaloopError, ConfigError, ContentError, MessageError
@@ -42,22 +42,12 @@ from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import known_jobs, pages_of_batch
 from alphaloop.wording import counts, json_text, one_line
 
-JOB_EXAMPLE: Final = "alphaloop job order-4711"
-WAIT_EXAMPLE: Final = """\
-alphaloop wait order-4711 order-4712
-alphaloop wait --batch-id monday --output results.jsonl
-alphaloop wait --file results.jsonl --json"""
 _MAX_SHOWN: Final = 20
-CANCEL_EXAMPLE: Final = """\
-alphaloop cancel 5f0c6f9d2b3e4a0f9a7f4f4e6c9a1b2d --wait
-alphaloop cancel --batch-id monday"""
-TAIL_EXAMPLE: Final = """\
-alphaloop tail order-4711
-alphaloop tail order-4711 order-4712 --json"""
 #: Job_ids in one command. A line of thousands of them cannot be typed again.
 _MAX_TYPED: Final = 20
 
 
+@example("alphaloop job order-4711")
 def job(
     context: typer.Context,
     job_id: list[str] = typer.Argument(help="The jobs to look for."),
@@ -82,6 +72,10 @@ def job(
         raise typer.Exit(1)
 
 
+@example("""\
+alphaloop wait order-4711 order-4712
+alphaloop wait --batch-id monday --output results.jsonl
+alphaloop wait --file results.jsonl --json""")
 def wait(
     context: typer.Context,
     job_id: list[str] = typer.Argument(None, help="The jobs to wait for."),
@@ -128,6 +122,9 @@ def wait(
         raise typer.Exit(1)
 
 
+@example("""\
+alphaloop cancel 5f0c6f9d2b3e4a0f9a7f4f4e6c9a1b2d --wait
+alphaloop cancel --batch-id monday""")
 def cancel(
     context: typer.Context,
     job_id: list[str] = typer.Argument(None, help="The jobs to cancel."),
@@ -172,6 +169,9 @@ def cancel(
         raise typer.Exit(1)
 
 
+@example("""\
+alphaloop tail order-4711
+alphaloop tail order-4711 order-4712 --json""")
 def tail(
     context: typer.Context,
     job_id: list[str] = typer.Argument(help="The jobs to follow."),

@@ -13,16 +13,13 @@ from pydantic_core import to_jsonable_python
 from rich.text import Text
 
 from alphaloop.cli.children import carry_out
+from alphaloop.cli.options import example
 from alphaloop.cli.screen import out, print_json, table
 from alphaloop.commands import MeasureOrder
 from alphaloop.payoff.figures import Exactness, Figures, RatioBounds, ShipVerdict, Tails
 from alphaloop.payoff.report import Footprint, Report, Row, best_of
 from alphaloop.wording import rate, share, share_with_interval
 
-EXAMPLE: Final = """\
-alphaloop measure --prompts mine.jsonl --task chat --max-tokens 128
-alphaloop measure --prompts mine.jsonl --drafter lookup --k 2 --k 6 --batch 4 --bar 1.2
-head -n 50 batch.jsonl | alphaloop measure --prompts - --temperature 0.8 --json"""
 _STYLES: Final = {
     ShipVerdict.SHIP: "bold green",
     ShipVerdict.DO_NOT_SHIP: "bold red",
@@ -33,6 +30,10 @@ _FEW_FOR_P99: Final = 100
 SHORTER_IS_BETTER: Final = "k_too_high"
 
 
+@example("""\
+alphaloop measure --prompts mine.jsonl --task chat --max-tokens 128
+alphaloop measure --prompts mine.jsonl --drafter lookup --k 2 --k 6 --batch 4 --bar 1.2
+head -n 50 batch.jsonl | alphaloop measure --prompts - --temperature 0.8 --json""")
 def measure(
     context: typer.Context,
     prompts: Path = typer.Option(help="JSONL in any form that `alphaloop enqueue` takes; - for standard input."),

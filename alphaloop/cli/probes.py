@@ -13,7 +13,7 @@ from typing import Any, Final
 import typer
 
 from alphaloop.cli.enqueue import report_wrong
-from alphaloop.cli.options import AS_JSON, connected_settings, open_database
+from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
 from alphaloop.cli.screen import FittedTable, note, out, print_json, show_rows, table
 from alphaloop.errors import AlphaloopError, ConfigError, MessageError
 from alphaloop.files import reading
@@ -27,18 +27,11 @@ from alphaloop.settings import Settings
 from alphaloop.store.database import DatabaseClock
 from alphaloop.store.probes import ProbeSetStore, ProbeSetVersion
 
-REGISTER_EXAMPLE: Final = "alphaloop probes register probes.jsonl --task code"
-DRAW_EXAMPLE: Final = "alphaloop probes draw --task code --prompts 40"
-LIST_EXAMPLE: Final = "alphaloop probes list --json"
-SHOW_EXAMPLE: Final = """\
-alphaloop probes show code
-alphaloop probes show code --against 1f0c3a59d2b7e684"""
-PLAN_EXAMPLE: Final = "alphaloop probes plan"
-
 _K: Final = typer.Option(None, "--k", min=1, max=64, help="k of its probes; the setting's, if left out.")
 _MAX_TOKENS: Final = typer.Option(None, min=8, help="Output limit of its probes; the setting's, if left out.")
 
 
+@example("alphaloop probes register probes.jsonl --task code")
 def register(
     context: typer.Context,
     file: Path = typer.Argument(
@@ -59,6 +52,7 @@ def register(
     _put_in_use(settings, task, bodies, num_draft_tokens, max_tokens, ProbeSource.FILE)
 
 
+@example("alphaloop probes draw --task code --prompts 40")
 def draw(
     context: typer.Context,
     task: str = typer.Option(help="The task whose jobs are drawn from."),
@@ -80,6 +74,7 @@ def draw(
     _put_in_use(settings, task, bodies, num_draft_tokens, max_tokens, ProbeSource.TRAFFIC)
 
 
+@example("alphaloop probes list --json")
 def list_sets(
     context: typer.Context,
     task: str | None = typer.Option(None, help="Only this task's."),
@@ -99,6 +94,9 @@ def list_sets(
     )
 
 
+@example("""\
+alphaloop probes show code
+alphaloop probes show code --against 1f0c3a59d2b7e684""")
 def show(
     context: typer.Context,
     task: str = typer.Argument(help="The task."),
@@ -137,6 +135,7 @@ def show(
         note(told + (f"; not compared, because k is {here} here and {there} there" if here != there else ""))
 
 
+@example("alphaloop probes plan")
 def plan(
     context: typer.Context,
     as_json: bool = AS_JSON,

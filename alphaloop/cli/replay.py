@@ -12,7 +12,7 @@ from typing import Any, Final
 import typer
 
 from alphaloop.cli.explain import check_task
-from alphaloop.cli.options import AS_JSON, connected_settings, global_options, open_database
+from alphaloop.cli.options import AS_JSON, connected_settings, example, global_options, open_database
 from alphaloop.cli.screen import out, paragraph, print_json, progress, table
 from alphaloop.deciding.decision import Decision
 from alphaloop.deciding.replay import Compared, Decoded, Pricing, Replay, Rules, group_of, is_given, total
@@ -26,10 +26,6 @@ from alphaloop.store.database import Database
 from alphaloop.store.snapshots import JobsAlike, SnapshotStore
 from alphaloop.wording import named
 
-EXAMPLE: Final = """\
-alphaloop replay --set policy.explore_share=0.0
-alphaloop replay --task code --since 7d --set models.drafters.lookup.max_draft_tokens=4
-alphaloop replay --configs ./configs-to-be --since 2026-09-01 --until 2026-09-08 --json"""
 #: Settings that decisions depend on and that history can replay; `*` is a name that the user chooses.
 _DECIDING: Final = (
     "policy.*",
@@ -55,6 +51,10 @@ _HONESTLY: Final = (
 )
 
 
+@example("""\
+alphaloop replay --set policy.explore_share=0.0
+alphaloop replay --task code --since 7d --set models.drafters.lookup.max_draft_tokens=4
+alphaloop replay --configs ./configs-to-be --since 2026-09-01 --until 2026-09-08 --json""")
 def replay(
     context: typer.Context,
     task: str | None = typer.Option(None, help="Only this task; all, if not given."),

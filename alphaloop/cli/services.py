@@ -33,7 +33,7 @@ from alphaloop.cli.children import (
     field_of,
     signals_to,
 )
-from alphaloop.cli.options import AS_JSON, DATA_DIR, GlobalOptions, connected_settings, global_options
+from alphaloop.cli.options import AS_JSON, DATA_DIR, GlobalOptions, connected_settings, example, global_options
 from alphaloop.cli.screen import err, note, out, print_json
 from alphaloop.embedded.install import ARCHIVE, KAFKA_VERSION, MIRROR, install_kafka
 from alphaloop.embedded.process import ChildProcess, EmbeddedServer, is_locked
@@ -45,23 +45,15 @@ from alphaloop.settings import Settings
 from alphaloop.store import schema
 from alphaloop.store.database import parse_url, redacted
 
-UP_EXAMPLE: Final = "alphaloop up --data-dir ./data"
-DOWN_EXAMPLE: Final = "alphaloop down --data-dir ./data"
 _WATCH_S: Final = 0.5
 #: So many new starts within WINDOW_S; one more end is an error that a person has to see to.
 MOST_STARTS: Final = 5
 WINDOW_S: Final = 600.0
 #: Before the first new start; each further one within WINDOW_S waits twice as long.
 _FIRST_WAIT_S: Final = 1.0
-ENV_EXAMPLE: Final = "alphaloop env"
-WORKER_EXAMPLE: Final = "KAFKA_BOOTSTRAP_SERVERS=kafka:9092 DATABASE_URL=postgresql://… alphaloop worker"
-SCHEDULER_EXAMPLE: Final = "alphaloop scheduler once"
-MIGRATE_EXAMPLE: Final = "DATABASE_URL=postgresql://alphaloop@localhost/alphaloop alphaloop migrate"
-INSTALL_EXAMPLE: Final = """\
-alphaloop kafka install
-alphaloop kafka install --mirror https://mirror.example.org/apache/kafka"""
 
 
+@example("alphaloop up --data-dir ./data")
 def up(
     context: typer.Context,
     worker: bool = typer.Option(True, help="Start a worker too."),
@@ -100,6 +92,7 @@ def up(
             note("stopping the servers")
 
 
+@example("alphaloop down --data-dir ./data")
 def down(
     context: typer.Context,
     timeout: float = typer.Option(90.0, min=0.0, help="Seconds to wait."),
@@ -124,6 +117,7 @@ def down(
     note("stopped")
 
 
+@example("KAFKA_BOOTSTRAP_SERVERS=kafka:9092 DATABASE_URL=postgresql://… alphaloop worker")
 def worker(
     context: typer.Context,
     seed: int | None = typer.Option(None, help="Seed of exploration; random if not given."),
@@ -132,6 +126,7 @@ def worker(
     _become(context, "worker", [] if seed is None else ["--seed", str(seed)])
 
 
+@example("alphaloop scheduler once")
 def scheduler(
     context: typer.Context,
     mode: Literal["run", "once"] = typer.Argument(
@@ -142,6 +137,7 @@ def scheduler(
     _become(context, "scheduler", [mode])
 
 
+@example("alphaloop env")
 def env(
     context: typer.Context,
     as_json: bool = AS_JSON,
@@ -165,6 +161,7 @@ def env(
         sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
 
 
+@example("DATABASE_URL=postgresql://alphaloop@localhost/alphaloop alphaloop migrate")
 def migrate(
     context: typer.Context,
     revision: str = typer.Option("head", help="Schema revision to go up to."),
@@ -194,6 +191,9 @@ def migrate(
         print_json({"from": before, "to": after})
 
 
+@example("""\
+alphaloop kafka install
+alphaloop kafka install --mirror https://mirror.example.org/apache/kafka""")
 def install(
     version: str | None = typer.Option(None, help="Release; the one that alphaloop is tested with, if not given."),
     mirror: str | None = typer.Option(None, help="Address of the releases; Apache's site, if not given."),

@@ -13,7 +13,7 @@ import typer
 
 from alphaloop.as_decoded import at_load, drafted_by_load, percent, setting
 from alphaloop.cli.children import LogFollower, child_log, field_of
-from alphaloop.cli.options import AS_JSON, connected_settings, open_database
+from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
 from alphaloop.cli.screen import FittedTable, note, out, paragraph, print_json, table
 from alphaloop.embedded.process import is_listening
 from alphaloop.embedded.stack import running_stack
@@ -33,11 +33,11 @@ from alphaloop.wording import counted_apart, minute, rate, share_with_interval, 
 
 #: A worker says every two seconds what it does; one that is silent for so long may be in a long step, or dead.
 _SILENT_S: Final = 15.0
-EXAMPLE: Final = """\
+
+
+@example("""\
 alphaloop status
-alphaloop status --json"""
-
-
+alphaloop status --json""")
 def status(
     context: typer.Context,
     hours: float = typer.Option(24.0, min=0.01, help="How far back to look, to the full hour."),
