@@ -162,7 +162,7 @@ def _choice(
     """What the options ask for. Raises ConfigError for a time that is none."""
     now, options = datetime.now(UTC), (("--since", since), ("--until", until))
     span = (moment(text, now, option) if text is not None else None for option, text in options)
-    return LetterFilter(task, *map(frozenset, (code, job_id, at)), *span)
+    return LetterFilter(task, frozenset(code), frozenset(job_id), frozenset(at), *span)
 
 
 def _with_redrives(settings: Settings, letters: Sequence[ListedLetter]) -> list[dict[str, Any]]:

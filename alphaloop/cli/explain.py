@@ -319,7 +319,7 @@ def _show_changes(changes: Sequence[DecisionChange]) -> None:
         after = named(change.after.drafter, change.after.num_draft_tokens)
         step = f"{before} → {after}" if before != after else f"{after} stays, for another reason"
         where = f"batch {change.batch}, {change.sampling_bucket}"
-        reason = why_then(change.reason, change.figures and change.figures.chosen.speedup_low)
+        reason = why_then(change.reason, change.figures.chosen.speedup_low if change.figures is not None else None)
         paragraph(f"{shown(change.decided_at)}  {step} ({reason}; {where})", style="bold")
         paragraph(capitalized(change.explanation), indent=2)
         if change.figures is not None:

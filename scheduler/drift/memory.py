@@ -85,7 +85,7 @@ def empty_tally() -> JobTally:
 
 def empty_memory() -> Memory:
     """A stream of which nothing was read."""
-    return Memory(*(empty_tally() if isinstance(part, JobTally) else part.copy() for part in Memory()))
+    return Memory._make(empty_tally() if isinstance(part, JobTally) else part.copy() for part in Memory())
 
 
 def is_open(memory: Memory) -> bool:

@@ -451,7 +451,7 @@ def _verdict(
     counts: Sequence[Sequence[float]],
 ) -> TrafficVerdict:
     (num_before, *before), (num_after, *after) = ([round(number) for number in side] for side in counts)
-    began: list[datetime | None] = [None, None]
-    if state in _MOVED:
-        began = [datetime.fromtimestamp(memory.alarm[end], UTC) for end in (CHANGED_AFTER, CHANGED_BEFORE)]
-    return TrafficVerdict(subject, segment, state, difference, *began, num_before, num_after, *before, *after)
+    ends = memory.alarm[[CHANGED_AFTER, CHANGED_BEFORE]]
+    earliest, latest = (datetime.fromtimestamp(end, UTC) if state in _MOVED else None for end in ends)
+    numbers = [num_before, num_after, *before, *after]
+    return TrafficVerdict(subject, segment, state, difference, earliest, latest, *numbers)

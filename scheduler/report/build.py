@@ -17,7 +17,7 @@ from alphaloop.as_decoded import NextJob, percent
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.figures import ExpectationPair, TaskSpeedup, by_drafter, reliability
 from alphaloop.intervals import consecutive_runs, share_interval
-from alphaloop.measurements import DecodedJob, ProbeResult, TaskSpend
+from alphaloop.measurements import DecodedJob, ProbeResult, Stream, TaskSpend
 from alphaloop.probe_plan import Measurement
 from alphaloop.settings.processes import ReportSettings
 from alphaloop.store.drafts import DraftRevision
@@ -200,8 +200,8 @@ def task_history(counts: RunCounts, task: str, drafter: str) -> TaskHistory | No
     probed = tuple(_probe_points(probes))
     if not traffic and not probed:
         return None
-    first_seen = [(jobs[0].decoded_at, stream) for stream, jobs in streams.items()]
-    seen = [*first_seen, *((probe.scheduled_for, probe) for probe in probes)]
+    seen: list[tuple[datetime, Stream | ProbeResult]] = [(its[0].decoded_at, stream) for stream, its in streams.items()]
+    seen += [(probe.scheduled_for, probe) for probe in probes]
     marks = _marks((at, ProbeSetup(it.target_revision, it.draft_revision, it.engine)) for at, it in seen)
     return TaskHistory(
         drafter=drafter, step_s=step.total_seconds(), traffic=traffic, probes=probed, revisions=tuple(marks)
